@@ -28,7 +28,7 @@ import _bench as bench
 from holdfast_testbed.cluster import Cluster
 from holdfast_testbed.drill import notes
 from holdfast_testbed.drill.departure import COMMITTED, Departure, Witness, complaints
-from holdfast_testbed.drill.faults import Stage, workers_away_from_operator
+from holdfast_testbed.drill.faults import DrillJob, workers_away_from_operator
 from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job, install_chart
 from holdfast_testbed.drill.matrix import Case
 from holdfast_testbed.drill.sight import Pair
@@ -109,7 +109,7 @@ class Book:
 
 
 @contextmanager
-def stage() -> Iterator[Stage]:
+def stage() -> Iterator[DrillJob]:
     """A job of three workers that train, on nodes of all clouds."""
     cluster = Cluster.up(name=NAME, nodes=NODES, replace=True)
     try:
@@ -121,7 +121,7 @@ def stage() -> Iterator[Stage]:
         cluster.prepare_namespace(NAME)
         apply_drill_job(cluster, NAME)
         with Watcher(cluster, NAME, DRILL_JOB) as watcher:
-            yield Stage(cluster=cluster, watcher=watcher, say=say)
+            yield DrillJob(cluster=cluster, watcher=watcher, say=say)
     finally:
         cluster.down()
 
@@ -130,15 +130,15 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S', time.gmtime())}  {text}", file=sys.stderr, flush=True)
 
 
-def announced(where: Stage, node: int) -> Announcement:
+def announced(where: DrillJob, node: int) -> Announcement:
     return Announcement.read(where.cluster.node(node).files.announcement)
 
 
-def cloud_of(where: Stage, pod: PodSight) -> str:
+def cloud_of(where: DrillJob, pod: PodSight) -> str:
     return announced(where, where.node_number(pod)).cloud
 
 
-def choose(where: Stage, book: Book) -> PodSight:
+def choose(where: DrillJob, book: Book) -> PodSight:
     """A worker alone on its node and away from the operator that leads, of the cloud that lacks most trials."""
     nodes = [worker.node for worker in where.workers()]
     alone = [pod for pod in workers_away_from_operator(where) if nodes.count(pod.node) == 1]
@@ -148,7 +148,7 @@ def choose(where: Stage, book: Book) -> PodSight:
     return max(alone, key=lambda pod: book.lacks(cloud_of(where, pod)))
 
 
-def next_cloud(where: Stage, book: Book, node: int) -> str:
+def next_cloud(where: DrillJob, book: Book, node: int) -> str:
     """Of the machine that comes next: the one that lacks most, not counting the trials that other nodes will give."""
     others = [announced(where, number).cloud for number in range(1, NODES + 1) if number != node]
     return max(CLOUDS, key=lambda cloud: book.lacks(cloud) - others.count(cloud))
@@ -173,14 +173,14 @@ class Notice:
             repair=self.reclaim,
         )
 
-    def announce(self, where: Stage) -> None:
+    def announce(self, where: DrillJob) -> None:
         self.world = notes.newest_pair(notes.read(where.checkpoints))
         self._witness = Witness(where, self._pod, self.world)
         time.sleep(random.uniform(0.0, POLL_SECONDS))  # noqa: S311 - at any moment between two polls
         where.strike()
         where.cluster.notice(where.node_number(self._pod), cloud=self.cloud)
 
-    def reclaim(self, where: Stage) -> None:
+    def reclaim(self, where: DrillJob) -> None:
         """What the cloud does after its notice, though not before the worker has gone."""
         number, noticed = where.node_number(self._pod), where.struck[-1]
         if self._witness is not None:
@@ -194,7 +194,7 @@ class Notice:
         node.start()
 
 
-def one(where: Stage, book: Book) -> Found:
+def one(where: DrillJob, book: Book) -> Found:
     """One notice, with all that is judged."""
     pod = choose(where, book)
     notice = Notice(pod, cloud_of(where, pod), book)
@@ -223,7 +223,7 @@ def report(found: Found) -> None:
         say(f"  NOT AS PROMISED: {found.complaints} {found.departure} {json.dumps(found.trial.to_json())}")
 
 
-def story(where: Stage) -> str:
+def story(where: DrillJob) -> str:
     """What a person would look at first."""
     names = ("-n", where.watcher.namespace)
     ask = (

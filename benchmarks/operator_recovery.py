@@ -26,7 +26,7 @@ import yaml
 from kubernetes import client
 
 from holdfast_testbed.cluster import Cluster
-from holdfast_testbed.drill.faults import Stage, cut_power, lone_worker, restore_power
+from holdfast_testbed.drill.faults import DrillJob, cut_power, lone_worker, restore_power
 from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job, example_job, install_chart
 from holdfast_testbed.drill.matrix import LEADERS_NODE, Case
 from holdfast_testbed.drill.sick_node import OFF_THE_BUS, Exporter, monitored, remediating, unschedulable
@@ -59,10 +59,10 @@ class Loss:
     within: Mapping[str, int]
 
 
-def delete(place: int) -> Callable[[Stage], None]:
+def delete(place: int) -> Callable[[DrillJob], None]:
     """The pod of a worker, by the API call that `kubectl delete pod` makes."""
 
-    def inflict(stage: Stage) -> None:
+    def inflict(stage: DrillJob) -> None:
         pod, core = stage.workers()[place], client.CoreV1Api(stage.cluster.api_client())
         stage.strike()
         core.delete_namespaced_pod(pod.name, stage.watcher.namespace)
@@ -98,12 +98,12 @@ def sick_gpu(source: Exporter) -> Case:
     """A worker's node has a GPU that fell off the bus, until all train without that node."""
     sick: list[str] = []
 
-    def inflict(stage: Stage) -> None:
+    def inflict(stage: DrillJob) -> None:
         sick[:] = [lone_worker(stage).node]
         stage.strike()
         source.xids[sick[0]] = OFF_THE_BUS
 
-    def repair(stage: Stage) -> None:
+    def repair(stage: DrillJob) -> None:
         def elsewhere() -> bool:
             return sick[0] not in {pod.node for pod in stage.workers()}
 
@@ -115,16 +115,16 @@ def sick_gpu(source: Exporter) -> Case:
 
 
 @contextmanager
-def job(cluster: Cluster, namespace: str, condition: str) -> Iterator[Stage]:
+def job(cluster: Cluster, namespace: str, condition: str) -> Iterator[DrillJob]:
     """One that trains, in a namespace of its own."""
     cluster.prepare_namespace(namespace)
     apply_drill_job(cluster, namespace, CONDITIONS[condition])
     with Watcher(cluster, namespace, DRILL_JOB) as watcher:
-        yield Stage(cluster=cluster, watcher=watcher, say=lambda text: None)
+        yield DrillJob(cluster=cluster, watcher=watcher, say=lambda text: None)
     cluster.kubectl("-n", namespace, "delete", "ftj", DRILL_JOB, "--wait=true", "--timeout=120s")
 
 
-def seconds(case: Case, stage: Stage) -> float:
+def seconds(case: Case, stage: DrillJob) -> float:
     """One trial; what lost a step, or was counted otherwise, is no figure."""
     trial = run(case, stage)
     if not trial.held(case) or trial.resumed is None:

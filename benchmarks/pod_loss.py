@@ -17,7 +17,7 @@ from pathlib import Path
 import _bench as bench
 
 from holdfast_testbed.cluster import Cluster
-from holdfast_testbed.drill.faults import Stage
+from holdfast_testbed.drill.faults import DrillJob
 from holdfast_testbed.drill.install import example_job, install_chart
 from holdfast_testbed.drill.trial import settle
 from holdfast_testbed.drill.watch import Watcher
@@ -30,7 +30,7 @@ UP, DOWN = "up", "down"
 
 
 @contextmanager
-def stage() -> Iterator[Stage]:
+def stage() -> Iterator[DrillJob]:
     """A job of three workers that train."""
     cluster = Cluster.up(name="bench", nodes=3, replace=True)
     try:
@@ -44,7 +44,7 @@ def stage() -> Iterator[Stage]:
         job = example_job().replace("/examples/gpt/train.py", f"{FOLDER}/{SCRIPT}")
         cluster.kubectl("-n", NAMESPACE, "apply", "-f", "-", input=_without_arguments(job))
         with Watcher(cluster, NAMESPACE, JOB) as watcher:
-            yield Stage(cluster=cluster, watcher=watcher, say=lambda text: None)
+            yield DrillJob(cluster=cluster, watcher=watcher, say=lambda text: None)
     finally:
         cluster.down()
 
@@ -63,7 +63,7 @@ def _without_arguments(job: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def trial(where: Stage, condition: str) -> float:
+def trial(where: DrillJob, condition: str) -> float:
     """Seconds from the kill to the first step committed after it by one of the two others."""
     settle(where)
     victim = where.workers()[-1]
@@ -82,7 +82,7 @@ def trial(where: Stage, condition: str) -> float:
             where.cluster.signal(operator, signal.SIGCONT)
 
 
-def next_step(where: Stage, victim: str, killed: float) -> float:
+def next_step(where: DrillJob, victim: str, killed: float) -> float:
     """When the first step after the victim's last one was committed elsewhere."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -94,7 +94,7 @@ def next_step(where: Stage, victim: str, killed: float) -> float:
     raise TimeoutError("no step within 60 s of the kill")
 
 
-def steps(where: Stage, victim: str, *, only: bool) -> Iterator[tuple[int, float]]:
+def steps(where: DrillJob, victim: str, *, only: bool) -> Iterator[tuple[int, float]]:
     """Steps and times that the victim noted, or the others."""
     for file in where.checkpoints.glob("steps-*"):
         if (file.name.removeprefix("steps-").rsplit(".", 1)[0] == victim) is only:

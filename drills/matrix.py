@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import _bench as bench  # noqa: E402
 
 from holdfast_testbed.cluster import Cluster  # noqa: E402
-from holdfast_testbed.drill.faults import Stage  # noqa: E402
+from holdfast_testbed.drill.faults import DrillJob  # noqa: E402
 from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS, DRILL_JOB, apply_drill_job, install_chart  # noqa: E402
 from holdfast_testbed.drill.matrix import Case, cases  # noqa: E402
 from holdfast_testbed.drill.trial import WORKERS, Trial, run, settle  # noqa: E402
@@ -52,7 +52,7 @@ def give_small_disk(cluster: Cluster) -> None:
 
 
 @contextmanager
-def stage() -> Iterator[Stage]:
+def stage() -> Iterator[DrillJob]:
     """A job of three workers that train, on a cluster of its own."""
     cluster = Cluster.up(name=NAME, nodes=WORKERS, replace=True)
     try:
@@ -61,7 +61,7 @@ def stage() -> Iterator[Stage]:
         cluster.prepare_namespace(NAME)
         apply_drill_job(cluster, NAME)
         with Watcher(cluster, NAME, DRILL_JOB) as watcher:
-            yield Stage(cluster=cluster, watcher=watcher, say=say)
+            yield DrillJob(cluster=cluster, watcher=watcher, say=say)
     finally:
         cluster.down()
 
@@ -197,7 +197,7 @@ def main() -> int:
     return finish([*chosen] if asked.names or asked.quick else [*every.values()], kept, notes, quick=asked.quick)
 
 
-def one_trial(case: Case, where: Stage, kept: Kept, notes: dict[str, str]) -> None:
+def one_trial(case: Case, where: DrillJob, kept: Kept, notes: dict[str, str]) -> None:
     why = case.skip(where) if case.skip is not None else ""
     if why:
         notes[case.name] = why

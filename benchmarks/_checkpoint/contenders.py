@@ -21,17 +21,17 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from holdfast.checkpoint.dcp.storage import StorageWriter
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.io.direct_writer import aligned
 from holdfast.checkpoint.io.huge_pages import fault_in, fresh
 from holdfast.checkpoint.io.staging_buffer import anonymous
-from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.manager import Attempt, CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.save.background import Saving
 from holdfast.checkpoint.save.protocol import SaveResult, Snapshot
 from holdfast.checkpoint.state.flatten import Stateful, flatten
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 
 CHUNK = 8 << 20
 TENSORS = 628
@@ -75,10 +75,10 @@ class Ours:
     def start(self) -> None:
         """As a fresh process has it: nothing is staged yet, and memory is made ready as after the first step."""
         shutil.rmtree(self.root, ignore_errors=True)
-        self._engine = Engine(
+        self._engine = CheckpointManager(
             self.root, keep_last=1, resume=Resume.ALWAYS, on_foreign=print, full_every=self.full_every
         )
-        self._engine.enter(Attempt(pair=Pair(1, 1), job_uid="bench", publication="p", run_id="r"), Alone())
+        self._engine.enter(Attempt(pair=AttemptId(1, 1), job_uid="bench", publication="p", run_id="r"), Alone())
         self._engine.prepare(flatten({"model": self.state}).specs)
         self._engine._arena._settle()
 
@@ -94,7 +94,7 @@ class Ours:
         self._step += 1
         flat = flatten({"model": self.state})
         return Snapshot(
-            name=CommitName(step=self._step, pair=Pair(1, 1)),
+            name=CheckpointName(step=self._step, pair=AttemptId(1, 1)),
             specs=flat.specs,
             read=flat.read,
             fill=flat.fill,

@@ -27,7 +27,7 @@ import _bench as bench  # noqa: E402
 
 from _checkpoint.contenders import at_hand, workplace  # noqa: E402
 from _checkpoint.restore import when_cold  # noqa: E402
-from holdfast.checkpoint.format.file_names import CommitName, tensors_file  # noqa: E402
+from holdfast.checkpoint.format.file_names import CheckpointName, tensors_file  # noqa: E402
 from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord  # noqa: E402
 from holdfast.checkpoint.format.shard_layout import TensorSpec  # noqa: E402
 from holdfast.checkpoint.policy.fencing import Resume  # noqa: E402
@@ -35,17 +35,17 @@ from holdfast.checkpoint.ranks.exchange import Alone  # noqa: E402
 from holdfast.checkpoint.restore.chunk_reader import Copies, extent, read_into, whole_file  # noqa: E402
 from holdfast.checkpoint.restore.search import Restored, restore  # noqa: E402
 from holdfast.checkpoint.save.protocol import Snapshot, save  # noqa: E402
-from holdfast.checkpoint.stores.base import Store  # noqa: E402
+from holdfast.checkpoint.stores.base import CheckpointStore  # noqa: E402
 from holdfast.checkpoint.stores.folder import FolderStore  # noqa: E402
 from holdfast.checkpoint.stores.memory.peer_client import Copy, Neighbour, Peer, PeerStore, room_for, send  # noqa: E402
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer  # noqa: E402
 from holdfast.checkpoint.stores.memory.slots import SlotSet, SlotWriter  # noqa: E402
 from holdfast.checkpoint.stores.memory.store import MemoryStore  # noqa: E402
-from holdfast.checkpoint.tiers.memory_tier import MemorySettings, MemoryTier, Terms  # noqa: E402
-from holdfast.core.attempt import Pair  # noqa: E402
+from holdfast.checkpoint.tiers.memory_tier import FencingContext, MemorySettings, MemoryTier  # noqa: E402
+from holdfast.core.attempt import AttemptId  # noqa: E402
 
 KEY = b"k" * 32
-PAIR = Pair(1, 1)
+PAIR = AttemptId(1, 1)
 LARGE, SMALL, SMALL_BYTES = 157, 471, 4096
 LINK = "5gbit"
 MEMORY = "/dev/shm"  # noqa: S108 - memory, not a temporary file
@@ -221,7 +221,7 @@ class State:
     def snapshot(self) -> Snapshot:
         """The state at the step."""
         return Snapshot(
-            name=CommitName(step=self._step, pair=PAIR),
+            name=CheckpointName(step=self._step, pair=PAIR),
             specs=self._specs,
             read=lambda piece: self._parts[piece.spec.name],
             state={},
@@ -233,7 +233,9 @@ class State:
     def save(self) -> None:
         """A commit, with a copy if there is a neighbour."""
         self._step += 1
-        if not self._tier.save(self.snapshot(), Terms(claims=(), job_uid="", resume=Resume.ALWAYS)).committed:
+        if not self._tier.save(
+            self.snapshot(), FencingContext(claims=(), job_uid="", resume=Resume.ALWAYS)
+        ).committed:
             raise AssertionError("it was not committed")
 
     def restore(self) -> float:
@@ -261,7 +263,7 @@ class State:
     def give(self) -> float:
         """What lies in a slot here, to the other's."""
         file, nbytes = tensors_file(1), self.data.nbytes
-        name = CommitName(step=1, pair=PAIR)
+        name = CheckpointName(step=1, pair=PAIR)
         if self._lying is None:
             room = room_for([nbytes], 0)
             self._lying = SlotSet(self._folder, "own-1", count=1).begin(name, room, keep=())
@@ -279,7 +281,7 @@ class State:
         lying = self._lying
         return timed(lambda: send(self._peer, copy, [lying.place(file)]))
 
-    def _restore(self, store: Store) -> float:
+    def _restore(self, store: CheckpointStore) -> float:
         self._found = None  # what was restored before is let go of first
         at_hand(self.data.nbytes)
 

@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.save.protocol import Snapshot, commit, stage
 from holdfast.checkpoint.save.write_plan import Planner
 from holdfast.checkpoint.state.flatten import flatten_values
-from holdfast.core.attempt import Pair
-from holdfast.training.distributed.process_group import Over, store_client
+from holdfast.core.attempt import AttemptId
+from holdfast.training.distributed.process_group import CancelToken, store_client
 from holdfast.training.distributed.store_exchange import StoreClient, StoreExchange
 from holdfast_testbed.ports import free_port
 
@@ -57,14 +57,14 @@ def one_rank(rank: int, port: int, rounds: int, folder: Path, tell: Callable[[li
     """All rounds of one; rank 0 tells of them."""
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("gloo", store=dist.PrefixStore("dcp", store), rank=rank, world_size=2)
-    client = StoreClient(lambda: store_client("127.0.0.1", port, "ours", 60), Over())
+    client = StoreClient(lambda: store_client("127.0.0.1", port, "ours", 60), CancelToken())
     tensors = {f"layers.{n}.weight": torch.zeros(4) for n in range(TENSORS)}
     flat = flatten_values({"model": tensors})
     arena, planner = Arena(), Planner()
     chance = random.Random(1)  # noqa: S311 - an order, the same on both ranks
 
     def ours(number: int) -> None:
-        name = CommitName(step=number, pair=Pair(1, 1))
+        name = CheckpointName(step=number, pair=AttemptId(1, 1))
         snapshot = Snapshot(
             name=name, specs=flat.specs, read=flat.read, fill=flat.fill, state={}, data=None, alone={}, numerics={}
         )

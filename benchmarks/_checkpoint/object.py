@@ -19,7 +19,7 @@ from typing import Any
 
 from _bench import Row, absent, interleaved, ratios, row
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.rate_limit import Pace
 from holdfast.checkpoint.ranks.exchange import Alone
@@ -29,7 +29,7 @@ from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.objects.s3 import S3Bucket, S3Settings
 from holdfast.checkpoint.stores.objects.store import ObjectStore
 from holdfast.checkpoint.tiers.uploader import Uploader, UploadSettings
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast_testbed.errors import TestbedError
 from holdfast_testbed.s3 import REGION, S3Server, s3_server
 
@@ -45,7 +45,7 @@ class Scene:
     server: S3Server
     folder: Path
     source: FolderStore
-    name: CommitName
+    name: CheckpointName
     part_bytes: int
 
     @property
@@ -105,9 +105,9 @@ def _scene(nbytes: int, part_bytes: int) -> Iterator[Scene]:
         yield Scene(server=server, folder=Path(folder), source=source, name=name, part_bytes=part_bytes)
 
 
-def _commit(root: Path, nbytes: int) -> CommitName:
+def _commit(root: Path, nbytes: int) -> CheckpointName:
     data = memoryview(random.Random(1).randbytes(64 << 20))  # noqa: S311 - not compressible, the same each run
-    name = CommitName(step=1, pair=Pair(1, 1))
+    name = CheckpointName(step=1, pair=AttemptId(1, 1))
     count = -(-nbytes // len(data))
     specs = [
         TensorSpec(name=f"w{i}", dtype="U8", shape=(min(len(data), nbytes - i * len(data)),)) for i in range(count)

@@ -21,14 +21,14 @@ import torch.distributed.checkpoint as dcp
 from _checkpoint.contenders import at_hand, cpu_seconds, extra_bytes, seconds
 from holdfast import checkpoint
 from holdfast.checkpoint.dcp.storage import StorageReader, StorageWriter
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import Holding, Piece, TensorSpec
 from holdfast.checkpoint.format.shard_layout import rows as rows_of
 from holdfast.checkpoint.io.huge_pages import fresh
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.save.protocol import Snapshot, save
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 
 CHUNK = 8 << 20
 LARGE, SMALL, WIDTH = 157, 471, 1024
@@ -288,7 +288,7 @@ def reshard(folder: Path, nbytes: int, before: int, after: int) -> bench.Row:
             super().read_into(offset, target)
 
     class Counted(FolderStore):
-        def open(self, name: CommitName, file: str) -> FolderSource:
+        def open(self, name: CheckpointName, file: str) -> FolderSource:
             return Counting(root / str(name) / file)
 
     def load(exchange: Any) -> int:
@@ -307,7 +307,7 @@ def reshard(folder: Path, nbytes: int, before: int, after: int) -> bench.Row:
 
 def _snapshot(specs: list[TensorSpec], read: Callable[[Piece], memoryview], holding: Holding) -> Snapshot:
     return Snapshot(
-        name=CommitName(step=1, pair=Pair(1, 1)),
+        name=CheckpointName(step=1, pair=AttemptId(1, 1)),
         specs=specs,
         read=read,
         state={"objects": {}},

@@ -8,13 +8,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.checkpoint.format.file_names import MANIFEST, CommitName
+from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName
 from holdfast.checkpoint.format.manifest import CHUNK_BYTES
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.save.protocol import Snapshot, save
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 
 OLD, NEW, OWNER = 10, 20, "drill"
 _FILES = ("rank-0.safetensors", "rank-0.json", MANIFEST)
@@ -30,7 +30,7 @@ def snapshot(step: int) -> Snapshot:
     """What is committed at a step."""
     tensors = contents(step)
     return Snapshot(
-        name=CommitName(step=step, pair=Pair(1, 1)),
+        name=CheckpointName(step=step, pair=AttemptId(1, 1)),
         specs=[TensorSpec(name=name, dtype="U8", shape=(len(data),)) for name, data in tensors.items()],
         read=lambda piece: tensors[piece.spec.name],
         state={"objects": {}, "counters": {}},
@@ -94,7 +94,7 @@ def one(folder: Path, seed: int, number: int) -> str:
     """Damage, restore, and say what went wrong; empty if nothing did."""
     rng = random.Random(f"{seed}/{number}")  # noqa: S311
     kind = [*DAMAGES][number % len(DAMAGES)]
-    name = str(CommitName(step=NEW, pair=Pair(1, 1)))
+    name = str(CheckpointName(step=NEW, pair=AttemptId(1, 1)))
     root = folder / "damaged"
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(folder / "whole", root)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint.policy.retention import Best, Rules
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.constants import Cause, Phase
 from holdfast.core.errors import DocumentError, VersionError
-from holdfast.launcher.accounting.checkpoint_counters import Failing, Tallies, Written
-from holdfast.launcher.accounting.goodput import Accounts
+from holdfast.launcher.accounting.checkpoint_counters import CheckpointCounters, Failing, Written
+from holdfast.launcher.accounting.goodput import GoodputAccounts
 from holdfast.launcher.drain.touch_file import TouchFile
 from holdfast.launcher.host.termination_log import Ending
 from holdfast.launcher.membership.document import Membership
@@ -43,7 +43,10 @@ def membership() -> Membership:
 def world() -> World:
     known = membership()
     return World(
-        pair=Pair(2, 1), publication=known.publication, members=known.members, coordinator=known.members[0].pod_uid
+        pair=AttemptId(2, 1),
+        publication=known.publication,
+        members=known.members,
+        coordinator=known.members[0].pod_uid,
     )
 
 
@@ -60,11 +63,11 @@ def incident() -> Incident:
         exit_code=137,
     )
     return Incident(
-        pair=Pair(1, 3),
+        pair=AttemptId(1, 3),
         failure=failure,
         action=Remedy.SHRINK,
         detected=AT,
-        part_of=Pair(1, 2),
+        part_of=AttemptId(1, 2),
         resumed=AT,
         lost_steps=12,
         restored_from="memory, peer",
@@ -76,8 +79,8 @@ def state() -> State:
         me="uid-w0",
         ready=True,
         membership=_with_lost_member(membership()),
-        accepted=Pair(2, 1),
-        started=Pair(2, 1),
+        accepted=AttemptId(2, 1),
+        started=AttemptId(2, 1),
         attempt=Attempt(
             world=world(),
             master=Master(host="10.244.0.7", port=1),
@@ -105,7 +108,7 @@ class _Running:
 
 def rank() -> Rank:
     place = RankPlace(local_rank=0, local_world_size=1, group_rank=0, group_world_size=3)
-    made = Rank(slot=0, local_rank=0, place=place, pair=Pair(2, 1), started_at=0.0, phase="step", step=412)
+    made = Rank(slot=0, local_rank=0, place=place, pair=AttemptId(2, 1), started_at=0.0, phase="step", step=412)
     made.process = _Running()  # type: ignore[assignment]
     return made
 
@@ -121,14 +124,14 @@ def test_the_status_is_emitted_as_it_is_agreed() -> None:
         step_seconds=0.16,
         gradient_norm=1.25,
         checkpoints={"shared": {"step": 400, "generation": 2, "attempt": 1, "time": AT}},
-        tallies=Tallies(
+        tallies=CheckpointCounters(
             written={"shared": Written(commits=4, nbytes=8388608, seconds=1.25)},
             failures={"local": Counter({"Full": 2, "IO": 1}), "shared": Counter({"Full": 2})},
             failing={"shared": Failing(since=AT, commits=2, cause="Full", message=no_room)},
             restores=Counter(survivor=2, shared=1),
             fallbacks=1,
         ),
-        claims={Pair(2, 1): Claim.from_json(golden("claim.json"))},
+        claims={AttemptId(2, 1): Claim.from_json(golden("claim.json"))},
         quarantined=wanted["quarantined"],
     )
     emitted = status(
@@ -151,7 +154,7 @@ def test_the_status_is_emitted_as_it_is_agreed() -> None:
 def test_the_accounting_is_emitted_as_it_is_agreed() -> None:
     wanted = golden("status.json")["accounting"]
     moments = iter(range(10_000))
-    accounts = Accounts(lambda: float(next(moments)))
+    accounts = GoodputAccounts(lambda: float(next(moments)))
     assert accounts.to_json() is None
     accounts.hello(31, 0)
     accounts.account(31, next(m for m in golden("agent_socket.json")["rank"] if m["type"] == "account"))
@@ -184,7 +187,7 @@ def test_the_termination_log_is_emitted_as_it_is_agreed() -> None:
 
 def test_the_membership_is_read() -> None:
     known = membership()
-    assert (known.generation, known.revision, known.active) == (2, 7, Pair(1, 3))
+    assert (known.generation, known.revision, known.active) == (2, 7, AttemptId(1, 3))
     assert [member.pod_uid for member in known.members] == ["uid-w0", "uid-w1", "uid-w3"]
     assert known.rules.min_replicas == 2
     (rule,) = known.rules.restart.rules
@@ -222,7 +225,7 @@ def test_the_touch_file_is_read_and_acknowledged(tmp_path: Path) -> None:
 def test_a_place_in_a_world_is_said_as_it_is_agreed() -> None:
     said = world_message(
         RankPlace(local_rank=0, local_world_size=1, group_rank=0, group_world_size=3),
-        replace(world(), pair=Pair(2, 2)),
+        replace(world(), pair=AttemptId(2, 2)),
         Master(host="10.244.0.7", port=40123),
         membership(),
         Path("/var/run/holdfast/errors/2.2/rank-0.json"),
@@ -232,7 +235,7 @@ def test_a_place_in_a_world_is_said_as_it_is_agreed() -> None:
 
 def test_a_wish_is_said_as_it_is_agreed() -> None:
     said = {body["type"]: body for body in golden("agent_socket.json")["launcher"]}
-    pair = Pair(2, 1)
+    pair = AttemptId(2, 1)
     quiesce = Wish(type="quiesce", pair=pair, id="grow-2.1", reason="a worker joins", commit=False)
     assert quiesce.to_json() == said["quiesce"]
     assert Wish(type="checkpoint", pair=pair, id="touch-1", reason="touch-file").to_json() == said["checkpoint"]

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint.folder.claims import list_claims, write_claim
-from holdfast.core.attempt import Claim, Pair
-from holdfast.training.launcher_client.agent_client import Parting, RankAgent, Requests
-from holdfast.training.launcher_client.placement import Place
+from holdfast.core.attempt import AttemptId, Claim
+from holdfast.training.launcher_client.agent_client import LauncherClient, Parting, Requests
+from holdfast.training.launcher_client.placement import RankPlacement
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "agent_socket.json").read_text())
@@ -88,7 +88,9 @@ def shape(value: Any) -> Any:
     return type(value).__name__
 
 
-HERE_NOW = Place(rank=0, local_rank=0, world_size=1, local_world_size=1, host="127.0.0.1", port=1, pair=Pair(2, 1))
+HERE_NOW = RankPlacement(
+    rank=0, local_rank=0, world_size=1, local_world_size=1, host="127.0.0.1", port=1, pair=AttemptId(2, 1)
+)
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
@@ -102,12 +104,12 @@ def eventually(holds: Callable[[], bool]) -> bool:
 
 def test_the_launchers_golden_messages_are_read(server: Server, tmp_path: Path) -> None:
     server.unsaid = {"leave", "world"}
-    agent = RankAgent(tmp_path / "agent.sock", slot=3, place=HERE_NOW)
+    agent = LauncherClient(tmp_path / "agent.sock", slot=3, place=HERE_NOW)
     golden = {message["type"]: message for message in GOLDEN["launcher"]}
     assert [claim.to_json() for claim in agent.known_claims()] == golden["welcome"]["claims"]
     assert agent.reached == golden["welcome"]["reached"]
     assert agent.durable == golden["welcome"]["durable"]
-    assert agent.trained == Pair.from_json(golden["welcome"]["trained"])
+    assert agent.trained == AttemptId.from_json(golden["welcome"]["trained"])
     assert agent.books is not None
     assert agent.books.to_json() == golden["welcome"]["books"]
     wanted = Requests(checkpoint=(golden["checkpoint"]["id"],), pause=(golden["quiesce"]["id"],))
@@ -119,7 +121,7 @@ def test_the_launchers_golden_messages_are_read(server: Server, tmp_path: Path) 
 
 def test_the_launcher_sees_at_once_that_a_rank_hung_up(server: Server, tmp_path: Path) -> None:
     """Not only when the process is gone: an interpreter with torch takes its time to end."""
-    agent = RankAgent(tmp_path / "agent.sock", slot=3, place=HERE_NOW)
+    agent = LauncherClient(tmp_path / "agent.sock", slot=3, place=HERE_NOW)
     agent.known_claims()  # so its reader runs, and waits for more
     assert not server.ended.is_set()
     agent.close()
@@ -128,7 +130,7 @@ def test_the_launcher_sees_at_once_that_a_rank_hung_up(server: Server, tmp_path:
 
 def test_the_golden_leave_is_answered_with_the_golden_left(server: Server, tmp_path: Path) -> None:
     server.unsaid = {"quiesce", "world"}
-    agent = RankAgent(tmp_path / "agent.sock", slot=3, place=HERE_NOW)
+    agent = LauncherClient(tmp_path / "agent.sock", slot=3, place=HERE_NOW)
     agent.parting = lambda: Parting(step=450, in_doubt=True, keep=True)
     golden = next(message for message in GOLDEN["rank"] if message["type"] == "left")
     assert eventually(lambda: any(message["type"] == "left" for message in server.heard))
@@ -141,10 +143,10 @@ def test_the_golden_leave_is_answered_with_the_golden_left(server: Server, tmp_p
 
 def test_a_standby_takes_the_golden_world(server: Server, tmp_path: Path) -> None:
     server.unsaid = {"quiesce", "leave", "welcome"}
-    agent = RankAgent(tmp_path / "agent.sock", slot=3, place=None)
+    agent = LauncherClient(tmp_path / "agent.sock", slot=3, place=None)
     golden = next(message for message in GOLDEN["launcher"] if message["type"] == "world")
     place = agent.next_place()
-    assert (place.pair, place.rank, place.world_size) == (Pair(2, 2), golden["rank"], golden["worldSize"])
+    assert (place.pair, place.rank, place.world_size) == (AttemptId(2, 2), golden["rank"], golden["worldSize"])
     assert (place.host, place.port) == (golden["masterHost"], golden["masterPort"])
     assert (place.job_uid, place.run_id, place.publication) == (
         golden["jobUID"],

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast_operator.agents.hub import AgentHub, PodIdentity
 from holdfast_operator.agents.hub import parse_report as parse_wire
-from holdfast_operator.api.job import Pair, parse_job
+from holdfast_operator.api.job import AttemptId, parse_job
 from holdfast_operator.api.names import SPENT
 from holdfast_operator.api.status import Membership
 from holdfast_operator.errors import AgentRequestError
@@ -97,7 +97,7 @@ def test_the_golden_report_is_taken_and_understood() -> None:
     assert heard == ["job"]
     assert report.pod_uid == "uid-w0"
     assert report.ready
-    assert report.accepted == report.started == Pair(generation=2, attempt=1)
+    assert report.accepted == report.started == AttemptId(generation=2, attempt=1)
     assert report.world is not None
     assert report.world.members == ("uid-w0", "uid-w1", "uid-w3")
     assert report.world.publication == "p2-6f1e"

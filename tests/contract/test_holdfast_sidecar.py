@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast_sidecar.errors import MalformedError, UnknownVersionError
-from holdfast_sidecar.preflight.checks import Asked, Facts, judge
+from holdfast_sidecar.preflight.checks import Inputs, PreflightSettings, judge
 from holdfast_sidecar.protocol.document import (
     GpuError,
     Notice,
@@ -48,8 +48,8 @@ def test_the_golden_report_is_what_the_sidecar_emits():
 
 def test_the_launchers_golden_preflight_is_understood():
     told = parse_document((GOLDEN / "preflight.json").read_bytes(), "preflight.json")
-    asked = Asked(checks=("Storage", "ObjectStore"), seconds=60.0, gpus=0, skew_seconds=5.0)
-    found = judge(asked, Facts(elapsed=1.0, launcher=True, told=told))
+    asked = PreflightSettings(checks=("Storage", "ObjectStore"), seconds=60.0, gpus=0, skew_seconds=5.0)
+    found = judge(asked, Inputs(elapsed=1.0, launcher=True, told=told))
     assert found.as_report()["checks"] == read("preflight.json")["checks"]
 
 

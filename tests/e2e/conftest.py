@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from holdfast_testbed.cluster import Cluster
-from holdfast_testbed.drill.faults import Stage
+from holdfast_testbed.drill.faults import DrillJob
 from holdfast_testbed.drill.install import (
     DRILL_JOB,
     apply_drill_job,
@@ -25,7 +25,7 @@ JOB = "gpt"
 ENDLESS_STEPS = 1_000_000
 FAILED = pytest.StashKey[bool]()
 
-RunningJob = Callable[..., Stage]
+RunningJob = Callable[..., DrillJob]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -58,13 +58,13 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
 
 
 @pytest.fixture(scope="module")
-def stage(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Stage]:
+def stage(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[DrillJob]:
     """The drills' job of three in the namespace that the module names, for all its tests."""
     name = request.module.NAMESPACE
     cluster.prepare_namespace(name)
     apply_drill_job(cluster, name)
     with Watcher(cluster, name, DRILL_JOB) as watcher:
-        yield Stage(cluster=cluster, watcher=watcher, say=print)
+        yield DrillJob(cluster=cluster, watcher=watcher, say=print)
     print(cluster.kubectl("-n", name, "describe", "ftj", check=False))  # pytest shows it when a test has failed
     remove_namespace(cluster, name)
 
@@ -74,7 +74,7 @@ def own_job(cluster: Cluster, namespace: str) -> Iterator[RunningJob]:
     """Apply the example in a namespace of the test's own and wait until all its workers train."""
     with ExitStack() as stack:
 
-        def start(*, max_steps: int = ENDLESS_STEPS) -> Stage:
+        def start(*, max_steps: int = ENDLESS_STEPS) -> DrillJob:
             return stack.enter_context(_job(cluster, namespace, max_steps))
 
         yield start
@@ -84,7 +84,7 @@ def own_job(cluster: Cluster, namespace: str) -> Iterator[RunningJob]:
 class Trainee:
     """The job that trains, in the hands of one test."""
 
-    stage: Stage
+    stage: DrillJob
     known: Mapping[str, int]
     """What had been counted before, by cause."""
 
@@ -107,7 +107,7 @@ class Trainees:
 
     cluster: Cluster
     begun: int = 0
-    stage: Stage | None = None
+    stage: DrillJob | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def take(self, *, spread: bool) -> Trainee:
@@ -119,7 +119,7 @@ class Trainees:
             self.stage = self._begin(f"trainee-{self.begun}")
         return Trainee(stage=self.stage, known=dict(self.stage.watcher.sight.restarts))
 
-    def _begin(self, namespace: str) -> Stage:
+    def _begin(self, namespace: str) -> DrillJob:
         self.cluster.prepare_namespace(namespace)
         self._stack.callback(remove_namespace, self.cluster, namespace)
         return self._stack.enter_context(_job(self.cluster, namespace, ENDLESS_STEPS))
@@ -155,7 +155,7 @@ def running_job(trainees: Trainees, request: pytest.FixtureRequest) -> Iterator[
         trainees.drop()
 
 
-def _trains(stage: Stage) -> bool:
+def _trains(stage: DrillJob) -> bool:
     """Whether all workers come to train, whatever the test before did; a job that does not is none for a test."""
     try:
         stage.watcher.wait_for_world(WORKERS, steps=5, timeout=240)
@@ -164,16 +164,16 @@ def _trains(stage: Stage) -> bool:
     return True
 
 
-def _is_spread(stage: Stage) -> bool:
+def _is_spread(stage: DrillJob) -> bool:
     return len({pod.node for pod in stage.workers()}) == WORKERS
 
 
 @contextmanager
-def _job(cluster: Cluster, namespace: str, max_steps: int) -> Iterator[Stage]:
+def _job(cluster: Cluster, namespace: str, max_steps: int) -> Iterator[DrillJob]:
     cluster.kubectl("-n", namespace, "apply", "-f", "-", input=example_job(max_steps=str(max_steps)))
     with Watcher(cluster, namespace, JOB) as watcher:
         watcher.wait_for_world(WORKERS, steps=5, timeout=300)
-        yield Stage(cluster=cluster, watcher=watcher, say=print)
+        yield DrillJob(cluster=cluster, watcher=watcher, say=print)
 
 
 def _story(cluster: Cluster, namespace: str) -> str:

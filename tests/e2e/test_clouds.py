@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from holdfast_testbed.cluster import Cluster
-from holdfast_testbed.drill.faults import Drill, Stage
+from holdfast_testbed.drill.faults import Drill, DrillJob
 from holdfast_testbed.drill.judge import Promise, losses_and_causes
 from holdfast_testbed.metadata import AWS, AZURE, GCP
 
@@ -27,7 +27,7 @@ def clouds(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("clouds")
-def test_a_notice_of_any_cloud_costs_no_step_and_counts_as_interruption(own_job: Callable[..., Stage]) -> None:
+def test_a_notice_of_any_cloud_costs_no_step_and_counts_as_interruption(own_job: Callable[..., DrillJob]) -> None:
     stage = own_job()
     for node, cloud in CLOUD_OF_NODE.items():
         drill = notice(node, cloud)

@@ -15,10 +15,10 @@ import pytest
 
 from holdfast_testbed.drill import notes
 from holdfast_testbed.drill.edits import edit
-from holdfast_testbed.drill.faults import Stage, commits
+from holdfast_testbed.drill.faults import DrillJob, commits
 from holdfast_testbed.drill.install import DRILL_JOB
 from holdfast_testbed.drill.matrix import kill_launcher
-from holdfast_testbed.drill.trial import WORKERS, Toll, newly_counted, toll
+from holdfast_testbed.drill.trial import WORKERS, Cost, newly_counted, toll
 from holdfast_testbed.drill.watch import PodSight, Watcher
 
 pytestmark = pytest.mark.e2e
@@ -36,7 +36,7 @@ CLOCK_TICK = timedelta(seconds=1)
 class Elastic:
     """The job, in the hands of one test."""
 
-    stage: Stage
+    stage: DrillJob
     known: dict[str, int] = field(default_factory=dict)
     """What had been counted before, by cause."""
 
@@ -87,14 +87,14 @@ class Elastic:
 
 
 @pytest.fixture(scope="module")
-def stage(stage: Stage) -> Stage:
+def stage(stage: DrillJob) -> DrillJob:
     """It trains: what is edited in flight is known to those who do."""
     stage.watcher.wait_for_world(WORKERS, steps=5, timeout=300)
     return stage
 
 
 @pytest.fixture
-def job(stage: Stage) -> Elastic:
+def job(stage: DrillJob) -> Elastic:
     """Three train, who may be two, and nothing else is there."""
     job = Elastic(stage=stage)
     job.hold.unlink(missing_ok=True)
@@ -125,7 +125,7 @@ def test_a_spare_takes_the_place_of_a_lost_worker_and_waits_for_no_pod(job: Elas
     assert {pod.name for pod in job.idle()}.isdisjoint({*before, spare.name})
     assert job.watcher.sight.members == after
     assert job.counted == {"Infrastructure": 1}
-    assert toll(job.stage) == Toll()
+    assert toll(job.stage) == Cost()
 
 
 def test_a_lower_minimum_lets_a_job_go_on_that_takes_nobody_in_before_its_save_has_ended(job: Elastic) -> None:
@@ -151,7 +151,7 @@ def test_a_lower_minimum_lets_a_job_go_on_that_takes_nobody_in_before_its_save_h
     kept = [commit.name for commit in commits(job.stage.checkpoints)]
     assert f"step-{save[0]}.g{save[1].generation}.a{save[1].attempt}" in kept
     assert job.counted == {"Infrastructure": 1}
-    assert toll(job.stage) == Toll()
+    assert toll(job.stage) == Cost()
 
 
 def test_a_job_grows_into_room_once_all_is_well_for_a_while(job: Elastic) -> None:
@@ -171,7 +171,7 @@ def test_a_job_grows_into_room_once_all_is_well_for_a_while(job: Elastic) -> Non
     job.ask()
     job.trains(WORKERS)
     assert job.counted == {"Infrastructure": 1}
-    assert toll(job.stage) == Toll()
+    assert toll(job.stage) == Cost()
 
 
 def test_kubectl_scales_a_job_down_and_up_and_nothing_is_lost(job: Elastic) -> None:
@@ -186,7 +186,7 @@ def test_kubectl_scales_a_job_down_and_up_and_nothing_is_lost(job: Elastic) -> N
     job.trains(WORKERS)
     assert job.watcher.sight.members[:2] == (first, second)
     assert job.counted == {}
-    assert toll(job.stage) == Toll()
+    assert toll(job.stage) == Cost()
 
 
 def held(job: Elastic) -> list[notes.Note]:

@@ -14,7 +14,7 @@ import yaml
 from holdfast_testbed import network
 from holdfast_testbed.cluster import Cluster
 from holdfast_testbed.dcgm import PORT, ExporterServer, FakeGpu, FakeNode
-from holdfast_testbed.drill.faults import Drill, Stage
+from holdfast_testbed.drill.faults import Drill, DrillJob
 from holdfast_testbed.drill.install import example_job
 from holdfast_testbed.drill.judge import Promise, losses_and_causes
 from holdfast_testbed.drill.watch import PodSight, Watcher
@@ -48,7 +48,7 @@ def test_a_gpu_that_falls_off_the_bus_costs_its_worker_the_node_and_no_step(
 ) -> None:
     cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(job_on_gpus()))
     with Watcher(cluster, namespace, JOB) as watcher:
-        stage = Stage(cluster=cluster, watcher=watcher, say=print)
+        stage = DrillJob(cluster=cluster, watcher=watcher, say=print)
         watcher.wait("two workers", lambda: len(stage.workers()) == WORKERS, timeout=240)
         gpus = {pod.node: gpu_of(pod, namespace) for pod in stage.workers()}
         for node, gpu in gpus.items():
@@ -57,7 +57,7 @@ def test_a_gpu_that_falls_off_the_bus_costs_its_worker_the_node_and_no_step(
         sick = stage.workers()[1]
         watcher.wait("its GPU to be watched", lambda: watched(stage, sick), timeout=240)
 
-        def fall_off_the_bus(stage: Stage) -> None:
+        def fall_off_the_bus(stage: DrillJob) -> None:
             stage.strike()
             gpus[sick.node].set(XID_ERRORS=OFF_THE_BUS)
             stage.say(f"a GPU of {sick.node} falls off the bus ({sick.name} runs there)")
@@ -81,7 +81,7 @@ def test_a_gpu_that_is_sick_before_the_start_keeps_its_gang_off_the_node(
     body["spec"]["preflight"] = {"checks": ["GPU"]}
     cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(body))
     with Watcher(cluster, namespace, JOB) as watcher:
-        stage = Stage(cluster=cluster, watcher=watcher, say=print)
+        stage = DrillJob(cluster=cluster, watcher=watcher, say=print)
         shown: set[str] = set()
 
         def placed(count: int) -> list[PodSight]:
@@ -124,14 +124,14 @@ def gpu_of(pod: PodSight, namespace: str) -> FakeGpu:
     return FakeGpu(index=0, uuid=f"GPU-{pod.node}", pod=pod.name, namespace=namespace, pod_uid=pod.uid)
 
 
-def watched(stage: Stage, pod: PodSight) -> bool:
+def watched(stage: DrillJob, pod: PodSight) -> bool:
     """By its sidecar's own word: what is shown at first sight would be the past."""
     words = ("logs", pod.name, "-c", "holdfast-sidecar", "--tail=-1")
     said = stage.cluster.kubectl("-n", stage.watcher.namespace, *words, check=False)
     return "the GPU exporter shows 1 GPU(s) of this pod" in said
 
 
-def told(stage: Stage, path: str) -> str:
+def told(stage: DrillJob, path: str) -> str:
     """A part of the job's status."""
     words = ("get", "ftj", JOB, "-o", f"jsonpath={{.status.{path}}}")
     return stage.cluster.kubectl("-n", stage.watcher.namespace, *words)

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast_testbed.cluster import Cluster
 from holdfast_testbed.drill import notes
-from holdfast_testbed.drill.faults import Stage, await_save, newest_commit, step_of
+from holdfast_testbed.drill.faults import DrillJob, await_save, newest_commit, step_of
 from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS, DRILL_JOB, apply_drill_job
 from holdfast_testbed.drill.watch import Watcher
 
@@ -19,16 +19,16 @@ EVERY = 5
 
 
 @pytest.fixture
-def stage(cluster: Cluster, namespace: str) -> Iterator[Stage]:
+def stage(cluster: Cluster, namespace: str) -> Iterator[DrillJob]:
     """Three workers train, and commit ten times as often on their disks as on the volume."""
     assert DRILL_INTERVAL_STEPS == 10 * EVERY
     apply_drill_job(cluster, namespace, checkpoint={"local": {"sizeLimit": "64Mi", "interval": EVERY}})
     with Watcher(cluster, namespace, DRILL_JOB) as watcher:
         watcher.wait_for_world(3, steps=5, timeout=300)
-        yield Stage(cluster=cluster, watcher=watcher, say=print)
+        yield DrillJob(cluster=cluster, watcher=watcher, say=print)
 
 
-def test_when_all_ranks_die_training_goes_on_from_the_nodes_disks(stage: Stage) -> None:
+def test_when_all_ranks_die_training_goes_on_from_the_nodes_disks(stage: DrillJob) -> None:
     ranks = [stage.rank_process(pod) for pod in stage.workers()]
     await_save(stage, DRILL_INTERVAL_STEPS)
     volume = newest_on_the_volume(stage)
@@ -50,11 +50,11 @@ def test_when_all_ranks_die_training_goes_on_from_the_nodes_disks(stage: Stage) 
     assert notes.weights_equal(noted)
 
 
-def reached(stage: Stage) -> int:
+def reached(stage: DrillJob) -> int:
     """The newest step that was committed in memory, by the ranks' own notes."""
     return max((note.step for note in notes.read(stage.checkpoints) if note.do == notes.COMMIT), default=0)
 
 
-def newest_on_the_volume(stage: Stage) -> int:
+def newest_on_the_volume(stage: DrillJob) -> int:
     """By the newest commit there."""
     return step_of(newest_commit(stage.checkpoints))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_testbed.drill.faults import Stage
+from holdfast_testbed.drill.faults import DrillJob
 from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS
 from holdfast_testbed.drill.matrix import Case, cases
 from holdfast_testbed.drill.trial import run
@@ -20,7 +20,7 @@ HERE = [case for case in cases(DRILL_INTERVAL_STEPS) if case.name not in ELSEWHE
 
 
 @pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
-def test_a_fault_costs_no_more_than_the_matrix_says(case: Case, stage: Stage) -> None:
+def test_a_fault_costs_no_more_than_the_matrix_says(case: Case, stage: DrillJob) -> None:
     try:
         trial = run(case, stage)
     except UnplaceableError as error:

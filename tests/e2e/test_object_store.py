@@ -18,7 +18,7 @@ from holdfast_testbed.cluster import Cluster
 from holdfast_testbed.commands import run
 from holdfast_testbed.constants import OPERATOR_NAMESPACE
 from holdfast_testbed.drill import notes
-from holdfast_testbed.drill.faults import Stage, await_save, commits, step_of
+from holdfast_testbed.drill.faults import DrillJob, await_save, commits, step_of
 from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS, DRILL_JOB, apply_drill_job, put_drill_script
 from holdfast_testbed.drill.watch import JOB_LABEL, METRICS_PORT, PodSight, Watcher
 from holdfast_testbed.s3 import S3Server, s3_server
@@ -42,7 +42,7 @@ def server(cluster: Cluster, tmp_path: Path) -> Iterator[S3Server]:
 class Copied:
     """The job, and the copies of its commits."""
 
-    stage: Stage
+    stage: DrillJob
     server: S3Server
 
     @property
@@ -77,7 +77,7 @@ def copied(cluster: Cluster, namespace: str, server: S3Server) -> Iterator[Copie
     apply_drill_job(cluster, namespace, checkpoint={"object": store})
     with Watcher(cluster, namespace, DRILL_JOB) as watcher:
         watcher.wait_for_world(3, steps=5, timeout=300)
-        yield Copied(stage=Stage(cluster=cluster, watcher=watcher, say=print), server=server)
+        yield Copied(stage=DrillJob(cluster=cluster, watcher=watcher, say=print), server=server)
 
 
 def test_copies_outlive_the_volume_and_wait_for_a_store_that_is_away(copied: Copied) -> None:

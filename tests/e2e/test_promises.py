@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_testbed.drill.faults import Drill, Stage, commits, drills
+from holdfast_testbed.drill.faults import Drill, DrillJob, commits, drills
 from holdfast_testbed.drill.judge import Outcome, losses_and_causes
 from holdfast_testbed.drill.watch import Watcher
 
@@ -24,7 +24,7 @@ _HOW = re.compile(
 @pytest.mark.parametrize("drill", drills(INTERVAL_STEPS), ids=lambda drill: drill.name.replace(" ", "-"))
 def test_a_fault_costs_no_more_than_promised(drill: Drill, running_job: Callable[..., Any]) -> None:
     job = running_job(spread=drill.takes_node)
-    stage: Stage = job.stage
+    stage: DrillJob = job.stage
     stage.watcher.wait("a first checkpoint", lambda: _has_commit(stage), timeout=240)
 
     outcome = drill.run(stage)
@@ -34,7 +34,7 @@ def test_a_fault_costs_no_more_than_promised(drill: Drill, running_job: Callable
     assert sum(job.counted.values()) == 1, f"one fault was counted otherwise: {job.counted}"
 
 
-def test_a_job_that_is_left_alone_completes_with_each_sample_seen_once(own_job: Callable[..., Stage]) -> None:
+def test_a_job_that_is_left_alone_completes_with_each_sample_seen_once(own_job: Callable[..., DrillJob]) -> None:
     stage = own_job(max_steps=FEW_STEPS)
 
     stage.watcher.wait("completion", lambda: stage.watcher.sight.is_true("Complete"), timeout=300)
@@ -44,16 +44,16 @@ def test_a_job_that_is_left_alone_completes_with_each_sample_seen_once(own_job: 
     assert stage.watcher.sight.restarts == {}
 
 
-def _has_commit(stage: Stage) -> bool:
+def _has_commit(stage: DrillJob) -> bool:
     return bool(commits(stage.checkpoints))
 
 
-def _told(stage: Stage, outcome: Outcome) -> str:
+def _told(stage: DrillJob, outcome: Outcome) -> str:
     """What a reader needs first: the incidents, and how the workers say that they went on."""
     said = [line for pod in stage.watcher.pods for line in _logs(stage, pod.name).splitlines() if _HOW.search(line)]
     return "\n".join([*map(str, outcome.incidents), *said])
 
 
-def _logs(stage: Stage, pod: str) -> str:
+def _logs(stage: DrillJob, pod: str) -> str:
     watcher: Watcher = stage.watcher
     return stage.cluster.kubectl("-n", watcher.namespace, "logs", pod, "-c", "trainer", "--tail=200", check=False)

@@ -14,11 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast_testbed.drill import notes
 from holdfast_testbed.drill.edits import edit
-from holdfast_testbed.drill.faults import Stage, await_save, leader
+from holdfast_testbed.drill.faults import DrillJob, await_save, leader
 from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS, DRILL_JOB, apply_drill_job
 from holdfast_testbed.drill.matrix import signal_rank, told
 from holdfast_testbed.drill.sight import Incident
-from holdfast_testbed.drill.trial import LATE_COUNT_SECONDS, WORKERS, Toll, newly_counted, toll
+from holdfast_testbed.drill.trial import LATE_COUNT_SECONDS, WORKERS, Cost, newly_counted, toll
 from holdfast_testbed.drill.watch import PodSight, Watcher
 
 pytestmark = pytest.mark.e2e
@@ -28,7 +28,7 @@ OPERATOR_METRICS_PORT = 8080
 PAUSE_SECONDS = 4
 """Before what failed by itself starts again: as long as that the job is seen to be Restarting."""
 
-Fault = Callable[[Stage], None]
+Fault = Callable[[DrillJob], None]
 Json = Mapping[str, Any]
 
 
@@ -81,7 +81,7 @@ ROWS = {
 class Ruled:
     """The job, in the hands of one test."""
 
-    stage: Stage
+    stage: DrillJob
     known: Mapping[str, int]
     """What had been counted before, by cause."""
     before: list[PodSight]
@@ -133,7 +133,7 @@ class Ruled:
 
 
 @pytest.fixture
-def job(stage: Stage) -> Ruled:
+def job(stage: DrillJob) -> Ruled:
     """Three train. One that has failed is there anew, and goes on from its checkpoints."""
     watcher = stage.watcher
     if watcher.sight.is_true("Failed"):
@@ -165,7 +165,7 @@ def test_a_failure_that_a_rule_is_about_is_answered_as_it_says(job: Ruled, name:
         case _:
             job.trains_without([])
     assert job.counted == row.counted
-    assert toll(job.stage) == Toll()
+    assert toll(job.stage) == Cost()
 
 
 def test_what_keeps_failing_in_place_is_answered_with_more(job: Ruled) -> None:
@@ -182,7 +182,7 @@ def test_what_keeps_failing_in_place_is_answered_with_more(job: Ruled) -> None:
     assert job.counted == {"Application": 2}
     # All leave in the pause, so no world is there that could agree on a commit: the newest one goes on.
     cost = toll(job.stage)
-    assert cost == Toll(lost=cost.lost)
+    assert cost == Cost(lost=cost.lost)
     assert cost.lost <= DRILL_INTERVAL_STEPS
 
 
@@ -197,16 +197,16 @@ def test_a_failure_that_no_other_try_would_mend_ends_the_job(job: Ruled) -> None
     assert message.startswith(incident.why)
     assert job.counted == {"Application": 1}
     assert notes.worlds(notes.read(job.stage.checkpoints)) == 1
-    assert toll(job.stage) == Toll()
+    assert toll(job.stage) == Cost()
 
 
-def events(stage: Stage, reason: str) -> str:
+def events(stage: DrillJob, reason: str) -> str:
     """All messages under it."""
     words = ("get", "events", "--field-selector", f"reason={reason}", "-o", "jsonpath={.items[*].message}")
     return stage.cluster.kubectl("-n", stage.watcher.namespace, *words)
 
 
-def decisions(stage: Stage) -> dict[tuple[str, str, str], float]:
+def decisions(stage: DrillJob) -> dict[tuple[str, str, str], float]:
     """How often the operator that leads has decided what, by (cause, action, reason)."""
     address = leader(stage.cluster)["status"]["podIP"]
     with urllib.request.urlopen(f"http://{address}:{OPERATOR_METRICS_PORT}/metrics", timeout=5) as answer:

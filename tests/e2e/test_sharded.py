@@ -18,7 +18,7 @@ import pytest
 
 from holdfast_testbed.cluster import Cluster
 from holdfast_testbed.drill import notes
-from holdfast_testbed.drill.faults import Stage, delete_pod
+from holdfast_testbed.drill.faults import DrillJob, delete_pod
 from holdfast_testbed.drill.install import job_with_script
 from holdfast_testbed.drill.notes import Note
 from holdfast_testbed.drill.watch import Watcher
@@ -34,7 +34,7 @@ LATE_COUNT_SECONDS = 2.0
 
 
 @pytest.fixture
-def stage(cluster: Cluster, namespace: str) -> Iterator[Stage]:
+def stage(cluster: Cluster, namespace: str) -> Iterator[DrillJob]:
     """Two replicas of two workers train, one rank each."""
     body = job_with_script(cluster, namespace, JOB, SCRIPT, "--pace", "0.05")
     trainer = body["spec"]["workers"]["template"]["spec"]["containers"][0]
@@ -44,10 +44,12 @@ def stage(cluster: Cluster, namespace: str) -> Iterator[Stage]:
     cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(body))
     with Watcher(cluster, namespace, JOB) as watcher:
         watcher.wait_for_world(WORKERS, steps=5, timeout=300)
-        yield Stage(cluster=cluster, watcher=watcher, say=print)
+        yield DrillJob(cluster=cluster, watcher=watcher, say=print)
 
 
-def test_a_lost_pod_and_a_killed_rank_cost_a_sharded_model_no_step_and_no_bit(stage: Stage, tmp_path: Path) -> None:
+def test_a_lost_pod_and_a_killed_rank_cost_a_sharded_model_no_step_and_no_bit(
+    stage: DrillJob, tmp_path: Path
+) -> None:
     with no_room(stage.cluster):
         delete_pod(stage)
         stage.watcher.wait_for_world(2, steps=5, timeout=120)  # the lost worker's mate stands by
@@ -76,12 +78,12 @@ def no_room(cluster: Cluster) -> Iterator[None]:
         cluster.kubectl("taint", "nodes", "--all", f"{FULL}-")
 
 
-def kill_a_rank(stage: Stage) -> None:
+def kill_a_rank(stage: DrillJob) -> None:
     pod = stage.workers()[1]
     stage.cluster.signal(stage.rank_process(pod), signal.SIGKILL)
 
 
-def settle(stage: Stage, counted: dict[str, int]) -> None:
+def settle(stage: DrillJob, counted: dict[str, int]) -> None:
     """So much is counted and no more, each incident is told to its end, and all train."""
     watcher = stage.watcher
 
@@ -95,7 +97,7 @@ def settle(stage: Stage, counted: dict[str, int]) -> None:
     assert dict(watcher.sight.restarts) == counted
 
 
-def notes_until_now(stage: Stage) -> list[Note]:
+def notes_until_now(stage: DrillJob) -> list[Note]:
     """Up to the last step of which some rank may not have spoken yet."""
     now = time.time()
     seen = [note for note in notes.read(stage.checkpoints) if note.at <= now]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast_testbed.cluster import Cluster
-from holdfast_testbed.drill.faults import Drill, Stage, lone_worker
+from holdfast_testbed.drill.faults import Drill, DrillJob, lone_worker
 from holdfast_testbed.drill.judge import Promise, losses_and_causes
 from holdfast_testbed.drill.sick_node import OFF_THE_BUS, monitored, remediating, unschedulable
 
@@ -27,13 +27,13 @@ def test_a_metric_of_a_node_empties_it_and_no_step_is_lost(
     cluster: Cluster, draining: None, running_job: Callable[..., Any], tmp_path: Path
 ) -> None:
     job = running_job(spread=True)
-    stage: Stage = job.stage
+    stage: DrillJob = job.stage
     watcher = stage.watcher
     sick = lone_worker(stage)
     with monitored(cluster, tmp_path) as source:
         begun = time.monotonic()
 
-        def fall_off_the_bus(stage: Stage) -> None:
+        def fall_off_the_bus(stage: DrillJob) -> None:
             source.xids[sick.node] = OFF_THE_BUS
             stage.say(f"a GPU of {sick.node} falls off the bus ({sick.name} runs there)")
 
@@ -60,7 +60,7 @@ def test_a_metric_of_a_node_empties_it_and_no_step_is_lost(
         watcher.wait("the node is given back", lambda: not unschedulable(cluster, sick.node), timeout=240)
 
 
-def world_of_three(stage: Stage, outcome: Any) -> bool:
+def world_of_three(stage: DrillJob, outcome: Any) -> bool:
     newest = stage.watcher.newest()
     return newest is not None and newest.workers == 3 and newest.pair > outcome.before
 

@@ -15,7 +15,7 @@ import yaml
 
 from holdfast_testbed.cluster import Cluster
 from holdfast_testbed.dcgm import ExporterServer, FakeGpu, FakeNode
-from holdfast_testbed.drill.faults import Stage
+from holdfast_testbed.drill.faults import DrillJob
 from holdfast_testbed.drill.install import example_job, install_chart
 from holdfast_testbed.drill.watch import PodSight, Watcher
 
@@ -30,7 +30,7 @@ SLEEP = "import time; time.sleep(1e6)"
 
 
 def test_a_sidecar_stays_within_its_memory_in_a_real_pod(running_job: Callable[..., Any]) -> None:
-    stage: Stage = running_job().stage
+    stage: DrillJob = running_job().stage
     taken = {pod.name: pss_mib(stage.sidecar(pod).pid) for pod in stage.workers()}
     print(f"PSS of the sidecars, MiB: {taken}")
     assert len(taken) == 3
@@ -56,7 +56,7 @@ def test_a_sidecar_sleeps_nearly_all_the_time_at_idle_with_all_clouds_and_a_gpu_
 ) -> None:
     cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(idle_job()))
     with Watcher(cluster, namespace, IDLE_JOB) as watcher:  # which reads their metrics all the time: not below
-        stage = Stage(cluster=cluster, watcher=watcher, say=print)
+        stage = DrillJob(cluster=cluster, watcher=watcher, say=print)
         watcher.wait("three workers", lambda: len(stage.workers()) == 3, timeout=240)
         pods = stage.workers()
         exporter.node.gpus += [gpu_of(pod, number, namespace) for number, pod in enumerate(pods)]

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from holdfast_testbed.drill.faults import Stage, newest_commit, step_of
+from holdfast_testbed.drill.faults import DrillJob, newest_commit, step_of
 
 pytestmark = pytest.mark.e2e
 
 
 def test_a_suspended_job_goes_on_from_the_step_on_which_all_agreed(running_job: Callable[..., Any]) -> None:
     job = running_job()
-    stage: Stage = job.stage
+    stage: DrillJob = job.stage
     known = incidents(stage)
 
     suspend(stage, True)
@@ -34,29 +34,29 @@ def test_a_suspended_job_goes_on_from_the_step_on_which_all_agreed(running_job: 
     assert job.counted == {}
 
 
-def running(stage: Stage) -> list[str]:
+def running(stage: DrillJob) -> list[str]:
     return [pod.name for pod in stage.watcher.pods if pod.phase in ("Pending", "Running")]
 
 
-def suspend(stage: Stage, wanted: bool) -> None:
+def suspend(stage: DrillJob, wanted: bool) -> None:
     patch = json.dumps({"spec": {"suspend": wanted}})
     stage.cluster.kubectl("-n", stage.watcher.namespace, "patch", "ftj", "gpt", "--type", "merge", "-p", patch)
 
 
-def status(stage: Stage) -> dict[str, Any]:
+def status(stage: DrillJob) -> dict[str, Any]:
     text = stage.cluster.kubectl("-n", stage.watcher.namespace, "get", "ftj", "gpt", "-o", "json")
     found: dict[str, Any] = json.loads(text)["status"]
     return found
 
 
-def origin(stage: Stage) -> dict[str, Any]:
+def origin(stage: DrillJob) -> dict[str, Any]:
     return dict(status(stage)["startedFrom"])
 
 
-def incidents(stage: Stage) -> set[tuple[int, int]]:
+def incidents(stage: DrillJob) -> set[tuple[int, int]]:
     """All that the resource tells of, by the attempt that each one ended."""
     return {(told["generation"], told["attempt"]) for told in status(stage).get("incidents", [])}
 
 
-def condition(stage: Stage) -> dict[str, Any]:
+def condition(stage: DrillJob) -> dict[str, Any]:
     return next(found for found in status(stage)["conditions"] if found["type"] == "Suspended")

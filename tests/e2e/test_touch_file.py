@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_testbed.drill.faults import Stage
+from holdfast_testbed.drill.faults import DrillJob
 
 pytestmark = pytest.mark.e2e
 
@@ -16,7 +16,7 @@ RUN = "/var/run/holdfast"
 
 
 def test_a_touch_file_leads_to_a_commit_of_all_ranks_that_is_acknowledged(running_job: Callable[..., Any]) -> None:
-    stage: Stage = running_job().stage
+    stage: DrillJob = running_job().stage
     pod = stage.workers()[-1].name
 
     def in_pod(command: str) -> str:

@@ -9,14 +9,14 @@ import pytest
 from simulation import Pod, Simulation, Stored
 
 from holdfast.checkpoint.policy import fencing
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.constants import Cause, Phase
 from holdfast.launcher.hang.stall_reports import Stall
 from holdfast.launcher.membership import events
 from holdfast.launcher.membership.document import Budget, Membership
-from holdfast.launcher.membership.held_shards import Held
+from holdfast.launcher.membership.held_shards import HeldShards
 from holdfast.launcher.membership.messages import Failure, Priority
-from holdfast.launcher.rendezvous.roster import Joined, Record, Roster, Terms
+from holdfast.launcher.rendezvous.roster import Joined, Record, Roster, RunRequest
 from holdfast.telemetry.activity import Activity
 from holdfast_operator.decision.membership import rules as policy
 
@@ -29,7 +29,7 @@ def training(replicas: int = 3, **settings: object) -> Simulation:
     return sim
 
 
-def incident(pod: Pod, pair: Pair) -> Cause:
+def incident(pod: Pod, pair: AttemptId) -> Cause:
     return next(i.failure.cause for i in pod.state.incidents if i.pair == pair)
 
 
@@ -130,7 +130,7 @@ def test_nobody_stops_for_a_newcomer_before_all_have_heard_of_its_generation() -
     sim.withheld.clear()
     assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w3")), "the others tell them"
     for uid in ("w0", "w1"):
-        assert [i.pair for i in sim.pods[uid].state.incidents] == [Pair(1, 1)]
+        assert [i.pair for i in sim.pods[uid].state.incidents] == [AttemptId(1, 1)]
 
 
 def test_a_lost_pod_is_one_incident_on_every_launcher() -> None:
@@ -140,7 +140,7 @@ def test_a_lost_pod_is_one_incident_on_every_launcher() -> None:
     assert sim.run(3) is False
     for uid in ("w0", "w1"):
         incidents = sim.pods[uid].state.incidents
-        assert [i.pair for i in incidents] == [Pair(1, 1)]
+        assert [i.pair for i in incidents] == [AttemptId(1, 1)]
         assert incidents[0].failure.cause is Cause.INFRASTRUCTURE
         assert incidents[0].failure.pod == "w2"
         assert incidents[0].action == "Shrink"
@@ -161,19 +161,22 @@ def test_an_attempt_that_ends_before_its_first_step_lost_none_beside_the_one_bef
     sim = training(replace_lost=False)
     sim.kill_rank("w2")
     here = sim.pods["w0"]
-    assert sim.run(10, lambda: here.state.attempt is not None and here.state.attempt.world.pair == Pair(1, 2))
+    assert sim.run(10, lambda: here.state.attempt is not None and here.state.attempt.world.pair == AttemptId(1, 2))
     assert here.state.attempt is not None
     assert here.state.attempt.step is None
     sim.crash("w2")
     assert sim.run(20, lambda: sim.trains_with("w0", "w1") and (t := sim.training_now()) is not None and t.made)
     assert sim.run(5, lambda: all(known.resumed is not None for known in here.state.incidents))
-    assert [(known.pair, known.lost_steps) for known in here.state.incidents] == [(Pair(1, 1), 0), (Pair(1, 2), 0)]
+    assert [(known.pair, known.lost_steps) for known in here.state.incidents] == [
+        (AttemptId(1, 1), 0),
+        (AttemptId(1, 2), 0),
+    ]
 
 
 def test_a_killed_rank_restarts_in_place_in_the_same_generation() -> None:
     sim = training()
     sim.kill_rank("w1")
-    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2))
+    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2))
     assert sim.trains_with("w0", "w1", "w2") or sim.run(5, lambda: sim.trains_with("w0", "w1", "w2"))
     assert {pod.state.incidents[0].action for pod in sim.alive()} == {"InPlace"}
 
@@ -184,7 +187,7 @@ def test_ranks_that_stopped_for_a_claim_that_is_known_by_now_are_ended_and_the_j
     pod = sim.pods["w0"]
     assert before is not None
     assert pod.state.membership is not None
-    claim = Claim(pair=Pair(1, 7), job_uid="older", publication="p", from_step=0)
+    claim = Claim(pair=AttemptId(1, 7), job_uid="older", publication="p", from_step=0)
     pod.state = replace(pod.state, membership=replace(pod.state.membership, claims=(claim,)))
     sim.feed(pod, events.ForeignClaims(pair=before.world.pair, claims=(claim,)))
     assert pod.state.attempt is None
@@ -197,13 +200,15 @@ def test_the_root_cause_is_the_exception_and_not_the_peers_that_miss_it() -> Non
     for uid in ("w0", "w2"):
         sim.kill_rank(uid, Cause.INFRASTRUCTURE, Priority.PEER_LOST)
     sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION)
-    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2))
-    assert {incident(pod, Pair(1, 1)) for pod in sim.alive()} == {Cause.APPLICATION}
+    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2))
+    assert {incident(pod, AttemptId(1, 1)) for pod in sim.alive()} == {Cause.APPLICATION}
 
 
 def test_what_a_launcher_says_of_its_stalled_ranks_reaches_the_others_at_once_and_is_taken_back() -> None:
     sim = training()
-    stall = Stall(pair=Pair(1, 1), rank=1, activity=Activity.VOTE, step=9, silent=False, seconds=0.6, deadline=0.85)
+    stall = Stall(
+        pair=AttemptId(1, 1), rank=1, activity=Activity.VOTE, step=9, silent=False, seconds=0.6, deadline=0.85
+    )
 
     def heard() -> set[tuple[Stall, ...]]:
         hellos = [sim.pods[uid].state.peers["w1"].hello for uid in ("w0", "w2")]
@@ -218,12 +223,12 @@ def test_what_a_launcher_says_of_its_stalled_ranks_reaches_the_others_at_once_an
 
 def test_the_other_launchers_of_the_attempt_hear_of_a_hang_and_keep_their_stacks() -> None:
     sim = training()
-    found = events.HangFound(pair=Pair(1, 1), message="rank 1 has been busy for 1.0 s")
+    found = events.HangFound(pair=AttemptId(1, 1), message="rank 1 has been busy for 1.0 s")
     sim.feed(sim.pods["w1"], found)
     assert sim.run(0.9, lambda: all(sim.pods[uid].kept_stacks for uid in ("w0", "w2")))
-    keep = events.KeepStacks(pair=Pair(1, 1), message="rank 1 has been busy for 1.0 s")
+    keep = events.KeepStacks(pair=AttemptId(1, 1), message="rank 1 has been busy for 1.0 s")
     assert [sim.pods[uid].kept_stacks for uid in ("w0", "w1", "w2")] == [[keep], [], [keep]]
-    sim.feed(sim.pods["w1"], replace(found, pair=Pair(1, 0)))
+    sim.feed(sim.pods["w1"], replace(found, pair=AttemptId(1, 0)))
     sim.run(0.9, lambda: False)
     assert [len(sim.pods[uid].kept_stacks) for uid in ("w0", "w2")] == [1, 1], "a hang of an attempt that is over"
     assert sim.trains_with("w0", "w1", "w2"), "nothing else follows from it"
@@ -371,7 +376,7 @@ def test_a_rank_that_finishes_first_is_no_failure_and_restarts_if_another_fails_
     assert not sim.announced
 
     sim.kill_rank("w1")
-    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2))
+    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2))
     assert sim.run(5, lambda: sim.trains_with("w0", "w1", "w2"))
 
 
@@ -383,8 +388,8 @@ def test_a_rank_that_ends_early_while_others_miss_it_is_an_application_failure()
     sim._end_ranks(sim.pods["w0"])
     sim.run(1)
     sim.kill_rank("w1", Cause.INFRASTRUCTURE, Priority.PEER_LOST)
-    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2))
-    assert incident(sim.pods["w1"], Pair(1, 1)) is Cause.APPLICATION
+    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2))
+    assert incident(sim.pods["w1"], AttemptId(1, 1)) is Cause.APPLICATION
 
 
 def test_a_drained_pod_leaves_with_75_after_an_agreed_commit_and_nothing_is_lost() -> None:
@@ -396,7 +401,7 @@ def test_a_drained_pod_leaves_with_75_after_an_agreed_commit_and_nothing_is_lost
     assert sim.pods["w1"].exit_code == 75
     assert sim.training_now().base == before.steps  # type: ignore[union-attr]
     for uid in ("w0", "w2"):
-        assert incident(sim.pods[uid], Pair(1, 1)) is Cause.INTERRUPTION
+        assert incident(sim.pods[uid], AttemptId(1, 1)) is Cause.INTERRUPTION
 
 
 @pytest.mark.parametrize("by", ["w0", "w1"])
@@ -410,14 +415,14 @@ def test_who_must_leave_stays_for_the_next_attempt_if_another_launcher_is_taken_
         sim.drain(uid)
     if blind:
         gone = Failure(cause=Cause.INFRASTRUCTURE, reason="PeerLost", message="", priority=Priority.PEER_LOST)
-        sim.feed(sim.pods["w1"], events.RankFailed(pair=Pair(1, 1), failure=gone))
+        sim.feed(sim.pods["w1"], events.RankFailed(pair=AttemptId(1, 1), failure=gone))
     sim.miss(by, "w3")
     assert sim.run(15, lambda: sim.trains_with(*sorted({"w0", "w1", "w2", "w3"} - {"w1", also})))
     assert sim.pods["w1"].exit_code == 75
     agreed = [world for world in sim.trainings if "w1" in world.world.uids and world.quiesced and world.commit]
-    assert [world.world.pair for world in agreed] == [Pair(1, 2)]
+    assert [world.world.pair for world in agreed] == [AttemptId(1, 2)]
     assert any(stored.lineage == agreed[0].steps for stored in sim.readable())
-    causes = [incident(sim.pods["w0"], pair) for pair in (Pair(1, 1), Pair(1, 2))]
+    causes = [incident(sim.pods["w0"], pair) for pair in (AttemptId(1, 1), AttemptId(1, 2))]
     assert causes == [Cause.INFRASTRUCTURE, Cause.INTERRUPTION]
 
 
@@ -477,10 +482,10 @@ def test_two_workers_on_one_noticed_node_leave_together_as_one_incident() -> Non
     assert [sim.pods[uid].exit_code for uid in ("w2", "w3")] == [75, 75]
     after = sim.training_now()
     assert after is not None
-    assert after.world.pair == Pair(1, 2)
+    assert after.world.pair == AttemptId(1, 2)
     assert after.base == before.steps
     said = {(i.pair, i.failure.cause, i.failure.message) for pod in sim.pods.values() for i in pod.state.incidents}
-    assert said == {(Pair(1, 1), Cause.INTERRUPTION, "w2, w3 leave: node-1 goes")}
+    assert said == {(AttemptId(1, 1), Cause.INTERRUPTION, "w2, w3 leave: node-1 goes")}
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -510,10 +515,10 @@ def test_a_drain_whose_commit_is_not_made_in_time_is_an_incident_and_what_nobody
     sim.tick(0.25)
     assert sim.run(15, lambda: sim.trains_with("w0", "w2"))
     sim.round()
-    assert incident(sim.pods["w1"], Pair(1, 1)) is Cause.INTERRUPTION
+    assert incident(sim.pods["w1"], AttemptId(1, 1)) is Cause.INTERRUPTION
     for uid in ("w0", "w2"):
         (known,) = sim.pods[uid].state.incidents
-        assert (known.pair, known.failure.cause) == (Pair(1, 1), Cause.INTERRUPTION)
+        assert (known.pair, known.failure.cause) == (AttemptId(1, 1), Cause.INTERRUPTION)
         assert known.lost_steps == (0 if keeps else made - saved)
 
 
@@ -554,7 +559,7 @@ def test_a_member_that_is_gone_after_the_agreed_commit_of_a_drain_is_not_lost(he
     sim.feed(sim.pods["w2"], events.DrainAsked(id="d", reason="scaled down", cause=None))
     if hears != "w2":
         sim.feed(pod, events.Received(sender="w2", message=sim.pods["w2"].state.hello))
-    gone = replace(sim.pods["w0"].state.hello, world=None, left=Pair(1, 1))
+    gone = replace(sim.pods["w0"].state.hello, world=None, left=AttemptId(1, 1))
     sim.feed(pod, events.Received(sender="w0", message=gone))
     assert sim.run(15, lambda: sim.trains_with("w0", "w1"))
     assert [one.state.incidents for one in sim.pods.values()] == [(), (), ()]
@@ -601,7 +606,7 @@ def test_a_spent_budget_ends_the_job_on_every_launcher_with_the_applications_cod
     budget = Budget(cause=Cause.APPLICATION, max_restarts=1, window=3600.0)
     sim = training(budgets=(budget,), replace_lost=False)
     sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION)
-    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2) and t.made)
+    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2) and t.made)
     sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION)
     assert sim.run(10, lambda: not sim.alive())
     assert {pod.exit_code for pod in sim.pods.values()} == {1}
@@ -674,17 +679,17 @@ def test_a_generation_published_twice_is_held_in_reported_and_overtaken() -> Non
 
 def test_a_job_applied_again_on_an_old_folder_resumes_it_above_the_old_claims() -> None:
     sim = Simulation(job="job-b", last_step=20)
-    old = Claim(pair=Pair(4, 2), job_uid="job-a", publication="old", from_step=0)
+    old = Claim(pair=AttemptId(4, 2), job_uid="job-a", publication="old", from_step=0)
     sim.claims[old.pair] = old
-    line = (Pair(4, 2),) * 6
-    sim.commits.append(Stored(fencing.Commit(step=6, pair=Pair(4, 2), job_uid="job-a"), line))
+    line = (AttemptId(4, 2),) * 6
+    sim.commits.append(Stored(fencing.Commit(step=6, pair=AttemptId(4, 2), job_uid="job-a"), line))
     assert sim.run(30, lambda: sim.trains_with("w0", "w1", "w2"))
     running = sim.training_now()
     assert running is not None
     assert running.world.pair.generation == 5
     assert running.base == line
 
-    zombie = Stored(fencing.Commit(step=9, pair=Pair(4, 2), job_uid="job-a"), (Pair(4, 2),) * 9)
+    zombie = Stored(fencing.Commit(step=9, pair=AttemptId(4, 2), job_uid="job-a"), (AttemptId(4, 2),) * 9)
     sim.commits.append(zombie)
     sim.check_line()
     assert sim.run(60, sim.completed)
@@ -712,7 +717,7 @@ class Endpoint:
 
     def __init__(self) -> None:
         self.sim = Simulation(2, operator=False, replace_lost=False)
-        terms = Terms(min_nodes=1, max_nodes=2, run_id="run", last_call=1.0)
+        terms = RunRequest(min_nodes=1, max_nodes=2, run_id="run", last_call=1.0)
         self.roster = Roster(terms=terms, publication="x")
         self.revision, self.told = 0, ()
         for pod in self.sim.pods.values():
@@ -763,11 +768,11 @@ def test_a_killed_rank_costs_no_step_and_writes_no_claim() -> None:
     assert before is not None
     assert sim.run(5, lambda: len(before.steps) > before.saved)
     sim.kill_rank("w1")
-    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2) and t.made)
+    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2) and t.made)
     after = sim.training_now()
     assert after is not None
     assert after.base == before.steps
-    assert set(sim.claims) == {Pair(1, 1)}
+    assert set(sim.claims) == {AttemptId(1, 1)}
 
 
 def test_a_step_in_doubt_is_applied_if_all_survivors_were_prepared() -> None:
@@ -778,8 +783,8 @@ def test_a_step_in_doubt_is_applied_if_all_survivors_were_prepared() -> None:
     for uid in ("w0", "w1", "w2"):
         sim.prepare(before, uid)
     sim.kill_rank("w1")
-    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2))
-    assert sim.training_now().base == (*made, Pair(1, 1))  # type: ignore[union-attr]
+    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2))
+    assert sim.training_now().base == (*made, AttemptId(1, 1))  # type: ignore[union-attr]
 
 
 def test_a_step_for_which_a_survivor_was_not_prepared_is_discarded() -> None:
@@ -790,7 +795,7 @@ def test_a_step_for_which_a_survivor_was_not_prepared_is_discarded() -> None:
     for uid in ("w0", "w1"):
         sim.prepare(before, uid)
     sim.kill_rank("w1")
-    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2))
+    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2))
     assert sim.training_now().base == made  # type: ignore[union-attr]
 
 
@@ -800,7 +805,7 @@ def test_who_hangs_is_replaced_and_takes_the_state_over() -> None:
     assert before is not None
     sim.hang("w2")
     sim.kill_rank("w1")
-    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2) and t.made)
+    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2) and t.made)
     after = sim.training_now()
     assert after is not None
     assert after.base == before.steps
@@ -840,14 +845,14 @@ def test_a_world_that_was_accepted_may_start_before_its_members_try_another() ->
     sim.withheld = set()
     assert sim.run(5, lambda: sim.trains_with("w0", "w1", "w3"))
     assert sim.run(3) is False
-    assert {(i.pair, i.failure.pod) for pod in sim.alive() for i in pod.state.incidents} == {(Pair(1, 1), "w2")}
+    assert {(i.pair, i.failure.pod) for pod in sim.alive() for i in pod.state.incidents} == {(AttemptId(1, 1), "w2")}
 
 
 def test_a_coordinator_that_is_lost_before_its_world_starts_is_not_waited_for() -> None:
     sim = training()
     sim.withheld = {("w0", "start"), ("w0", "hello")}
     sim.kill_rank("w1")
-    assert sim.run(5, lambda: sim.pods["w0"].state.started == Pair(1, 2))
+    assert sim.run(5, lambda: sim.pods["w0"].state.started == AttemptId(1, 2))
     sim.crash("w0")
     sim.withheld = set()
     assert sim.run(4, lambda: sim.trains_with("w1", "w2"))
@@ -857,7 +862,7 @@ def holding(sim: Simulation, *shards: str) -> None:
     """Each worker says which shards its ranks have, a digit a shard."""
     count = len(set("".join(shards)))
     for number, numbers in enumerate(shards):
-        held = Held(pair=sim.trainings[-1].world.pair, count=count, shards=frozenset(map(int, numbers)))
+        held = HeldShards(pair=sim.trainings[-1].world.pair, count=count, shards=frozenset(map(int, numbers)))
         sim.pods[f"w{number}"].local.append(events.Holds(held=held if numbers else None))
     sim.run(2)
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.constants import Cause
 from holdfast.core.errors import DocumentError, VersionError
 from holdfast.launcher.membership import messages as m
 from holdfast.launcher.membership.document import Member, Membership, Previous, Rules
-from holdfast.launcher.membership.held_shards import Held, together
+from holdfast.launcher.membership.held_shards import HeldShards, together
 from holdfast.launcher.membership.quorum import largest_world, may_be
 from holdfast.launcher.ranks.rank_process import Rank
 from holdfast.launcher.ranks.rank_socket import RankMessage
@@ -65,14 +65,14 @@ def test_a_world_is_a_majority_of_the_right_size(uids: str, world: str, rules: R
         ([(1, "cde")], None, None, "cd", ""),
         ([(1, "acd")], None, None, "", "cd"),
         ([(1, "ac")], None, None, "", ""),
-        ([(1, "cde"), (2, "abc")], Pair(2, 1), None, "", ""),
-        ([(1, "cde"), (2, "abc")], None, Pair(2, 1), "", ""),
-        ([(1, "abc"), (2, "cde")], Pair(1, 1), None, "", "cde"),
+        ([(1, "cde"), (2, "abc")], AttemptId(2, 1), None, "", ""),
+        ([(1, "cde"), (2, "abc")], None, AttemptId(2, 1), "", ""),
+        ([(1, "abc"), (2, "cde")], AttemptId(1, 1), None, "", "cde"),
         ([(1, "")], None, None, "", ""),
     ],
 )
 def test_no_majority_of_an_earlier_generation_is_left_behind(
-    previous: list[tuple[int, str]], active: Pair | None, started: Pair | None, gone: str, fence: str
+    previous: list[tuple[int, str]], active: AttemptId | None, started: AttemptId | None, gone: str, fence: str
 ) -> None:
     document = membership(len(previous) + 1, "abx", *previous, active=active, gone=frozenset(gone))
     verdict = may_be(document, frozenset("abx"), started)
@@ -91,7 +91,7 @@ def test_the_largest_world_takes_the_lowest_indexes_in_steps() -> None:
 
 def test_the_golden_membership_is_read() -> None:
     document = Membership.from_json(GOLDEN)
-    assert (document.generation, document.active, document.gone) == (2, Pair(1, 3), frozenset({"uid-w2"}))
+    assert (document.generation, document.active, document.gone) == (2, AttemptId(1, 3), frozenset({"uid-w2"}))
     assert document.rules.may_shrink
     assert document.rules.budgets[0].max_restarts == 3
     assert [member.pod for member in document.members] == ["gpt-w0", "gpt-w1", "gpt-w3"]
@@ -116,12 +116,12 @@ def test_a_membership_that_cannot_be_read_says_why(
         Membership.from_json({**GOLDEN, **change})
 
 
-WORLD = m.World(pair=Pair(2, 1), publication="p2", members=members("ab"), coordinator="a")
+WORLD = m.World(pair=AttemptId(2, 1), publication="p2", members=members("ab"), coordinator="a")
 FAILURE = m.Failure(
     cause=Cause.OOM, reason="OOM", message="…", priority=m.Priority.OOM, at=1.5, rank=1, traceback=("x",), step=4
 )
-INCIDENT = m.Incident(pair=Pair(1, 3), failure=FAILURE, action=m.Remedy.SHRINK, detected=1.5)
-CLAIM = Claim(pair=Pair(9, 1), job_uid="old", publication="x", from_step=3, from_pair=Pair(8, 1))
+INCIDENT = m.Incident(pair=AttemptId(1, 3), failure=FAILURE, action=m.Remedy.SHRINK, detected=1.5)
+CLAIM = Claim(pair=AttemptId(9, 1), job_uid="old", publication="x", from_step=3, from_pair=AttemptId(8, 1))
 
 
 @pytest.mark.parametrize(
@@ -132,29 +132,29 @@ CLAIM = Claim(pair=Pair(9, 1), job_uid="old", publication="x", from_step=3, from
             generation=2,
             revision=7,
             publication="p2",
-            accepted=Pair(2, 1),
-            started=Pair(1, 3),
+            accepted=AttemptId(2, 1),
+            started=AttemptId(1, 3),
             world=WORLD,
-            left=Pair(1, 3),
+            left=AttemptId(1, 3),
             ready=True,
             draining=True,
             stays=True,
             notice=m.Notice(node="n1", id="spot-1", reason="terminate", until=2.5),
             done=True,
-            failed=Pair(1, 3),
+            failed=AttemptId(1, 3),
             failure=FAILURE,
             foreign=(CLAIM,),
         ),
-        m.Share(membership=Membership.from_json(GOLDEN)),
-        m.Propose(world=WORLD, started=Pair(1, 3), incident=INCIDENT),
+        m.ShareMembership(membership=Membership.from_json(GOLDEN)),
+        m.Propose(world=WORLD, started=AttemptId(1, 3), incident=INCIDENT),
         m.Accept(world=WORLD),
-        m.Refuse(pair=Pair(2, 1), reason="no", highest=Pair(2, 2)),
+        m.Refuse(pair=AttemptId(2, 1), reason="no", highest=AttemptId(2, 2)),
         m.Start(world=WORLD, master=m.Master(host="10.0.0.1", port=4000)),
-        m.Confirm(pair=Pair(2, 1)),
-        m.Confirmed(pair=Pair(2, 1)),
-        m.Complete(pair=Pair(2, 1)),
+        m.Confirm(pair=AttemptId(2, 1)),
+        m.Confirmed(pair=AttemptId(2, 1)),
+        m.Complete(pair=AttemptId(2, 1)),
         m.GiveUp(incident=INCIDENT, message="spent"),
-        m.Hang(pair=Pair(2, 1), message="rank 2 has been busy"),
+        m.Hang(pair=AttemptId(2, 1), message="rank 2 has been busy"),
         m.Leaving(code=75),
     ],
     ids=lambda message: message.type,
@@ -173,11 +173,11 @@ def test_a_message_that_cannot_be_read_is_refused(wire: dict[str, object]) -> No
         m.from_json(wire)
 
 
-def held(*shards: str, attempt: int = 1, count: int = 3) -> dict[str, Held]:
+def held(*shards: str, attempt: int = 1, count: int = 3) -> dict[str, HeldShards]:
     """What each of a, b, c… holds, a digit a shard."""
     said = zip("abcdefghi", shards, strict=False)
     return {
-        uid: Held(pair=Pair(1, attempt), count=count, shards=frozenset(map(int, numbers)))
+        uid: HeldShards(pair=AttemptId(1, attempt), count=count, shards=frozenset(map(int, numbers)))
         for uid, numbers in said
         if numbers
     }
@@ -230,7 +230,7 @@ def test_a_world_with_shards_is_as_large_and_never_has_fewer_of_them(
 
 
 def test_what_a_launcher_holds_is_told_and_read() -> None:
-    hello = m.Hello(held=Held(pair=Pair(1, 2), count=4, shards=frozenset({3, 1})))
+    hello = m.Hello(held=HeldShards(pair=AttemptId(1, 2), count=4, shards=frozenset({3, 1})))
     said = json.loads(json.dumps(m.to_json(hello)))
     assert said["held"] == {"pair": {"generation": 1, "attempt": 2}, "count": 4, "shards": [1, 3]}
     assert m.from_json(said) == hello
@@ -240,15 +240,15 @@ def test_what_a_launcher_holds_is_told_and_read() -> None:
 
 def test_a_launcher_holds_what_its_ranks_have_of_the_newest_state() -> None:
     parts = [held("0")["a"], *held("1", "2", attempt=2).values()]
-    assert together(parts) == Held(pair=Pair(1, 2), count=3, shards=frozenset({1, 2}))
+    assert together(parts) == HeldShards(pair=AttemptId(1, 2), count=3, shards=frozenset({1, 2}))
     assert together([]) is None
 
 
 def test_a_rank_holds_the_shard_that_it_says_when_its_state_is_in_place() -> None:
-    rank = Rank(slot=0, local_rank=0, started_at=0.0, pair=Pair(1, 2))
+    rank = Rank(slot=0, local_rank=0, started_at=0.0, pair=AttemptId(1, 2))
     connection: Any = None
     for shard, wanted in (({"index": 1, "count": 4}, frozenset({1})), (None, None)):
         body = {"step": 3} if shard is None else {"step": 3, "shard": shard}
-        rank.hear(RankMessage(connection=connection, pair=Pair(1, 2), type="restored", body=body))
-        expected = None if wanted is None else Held(pair=Pair(1, 2), count=4, shards=wanted)
+        rank.hear(RankMessage(connection=connection, pair=AttemptId(1, 2), type="restored", body=body))
+        expected = None if wanted is None else HeldShards(pair=AttemptId(1, 2), count=4, shards=wanted)
         assert rank.held == expected

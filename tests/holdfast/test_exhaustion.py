@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation import Simulation
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.constants import Cause
 from holdfast.launcher.membership import events
 from holdfast.launcher.membership.document import Budget
@@ -29,11 +29,11 @@ def failure(reason: str, pod: str) -> Failure:
     return Failure(cause=cause, reason=reason, message=reason, priority=priority, pod=pod, exit_code=137)
 
 
-def ends(*told: tuple[float, str, str]) -> list[Pair | None]:
+def ends(*told: tuple[float, str, str]) -> list[AttemptId | None]:
     """Of each end of an attempt (when, what, of which pod): the pair of the incident that it is part of."""
     known, found = None, []
     for attempt, (at, reason, pod) in enumerate(told, start=1):
-        incident = Incident(pair=Pair(1, attempt), failure=failure(reason, pod), action=Remedy.WAIT, detected=at)
+        incident = Incident(pair=AttemptId(1, attempt), failure=failure(reason, pod), action=Remedy.WAIT, detected=at)
         known = noted(known, incident)
         assert noted(known, incident) == known, "hearing it again changes nothing"
         found.append(None if known is None else known.whole(incident.pair))
@@ -43,8 +43,8 @@ def ends(*told: tuple[float, str, str]) -> list[Pair | None]:
 def test_the_kernel_ends_a_rank_the_one_after_it_and_the_launcher() -> None:
     assert ends((0.0, "OutOfMemory", "w2"), (0.4, "OutOfMemory", "w2"), (0.9, "MemberLost", "w2")) == [
         None,
-        Pair(1, 1),
-        Pair(1, 1),
+        AttemptId(1, 1),
+        AttemptId(1, 1),
     ]
 
 
@@ -62,7 +62,7 @@ def test_the_kernel_ends_a_rank_the_one_after_it_and_the_launcher() -> None:
 )
 def test_only_what_befalls_the_same_pod_or_what_nobody_knows_is_part_of_it(reason: str, pod: str, part: bool) -> None:
     (_, found) = ends((0.0, "OutOfMemory", "w2"), (1.0, reason, pod))
-    assert (found == Pair(1, 1)) is part
+    assert (found == AttemptId(1, 1)) is part
 
 
 def test_a_script_that_fills_its_memory_again_after_the_default_pause_is_counted_again() -> None:
@@ -119,7 +119,7 @@ def kill_for_memory(sim: Simulation, uid: str) -> None:
 
 def in_attempt(sim: Simulation, number: int, *uids: str) -> bool:
     now = sim.training_now()
-    return now is not None and now.world.pair == Pair(1, number) and sim.trains_with(*uids)
+    return now is not None and now.world.pair == AttemptId(1, number) and sim.trains_with(*uids)
 
 
 def exhaust(sim: Simulation) -> None:
@@ -137,7 +137,7 @@ def test_an_exhausted_container_is_counted_once_on_every_launcher() -> None:
     exhaust(sim)
     for uid in ("w0", "w1"):
         state = sim.pods[uid].state
-        assert [(pair, cause) for pair, cause, _ in state.history] == [(Pair(1, 1), Cause.OOM)]
+        assert [(pair, cause) for pair, cause, _ in state.history] == [(AttemptId(1, 1), Cause.OOM)]
 
 
 def test_an_exhausted_container_spends_its_budget_once() -> None:
@@ -145,7 +145,7 @@ def test_an_exhausted_container_spends_its_budget_once() -> None:
     exhaust(sim)
     assert [pod.uid for pod in sim.alive()] == ["w0", "w1"]
     kept = {uid: [i.part_of for i in sim.pods[uid].state.incidents] for uid in ("w0", "w1")}
-    assert all(part in (None, Pair(1, 1)) for parts in kept.values() for part in parts), kept
+    assert all(part in (None, AttemptId(1, 1)) for parts in kept.values() for part in parts), kept
 
 
 def test_a_kill_for_memory_that_is_seen_late_stands_above_the_lost_peers_that_were_told_first() -> None:

@@ -18,25 +18,25 @@ from holdfast.checkpoint.policy.fencing import (
     readable,
     superfluous,
 )
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 
 JOB = "job-b"
 OLD = "job-a"
 
 
-def claim(generation: int, attempt: int, step: int, origin: Pair | None, job: str = JOB) -> Claim:
+def claim(generation: int, attempt: int, step: int, origin: AttemptId | None, job: str = JOB) -> Claim:
     publication = f"{job}-p{generation}"
     return Claim(
-        pair=Pair(generation, attempt), job_uid=job, publication=publication, from_step=step, from_pair=origin
+        pair=AttemptId(generation, attempt), job_uid=job, publication=publication, from_step=step, from_pair=origin
     )
 
 
 def commit(step: int, generation: int, attempt: int, job: str = JOB) -> Commit:
-    return Commit(step=step, pair=Pair(generation, attempt), job_uid=job)
+    return Commit(step=step, pair=AttemptId(generation, attempt), job_uid=job)
 
 
 FIRST = claim(1, 1, 0, None)
-SECOND = claim(1, 2, 50, Pair(1, 1))
+SECOND = claim(1, 2, 50, AttemptId(1, 1))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_claim_ends_the_attempts_before_it_at_its_step(found: Commit, ok: bool
 
 
 def test_a_commit_of_an_attempt_that_was_passed_over_is_not_read_even_below_the_step() -> None:
-    third = claim(2, 1, 50, Pair(1, 1))
+    third = claim(2, 1, 50, AttemptId(1, 1))
     verdict = readable(commit(40, 1, 2), [FIRST, third], job_uid=JOB)
     assert not verdict.ok
     assert verdict.reason == "fenced by claim 2.1 from step 50"
@@ -66,7 +66,7 @@ def test_a_fresh_start_ends_everything_before_it() -> None:
 
 
 def test_of_one_step_the_highest_pair_is_first_and_newer_steps_come_before() -> None:
-    claims = [FIRST, SECOND, claim(1, 3, 50, Pair(1, 2))]
+    claims = [FIRST, SECOND, claim(1, 3, 50, AttemptId(1, 2))]
     found = [commit(50, 1, 1), commit(50, 1, 2), commit(60, 1, 3), commit(55, 1, 2), commit(20, 1, 1)]
     assert order(found, claims, job_uid=JOB) == [
         commit(60, 1, 3),
@@ -80,7 +80,7 @@ def test_without_any_claim_everything_is_readable() -> None:
     assert order([commit(1, 1, 1), commit(2, 1, 1)], [], job_uid=JOB) == [commit(2, 1, 1), commit(1, 1, 1)]
 
 
-OLD_CLAIMS = [claim(3, 1, 0, None, OLD), claim(3, 2, 30, Pair(3, 1), OLD)]
+OLD_CLAIMS = [claim(3, 1, 0, None, OLD), claim(3, 2, 30, AttemptId(3, 1), OLD)]
 
 
 def test_a_job_applied_again_reads_the_old_jobs_newest_commit() -> None:
@@ -97,8 +97,8 @@ def test_with_resume_never_it_reads_only_its_own() -> None:
 
 
 def test_its_first_claim_voids_what_the_old_job_writes_above_it() -> None:
-    own = claim(4, 1, 40, Pair(3, 2))
-    late = claim(5, 1, 10, Pair(3, 1), OLD)
+    own = claim(4, 1, 40, AttemptId(3, 2))
+    late = claim(5, 1, 10, AttemptId(3, 1), OLD)
     claims = [*OLD_CLAIMS, own, late]
     assert late not in binding(claims, JOB)
     assert readable(commit(60, 4, 1), claims, job_uid=JOB).ok
@@ -108,41 +108,45 @@ def test_its_first_claim_voids_what_the_old_job_writes_above_it() -> None:
 
 
 def test_a_commit_whose_manifest_names_no_owner_is_the_claimants() -> None:
-    own = claim(4, 1, 40, Pair(3, 2))
-    nameless = Commit(step=60, pair=Pair(4, 1))
+    own = claim(4, 1, 40, AttemptId(3, 2))
+    nameless = Commit(step=60, pair=AttemptId(4, 1))
     assert readable(nameless, [*OLD_CLAIMS, own], job_uid=JOB).ok
-    assert not readable(Commit(step=60, pair=Pair(5, 1)), [*OLD_CLAIMS, own], job_uid=JOB).ok
+    assert not readable(Commit(step=60, pair=AttemptId(5, 1)), [*OLD_CLAIMS, own], job_uid=JOB).ok
 
 
 @pytest.mark.parametrize(
     ("pair", "ok", "why"),
     [
-        (Pair(4, 3), True, "it may be of an attempt that went on from memory, under the claim of its generation"),
-        (Pair(5, 1), False, "no claim of a generation is inherited by the next"),
-        (Pair(5, 3), False, "of a generation in which another job has claimed"),
-        (Pair(3, 2), True, "below the job's first claim it is history"),
-        (Pair(6, 3), True, "another job has claimed meanwhile, and ours still stood"),
-        (Pair(6, 1), False, "an attempt of ours claims before it commits, and this one did not"),
+        (
+            AttemptId(4, 3),
+            True,
+            "it may be of an attempt that went on from memory, under the claim of its generation",
+        ),
+        (AttemptId(5, 1), False, "no claim of a generation is inherited by the next"),
+        (AttemptId(5, 3), False, "of a generation in which another job has claimed"),
+        (AttemptId(3, 2), True, "below the job's first claim it is history"),
+        (AttemptId(6, 3), True, "another job has claimed meanwhile, and ours still stood"),
+        (AttemptId(6, 1), False, "an attempt of ours claims before it commits, and this one did not"),
     ],
 )
 def test_a_commit_whose_manifest_cannot_be_read_is_of_who_claimed_its_generation(
-    pair: Pair, ok: bool, why: str
+    pair: AttemptId, ok: bool, why: str
 ) -> None:
-    ours = [claim(4, 2, 40, Pair(3, 2)), claim(6, 2, 60, Pair(4, 3))]
-    others = [*OLD_CLAIMS, claim(5, 2, 10, Pair(3, 1), OLD), claim(6, 3, 10, Pair(3, 1), OLD)]
+    ours = [claim(4, 2, 40, AttemptId(3, 2)), claim(6, 2, 60, AttemptId(4, 3))]
+    others = [*OLD_CLAIMS, claim(5, 2, 10, AttemptId(3, 1), OLD), claim(6, 3, 10, AttemptId(3, 1), OLD)]
     assert readable(Commit(step=20, pair=pair), [*ours, *others], job_uid=JOB).ok is ok, why
 
 
 def test_an_unreadable_commit_of_an_heir_is_cut_off_by_the_claim_of_who_passed_it_over() -> None:
-    claims = [FIRST, claim(1, 3, 50, Pair(1, 1))]
-    assert not readable(Commit(step=40, pair=Pair(1, 2)), claims, job_uid=JOB).ok
-    assert not readable(Commit(step=60, pair=Pair(1, 1)), claims, job_uid=JOB).ok
-    assert readable(Commit(step=60, pair=Pair(1, 4)), claims, job_uid=JOB).ok
+    claims = [FIRST, claim(1, 3, 50, AttemptId(1, 1))]
+    assert not readable(Commit(step=40, pair=AttemptId(1, 2)), claims, job_uid=JOB).ok
+    assert not readable(Commit(step=60, pair=AttemptId(1, 1)), claims, job_uid=JOB).ok
+    assert readable(Commit(step=60, pair=AttemptId(1, 4)), claims, job_uid=JOB).ok
 
 
 def test_with_resume_never_an_unreadable_commit_of_an_heir_is_its_own() -> None:
     own = claim(4, 1, 0, None)
-    heir = Commit(step=5, pair=Pair(4, 2))
+    heir = Commit(step=5, pair=AttemptId(4, 2))
     assert order([heir], [*OLD_CLAIMS, own], job_uid=JOB, resume=Resume.NEVER) == [heir]
 
 
@@ -158,24 +162,24 @@ def test_with_resume_never_an_unreadable_commit_of_an_heir_is_its_own() -> None:
     ],
 )
 def test_claims_of_our_generation_or_above_that_are_not_ours_stop_us(found: Claim, stops: bool, why: str) -> None:
-    mine = {"job_uid": JOB, "pair": Pair(2, 1), "publication": f"{JOB}-p2"}
+    mine = {"job_uid": JOB, "pair": AttemptId(2, 1), "publication": f"{JOB}-p2"}
     assert bool(foreign([found], known=[], **mine)) is stops, why  # type: ignore[arg-type]
     assert not foreign([found], known=[found], **mine), "what the membership knows, its generation is above"  # type: ignore[arg-type]
 
 
 def test_the_same_generation_under_another_publication_is_foreign() -> None:
-    twin = Claim(pair=Pair(2, 1), job_uid=JOB, publication="twin", from_step=0)
-    assert foreign([twin], known=[], job_uid=JOB, pair=Pair(2, 1), publication=f"{JOB}-p2") == (twin,)
+    twin = Claim(pair=AttemptId(2, 1), job_uid=JOB, publication="twin", from_step=0)
+    assert foreign([twin], known=[], job_uid=JOB, pair=AttemptId(2, 1), publication=f"{JOB}-p2") == (twin,)
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[list[Claim], list[tuple[Commit, tuple[Pair, ...]]]]:
+def histories(draw: st.DrawFn) -> tuple[list[Claim], list[tuple[Commit, tuple[AttemptId, ...]]]]:
     """Attempts that each restore what is readable, claim, and commit; some commits land only at the end."""
     claims: list[Claim] = []
-    written: list[tuple[Commit, tuple[Pair, ...]]] = []
-    late: list[tuple[Commit, tuple[Pair, ...]]] = []
+    written: list[tuple[Commit, tuple[AttemptId, ...]]] = []
+    late: list[tuple[Commit, tuple[AttemptId, ...]]] = []
     for number in range(1, draw(st.integers(2, 6))):
-        pair = Pair(1, number)
+        pair = AttemptId(1, number)
         best = order([c for c, _ in written], claims, job_uid=JOB)
         base = next((line for c, line in written if best and c == best[0]), ())
         claims.append(claim(1, number, len(base), best[0].pair if best else None))
@@ -194,7 +198,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Claim], list[tuple[Commit, tuple[Pa
 @settings(derandomize=True, max_examples=300, deadline=None)
 @given(histories())
 def test_whatever_lands_late_only_one_line_is_readable(
-    history: tuple[list[Claim], list[tuple[Commit, tuple[Pair, ...]]]],
+    history: tuple[list[Claim], list[tuple[Commit, tuple[AttemptId, ...]]]],
 ) -> None:
     claims, written = history
     lines = [line for found, line in written if readable(found, claims, job_uid=JOB).ok]
@@ -204,7 +208,7 @@ def test_whatever_lands_late_only_one_line_is_readable(
 
 # Claims that nobody needs any more
 
-pairs = st.builds(Pair, st.integers(1, 3), st.integers(1, 4))
+pairs = st.builds(AttemptId, st.integers(1, 3), st.integers(1, 4))
 commits = st.builds(lambda step, pair: Commit(step=step, pair=pair, job_uid=JOB), st.integers(0, 6), pairs)
 claims_of_all_kinds = st.builds(
     lambda pair, step, origin: claim(
@@ -226,7 +230,7 @@ def test_what_a_claim_cuts_off_so_does_one_that_covers_it(later: Claim, earlier:
 @settings(derandomize=True, max_examples=300, deadline=None)
 @given(histories(), st.lists(commits, max_size=20))
 def test_without_superfluous_claims_the_same_commits_are_readable_whatever_lands_later(
-    history: tuple[list[Claim], list[tuple[Commit, tuple[Pair, ...]]]], late: list[Commit]
+    history: tuple[list[Claim], list[tuple[Commit, tuple[AttemptId, ...]]]], late: list[Commit]
 ) -> None:
     claims, written = history
     kept: list[Claim] = []
@@ -239,15 +243,15 @@ def test_without_superfluous_claims_the_same_commits_are_readable_whatever_lands
 
 
 def test_a_job_that_fails_again_and_again_after_one_commit_keeps_its_first_claim_and_its_last() -> None:
-    again = [claim(2, attempt, 50, Pair(1, 1)) for attempt in range(1, 4)]
+    again = [claim(2, attempt, 50, AttemptId(1, 1)) for attempt in range(1, 4)]
     assert superfluous([FIRST, *again], again[-1]) == tuple(again[:-1])
 
 
 @pytest.mark.parametrize(
     ("before", "own", "why"),
     [
-        (SECOND, claim(2, 1, 80, Pair(1, 2)), "what 1.1 writes at steps 51 to 80 only the earlier one cuts off"),
-        (claim(1, 2, 0, None), claim(2, 1, 0, Pair(1, 1)), "it cuts off everything"),
+        (SECOND, claim(2, 1, 80, AttemptId(1, 2)), "what 1.1 writes at steps 51 to 80 only the earlier one cuts off"),
+        (claim(1, 2, 0, None), claim(2, 1, 0, AttemptId(1, 1)), "it cuts off everything"),
     ],
 )
 def test_a_claim_from_which_training_went_on_stays(before: Claim, own: Claim, why: str) -> None:
@@ -255,38 +259,46 @@ def test_a_claim_from_which_training_went_on_stays(before: Claim, own: Claim, wh
 
 
 def test_beside_another_jobs_claims_all_stay() -> None:
-    again = [claim(2, attempt, 50, Pair(1, 1)) for attempt in (1, 2)]
+    again = [claim(2, attempt, 50, AttemptId(1, 1)) for attempt in (1, 2)]
     assert superfluous([FIRST, claim(3, 1, 0, None, OLD), *again], again[-1]) == ()
 
 
 @pytest.mark.parametrize(
     ("synced", "claimed", "trained", "may", "why"),
     [
-        (Pair(2, 3), [2, None], [Pair(2, 3), Pair(2, 3), None], True, "a survivor knows of its generation's claim"),
-        (Pair(2, 3), [None], [Pair(2, 3)], False, "the claim of its generation failed, or is unknown"),
-        (Pair(1, 3), [1], [Pair(1, 3)], False, "the generation is new"),
         (
-            Pair(2, 3),
+            AttemptId(2, 3),
+            [2, None],
+            [AttemptId(2, 3), AttemptId(2, 3), None],
+            True,
+            "a survivor knows of its generation's claim",
+        ),
+        (AttemptId(2, 3), [None], [AttemptId(2, 3)], False, "the claim of its generation failed, or is unknown"),
+        (AttemptId(1, 3), [1], [AttemptId(1, 3)], False, "the generation is new"),
+        (
+            AttemptId(2, 3),
             [2],
-            [Pair(2, 3), Pair(2, 4)],
+            [AttemptId(2, 3), AttemptId(2, 4)],
             False,
             "an attempt between may have committed, and its ranks died",
         ),
-        (None, [], [Pair(2, 3)], False, "nobody has a state in memory"),
+        (None, [], [AttemptId(2, 3)], False, "nobody has a state in memory"),
     ],
 )
 def test_who_goes_on_under_the_claim_of_its_generation(
-    synced: Pair | None, claimed: list[int | None], trained: list[Pair | None], may: bool, why: str
+    synced: AttemptId | None, claimed: list[int | None], trained: list[AttemptId | None], may: bool, why: str
 ) -> None:
-    assert inherits(Pair(2, 5), synced=synced, claimed=claimed, trained=trained) is may, why
+    assert inherits(AttemptId(2, 5), synced=synced, claimed=claimed, trained=trained) is may, why
 
 
-pairs = st.builds(Pair, st.integers(1, 4), st.integers(1, 3))
+pairs = st.builds(AttemptId, st.integers(1, 4), st.integers(1, 3))
 lines = st.lists(st.tuples(pairs, st.integers(1, 9), pairs), min_size=1, max_size=8)
 
 
 @given(lines)
-def test_the_commit_that_the_highest_claim_continues_is_readable(drawn: list[tuple[Pair, int, Pair]]) -> None:
+def test_the_commit_that_the_highest_claim_continues_is_readable(
+    drawn: list[tuple[AttemptId, int, AttemptId]],
+) -> None:
     """Whatever claims of lower attempts landed, and whenever."""
     claims = [
         Claim(pair=pair, job_uid=JOB, publication="p", from_step=step, from_pair=origin)
@@ -304,16 +316,16 @@ def test_the_commit_that_the_highest_claim_continues_is_readable(drawn: list[tup
 def test_the_late_claim_of_an_ended_line_cuts_off_nothing() -> None:
     """3.1 commits step 100, 3.2 restored 50 and is stuck before its claim lands, 4.1 restores 100."""
     commits = [commit(50, 1, 1), commit(100, 3, 1)]
-    claims = [FIRST, claim(3, 1, 50, Pair(1, 1)), claim(4, 1, 100, Pair(3, 1))]
-    late = claim(3, 2, 50, Pair(1, 1))
+    claims = [FIRST, claim(3, 1, 50, AttemptId(1, 1)), claim(4, 1, 100, AttemptId(3, 1))]
+    late = claim(3, 2, 50, AttemptId(1, 1))
     assert order(commits, [*claims, late], job_uid=JOB) == order(commits, claims, job_uid=JOB) == commits[::-1]
     assert not readable(commit(60, 3, 2), [*claims, late], job_uid=JOB).ok, "what the ended line writes stays cut off"
 
 
 def test_a_claim_that_lands_late_makes_no_other_superfluous() -> None:
     """2.2 restored 50 like 2.1, and claims after 3.1. Without the claim of 2.1, a late commit of 1.1 would count."""
-    early, top = claim(2, 1, 50, Pair(1, 1)), claim(3, 1, 100, Pair(2, 1))
-    late = claim(2, 2, 50, Pair(1, 1))
+    early, top = claim(2, 1, 50, AttemptId(1, 1)), claim(3, 1, 100, AttemptId(2, 1))
+    late = claim(2, 2, 50, AttemptId(1, 1))
     assert superfluous([FIRST, early, late, top], late) == ()
     zombie = commit(60, 1, 1)
     assert not readable(zombie, [FIRST, early, late, top], job_uid=JOB).ok

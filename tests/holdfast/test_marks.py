@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import DocumentError, InvariantError
 from holdfast.training.protocol.step_commit import (
-    Doubt,
-    Standing,
+    PreparedStep,
+    RankState,
     affirmed,
     committed,
     prepared,
@@ -20,9 +20,9 @@ from holdfast.training.protocol.step_commit import (
     voted,
 )
 
-A, B, C = Pair(1, 1), Pair(1, 2), Pair(2, 1)
-NEWCOMER = Standing()
-READY = Standing(step=7, voted=A, synced=A)
+A, B, C = AttemptId(1, 1), AttemptId(1, 2), AttemptId(2, 1)
+NEWCOMER = RankState()
+READY = RankState(step=7, voted=A, synced=A)
 IN_DOUBT = voted(prepared(READY, A), A)
 APPLIED = committed(IN_DOUBT)
 
@@ -33,13 +33,13 @@ def test_without_a_memory_nobody_survives() -> None:
 
 
 def test_the_last_vote_outranks_the_last_synchronisation() -> None:
-    verdict = resolve([Standing(step=9, voted=A, synced=C), Standing(step=3, voted=B, synced=B), NEWCOMER])
+    verdict = resolve([RankState(step=9, voted=A, synced=C), RankState(step=3, voted=B, synced=B), NEWCOMER])
     assert (verdict.survivors, verdict.donor, verdict.step, verdict.voted) == ((1,), 1, 3, B)
     assert verdict.newcomers == (0, 2)
 
 
 def test_of_equal_votes_the_last_synchronisation_counts() -> None:
-    verdict = resolve([Standing(step=7, voted=A, synced=A), Standing(step=8, voted=A, synced=B)])
+    verdict = resolve([RankState(step=7, voted=A, synced=A), RankState(step=8, voted=A, synced=B)])
     assert (verdict.survivors, verdict.step) == ((1,), 8)
 
 
@@ -89,14 +89,14 @@ def test_survivors_that_cannot_be_are_refused() -> None:
 
 
 def test_a_step_in_an_attempt() -> None:
-    assert Doubt(pair=A, step=7) == IN_DOUBT.doubt
-    assert Standing(step=8, voted=A, synced=A) == APPLIED
+    assert PreparedStep(pair=A, step=7) == IN_DOUBT.doubt
+    assert RankState(step=8, voted=A, synced=A) == APPLIED
     assert torn(IN_DOUBT) == NEWCOMER
 
 
 @pytest.mark.parametrize("step", [7, 8])
 def test_synchronising_settles_the_doubt_of_a_survivor(step: int) -> None:
-    assert synchronised(IN_DOUBT, B, step, A) == Standing(step=step, voted=A, synced=B)
+    assert synchronised(IN_DOUBT, B, step, A) == RankState(step=step, voted=A, synced=B)
 
 
 def test_a_newcomer_takes_over_the_donors_votes() -> None:
@@ -129,14 +129,14 @@ def test_what_the_protocol_forbids_is_refused(forbidden: object) -> None:
 
 
 @pytest.mark.parametrize("standing", [NEWCOMER, READY, IN_DOUBT, APPLIED, synchronised(NEWCOMER, C, 5, None)])
-def test_a_standing_travels_as_json(standing: Standing) -> None:
-    assert Standing.from_json(standing.to_json()) == standing
+def test_a_standing_travels_as_json(standing: RankState) -> None:
+    assert RankState.from_json(standing.to_json()) == standing
 
 
 @pytest.mark.parametrize("rubbish", [{}, {"step": "x"}, {"step": 1, "voted": 3, "synced": None, "doubt": None}])
 def test_rubbish_is_no_standing(rubbish: dict[str, object]) -> None:
     with pytest.raises(DocumentError, match="not a"):
-        Standing.from_json(rubbish)
+        RankState.from_json(rubbish)
 
 
 def test_a_step_applied_from_a_doubt_outranks_its_attempts_others_once_it_is_affirmed() -> None:

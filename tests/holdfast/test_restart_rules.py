@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation import Simulation
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.constants import Cause
 from holdfast.launcher.membership.document import Budget
 from holdfast.launcher.membership.messages import Failure, Priority
 from holdfast.launcher.membership.restart_rules import Restart, Rule, first_match
 from holdfast_operator.api.recovery import parse_rules
 from holdfast_operator.decision.failures import rules as operators
-from holdfast_operator.decision.failures.evidence import Facts
+from holdfast_operator.decision.failures.evidence import FailureEvidence
 from holdfast_operator.manifests.children import rules_for_launchers
 
 
@@ -99,7 +99,7 @@ def test_launchers_and_operator_find_the_same_rule(
 ) -> None:
     known = parse_rules({"rules": written})
     here = first_match(restart(*written).rules, failure(reason, code))
-    facts = Facts(exit_code=code, hung=reason == "Hung", oom="Process" if reason == "OutOfMemory" else "")
+    facts = FailureEvidence(exit_code=code, hung=reason == "Hung", oom="Process" if reason == "OutOfMemory" else "")
     there = operators.first_match(known, facts)
     assert (here.name if here else None) == (there.rule.name if there else None)
 
@@ -117,7 +117,7 @@ def training(*rules: dict[str, Any], budgets: tuple[Budget, ...] = ()) -> Simula
 def fail(sim: Simulation, attempt: int) -> bool:
     """A rank of w1 ends. Whether the next attempt trains."""
     sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION)
-    return sim.run(20, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, attempt + 1))
+    return sim.run(20, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, attempt + 1))
 
 
 RANKS_CODE = 1  # of a rank that ends in the simulation

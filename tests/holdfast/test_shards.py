@@ -8,18 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.format.shard_layout import Holding, TensorSpec, held_by, rows
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import UsageError
 from holdfast.training.protocol.shard_assignment import deal, resolve
-from holdfast.training.protocol.step_commit import Doubt, Standing
+from holdfast.training.protocol.step_commit import PreparedStep, RankState
 
-FIRST, SECOND, THIRD = Pair(1, 1), Pair(1, 2), Pair(1, 3)
-NEWCOMER = Standing()
+FIRST, SECOND, THIRD = AttemptId(1, 1), AttemptId(1, 2), AttemptId(1, 3)
+NEWCOMER = RankState()
 
 
-def member(step: int = 7, *, voted: Pair | None = FIRST, synced: Pair = FIRST, doubts: bool = False) -> Standing:
-    doubt = Doubt(pair=synced, step=step) if doubts else None
-    return Standing(step=step, voted=voted, synced=synced, doubt=doubt)
+def member(
+    step: int = 7, *, voted: AttemptId | None = FIRST, synced: AttemptId = FIRST, doubts: bool = False
+) -> RankState:
+    doubt = PreparedStep(pair=synced, step=step) if doubts else None
+    return RankState(step=step, voted=voted, synced=synced, doubt=doubt)
 
 
 # Dealing

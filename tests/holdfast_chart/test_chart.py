@@ -16,7 +16,7 @@ from holdfast_operator.api.names import LEASE_NAME
 from holdfast_operator.api.status import Worker
 from holdfast_operator.manifests import children
 from holdfast_operator.settings import from_environment
-from holdfast_operator.views import Platform
+from holdfast_operator.views import Installation
 from holdfast_testbed.chart import CHART, render
 from holdfast_testbed.commands import run
 from holdfast_testbed.errors import TestbedError
@@ -158,7 +158,7 @@ def test_users_with_edit_may_create_jobs_and_those_with_view_read_them() -> None
 def sidecar_of(documents: list[dict[str, Any]]) -> dict[str, Any]:
     """The sidecar that an operator with these values adds to a worker's pod."""
     found = from_environment(environment(documents) | {"HOLDFAST_NAMESPACE": "x"})
-    platform = Platform(
+    platform = Installation(
         sidecar_image=found.sidecar_image,
         agents_url=found.agents_url,
         ca_bundle="PEM",
@@ -264,9 +264,9 @@ def test_rights_over_nodes_come_with_their_mode(values: list[str], granted: set[
 
 
 def test_the_operator_reads_what_it_may_do_with_nodes_as_it_stands_in_the_values() -> None:
-    from holdfast_operator.remediation.settings import Mode, Rules, parse_rules
+    from holdfast_operator.remediation.settings import Mode, RemediationSettings, parse_rules
 
-    assert parse_rules(environment(render())["HOLDFAST_NODE_REMEDIATION"]) == Rules()
+    assert parse_rules(environment(render())["HOLDFAST_NODE_REMEDIATION"]) == RemediationSettings()
     alert = "nodeRemediation.alerts[0]"
     documents = render(
         "nodeRemediation.mode=Replace",
@@ -599,10 +599,10 @@ def test_the_pod_monitor_finds_the_workers_of_every_namespace_and_says_whose_the
 @pytest.fixture
 def worker_pod() -> dict[str, Any]:
     """A worker's pod as the operator makes it."""
-    return worker_pod_on(Platform(sidecar_image="s", agents_url="https://o", ca_bundle="PEM"))
+    return worker_pod_on(Installation(sidecar_image="s", agents_url="https://o", ca_bundle="PEM"))
 
 
-def worker_pod_on(platform: Platform) -> dict[str, Any]:
+def worker_pod_on(platform: Installation) -> dict[str, Any]:
     job = parse_job(
         {
             "metadata": {"name": "gpt", "namespace": "ml", "uid": "u", "resourceVersion": "1", "generation": 1,

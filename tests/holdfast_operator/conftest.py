@@ -35,16 +35,16 @@ from holdfast_operator.decision.plan import (
 from holdfast_operator.reconcile.act import status_patch, without_nulls
 from holdfast_operator.reconcile.observe import doubtful, rival_of, unlisted
 from holdfast_operator.reconcile.torchrun_reports import spoken_for
-from holdfast_operator.scheduling.gang_queue import Known, Line, standing_of
+from holdfast_operator.scheduling.gang_queue import GangQueue, GangQueueInput, standing_of
 from holdfast_operator.views import (
+    CreationError,
+    GangPriority,
+    Installation,
+    NodeUsage,
     Observed,
-    Platform,
     PodView,
-    Refusal,
     Renewals,
-    Rival,
-    Standing,
-    Usage,
+    WaitingGang,
     parse_node,
     parse_pod,
     parse_report,
@@ -54,7 +54,7 @@ from holdfast_operator.views import (
 Body = dict[str, Any]
 
 START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
-PLATFORM = Platform(sidecar_image="holdfast/sidecar:dev", agents_url="https://operator:8443", ca_bundle="PEM")
+PLATFORM = Installation(sidecar_image="holdfast/sidecar:dev", agents_url="https://operator:8443", ca_bundle="PEM")
 CONTRACT = Path(__file__).parents[1] / "contract"
 LEASE_SECONDS = 20
 RENEWAL = timedelta(seconds=10)
@@ -138,7 +138,7 @@ class Sim:
         self.heard: dict[str, tuple[datetime, Body]] = {}
         self.started_at = START - timedelta(hours=1)
         self.applied, self.published, self.rendezvous_ip = "", -1, ""
-        self.refusal: Refusal | None = None
+        self.refusal: CreationError | None = None
         self.peers: list[Sim] = []  # other jobs on the same nodes
         self.document: Body | None = None
         self.documents: dict[int, Body] = {}
@@ -223,7 +223,7 @@ class Sim:
             pods=tuple(views),
             nodes=tuple(self._read(name) if name in doubted else self._node(name) for name in self.nodes),
             reports=reports,
-            line=Line(self._known(), self.now),
+            line=GangQueue(self._known(), self.now),
             usage=self._usage(),
             refusal=self.refusal,
             applied=self.applied,
@@ -252,21 +252,21 @@ class Sim:
         renewed = format_time(self.leases[name])
         return parse_node(self.nodes[name], {"spec": {"renewTime": renewed, "leaseDurationSeconds": LEASE_SECONDS}})
 
-    def _known(self) -> Known:
-        return Known(
+    def _known(self) -> GangQueueInput:
+        return GangQueueInput(
             nodes=tuple(self._node(name) for name in self.nodes),
             usage=self._usage(),
             rivals=tuple(filter(None, (job.rival() for job in (self, *self.peers)))),
         )
 
-    def rival(self) -> Rival | None:
+    def rival(self) -> WaitingGang | None:
         """This job as others see it in the line."""
         found = rival_of(self.body)
         views = (parse_pod(body) for body in self.pods.values())
         standing = standing_of(view for view in views if not (view.bound or view.terminal or view.leaving))
-        return found and replace(found, standing=standing or Standing())
+        return found and replace(found, standing=standing or GangPriority())
 
-    def _usage(self) -> tuple[Usage, ...]:
+    def _usage(self) -> tuple[NodeUsage, ...]:
         return tuple(filter(None, map(usage_of, self._all_pods())))
 
     def plan(self) -> Plan:

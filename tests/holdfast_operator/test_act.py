@@ -14,7 +14,7 @@ from holdfast_operator.agents.hub import AgentHub
 from holdfast_operator.decision.plan import CreatePod, DeletePod, Event, Publish, RestorePod
 from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError, RejectedError
 from holdfast_operator.reconcile.act import Actor, event_manifest, status_patch, without_nulls
-from holdfast_operator.reconcile.observe import Memory
+from holdfast_operator.reconcile.observe import JobMemory
 
 VALUES = st.recursive(
     st.none() | st.integers(0, 3) | st.text(max_size=2),
@@ -92,7 +92,7 @@ def plan_with(trained: Any, *actions: Any) -> Any:
 def test_a_refused_creation_is_remembered_and_stops_its_like_only(trained: Any) -> None:
     api = Api(create_pod=RejectedError("pod a", "QuotaExceeded", "exceeded quota: pods"))
     plan = plan_with(trained, *creations("a", "b"), DeletePod(name="c", uid="u", why="test"))
-    memory, failure = actor(api).act(trained.observe().job, plan, Memory())
+    memory, failure = actor(api).act(trained.observe().job, plan, JobMemory())
     assert api.calls == [("create_pod", "a"), ("delete_pod", "c")]
     assert failure is None, "an answer, which the next pass would get as well"
     assert memory.refusal is not None
@@ -103,7 +103,9 @@ def test_a_refused_creation_is_remembered_and_stops_its_like_only(trained: Any) 
 def test_labels_that_cannot_be_put_back_keep_no_pod_from_being_made(trained: Any) -> None:
     api = Api(restore_pod=RejectedError("PATCH …/pods/a", "Rejected", "labels are protected"))
     restored = [RestorePod(name=name, uid="u", marks={"labels": {}}) for name in ("a", "b")]
-    memory, failure = actor(api).act(trained.observe().job, plan_with(trained, *restored, *creations("c")), Memory())
+    memory, failure = actor(api).act(
+        trained.observe().job, plan_with(trained, *restored, *creations("c")), JobMemory()
+    )
     assert api.calls == [("restore_pod", "a"), ("restore_pod", "b"), ("create_pod", "c")]
     assert (memory.refusal, failure) == (None, None)
 
@@ -111,7 +113,7 @@ def test_labels_that_cannot_be_put_back_keep_no_pod_from_being_made(trained: Any
 def test_a_creation_that_succeeds_ends_the_refusal(trained: Any) -> None:
     api = Api(create_pod=RejectedError("pod a", "QuotaExceeded", "exceeded quota: pods"))
     job = trained.observe().job
-    memory, _failure = actor(api).act(job, plan_with(trained, *creations("a")), Memory())
+    memory, _failure = actor(api).act(job, plan_with(trained, *creations("a")), JobMemory())
     memory, _failure = actor(api).act(job, plan_with(trained), memory)
     assert memory.refusal is not None
     memory, _failure = actor(Api()).act(job, plan_with(trained, *creations("a")), memory)
@@ -122,13 +124,13 @@ def test_what_changed_meanwhile_is_left_to_the_next_pass(trained: Any) -> None:
     for error in (ConflictError("changed"), NotFoundError("gone")):
         api = Api(delete_pod=error)
         plan = plan_with(trained, *[DeletePod(name=name, uid="u", why="test") for name in ("a", "b")])
-        actor(api).act(trained.observe().job, plan, Memory())
+        actor(api).act(trained.observe().job, plan, JobMemory())
         assert api.calls == [("delete_pod", "a"), ("delete_pod", "b")]
 
 
 def test_a_publication_is_remembered_by_its_revision(trained: Any) -> None:
     plan = plan_with(trained, Publish(revision=9, document={"revision": 9}))
-    memory, _failure = actor(Api()).act(trained.observe().job, plan, Memory())
+    memory, _failure = actor(Api()).act(trained.observe().job, plan, JobMemory())
     assert memory.published == 9
 
 
@@ -137,7 +139,7 @@ def test_where_no_pod_can_be_made_launchers_are_told_all_the_same(trained: Any, 
     """A webhook for pods that is away answers each creation with a 500, maybe as it sat on the lost node."""
     api = Api(create_pod=ClusterError(f"POST …/pods {answer}"))
     plan = plan_with(trained, *creations("a", "b"), Publish(revision=9, document={"revision": 9}))
-    memory, failure = actor(api).act(trained.observe().job, plan, Memory())
+    memory, failure = actor(api).act(trained.observe().job, plan, JobMemory())
     assert memory.published == 9
     assert api.calls == [("create_pod", "a")]
     assert failure is not None, "the pass is tried again"
@@ -148,7 +150,9 @@ def test_where_no_pod_can_be_made_launchers_are_told_all_the_same(trained: Any, 
 def test_what_the_api_server_does_not_answer_stops_its_like_only(trained: Any) -> None:
     api = Api(delete_pod=ClusterError("DELETE …/pods/a was answered with 503"))
     deletions = [DeletePod(name=name, uid="u", why="test") for name in ("a", "b")]
-    memory, failure = actor(api).act(trained.observe().job, plan_with(trained, *deletions, *creations("c")), Memory())
+    memory, failure = actor(api).act(
+        trained.observe().job, plan_with(trained, *deletions, *creations("c")), JobMemory()
+    )
     assert api.calls == [("delete_pod", "a"), ("create_pod", "c")]
     assert "503" in str(failure)
     assert memory.refusal is None

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from holdfast_operator.agents.hub import AgentHub, PodIdentity
-from holdfast_operator.agents.server import AgentServer, Limits, Observer
+from holdfast_operator.agents.server import AgentServer, Limits, ServerMetrics
 from holdfast_operator.agents.tls import TlsKeeper
 from holdfast_operator.errors import AuthenticationUnavailableError
-from holdfast_operator.runtime.rate_limit import Rate
+from holdfast_operator.runtime.rate_limit import RateLimit
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "contract" / "report.json").read_text())
 WORKER = "pod:uid-w0"
@@ -110,7 +110,7 @@ def start() -> Iterator[Callable[..., Api]]:
             host="127.0.0.1",
             port=0,
             limits=limits,
-            observer=Observer(answered=lambda route, code: answers.append((route, code))),
+            observer=ServerMetrics(answered=lambda route, code: answers.append((route, code))),
         )
         servers.append(server)
         server.start()
@@ -298,7 +298,7 @@ def test_a_pod_that_sends_many_bodies_at_once_is_put_off(start: Callable[..., Ap
 
 
 def test_a_pod_that_asks_too_often_is_put_off_and_costs_no_other_pod(start: Callable[..., Api]) -> None:
-    api = start(replace(LIMITS, of_a_pod=Rate(a_second=0.001, at_once=3)))
+    api = start(replace(LIMITS, of_a_pod=RateLimit(a_second=0.001, at_once=3)))
     asked = [api.call("POST", "/v1/report", body=body())[0] for _ in range(5)]
     assert asked == [200, 200, 200, 429, 429]
     connection = api.connect()
@@ -484,7 +484,7 @@ def test_the_most_connections_follow_from_the_memory_limit(
 
 
 def test_a_pod_is_put_off_by_bytes_before_its_body_is_read(start: Callable[..., Api]) -> None:
-    api = start(replace(LIMITS, bytes_of_a_pod=Rate(a_second=1.0, at_once=2 * len(body()))))
+    api = start(replace(LIMITS, bytes_of_a_pod=RateLimit(a_second=1.0, at_once=2 * len(body()))))
     assert [api.call("POST", "/v1/report", body=body())[0] for _ in range(3)] == [200, 200, 429]
     assert api.call("POST", "/v1/report", token="pod:another", body=body())[0] != 429
 

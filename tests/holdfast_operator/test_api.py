@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from holdfast_operator.api.job import (
+    AttemptId,
     Backoff,
     HangSpec,
     ObjectSpec,
-    Pair,
     format_time,
     parse_job,
     parse_pair,
@@ -198,7 +198,11 @@ def test_an_unreadable_job_is_still_a_job() -> None:
 
 
 def test_pairs_order_all_worlds() -> None:
-    pairs = [Pair(generation=2, attempt=1), Pair(generation=1, attempt=9), Pair(generation=1, attempt=2)]
+    pairs = [
+        AttemptId(generation=2, attempt=1),
+        AttemptId(generation=1, attempt=9),
+        AttemptId(generation=1, attempt=2),
+    ]
     assert [str(pair) for pair in sorted(pairs)] == ["1.2", "1.9", "2.1"]
     assert parse_pair({"generation": 1}) is None
     assert parse_pair(None) is None

@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_operator.api.quantities import quantity, requests
-from holdfast_operator.scheduling.capacity import Ask, Room, admits, keeps_away, no_node, place_together, too_big
-from holdfast_operator.views import NodeView, Tenant, Usage
+from holdfast_operator.scheduling.capacity import (
+    FreeCapacity,
+    PodRequest,
+    admits,
+    keeps_away,
+    no_node,
+    place_together,
+    too_big,
+)
+from holdfast_operator.views import NodeUsage, NodeView, PodAffinityInfo
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -52,8 +60,8 @@ def test_limits_stand_in_for_requests_and_native_sidecars_add_up() -> None:
 
 
 def test_a_node_holds_what_fits_beside_what_runs() -> None:
-    room = Room([node("n1"), node("n2")], [Usage(node="n1", amounts=requests(pod("3")))], NOW)
-    assert room.place(Ask(pod_spec=pod(), count=5)) == 2
+    room = FreeCapacity([node("n1"), node("n2")], [NodeUsage(node="n1", amounts=requests(pod("3")))], NOW)
+    assert room.place(PodRequest(pod_spec=pod(), count=5)) == 2
 
 
 def one_by_one(left: dict[str, int], asked: int, count: int) -> int:
@@ -72,15 +80,15 @@ def one_by_one(left: dict[str, int], asked: int, count: int) -> int:
 )
 def test_gangs_are_placed_as_if_pod_by_pod(offers: list[int], gangs: list[tuple[int, int]]) -> None:
     nodes = [NodeView(name=f"n{i}", allocatable={"cpu": cpu, "pods": 99}) for i, cpu in enumerate(offers)]
-    room = Room(nodes, [], NOW)
+    room = FreeCapacity(nodes, [], NOW)
     left = {f"n{i}": cpu for i, cpu in enumerate(offers)}
     for asked, count in gangs:
-        assert room.place(Ask(pod_spec=pod(str(asked)), count=count)) == one_by_one(left, asked, count)
+        assert room.place(PodRequest(pod_spec=pod(str(asked)), count=count)) == one_by_one(left, asked, count)
 
 
 def test_dead_cordoned_and_avoided_nodes_hold_nothing() -> None:
     nodes = [node("n1", ready=False), node("n2", unschedulable=True), node("n3"), node("n4")]
-    assert Room(nodes, [], NOW).place(Ask(pod_spec=pod(), count=9, avoid=("n4",))) == 2
+    assert FreeCapacity(nodes, [], NOW).place(PodRequest(pod_spec=pod(), count=9, avoid=("n4",))) == 2
 
 
 def test_selectors_affinity_and_taints_are_respected() -> None:
@@ -164,7 +172,7 @@ def test_no_node_is_said_exactly_when_an_empty_cluster_has_no_room(
 ) -> None:
     nodes = [node(f"n{i}", cpu=str(cpu), labels=labels) for i, (labels, cpu) in enumerate(cluster)]
     spec = pod(str(cpus), nodeSelector=asked)
-    room = Room(nodes, [], NOW).place(Ask(pod_spec=spec, count=1))
+    room = FreeCapacity(nodes, [], NOW).place(PodRequest(pod_spec=spec, count=1))
     assert bool(no_node(spec, nodes)) == (room == 0 and bool(nodes))
 
 
@@ -179,9 +187,14 @@ def apart_from(*terms: dict[str, Any]) -> dict[str, Any]:
 def test_pods_that_keep_away_from_each_other_share_no_domain() -> None:
     nodes = [labelled("n1", rack="r1"), labelled("n2", rack="r1"), labelled("n3", rack="r2")]
     apart = {"topologyKey": "rack", "labelSelector": {"matchLabels": {"app": "x"}}}
-    ask = Ask(pod_spec=apart_from(apart), count=3, namespace="ml", labels={"app": "x"})
-    assert Room(nodes, [], NOW).place(ask) == 2, "one in each rack"
-    assert Room(nodes, [], NOW).place(Ask(pod_spec=ask.pod_spec, count=3, namespace="ml", labels={"app": "y"})) == 3
+    ask = PodRequest(pod_spec=apart_from(apart), count=3, namespace="ml", labels={"app": "x"})
+    assert FreeCapacity(nodes, [], NOW).place(ask) == 2, "one in each rack"
+    assert (
+        FreeCapacity(nodes, [], NOW).place(
+            PodRequest(pod_spec=ask.pod_spec, count=3, namespace="ml", labels={"app": "y"})
+        )
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,33 +220,36 @@ def test_pods_that_keep_away_from_each_other_share_no_domain() -> None:
 )
 def test_who_is_kept_away_from_depends_on_the_namespace(term: dict[str, Any], held: int) -> None:
     away = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "x"}}, **term}
-    there = Usage(node="n1", amounts={}, tenants=(Tenant(namespace="ml", labels={"app": "x"}),))
+    there = NodeUsage(node="n1", amounts={}, tenants=(PodAffinityInfo(namespace="ml", labels={"app": "x"}),))
     nodes = [labelled("n1"), labelled("n2")]
-    assert Room(nodes, [there], NOW).place(Ask(pod_spec=apart_from(away), count=9, namespace="ml")) == held
-    guard = Tenant(namespace="ml", keeps_away=keeps_away(apart_from(away)))
-    bound = Usage(node="n1", amounts={}, tenants=(guard,))
-    newcomer = Ask(pod_spec=pod(), count=9, namespace="ml", labels={"app": "x"})
-    assert Room(nodes, [bound], NOW).place(newcomer) == held, "who is there keeps others away as well"
+    assert (
+        FreeCapacity(nodes, [there], NOW).place(PodRequest(pod_spec=apart_from(away), count=9, namespace="ml"))
+        == held
+    )
+    guard = PodAffinityInfo(namespace="ml", keeps_away=keeps_away(apart_from(away)))
+    bound = NodeUsage(node="n1", amounts={}, tenants=(guard,))
+    newcomer = PodRequest(pod_spec=pod(), count=9, namespace="ml", labels={"app": "x"})
+    assert FreeCapacity(nodes, [bound], NOW).place(newcomer) == held, "who is there keeps others away as well"
 
 
 def test_who_would_go_keeps_nobody_away_and_who_takes_the_place_does() -> None:
     away = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "x"}}}
-    guard = Tenant(namespace="ml", keeps_away=keeps_away(apart_from(away)))
-    bound = Usage(node="n1", amounts={}, tenants=(guard,))
-    room = Room([node("n1", cpu="8", labels={"kubernetes.io/hostname": "n1"})], [bound], NOW)
-    newcomer = Ask(pod_spec=pod(), count=9, namespace="ml", labels={"app": "x"})
+    guard = PodAffinityInfo(namespace="ml", keeps_away=keeps_away(apart_from(away)))
+    bound = NodeUsage(node="n1", amounts={}, tenants=(guard,))
+    room = FreeCapacity([node("n1", cpu="8", labels={"kubernetes.io/hostname": "n1"})], [bound], NOW)
+    newcomer = PodRequest(pod_spec=pod(), count=9, namespace="ml", labels={"app": "x"})
     freed = room.without([bound])
     assert (room.copy().place(newcomer), freed.copy().place(newcomer)) == (0, 4)
 
     trial = freed.copy()
-    trial.place(Ask(pod_spec=apart_from(away), count=1, namespace="ml"))
+    trial.place(PodRequest(pod_spec=apart_from(away), count=1, namespace="ml"))
     room.put(trial.beyond(freed))
     assert room.without([bound]).place(newcomer) == 0, "whoever took the place keeps others away from it"
 
 
 def test_one_domain_holds_all_or_the_most() -> None:
     nodes = [labelled("n1", zone="a"), labelled("n2", zone="b"), labelled("n3", zone="b"), labelled("n4")]
-    room = Room(nodes, [], NOW)
-    assert place_together(room, [Ask(pod_spec=pod(), count=3)], "zone") == ((2,), "b")
-    assert place_together(room, [Ask(pod_spec=pod(), count=3)], "zone") == ((1,), "a"), "that room was taken"
-    assert place_together(room, [Ask(pod_spec=pod(), count=3)], "zone") == ((0,), "")
+    room = FreeCapacity(nodes, [], NOW)
+    assert place_together(room, [PodRequest(pod_spec=pod(), count=3)], "zone") == ((2,), "b")
+    assert place_together(room, [PodRequest(pod_spec=pod(), count=3)], "zone") == ((1,), "a"), "that room was taken"
+    assert place_together(room, [PodRequest(pod_spec=pod(), count=3)], "zone") == ((0,), "")

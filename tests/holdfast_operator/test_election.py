@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast_operator.errors import ClusterError, ConflictError
-from holdfast_operator.leadership.elector import Calls, Elector
+from holdfast_operator.leadership.elector import Callbacks, Elector
 from holdfast_operator.leadership.lease import (
     Lease,
-    Sight,
+    LeaseTimings,
+    LeaseView,
     Step,
-    Terms,
     body_of,
     decide,
     given_back,
@@ -27,7 +27,7 @@ from holdfast_operator.leadership.lease import (
     seen,
 )
 
-TERMS = Terms()
+TERMS = LeaseTimings()
 OTHERS = Lease(holder="b", renewed="10:00", version="7")
 OURS = replace(OTHERS, holder="a")
 
@@ -42,18 +42,18 @@ OURS = replace(OTHERS, holder="a")
     ],
 )
 def test_a_lease_that_is_nobodys_or_was_ours_is_taken_at_once(lease: Lease | None, step: Step) -> None:
-    assert decide(Sight(lease=lease, since=100.0), 100.0, "a", TERMS).step is step
+    assert decide(LeaseView(lease=lease, since=100.0), 100.0, "a", TERMS).step is step
 
 
 def test_a_lease_is_taken_once_it_was_seen_unchanged_for_all_of_its_time() -> None:
-    sight = Sight(lease=replace(OTHERS, seconds=40), since=100.0)
+    sight = LeaseView(lease=replace(OTHERS, seconds=40), since=100.0)
     assert decide(sight, 140.0, "a", TERMS).step is Step.WAIT
     decision = decide(sight, 140.1, "a", TERMS)
     assert (decision.step, decision.why) == (Step.TAKE, "b has not renewed the Lease for 40 s")
 
 
 def test_only_a_change_of_the_lease_begins_its_time_anew() -> None:
-    first = seen(Sight(), OTHERS, 100.0)
+    first = seen(LeaseView(), OTHERS, 100.0)
     same = seen(first, replace(OTHERS, version="8"), 105.0)
     assert same.since == 100.0
     assert same.lease is not None
@@ -63,7 +63,7 @@ def test_only_a_change_of_the_lease_begins_its_time_anew() -> None:
 
 def test_the_times_in_a_lease_mean_nothing() -> None:
     for renewed in ("", "1970-01-01T00:00:00.000000Z", "2999-01-01T00:00:00.000000Z"):
-        sight = Sight(lease=replace(OTHERS, renewed=renewed), since=100.0)
+        sight = LeaseView(lease=replace(OTHERS, renewed=renewed), since=100.0)
         assert decide(sight, 101.0, "a", TERMS).step is Step.WAIT
 
 
@@ -77,18 +77,18 @@ def test_the_times_in_a_lease_mean_nothing() -> None:
     ],
 )
 def test_a_leader_that_has_lost_the_lease_ends_and_says_why(lease: Lease | None, at: float, why: str) -> None:
-    decision = decide(Sight(lease=lease, renewed_at=100.0), at, "a", TERMS)
+    decision = decide(LeaseView(lease=lease, renewed_at=100.0), at, "a", TERMS)
     assert decision.step is Step.END
     assert why in decision.why
 
 
 def test_a_leader_renews() -> None:
-    assert decide(Sight(lease=OURS, renewed_at=100.0), 109.9, "a", TERMS).step is Step.RENEW
+    assert decide(LeaseView(lease=OURS, renewed_at=100.0), 109.9, "a", TERMS).step is Step.RENEW
 
 
 @pytest.mark.parametrize("seconds", [1, 5, 15, 60])
 def test_a_leader_has_ended_before_another_one_may_take_over(seconds: int) -> None:
-    terms = Terms(lease_seconds=seconds)
+    terms = LeaseTimings(lease_seconds=seconds)
     last_call_ends = terms.give_up_seconds + sum(terms.call_seconds)
     assert last_call_ends == pytest.approx(seconds)
     assert 3 * terms.round_seconds < terms.give_up_seconds, "one lost call is no reason to end"
@@ -162,7 +162,7 @@ class Replica:
     follows: list[str | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        calls = Calls(elected=self._elect, ended=self.ends.append, follows=self.follows.append)
+        calls = Callbacks(elected=self._elect, ended=self.ends.append, follows=self.follows.append)
         self.elector = Elector(
             self.world,
             calls,
@@ -350,4 +350,4 @@ def test_the_clock_of_an_election_also_runs_while_the_machine_sleeps() -> None:
 
 
 def test_nobody_leads_who_was_never_elected() -> None:
-    assert not leads(Sight(lease=OURS), 0.0, TERMS)
+    assert not leads(LeaseView(lease=OURS), 0.0, TERMS)

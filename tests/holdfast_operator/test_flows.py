@@ -10,10 +10,10 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.job import parse_job
 from holdfast_operator.api.status import Worker
 from holdfast_operator.manifests.children import children, network_policy, pod
-from holdfast_operator.views import Platform
+from holdfast_operator.views import Installation
 from holdfast_testbed.flows import End, Flow, allowed
 
-PLATFORM = Platform(sidecar_image="s", agents_url="https://o", ca_bundle="PEM")
+PLATFORM = Installation(sidecar_image="s", agents_url="https://o", ca_bundle="PEM")
 EPHEMERAL = 40_123
 """Where gloo and an attempt's store listen: somewhere."""
 
@@ -104,5 +104,5 @@ def test_the_policy_stands_before_any_pod_and_goes_with_its_job() -> None:
 
 
 def test_there_is_none_where_the_installation_wants_none() -> None:
-    platform = Platform(sidecar_image="s", agents_url="https://o", ca_bundle="PEM", network_policies=False)
+    platform = Installation(sidecar_image="s", agents_url="https://o", ca_bundle="PEM", network_policies=False)
     assert "NetworkPolicy" not in [child["kind"] for child in children(job(), platform)]

@@ -12,10 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_operator.cluster.node_usage import Occupancy
-from holdfast_operator.scheduling.capacity import Ask, Room
-from holdfast_operator.scheduling.gang_queue import Known, Line, standing_of
-from holdfast_operator.scheduling.gang_queue_cache import Lines
-from holdfast_operator.views import NodeView, Rival, Standing, Tenant, Usage, parse_node, parse_pod
+from holdfast_operator.scheduling.capacity import FreeCapacity, PodRequest
+from holdfast_operator.scheduling.gang_queue import GangQueue, GangQueueInput, standing_of
+from holdfast_operator.scheduling.gang_queue_cache import GangQueueCache
+from holdfast_operator.views import (
+    GangPriority,
+    NodeUsage,
+    NodeView,
+    PodAffinityInfo,
+    WaitingGang,
+    parse_node,
+    parse_pod,
+)
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 POD = {"containers": [{"name": "trainer", "resources": {"requests": {"cpu": "1"}}}]}
@@ -35,10 +43,10 @@ def gang(
     retry_in: float | None = None,
     priority: int = 0,
     preempts: bool = True,
-) -> Rival:
+) -> WaitingGang:
     created = NOW + timedelta(seconds=number)
     key = f"ml/job-{number}"
-    return Rival(
+    return WaitingGang(
         key=key,
         uid=key,
         created=created,
@@ -47,30 +55,32 @@ def gang(
         pods=pods,
         pod_spec=POD,
         retry_at=None if retry_in is None else NOW + timedelta(seconds=retry_in),
-        standing=Standing(priority=priority, preempts=preempts),
+        standing=GangPriority(priority=priority, preempts=preempts),
     )
 
 
-def rooms(line: Line, rival: Rival) -> list[Room]:
+def rooms(line: GangQueue, rival: WaitingGang) -> list[FreeCapacity]:
     return list(line.before(rival.standing, rival.created, rival.key)[0])
 
 
-def taken(on: str, cpu: int, priority: int) -> Usage:
-    return Usage(node=on, amounts={"cpu": Decimal(cpu)}, tenants=(Tenant(namespace="ml"),), priority=priority)
+def taken(on: str, cpu: int, priority: int) -> NodeUsage:
+    return NodeUsage(
+        node=on, amounts={"cpu": Decimal(cpu)}, tenants=(PodAffinityInfo(namespace="ml"),), priority=priority
+    )
 
 
-def left_to(line: Line, rival: Rival) -> int:
-    return rooms(line, rival)[0].place(Ask(pod_spec=POD, count=1000))
+def left_to(line: GangQueue, rival: WaitingGang) -> int:
+    return rooms(line, rival)[0].place(PodRequest(pod_spec=POD, count=1000))
 
 
-def may_have(line: Line, rival: Rival) -> int:
+def may_have(line: GangQueue, rival: WaitingGang) -> int:
     """At most, if need be in the place of others."""
-    return rooms(line, rival)[-1].place(Ask(pod_spec=POD, count=1000))
+    return rooms(line, rival)[-1].place(PodRequest(pod_spec=POD, count=1000))
 
 
 def test_each_gang_finds_what_the_older_ones_leave() -> None:
     gangs = [gang(number, pods=3) for number in range(4)]
-    line = Line(Known(nodes=(node("n1", 6), node("n2", 4)), rivals=tuple(reversed(gangs))), NOW)
+    line = GangQueue(GangQueueInput(nodes=(node("n1", 6), node("n2", 4)), rivals=tuple(reversed(gangs))), NOW)
     assert [left_to(line, one) for one in gangs] == [10, 7, 4, 1]
     assert line.before(gangs[3].standing, gangs[3].created, gangs[3].key)[1] == 9
     assert [left_to(line, one) for one in gangs] == [10, 7, 4, 1], "trying something in it changes nothing"
@@ -79,7 +89,7 @@ def test_each_gang_finds_what_the_older_ones_leave() -> None:
 def test_lifted_gangs_go_first_and_one_that_tries_later_or_never_fits_takes_nothing() -> None:
     first, huge = gang(1, pods=2), gang(0, pods=11)
     later, young = gang(2, pods=3, retry_in=5), gang(9, pods=4, lifted=True)
-    line = Line(Known(nodes=(node("n1", 10),), rivals=(first, huge, later, young)), NOW)
+    line = GangQueue(GangQueueInput(nodes=(node("n1", 10),), rivals=(first, huge, later, young)), NOW)
     assert left_to(line, first) == 6
     assert left_to(line, gang(3, pods=1)) == 4
     assert not line.outlived(NOW + timedelta(seconds=4))
@@ -88,7 +98,7 @@ def test_lifted_gangs_go_first_and_one_that_tries_later_or_never_fits_takes_noth
 
 def test_a_gang_may_begin_where_an_empty_cluster_holds_as_many_as_it_needs() -> None:
     usage = (taken("n1", 4, priority=0),)
-    line = Line(Known(nodes=(node("n1", 4), node("n2", 4)), usage=usage), NOW)
+    line = GangQueue(GangQueueInput(nodes=(node("n1", 4), node("n2", 4)), usage=usage), NOW)
     gangs = [replace(gang(most, pods=most), least=least) for most, least in ((8, 0), (9, 0), (10, 8), (20, 9))]
     assert [line.could_begin(one) for one in gangs] == [True, False, True, False]
 
@@ -96,7 +106,7 @@ def test_a_gang_may_begin_where_an_empty_cluster_holds_as_many_as_it_needs() -> 
 @given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), max_size=12), st.integers(0, 12))
 def test_who_goes_first_is_served_first_whatever_waits(shapes: list[tuple[int, bool]], cpu: int) -> None:
     gangs = [gang(number, pods=pods, lifted=lifted) for number, (pods, lifted) in enumerate(shapes)]
-    line = Line(Known(nodes=(node("n1", cpu),), rivals=tuple(gangs)), NOW)
+    line = GangQueue(GangQueueInput(nodes=(node("n1", cpu),), rivals=tuple(gangs)), NOW)
     left = cpu
     for one in sorted(gangs, key=lambda one: (not one.lifted, one.created)):
         if not one.lifted:
@@ -108,13 +118,13 @@ def test_who_goes_first_is_served_first_whatever_waits(shapes: list[tuple[int, b
 def test_of_those_that_wait_the_higher_priority_goes_first_then_age() -> None:
     old, young, urgent = gang(0, pods=2), gang(1, pods=3), gang(2, pods=4, priority=10)
     lifted = gang(3, pods=1, lifted=True, priority=-5)
-    line = Line(Known(nodes=(node("n1", 20),), rivals=(old, young, urgent, lifted)), NOW)
+    line = GangQueue(GangQueueInput(nodes=(node("n1", 20),), rivals=(old, young, urgent, lifted)), NOW)
     assert [left_to(line, one) for one in (urgent, old, young)] == [19, 15, 13]
 
 
 def test_what_pods_of_lower_priority_take_is_free_to_a_gang_and_of_no_others() -> None:
     usage = (taken("n1", 4, priority=0), taken("n2", 4, priority=10))
-    line = Line(Known(nodes=(node("n1", 4), node("n2", 4)), usage=usage), NOW)
+    line = GangQueue(GangQueueInput(nodes=(node("n1", 4), node("n2", 4)), usage=usage), NOW)
     assert [may_have(line, gang(0, pods=1, priority=p)) for p in (-1, 0, 5, 10, 11)] == [0, 0, 4, 4, 8]
     assert len(rooms(line, gang(0, pods=1, priority=0))) == 1, "nobody to displace"
     assert may_have(line, gang(0, pods=1, priority=11, preempts=False)) == 0
@@ -124,7 +134,9 @@ def test_a_gang_that_displaces_others_leaves_their_place_to_nobody_behind_it() -
     usage = (taken("n1", 4, priority=0), taken("n2", 4, priority=0))
     first, second = gang(2, pods=4, priority=10), gang(3, pods=2, priority=5)
     behind = gang(0, pods=1)
-    line = Line(Known(nodes=(node("n1", 4), node("n2", 4)), usage=usage, rivals=(behind, second, first)), NOW)
+    line = GangQueue(
+        GangQueueInput(nodes=(node("n1", 4), node("n2", 4)), usage=usage, rivals=(behind, second, first)), NOW
+    )
     assert [may_have(line, one) for one in (first, second, behind)] == [8, 4, 0]
     assert line.before(behind.standing, behind.created, behind.key)[1] == 6
 
@@ -132,29 +144,33 @@ def test_a_gang_that_displaces_others_leaves_their_place_to_nobody_behind_it() -
 def test_who_makes_room_for_a_lifted_gang_makes_it_for_no_second_one() -> None:
     usage = (taken("n1", 4, priority=0),)
     lifted, urgent = gang(0, pods=4, lifted=True, priority=5), gang(1, pods=4, priority=10)
-    line = Line(Known(nodes=(node("n1", 4),), usage=usage, rivals=(urgent, lifted)), NOW)
+    line = GangQueue(GangQueueInput(nodes=(node("n1", 4),), usage=usage, rivals=(urgent, lifted)), NOW)
     assert may_have(line, urgent) == 0
 
 
 def test_a_gang_with_room_beside_the_others_displaces_none_of_them() -> None:
     usage = (taken("n1", 4, priority=0),)
     urgent, behind = gang(1, pods=4, priority=10), gang(0, pods=4)
-    line = Line(Known(nodes=(node("n1", 4), node("n2", 4), node("n3", 4)), usage=usage, rivals=(urgent, behind)), NOW)
+    line = GangQueue(
+        GangQueueInput(nodes=(node("n1", 4), node("n2", 4), node("n3", 4)), usage=usage, rivals=(urgent, behind)), NOW
+    )
     assert left_to(line, behind) == 4
 
 
 def test_who_has_to_displace_some_takes_first_what_is_free() -> None:
     usage = (taken("n1", 4, priority=0), taken("n2", 4, priority=0))
     urgent, behind = gang(1, pods=8, priority=10), gang(0, pods=1)
-    line = Line(Known(nodes=(node("n1", 4), node("n2", 4), node("n3", 4)), usage=usage, rivals=(urgent, behind)), NOW)
+    line = GangQueue(
+        GangQueueInput(nodes=(node("n1", 4), node("n2", 4), node("n3", 4)), usage=usage, rivals=(urgent, behind)), NOW
+    )
     assert left_to(line, behind) == 0
 
 
 def test_of_pods_of_two_priorities_the_least_counts() -> None:
     views = [parse_pod({"spec": {"priority": priority}}) for priority in (7, 3)]
-    assert standing_of(views) == Standing(priority=3)
+    assert standing_of(views) == GangPriority(priority=3)
     never = parse_pod({"spec": {"preemptionPolicy": "Never"}})
-    assert standing_of([*views, never]) == Standing(priority=0, preempts=False)
+    assert standing_of([*views, never]) == GangPriority(priority=0, preempts=False)
     assert standing_of([]) is None
 
 
@@ -162,14 +178,16 @@ RIVALS = st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(-1, 2)
 TAKEN = st.lists(st.tuples(st.sampled_from(["n1", "n2"]), st.integers(1, 3), st.integers(-1, 2)), max_size=6)
 
 
-def a_line(shapes: list[tuple[int, bool, int, bool]], usage: list[tuple[str, int, int]]) -> tuple[Line, list[Rival]]:
+def a_line(
+    shapes: list[tuple[int, bool, int, bool]], usage: list[tuple[str, int, int]]
+) -> tuple[GangQueue, list[WaitingGang]]:
     gangs = [
         gang(number, pods=pods, lifted=lifted, priority=priority, preempts=preempts)
         for number, (pods, lifted, priority, preempts) in enumerate(shapes)
     ]
     used = tuple(taken(on, cpu, priority) for on, cpu, priority in usage)
     nodes = tuple(node(name, 9) for name in ("n1", "n2"))
-    return Line(Known(nodes=nodes, usage=used, rivals=tuple(gangs)), NOW), gangs
+    return GangQueue(GangQueueInput(nodes=nodes, usage=used, rivals=tuple(gangs)), NOW), gangs
 
 
 @given(RIVALS, TAKEN, st.integers(-1, 3), st.booleans())
@@ -179,7 +197,7 @@ def test_a_gang_never_displaces_pods_of_its_own_priority_or_a_higher_one(
     line, _ = a_line(shapes, usage)
     for room in rooms(line, gang(99, pods=1, priority=priority, preempts=preempts)):
         before = room.copy()
-        room.place(Ask(pod_spec=POD, count=1000))
+        room.place(PodRequest(pod_spec=POD, count=1000))
         for put in room.beyond(before):
             stay = [cpu for on, cpu, other in usage if on == put.node and (other >= priority or not preempts)]
             assert put.amounts["cpu"] + sum(stay) <= max(9, sum(stay))
@@ -193,7 +211,7 @@ def test_each_gang_has_one_place_in_the_line_whoever_is_listed_first(
     waiting = [one for one in gangs if not one.lifted]
     shuffled = random.sample(gangs, len(gangs))
     used = tuple(taken(on, cpu, priority) for on, cpu, priority in usage)
-    other = Line(Known(nodes=(node("n1", 9), node("n2", 9)), usage=used, rivals=tuple(shuffled)), NOW)
+    other = GangQueue(GangQueueInput(nodes=(node("n1", 9), node("n2", 9)), usage=used, rivals=tuple(shuffled)), NOW)
     assert [may_have(line, one) for one in waiting] == [may_have(other, one) for one in waiting]
 
 
@@ -209,23 +227,23 @@ def test_what_a_gang_may_have_hangs_on_no_gang_behind_it(
             for other in gangs
             if other.lifted or (-other.standing.priority, other.created) < (-one.standing.priority, one.created)
         ]
-        short = Line(Known(nodes=(node("n1", 9), node("n2", 9)), usage=used, rivals=tuple(ahead)), NOW)
+        short = GangQueue(GangQueueInput(nodes=(node("n1", 9), node("n2", 9)), usage=used, rivals=tuple(ahead)), NOW)
         assert one.lifted or may_have(short, one) == may_have(line, one)
 
 
-def known(count: int) -> Known:
+def known(count: int) -> GangQueueInput:
     gangs = tuple(gang(number, pods=1) for number in range(count))
-    return Known(nodes=(node("n1", 4),), rivals=gangs, jobs=frozenset(one.key for one in gangs))
+    return GangQueueInput(nodes=(node("n1", 4),), rivals=gangs, jobs=frozenset(one.key for one in gangs))
 
 
 def test_a_long_line_is_not_made_anew_for_each_pass() -> None:
     reads = []
 
-    def read() -> Known:
+    def read() -> GangQueueInput:
         reads.append(1)
         return known(1000)
 
-    lines = Lines(read)
+    lines = GangQueueCache(read)
     for pass_ in range(1000):
         assert lines.of(f"ml/job-{pass_}", NOW + timedelta(milliseconds=4 * pass_)) is not None
     assert len(reads) == 1
@@ -233,7 +251,7 @@ def test_a_long_line_is_not_made_anew_for_each_pass() -> None:
 
 def test_a_job_that_came_later_is_not_judged_by_an_old_line() -> None:
     counts = iter([100, 101])
-    lines = Lines(lambda: known(next(counts)))
+    lines = GangQueueCache(lambda: known(next(counts)))
     assert lines.of("ml/job-99", NOW) is not None
     assert lines.of("ml/job-100", NOW + timedelta(milliseconds=400)) is None
     assert lines.of("ml/job-100", NOW + timedelta(milliseconds=600)) is not None
@@ -241,7 +259,7 @@ def test_a_job_that_came_later_is_not_judged_by_an_old_line() -> None:
 
 def test_the_line_is_kept_while_nothing_changes_and_made_anew_when_a_gang_may_try_again() -> None:
     now = known(2)
-    lines = Lines(lambda: now)
+    lines = GangQueueCache(lambda: now)
     first = lines.of("ml/job-0", NOW)
     assert lines.of("ml/job-0", NOW + timedelta(seconds=60)) is first
     now = replace(now, rivals=(*now.rivals, gang(2, pods=1, retry_in=90)))

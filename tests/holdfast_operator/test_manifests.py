@@ -22,7 +22,7 @@ from holdfast_operator.manifests.children import (
     pod,
     settings,
 )
-from holdfast_operator.views import Observed, Platform, parse_pod
+from holdfast_operator.views import Installation, Observed, parse_pod
 
 WORKER = Worker(incarnation=4, batch=4, gated=True)
 CONTRACT = Path(__file__).parents[1] / "contract"
@@ -128,7 +128,7 @@ def test_the_gpus_of_a_pod_that_has_some_are_watched_on_its_own_node(observed: O
     assert env["HOLDFAST_DCGM_URL"]["value"] == platform.dcgm_url
 
 
-def sidecar_env(observed: Observed, platform: Platform, container: dict[str, Any]) -> dict[str, Any]:
+def sidecar_env(observed: Observed, platform: Installation, container: dict[str, Any]) -> dict[str, Any]:
     """What of the sidecar's environment is about GPUs, in its order."""
     spec = observed.job.spec
     assert spec is not None

@@ -10,8 +10,8 @@ from holdfast_operator.agents.hub import AgentHub
 from holdfast_operator.api.names import APPLY_AGAIN, LABEL_APP_MANAGED_BY
 from holdfast_operator.cluster.cache import Cache, Listing
 from holdfast_operator.cluster.trimming import slim_pod
-from holdfast_operator.reconcile.observe import Memory, Observer
-from holdfast_operator.views import Standing
+from holdfast_operator.reconcile.observe import JobMemory, JobObserver
+from holdfast_operator.views import GangPriority
 
 
 class NoCluster:
@@ -58,9 +58,9 @@ def owned(sim: Any, name: str, namespace: str) -> dict[str, Any]:
     return body
 
 
-def observer(sim: Any, cache: Cache, hub: AgentHub, cluster: Any = None) -> Observer:
+def observer(sim: Any, cache: Cache, hub: AgentHub, cluster: Any = None) -> JobObserver:
     cluster = cluster or NoCluster()
-    return Observer(
+    return JobObserver(
         cluster=cluster,
         cache=cache,
         hub=hub,
@@ -78,7 +78,7 @@ def test_pods_of_another_namespace_are_no_workers_whatever_owner_they_name(train
     for name, namespace in (("own", "ml"), ("forged", "elsewhere"), ("forged-grave", "elsewhere")):
         cache.put_pod(owned(trained, name, namespace))
     cache.drop_pod(owned(trained, "forged-grave", "elsewhere"))
-    seen = observer(trained, cache, hub).cached("ml/gpt", Memory(), trained.now)
+    seen = observer(trained, cache, hub).cached("ml/gpt", JobMemory(), trained.now)
     assert seen is not None
     assert [pod.name for pod in seen.pods] == ["own"]
     assert bound == ["uid-own"]
@@ -89,7 +89,7 @@ def test_a_new_process_takes_the_statuss_word_for_what_was_applied(trained: Any)
     trained.body["status"]["placement"]["applied"] = "digest"
     trained.started_at = trained.now
     cache.put_job(trained.body)
-    seen = [observer(trained, cache, hub).cached("ml/gpt", Memory(), later(trained, s)) for s in (0, 60, 360)]
+    seen = [observer(trained, cache, hub).cached("ml/gpt", JobMemory(), later(trained, s)) for s in (0, 60, 360)]
     assert [one.applied for one in seen if one is not None] == ["digest", "digest", ""]
 
 
@@ -98,7 +98,7 @@ def test_where_there_are_many_jobs_children_are_applied_anew_seldom(trained: Any
     for number in range(1000):
         meta = {**trained.body["metadata"], "name": f"job-{number}", "uid": f"uid-{number}"}
         cache.put_job({**trained.body, "metadata": meta})
-    memory = Memory(applied="digest", applied_at=trained.now)
+    memory = JobMemory(applied="digest", applied_at=trained.now)
     seen = observer(trained, cache, hub).cached("ml/job-1", memory, later(trained, 1400))
     assert seen is not None
     assert seen.applied == "digest"
@@ -106,7 +106,7 @@ def test_where_there_are_many_jobs_children_are_applied_anew_seldom(trained: Any
 
 def test_children_are_applied_anew_after_a_while_and_not_all_jobs_at_once(trained: Any) -> None:
     cache, hub = Cache(), AgentHub(lambda _token: None, lambda _uid: None)
-    memory = Memory(applied="digest", applied_at=trained.now)
+    memory = JobMemory(applied="digest", applied_at=trained.now)
     due = set()
     for number in range(20):
         body = {**trained.body, "metadata": {**trained.body["metadata"], "uid": f"uid-{number}"}}
@@ -126,7 +126,7 @@ def pulling(at: str) -> dict[str, Any]:
     return {"type": "Normal", "reason": "Pulling", "message": 'Pulling image "train:1"', "lastTimestamp": at}
 
 
-def that_pull(trained: Any, count: int) -> tuple[Observer, NoCluster]:
+def that_pull(trained: Any, count: int) -> tuple[JobObserver, NoCluster]:
     """So many bound pods of a job that have pulled an image for a while."""
     cluster, cache, hub = NoCluster(), Cache(), AgentHub(lambda _token: None, lambda _uid: None)
     for number in range(count):
@@ -144,7 +144,7 @@ def test_however_many_pods_pull_an_image_few_calls_ask_why(trained: Any) -> None
     seeing, cluster = that_pull(trained, 256)
     for second in range(60):
         for look in (seeing.cached, seeing.live):
-            assert look("ml/gpt", Memory(), later(trained, 10 + second)) is not None
+            assert look("ml/gpt", JobMemory(), later(trained, 10 + second)) is not None
     assert len(cluster.asked) <= 16 * 12
 
 
@@ -154,7 +154,7 @@ def test_each_of_many_pods_gets_its_turn_and_what_was_told_is_kept(trained: Any)
     for uid in cluster.events:
         cluster.events[uid] = [mount]
     for second in range(90):
-        seen = seeing.cached("ml/gpt", Memory(), later(trained, 10 + second))
+        seen = seeing.cached("ml/gpt", JobMemory(), later(trained, 10 + second))
     assert set(cluster.asked) == set(cluster.events)
     assert seen is not None
     assert all(pod.warnings == (("FailedMount", "no such claim"),) for pod in seen.pods)
@@ -165,7 +165,7 @@ def test_why_one_pod_does_not_start_is_known_at_once_and_asked_anew_every_few_se
     told = []
     for second in range(11):
         for look in (seeing.cached, seeing.live):
-            seen = look("ml/gpt", Memory(), later(trained, 10 + second))
+            seen = look("ml/gpt", JobMemory(), later(trained, 10 + second))
             told += [pod.pulling for pod in seen.pods] if seen is not None else []
         if second == 4:
             cluster.events["uid-gpt-w0"] = []
@@ -179,7 +179,7 @@ def test_events_are_read_of_a_pod_about_which_no_scheduler_reports(trained: Any)
     cluster.events["uid-gpt-w0"] = [warning]
     (body,) = cluster.pod_bodies
     del body["spec"]["nodeName"]
-    seen = seeing.live("ml/gpt", Memory(), later(trained, 10))
+    seen = seeing.live("ml/gpt", JobMemory(), later(trained, 10))
     assert seen is not None
     assert seen.pods[0].warnings == (("FailedResourceClaimCreation", "no template eight"),)
 
@@ -192,11 +192,11 @@ def a_gang_that_waits(make_sim: Any) -> Any:
     return sim
 
 
-def standings(sim: Any, cache: Cache) -> list[Standing]:
+def standings(sim: Any, cache: Cache) -> list[GangPriority]:
     hub = AgentHub(lambda _token: None, lambda _uid: None)
     for node in sim.nodes.values():
         cache.put_node(node)
-    seen = observer(sim, cache, hub).cached("ml/gpt", Memory(), sim.now)
+    seen = observer(sim, cache, hub).cached("ml/gpt", JobMemory(), sim.now)
     assert seen is not None
     return [rival.standing for rival in seen.line.rivals] if seen.line is not None else []
 
@@ -207,9 +207,9 @@ def test_a_gang_stands_where_its_pods_say(make_sim: Any) -> None:
     for name in ("one", "two"):
         cache.put_pod(slim_pod(owned(sim, name, "ml")))
     cache.put_pod(slim_pod(lowered(owned(sim, "forged", "elsewhere"))))
-    assert standings(sim, cache) == [Standing(priority=10)]
+    assert standings(sim, cache) == [GangPriority(priority=10)]
     cache.put_pod(slim_pod(lowered(owned(sim, "three", "ml"))))
-    assert standings(sim, cache) == [Standing(priority=-5)]
+    assert standings(sim, cache) == [GangPriority(priority=-5)]
 
 
 def test_a_gang_is_not_judged_before_its_pods_say_where_it_stands(make_sim: Any) -> None:
@@ -223,7 +223,7 @@ def lowered(body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def watched(sim: Any) -> tuple[Observer, NoCluster, Cache]:
+def watched(sim: Any) -> tuple[JobObserver, NoCluster, Cache]:
     """Three workers that train, all of them in the caches and in the list."""
     cluster, cache = NoCluster(), Cache()
     cluster.job_body = sim.body
@@ -241,8 +241,8 @@ def watched(sim: Any) -> tuple[Observer, NoCluster, Cache]:
     return observer(sim, cache, hub, cluster), cluster, cache
 
 
-def present(seeing: Observer, sim: Any) -> dict[str, bool]:
-    seen = seeing.live("ml/gpt", Memory(), sim.now)
+def present(seeing: JobObserver, sim: Any) -> dict[str, bool]:
+    seen = seeing.live("ml/gpt", JobMemory(), sim.now)
     assert seen is not None
     return {pod.name: not pod.absent for pod in seen.pods}
 
@@ -266,7 +266,7 @@ def test_a_pod_of_the_same_name_with_another_uid_is_not_the_worker(trained: Any)
     other = copy.deepcopy(cluster.pod_bodies[0])
     other["metadata"] |= {"uid": "another", "ownerReferences": []}
     cluster.pod_bodies[0] = cluster.by_name[other["metadata"]["name"]] = other
-    seen = seeing.live("ml/gpt", Memory(), trained.now)
+    seen = seeing.live("ml/gpt", JobMemory(), trained.now)
     assert seen is not None
     assert "another" not in {pod.uid for pod in seen.pods}
     assert [pod.absent for pod in seen.pods if pod.name == other["metadata"]["name"]] == [True]
@@ -288,7 +288,7 @@ def test_a_node_without_a_lease_is_read_before_anything_waits_for_it(trained: An
     trained.node_unready(node)
     seeing, cluster, cache = watched(trained)
     del cluster.node_bodies[node], cluster.leases[node]
-    seen = seeing.cached("ml/gpt", Memory(), trained.now)
+    seen = seeing.cached("ml/gpt", JobMemory(), trained.now)
     assert seen is not None
     assert node not in {view.name for view in seen.nodes}
     assert cache.node(node) is None

@@ -18,7 +18,7 @@ from holdfast_operator.api.job import parse_job
 from holdfast_operator.api.quantities import quantity
 from holdfast_operator.manifests.children import pod
 from holdfast_operator.reconcile.observe import rival_of
-from holdfast_operator.scheduling.capacity import Ask, Room, too_big
+from holdfast_operator.scheduling.capacity import FreeCapacity, PodRequest, too_big
 from holdfast_operator.views import NodeView, parse_pod, parse_report
 
 Make = Callable[..., Any]
@@ -94,7 +94,7 @@ def test_any_amount_is_one_that_can_be_weighed(amount: Any) -> None:
     assert 0 <= quantity(amount) < 2**63
     asked = {"containers": [{"resources": {"requests": {"cpu": amount, "memory": amount}}}]}
     node = NodeView(name="n", allocatable={"cpu": "4", "memory": "8Gi", "pods": "10"})
-    assert Room([node], [], parse_job({}).created).place(Ask(pod_spec=asked, count=3)) <= 3
+    assert FreeCapacity([node], [], parse_job({}).created).place(PodRequest(pod_spec=asked, count=3)) <= 3
     assert len(too_big(asked, [node])) < 200
 
 
@@ -110,7 +110,7 @@ def test_a_template_of_endless_alternatives_is_left_to_the_scheduler() -> None:
     }
     nodes = [NodeView(name=f"n{number}", allocatable={"cpu": "4", "pods": "10"}) for number in range(200)]
     started = time.process_time()
-    assert Room(nodes, [], parse_job({}).created).place(Ask(pod_spec=spec, count=1024)) == 1024
+    assert FreeCapacity(nodes, [], parse_job({}).created).place(PodRequest(pod_spec=spec, count=1024)) == 1024
     assert time.process_time() - started < 20
 
 

@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Pair
+from holdfast_operator.api.job import AttemptId
 from holdfast_operator.api.status import Member, Membership, Phase, Worker
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.workers.network_partition import cut_off
 from holdfast_operator.views import Report, World
 
-Make = Callable[..., Draft]
-PAIR = Pair(generation=1, attempt=1)
+Make = Callable[..., PlanDraft]
+PAIR = AttemptId(generation=1, attempt=1)
 SECOND = timedelta(seconds=1)
 
 
@@ -36,7 +36,7 @@ def make_draft(observed: Any) -> Make:
         world: Collection[int] = (),
         outside: Collection[int] = (),
         launched: bool = True,
-    ) -> Draft:
+    ) -> PlanDraft:
         uids = [f"u{number}" for number in range(len(ago))]
         now = observed.started_at + timedelta(seconds=began)
         told = World(pair=PAIR, publication="p", members=tuple(uids[n] for n in world), coordinator="u0")
@@ -66,7 +66,7 @@ def make_draft(observed: Any) -> Make:
         rendezvous = "Holdfast" if launched else "C10d"
         spec = replace(observed.job.spec, on_failure=on_failure, min_replicas=1, rendezvous=rendezvous)
         seen = replace(observed, status=status, reports=reports, job=replace(observed.job, spec=spec))
-        return Draft(seen=seen, now=now, status=status)
+        return PlanDraft(seen=seen, now=now, status=status)
 
     return make
 

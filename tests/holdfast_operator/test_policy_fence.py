@@ -19,7 +19,7 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.job import parse_time
 from holdfast_operator.api.status import Phase, Progress, Worker
 from holdfast_operator.cluster.trimming import slim
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.workers import fencing, observed_workers
 from holdfast_operator.views import NodeView, Renewals, Report, World, parse_node, read_renewal
 
@@ -61,11 +61,11 @@ BEATS = replace(NODE, renewals=LATE, heartbeat=seconds(610))
 
 def proved(observed: Any, node: NodeView, *, at: float, pod: Any = None, reports: tuple[Report, ...] = ()) -> bool:
     pods = () if pod is None else (pod,)
-    draft = Draft(seen=observed, now=seconds(at), status=observed.status)
+    draft = PlanDraft(seen=observed, now=seconds(at), status=observed.status)
     worker = replace(GONE, left_in_time=fencing.left_in_time(draft, GONE, pod, NOW))
     status = replace(observed.status, workers=(worker,), incarnations=1)
     seen = replace(observed, nodes=(node,), status=status, pods=pods, reports=reports)
-    return fencing.proved_gone(fencing.apply(Draft(seen=seen, now=seconds(at), status=status))) == {"u"}
+    return fencing.proved_gone(fencing.apply(PlanDraft(seen=seen, now=seconds(at), status=status))) == {"u"}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_an_operator_that_starts_after_a_pod_vanished_knows_by_the_status_whethe
     told = None if progress is None else Progress(step=1, time=seconds(progress))
     status = replace(observed.status, workers=(worker,), incarnations=1, progress=told)
     (found,) = observed_workers.apply(
-        Draft(seen=replace(observed, pods=(), reports=()), now=NOW, status=status)
+        PlanDraft(seen=replace(observed, pods=(), reports=()), now=NOW, status=status)
     ).status.workers
     assert (found.absent_since, found.left_in_time) == (NOW, in_time)
     assert Worker.from_json(found.to_json()) == found

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast_operator.decision.plan import CreatePod, LiftGate
 from holdfast_operator.reconcile.observe import rival_of
-from holdfast_operator.views import Refusal
+from holdfast_operator.views import CreationError
 
 Make = Callable[..., Any]
 
@@ -255,7 +255,7 @@ def test_a_gang_that_no_empty_cluster_could_hold_blocks_nobody(make_sim: Make) -
 def test_a_gang_whose_pods_are_refused_holds_back_nobody(make_sim: Make) -> None:
     older, younger = (make_sim(name=name, replicas=2, minimum=2, nodes=1) for name in ("alpha", "beta"))
     share(older, younger)
-    older.refusal = Refusal(reason="QuotaExceeded", message="exceeded quota: pods")
+    older.refusal = CreationError(reason="QuotaExceeded", message="exceeded quota: pods")
     older.apply(older.plan(), actions=0)
     together([younger], 30, lambda: len(younger.world_names()) == 2)
 

@@ -13,13 +13,13 @@ from holdfast_operator.decision.membership.rules import (
     Hold,
     Member,
     Membership,
+    MembershipRules,
     Observed,
     Pair,
     Previous,
     Publication,
     Reason,
     Report,
-    Rules,
     Worker,
     World,
     check_invariants,
@@ -28,7 +28,7 @@ from holdfast_operator.decision.membership.rules import (
 
 NOW = 1000.0
 JOB = "job"
-RULES = Rules(replicas=3, min_replicas=1)
+RULES = MembershipRules(replicas=3, min_replicas=1)
 
 
 def member(index: int, uid: str) -> Member:
@@ -64,7 +64,10 @@ def running(number: int, attempt: int, *uids: str) -> World:
 
 
 def observed(
-    membership: Membership | None, *workers: Worker, gone: frozenset[str] = frozenset(), rules: Rules = RULES
+    membership: Membership | None,
+    *workers: Worker,
+    gone: frozenset[str] = frozenset(),
+    rules: MembershipRules = RULES,
 ) -> Observed:
     return Observed(
         membership=membership, workers=workers, proved_gone=gone, rules=rules, publication="fresh", job_uid=JOB
@@ -238,14 +241,14 @@ def test_a_scale_down_is_published_when_the_drained_are_gone() -> None:
 
 def test_growth_keeps_to_the_step() -> None:
     before = generation(1, "a", "b", active=Pair(1, 1))
-    rules = Rules(replicas=4, min_replicas=2, replica_step=2)
+    rules = MembershipRules(replicas=4, min_replicas=2, replica_step=2)
     world = running(1, 1, "a", "b")
     two = (worker("a", world), worker("b", world))
     assert isinstance(held(before, *two, worker("c"), rules=rules), Hold)
     assert uids(published(before, *two, worker("c"), worker("d"), rules=rules)) == ["a", "b", "c", "d"]
 
 
-STEPS = Rules(replicas=4, min_replicas=2, replica_step=2)
+STEPS = MembershipRules(replicas=4, min_replicas=2, replica_step=2)
 
 
 def test_three_of_four_go_on_as_two_for_the_launchers_find_no_majority_in_steps_of_two() -> None:
@@ -268,13 +271,13 @@ def test_five_of_six_go_on_as_four_by_themselves_in_steps_of_two() -> None:
 
 
 @pytest.mark.parametrize("rules", [replace(STEPS, may_shrink=False), replace(STEPS, min_replicas=4)])
-def test_three_of_four_wait_where_two_may_not_train(rules: Rules) -> None:
+def test_three_of_four_wait_where_two_may_not_train(rules: MembershipRules) -> None:
     before = generation(1, "a", "b", "c", "d", active=Pair(1, 1))
     waiting = [worker(uid, lost=frozenset({"d"})) for uid in "abc"]
     assert same_generation(before, *waiting, silent("d"), rules=rules).reason is Reason.WAITING
 
 
-WAITS = Rules(replicas=3, min_replicas=1, shrink_after=60)
+WAITS = MembershipRules(replicas=3, min_replicas=1, shrink_after=60)
 
 
 def test_workers_without_a_node_are_not_waited_for_and_starting_ones_are() -> None:
@@ -319,7 +322,7 @@ def test_nobody_joins_in_the_middle_of_a_checkpoint() -> None:
 
 
 def test_a_world_that_may_not_change_its_size_waits_for_every_replacement() -> None:
-    rules = Rules(replicas=3, min_replicas=1, may_shrink=False)
+    rules = MembershipRules(replicas=3, min_replicas=1, may_shrink=False)
     before = generation(1, "w0", "w1", "w2", active=Pair(1, 1))
     gone = frozenset({"w1", "w2"})
     assert same_generation(before, worker("w0"), worker("w3"), gone=gone, rules=rules).reason is Reason.WAITING
@@ -459,7 +462,7 @@ def test_it_is_total_and_settles(
     rounds: list[tuple[tuple[Worker, ...], frozenset[str]]], step: int, shrink: bool
 ) -> None:
     """Whatever is reported: no exception, the invariants hold, and the same input soon asks for nothing more."""
-    rules = Rules(replicas=4, min_replicas=step, replica_step=step, may_shrink=shrink)
+    rules = MembershipRules(replicas=4, min_replicas=step, replica_step=step, may_shrink=shrink)
     membership: Membership | None = None
     for found, gone in rounds:
         for _ in range(12):

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from recoveries import RECOVERIES
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Backoff, Pair
-from holdfast_operator.api.status import Count, Incident, Status
-from holdfast_operator.api.status.failure_history import Offender
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.api.job import AttemptId, Backoff
+from holdfast_operator.api.status import Incident, RestartCount, Status
+from holdfast_operator.api.status.failure_history import NodeFailures
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import repeat_offenders
 from holdfast_operator.decision.failures.backoff import pause, share
-from holdfast_operator.decision.failures.evidence import Facts
+from holdfast_operator.decision.failures.evidence import FailureEvidence
 from holdfast_operator.decision.failures.record_incident import record
 
 Make = Callable[..., Any]
@@ -705,17 +705,17 @@ HOURS = st.lists(st.floats(0, 400), min_size=1, max_size=c.OFFENCES_KEPT)
 
 @given(HOURS, st.floats(0, 100))
 def test_what_is_held_against_a_node_only_fades(hours: list[float], later: float) -> None:
-    entry = Offender(node="n", times=tuple(sorted(NOW - timedelta(hours=age) for age in hours)))
+    entry = NodeFailures(node="n", times=tuple(sorted(NOW - timedelta(hours=age) for age in hours)))
     weight = entry.weight(NOW)
     assert 0 < weight <= len(hours)
     assert entry.weight(NOW + timedelta(hours=later)) <= weight
     assert entry.plus(NOW).weight(NOW) > weight - 1e-9
-    assert Offender.from_json(entry.to_json()).node == "n"
+    assert NodeFailures.from_json(entry.to_json()).node == "n"
 
 
 @given(HOURS, st.integers(1, 10))
 def test_a_node_is_good_again_when_its_time_is_over(hours: list[float], limit: int) -> None:
-    entry = Offender(node="n", times=tuple(NOW - timedelta(hours=age) for age in hours))
+    entry = NodeFailures(node="n", times=tuple(NOW - timedelta(hours=age) for age in hours))
     weight = entry.weight(NOW)
     if weight >= limit - 0.5:
         over = NOW + repeat_offenders.until_below(weight, limit) + timedelta(seconds=1)
@@ -727,7 +727,7 @@ def test_a_node_is_good_again_when_its_time_is_over(hours: list[float], limit: i
 
 @given(st.lists(st.integers(0, 10**6), max_size=20), st.integers(1, 10**6), st.integers(0, 10**6))
 def test_a_longer_window_never_counts_less(ages: list[int], window: int, more: int) -> None:
-    count = Count(cause="OOM", times=tuple(sorted(NOW - timedelta(seconds=age) for age in ages)))
+    count = RestartCount(cause="OOM", times=tuple(sorted(NOW - timedelta(seconds=age) for age in ages)))
     inner, outer = count.within(NOW, window), count.within(NOW, window + more)
     assert set(inner) <= set(outer)
     assert len(count.within(NOW + timedelta(seconds=more), window)) <= len(inner)
@@ -736,7 +736,7 @@ def test_a_longer_window_never_counts_less(ages: list[int], window: int, more: i
 @pytest.mark.parametrize("budget", [999, 1000, 10_000])
 def test_a_budget_of_any_size_ends_the_job_when_it_is_spent(trained: Any, budget: int) -> None:
     trained.body["spec"]["recovery"] = {"budgets": [{"cause": "Infrastructure", "maxRestarts": budget}]}
-    spent = Count(cause="Infrastructure", times=(trained.now,) * budget, total=budget)
+    spent = RestartCount(cause="Infrastructure", times=(trained.now,) * budget, total=budget)
     trained.body["status"]["restarts"] = [spent.to_json()]
     trained.run(10)
     assert not trained.status.terminal
@@ -750,7 +750,7 @@ def test_a_budget_of_any_size_ends_the_job_when_it_is_spent(trained: Any, budget
 def _incident(number: int, cause: str) -> Incident:
     return Incident(
         number=0,
-        pair=Pair(generation=1, attempt=number),
+        pair=AttemptId(generation=1, attempt=number),
         cause=cause,
         action="InPlace",
         reason="ExitCode",
@@ -769,11 +769,11 @@ def test_each_incident_is_decided_once_and_counted_once_or_ignored(
 ) -> None:
     trained.body["spec"]["recovery"] = recovery
     seen = trained.observe()
-    draft = Draft(seen=seen, now=NOW, status=seen.status)
+    draft = PlanDraft(seen=seen, now=NOW, status=seen.status)
     for number, (cause, code) in enumerate(failures, start=1):
         worker = draft.status.workers[number % 3]
         draft = replace(draft, now=NOW + timedelta(minutes=number))
-        draft = record(draft, _incident(number, cause), Facts(exit_code=code), worker)
+        draft = record(draft, _incident(number, cause), FailureEvidence(exit_code=code), worker)
     ignored = sum(1 for word in draft.decided if word.action == c.IGNORE)
     about_failures = [word for word in draft.decided if word.action != "AvoidNode"]
     assert len(about_failures) == len(failures)

@@ -13,7 +13,7 @@ from recoveries import ASKED, RECOVERIES, RULES
 
 from holdfast_operator.api.job import parse_spec
 from holdfast_operator.api.recovery import parse_escalation, parse_rules
-from holdfast_operator.decision.failures.evidence import Facts
+from holdfast_operator.decision.failures.evidence import FailureEvidence
 from holdfast_operator.decision.failures.rules import first_match
 from holdfast_operator.errors import UnreadableError
 from holdfast_operator.manifests.children import settings as told_to_launchers
@@ -28,7 +28,7 @@ def rule(name: str = "a", action: str = "Ignore", **asked: Any) -> dict[str, Any
     return {"name": name, "action": action, **asked}
 
 
-def matches(asked: dict[str, Any], facts: Facts) -> str:
+def matches(asked: dict[str, Any], facts: FailureEvidence) -> str:
     """In which words the rule holds; empty if it does not."""
     found = first_match(parse_rules({"rules": [rule(**asked)]}), facts)
     return found.why if found else ""
@@ -37,46 +37,60 @@ def matches(asked: dict[str, Any], facts: Facts) -> str:
 @pytest.mark.parametrize(
     ("asked", "facts", "why"),
     [
-        ({"onExitCodes": {"operator": "In", "values": [2, 3]}}, Facts(exit_code=3), "exit code 3"),
-        ({"onExitCodes": {"operator": "In", "values": [2]}}, Facts(exit_code=3), ""),
-        ({"onExitCodes": {"operator": "In", "values": [2]}}, Facts(), ""),
-        ({"onExitCodes": {"operator": "NotIn", "values": [2]}}, Facts(exit_code=3), "exit code 3"),
-        ({"onExitCodes": {"operator": "NotIn", "values": [2]}}, Facts(exit_code=2), ""),
-        ({"onExitCodes": {"operator": "NotIn", "values": [2]}}, Facts(), ""),
-        ({"onSignals": ["SIGSEGV"]}, Facts(exit_code=128 + 11), "signal SIGSEGV"),
-        ({"onSignals": ["SIGSEGV"]}, Facts(exit_code=11), ""),
-        ({"onSignals": ["SIGBUS", "SIGKILL"]}, Facts(exit_code=137), "signal SIGKILL"),
-        ({"onOOM": "Process"}, Facts(oom="Process"), "out of memory (process)"),
-        ({"onOOM": "Process"}, Facts(oom="Container"), ""),
-        ({"onOOM": "Any"}, Facts(oom="Container"), "out of memory (container)"),
-        ({"onOOM": "Any"}, Facts(exit_code=137), ""),
+        ({"onExitCodes": {"operator": "In", "values": [2, 3]}}, FailureEvidence(exit_code=3), "exit code 3"),
+        ({"onExitCodes": {"operator": "In", "values": [2]}}, FailureEvidence(exit_code=3), ""),
+        ({"onExitCodes": {"operator": "In", "values": [2]}}, FailureEvidence(), ""),
+        ({"onExitCodes": {"operator": "NotIn", "values": [2]}}, FailureEvidence(exit_code=3), "exit code 3"),
+        ({"onExitCodes": {"operator": "NotIn", "values": [2]}}, FailureEvidence(exit_code=2), ""),
+        ({"onExitCodes": {"operator": "NotIn", "values": [2]}}, FailureEvidence(), ""),
+        ({"onSignals": ["SIGSEGV"]}, FailureEvidence(exit_code=128 + 11), "signal SIGSEGV"),
+        ({"onSignals": ["SIGSEGV"]}, FailureEvidence(exit_code=11), ""),
+        ({"onSignals": ["SIGBUS", "SIGKILL"]}, FailureEvidence(exit_code=137), "signal SIGKILL"),
+        ({"onOOM": "Process"}, FailureEvidence(oom="Process"), "out of memory (process)"),
+        ({"onOOM": "Process"}, FailureEvidence(oom="Container"), ""),
+        ({"onOOM": "Any"}, FailureEvidence(oom="Container"), "out of memory (container)"),
+        ({"onOOM": "Any"}, FailureEvidence(exit_code=137), ""),
         (
             {"onPodConditions": [{"type": "DisruptionTarget"}]},
-            Facts(conditions=DISRUPTED),
+            FailureEvidence(conditions=DISRUPTED),
             "pod condition DisruptionTarget True (EvictionByEvictionAPI)",
         ),
-        ({"onPodConditions": [{"type": "DisruptionTarget", "reason": "Other"}]}, Facts(conditions=DISRUPTED), ""),
-        ({"onPodConditions": [{"type": "DisruptionTarget", "status": "False"}]}, Facts(conditions=DISRUPTED), ""),
-        ({"onGpuErrors": {"xids": [48, 79]}}, Facts(gpu_errors=(ECC, XID_79)), "GPU error Xid 79"),
-        ({"onGpuErrors": {"kinds": ["DoubleBitEcc"]}}, Facts(gpu_errors=(ECC, XID_79)), "GPU error DoubleBitEcc"),
-        ({"onGpuErrors": {"xids": [13]}}, Facts(gpu_errors=(ECC, XID_79)), ""),
-        ({"onHang": True}, Facts(hung=True), "a hang"),
-        ({"onHang": True}, Facts(), ""),
-        ({"onHang": True, "onOOM": "Any"}, Facts(hung=True), ""),
+        (
+            {"onPodConditions": [{"type": "DisruptionTarget", "reason": "Other"}]},
+            FailureEvidence(conditions=DISRUPTED),
+            "",
+        ),
+        (
+            {"onPodConditions": [{"type": "DisruptionTarget", "status": "False"}]},
+            FailureEvidence(conditions=DISRUPTED),
+            "",
+        ),
+        ({"onGpuErrors": {"xids": [48, 79]}}, FailureEvidence(gpu_errors=(ECC, XID_79)), "GPU error Xid 79"),
+        (
+            {"onGpuErrors": {"kinds": ["DoubleBitEcc"]}},
+            FailureEvidence(gpu_errors=(ECC, XID_79)),
+            "GPU error DoubleBitEcc",
+        ),
+        ({"onGpuErrors": {"xids": [13]}}, FailureEvidence(gpu_errors=(ECC, XID_79)), ""),
+        ({"onHang": True}, FailureEvidence(hung=True), "a hang"),
+        ({"onHang": True}, FailureEvidence(), ""),
+        ({"onHang": True, "onOOM": "Any"}, FailureEvidence(hung=True), ""),
         (
             {"onSignals": ["SIGKILL"], "onOOM": "Any"},
-            Facts(exit_code=137, oom="Process"),
+            FailureEvidence(exit_code=137, oom="Process"),
             "signal SIGKILL and out of memory (process)",
         ),
-        ({}, Facts(exit_code=1, hung=True, oom="Process"), ""),
+        ({}, FailureEvidence(exit_code=1, hung=True, oom="Process"), ""),
     ],
 )
-def test_a_rule_matches_when_all_that_it_asks_for_is_so(asked: dict[str, Any], facts: Facts, why: str) -> None:
+def test_a_rule_matches_when_all_that_it_asks_for_is_so(
+    asked: dict[str, Any], facts: FailureEvidence, why: str
+) -> None:
     assert matches(asked, facts) == why
 
 
 FACTS = st.builds(
-    Facts,
+    FailureEvidence,
     exit_code=st.none() | st.integers(1, 255),
     oom=st.sampled_from(("", "Process", "Container")),
     hung=st.booleans(),
@@ -86,7 +100,7 @@ FACTS = st.builds(
 
 
 @given(RULES, FACTS)
-def test_the_first_match_wins(written: list[dict[str, Any]], facts: Facts) -> None:
+def test_the_first_match_wins(written: list[dict[str, Any]], facts: FailureEvidence) -> None:
     rules = parse_rules({"rules": written})
     alone = [known for known in rules if first_match([known], facts)]
     found = first_match(rules, facts)
@@ -95,7 +109,7 @@ def test_the_first_match_wins(written: list[dict[str, Any]], facts: Facts) -> No
 
 
 @given(RULES, FACTS, st.randoms(use_true_random=False))
-def test_rules_after_the_match_have_no_say(written: list[dict[str, Any]], facts: Facts, dice: Any) -> None:
+def test_rules_after_the_match_have_no_say(written: list[dict[str, Any]], facts: FailureEvidence, dice: Any) -> None:
     rules = list(parse_rules({"rules": written}))
     found = first_match(rules, facts)
     if found is None:

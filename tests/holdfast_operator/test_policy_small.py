@@ -11,7 +11,7 @@ import pytest
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.status import AvoidedNode, Phase, Worker
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import avoided_nodes, causes
 from holdfast_operator.decision.workers import fencing
 from holdfast_operator.views import Exit, NodeView, PodView
@@ -100,7 +100,7 @@ LOST = Worker(
 def test_a_silent_node_proves_nothing(observed: Any, worker: Worker, node: NodeView | None, proved: bool) -> None:
     status = replace(observed.status, workers=(worker,), incarnations=1)
     seen = replace(observed, nodes=(node,) if node else (), status=status)
-    draft = fencing.apply(Draft(seen=seen, now=NOW + timedelta(minutes=9), status=status))
+    draft = fencing.apply(PlanDraft(seen=seen, now=NOW + timedelta(minutes=9), status=status))
     assert (fencing.proved_gone(draft) == {"u"}) is proved
 
 
@@ -116,7 +116,7 @@ def test_avoided_nodes_are_forgotten_in_time_when_gone_and_when_alive_again(obse
         entry("noticed", "AWSNotice"),
     )
     status = replace(observed.status, avoided=entries)
-    draft = Draft(seen=replace(observed, nodes=nodes), now=NOW, status=status)
+    draft = PlanDraft(seen=replace(observed, nodes=nodes), now=NOW, status=status)
     assert [item.node for item in avoided_nodes.apply(draft).status.avoided] == ["dead", "noticed"]
     later = replace(draft, now=NOW + timedelta(minutes=6))
     assert avoided_nodes.apply(later).status.avoided == ()

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast_operator.api import names as c
 from holdfast_operator.decision.decide import decide
-from holdfast_operator.views import Refusal, parse_pod
+from holdfast_operator.views import CreationError, parse_pod
 
 Make = Callable[..., Any]
 
@@ -52,7 +52,7 @@ def test_what_the_kubelet_says_becomes_a_condition(sim: Any, kubelet: str, shown
 
 
 def test_a_refused_creation_becomes_a_condition_and_goes_when_it_succeeds(sim: Any) -> None:
-    sim.refusal = Refusal(reason="QuotaExceeded", message="exceeded quota: pods, used 4, limited to 4")
+    sim.refusal = CreationError(reason="QuotaExceeded", message="exceeded quota: pods, used 4, limited to 4")
     sim.apply(sim.plan(), actions=0)
     assert sim.status.status == "QuotaExceeded"
     assert "limited to 4" in sim.status.condition("Degraded").message
@@ -290,7 +290,7 @@ def test_a_quota_that_others_took_meanwhile_is_waited_for_as_room_is(trained: An
     for name in trained.running():
         trained.end(name, 137)
     trained.run(10)
-    trained.refusal = Refusal(reason="QuotaExceeded", message="exceeded quota: pods")
+    trained.refusal = CreationError(reason="QuotaExceeded", message="exceeded quota: pods")
     for _ in range(120):
         trained.heard = {}  # of the pods that were refused
         trained.now += timedelta(seconds=1)

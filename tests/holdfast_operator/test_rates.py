@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_operator.runtime.rate_limit import Rate, Rates
+from holdfast_operator.runtime.rate_limit import RateLimit, Rates
 
-RATE = Rate(a_second=2.0, at_once=3)
+RATE = RateLimit(a_second=2.0, at_once=3)
 
 
 def test_a_burst_is_granted_then_the_rate() -> None:
@@ -19,7 +19,7 @@ def test_a_burst_is_granted_then_the_rate() -> None:
 
 
 def test_a_long_wait_is_told_in_whole_seconds() -> None:
-    rates = Rates(Rate(a_second=0.1, at_once=1))
+    rates = Rates(RateLimit(a_second=0.1, at_once=1))
     assert [rates.take("a", 0.0), rates.take("a", 0.0), rates.take("a", 9.5)] == [0, 10, 1]
 
 
@@ -29,7 +29,7 @@ def test_a_clock_that_stands_or_goes_back_grants_nothing_more() -> None:
 
 
 def test_memory_is_bounded_and_the_longest_silent_goes() -> None:
-    rates = Rates(Rate(a_second=0.001, at_once=1), keys=2)
+    rates = Rates(RateLimit(a_second=0.001, at_once=1), keys=2)
     assert [rates.take(key, 0.0) for key in "abac"] == [0, 0, 1000, 0]
     assert rates.take("a", 0.0) == 1000
     assert rates.take("b", 0.0) == 0

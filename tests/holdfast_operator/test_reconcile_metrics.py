@@ -14,7 +14,7 @@ from holdfast_operator.cluster.cache import Cache
 from holdfast_operator.decision.plan import Plan
 from holdfast_operator.errors import ClusterError
 from holdfast_operator.reconcile.act import Actor
-from holdfast_operator.reconcile.observe import Memory, Observer
+from holdfast_operator.reconcile.observe import JobMemory, JobObserver
 from holdfast_operator.reconcile.reconciler import Outcome, Reconciler
 from holdfast_operator.runtime.metrics import Metrics
 
@@ -37,7 +37,7 @@ class Seen:
     def write_status(self, _job: object, plan: Plan) -> None:
         self.sim.apply(plan)
 
-    def act(self, _job: object, _plan: Plan, memory: Memory) -> tuple[Memory, ClusterError | None]:
+    def act(self, _job: object, _plan: Plan, memory: JobMemory) -> tuple[JobMemory, ClusterError | None]:
         return memory, self.failure
 
     def granted(self, _job: object, events: Any, _now: object) -> Any:
@@ -57,7 +57,7 @@ def passes(trained: Any, metrics: Metrics) -> tuple[Seen, Callable[[], Outcome]]
     """A training job, and a pass over it."""
     seen = Seen(trained)
     reconciler = Reconciler(
-        observer=cast(Observer, seen),
+        observer=cast(JobObserver, seen),
         actor=cast(Actor, seen),
         cache=Cache(),
         hub=AgentHub(lambda _token: None, lambda _uid: None),

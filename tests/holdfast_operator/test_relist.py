@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from holdfast_operator.api import names as c
 from holdfast_operator.cluster.cache import Cache
-from holdfast_operator.cluster.client import AT_ONCE, Cluster, Pace
+from holdfast_operator.cluster.client import AT_ONCE, Cluster, ListPacing
 from holdfast_operator.cluster.informer import Feed
 from holdfast_operator.runtime.workqueue import KeyedQueue
 
@@ -56,7 +56,7 @@ class Server:
         return SimpleNamespace(status=200, read=lambda: json.dumps(page).encode())
 
 
-def relisted(cache: Cache, server: Server, pace: Pace = AT_ONCE) -> None:
+def relisted(cache: Cache, server: Server, pace: ListPacing = AT_ONCE) -> None:
     cluster: Any = Cluster(server, sleep=server.rests.append)  # type: ignore[arg-type]
     Feed(cache, KeyedQueue()).relist(cluster, (), pace=pace)
 
@@ -77,14 +77,14 @@ def test_whatever_changed_while_another_led_is_looked_at_by_the_next_leader() ->
 def test_a_rest_is_taken_between_pages_and_not_after_the_last() -> None:
     server = Server(pods=[pod(number) for number in range(5)], jobs=[job()])
     cache = Cache()
-    relisted(cache, server, Pace(page=2, rest_seconds=0.25, rests=9))
+    relisted(cache, server, ListPacing(page=2, rest_seconds=0.25, rests=9))
     assert (server.pages, server.rests) == (1 + 1 + 3, [0.25, 0.25])
     assert len(cache.pods()) == 5
 
 
 def test_so_many_rests_and_no_more_or_the_list_could_not_be_continued() -> None:
     server = Server(pods=[pod(number) for number in range(9)], jobs=[])
-    relisted(Cache(), server, Pace(page=1, rest_seconds=0.25, rests=3))
+    relisted(Cache(), server, ListPacing(page=1, rest_seconds=0.25, rests=3))
     assert (server.pages, server.rests) == (1 + 1 + 9, [0.25] * 3)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_operator.api.job import parse_job
-from holdfast_operator.cluster.interning import Parts
+from holdfast_operator.cluster.interning import Interner
 from holdfast_operator.cluster.node_usage import usage_of
 from holdfast_operator.cluster.trimming import SPEC_BYTES, SPEC_DEPTH, slim, slim_job, slim_pod
 from holdfast_operator.reconcile.observe import rival_of
@@ -143,7 +143,7 @@ def test_a_job_as_deep_as_the_api_server_takes_it_ends_no_list_and_no_watch() ->
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(), more))
 def test_a_shared_part_is_what_was_given(value: Any) -> None:
-    parts = Parts(most=4)
+    parts = Interner(most=4)
     shared = [parts(copy.deepcopy(value)) for _ in range(2)]
     assert repr(shared) == repr([value, value])
     assert shared[0] is shared[1]

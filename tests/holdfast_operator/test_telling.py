@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast_operator.reconcile.event_writer import Teller
+from holdfast_operator.reconcile.event_writer import EventWriter
 
 SECONDS = 10.0
 
 
 @pytest.fixture
-def teller() -> Teller:
-    return Teller(threads=2)
+def teller() -> EventWriter:
+    return EventWriter(threads=2)
 
 
 def gate() -> tuple[threading.Event, Callable[[], None]]:
@@ -23,7 +23,7 @@ def gate() -> tuple[threading.Event, Callable[[], None]]:
     return opened, lambda: opened.wait(SECONDS) and None
 
 
-def test_a_job_with_much_to_tell_leaves_a_thread_to_the_others(teller: Teller) -> None:
+def test_a_job_with_much_to_tell_leaves_a_thread_to_the_others(teller: EventWriter) -> None:
     opened, slow = gate()
     told = threading.Event()
     for _ in range(20):
@@ -36,7 +36,7 @@ def test_a_job_with_much_to_tell_leaves_a_thread_to_the_others(teller: Teller) -
     teller.stop(SECONDS)
 
 
-def test_of_one_job_all_is_told_in_order(teller: Teller) -> None:
+def test_of_one_job_all_is_told_in_order(teller: EventWriter) -> None:
     told: list[int] = []
     for number in range(50):
         teller.add("ml/gpt", lambda number=number: told.append(number))  # type: ignore[misc]
@@ -45,7 +45,7 @@ def test_of_one_job_all_is_told_in_order(teller: Teller) -> None:
     assert told == list(range(50))
 
 
-def test_one_that_fails_costs_only_itself(teller: Teller, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_fails_costs_only_itself(teller: EventWriter, caplog: pytest.LogCaptureFixture) -> None:
     told = threading.Event()
     teller.add("ml/gpt", lambda: {}["nothing"])
     teller.add("ml/gpt", told.set)
@@ -57,7 +57,7 @@ def test_one_that_fails_costs_only_itself(teller: Teller, caplog: pytest.LogCapt
 
 
 def test_what_waits_is_bounded_while_the_api_server_is_slow(caplog: pytest.LogCaptureFixture) -> None:
-    teller, told = Teller(threads=1, most=3), []
+    teller, told = EventWriter(threads=1, most=3), []
     for number in range(5):
         teller.add("ml/gpt", lambda number=number: told.append(number))  # type: ignore[misc]
     teller.start()

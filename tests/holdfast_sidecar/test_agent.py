@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from holdfast_sidecar import constants
-from holdfast_sidecar.interruptions.poller import Ledger
+from holdfast_sidecar.interruptions.poller import NoticeLedger
 from holdfast_sidecar.operator_api.reporter import Membership, OperatorApi, Reporter, connect
 from holdfast_sidecar.protocol.document import Pod
-from holdfast_sidecar.run_dir.launcher_status import Heartbeat
+from holdfast_sidecar.run_dir.launcher_status import LauncherStatusWatcher
 from holdfast_sidecar.runtime.clock import SystemClock
 
 POD = Pod(namespace="ml", name="gpt-w0", uid="uid-w0", node="node-1")
@@ -41,8 +41,8 @@ def reporter(link, run_dir, clock) -> Reporter:
         api=link[0],
         pod=POD,
         start_id="abc",
-        heartbeat=Heartbeat(run_dir, clock),
-        ledger=Ledger(run_dir),
+        heartbeat=LauncherStatusWatcher(run_dir, clock),
+        ledger=NoticeLedger(run_dir),
         clock=clock,
         uniform=highest,
     )

@@ -10,7 +10,7 @@ import pytest
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import SidecarError
 from holdfast_sidecar.interruptions.azure import EVENTS_PATH, NAME_PATH, AzureSource
-from holdfast_sidecar.interruptions.poller import Ledger
+from holdfast_sidecar.interruptions.poller import NoticeLedger
 from holdfast_sidecar.runtime.clock import SystemClock
 from holdfast_sidecar.runtime.http import Connection, Response
 from holdfast_testbed.metadata import AZURE
@@ -191,7 +191,7 @@ def test_a_preemption_that_is_seen_late_has_the_time_that_is_left_and_is_approve
     sky, clock, run_dir: Path
 ):
     """Azure kills at `NotBefore`, whatever time the job's checkpoint deadline asks for."""
-    ledger = Ledger(run_dir)
+    ledger = NoticeLedger(run_dir)
     connection = Connection(sky.url, SystemClock().monotonic, max_bytes=64 << 10)
     source = AzureSource(connection, checkpoint_deadline=25.0, committed=ledger.committed)
     event = sky.announce(AZURE, "Preempt", seconds=28)
@@ -254,7 +254,7 @@ def test_an_event_of_another_form_is_an_error_and_hides_no_other(clock, changes)
 
 
 def test_each_pause_is_one_save_and_never_a_drain(clock, run_dir: Path):
-    service, ledger = Says(), Ledger(run_dir)
+    service, ledger = Says(), NoticeLedger(run_dir)
     source = AzureSource(service, checkpoint_deadline=25.0, committed=ledger.committed)
 
     def asked_for(polls: int = 1, **changes: object) -> list[tuple[str, bool]]:

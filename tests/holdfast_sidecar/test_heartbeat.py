@@ -7,15 +7,22 @@ from pathlib import Path
 import pytest
 
 from holdfast_sidecar.protocol.document import SIGNIFICANT, significant
-from holdfast_sidecar.run_dir.launcher_status import NOTHING_REPORTED, Beat, Heartbeat, accepted, failed, report_due
+from holdfast_sidecar.run_dir.launcher_status import (
+    NOTHING_REPORTED,
+    LauncherStatus,
+    LauncherStatusWatcher,
+    accepted,
+    failed,
+    report_due,
+)
 
 
-def beat(step: int = 1, sequence: int = 1, **fields: object) -> Beat:
+def beat(step: int = 1, sequence: int = 1, **fields: object) -> LauncherStatus:
     status = {"version": 1, "phase": "Running", "committedStep": step, **fields}
-    return Beat(status=status, changed_at=0.0, significance=significant(status), sequence=sequence)
+    return LauncherStatus(status=status, changed_at=0.0, significance=significant(status), sequence=sequence)
 
 
-def due(state, now_beat: Beat, notices: int = 0) -> float:
+def due(state, now_beat: LauncherStatus, notices: int = 0) -> float:
     return report_due(state, now_beat, notices)[0]
 
 
@@ -61,8 +68,8 @@ def test_what_changed_during_an_absence_is_still_due_after_it():
 
 
 @pytest.fixture
-def heartbeat(run_dir: Path, clock) -> Heartbeat:
-    return Heartbeat(run_dir, clock)
+def heartbeat(run_dir: Path, clock) -> LauncherStatusWatcher:
+    return LauncherStatusWatcher(run_dir, clock)
 
 
 def write(run_dir: Path, content: str) -> None:
@@ -142,7 +149,7 @@ def test_what_is_no_plain_file_neither_hangs_nor_misleads(heartbeat, run_dir, tm
 
 
 def test_a_launcher_that_falls_silent_is_news_once_and_again_when_it_speaks(run_dir, clock):
-    heartbeat = Heartbeat(run_dir, clock)
+    heartbeat = LauncherStatusWatcher(run_dir, clock)
     clock.forward(60)
     assert not heartbeat.poll(), "who never spoke is not silent, but starting"
     assert not heartbeat.current().silent

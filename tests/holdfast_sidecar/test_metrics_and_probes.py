@@ -14,12 +14,12 @@ from holdfast_sidecar import constants as c
 from holdfast_sidecar.metrics.launcher import Metrics
 from holdfast_sidecar.metrics.server import Page, Server, metrics_page, probe_page
 from holdfast_sidecar.protocol.document import Notice
-from holdfast_sidecar.run_dir.launcher_status import Heartbeat
+from holdfast_sidecar.run_dir.launcher_status import LauncherStatusWatcher
 
 
 @pytest.fixture
-def heartbeat(run_dir, clock) -> Heartbeat:
-    return Heartbeat(run_dir, clock)
+def heartbeat(run_dir, clock) -> LauncherStatusWatcher:
+    return LauncherStatusWatcher(run_dir, clock)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_sidecar.errors import SourceError
-from holdfast_sidecar.interruptions.poller import Ledger, Watcher, merge_requests
+from holdfast_sidecar.interruptions.poller import InterruptionPoller, NoticeLedger, merge_requests
 from holdfast_sidecar.protocol.document import Notice, dump_document, format_time, parse_time
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -25,7 +25,7 @@ def touch(run_dir: Path) -> dict[str, object]:
 
 
 def test_an_interruption_asks_for_a_drain_by_its_deadline(run_dir: Path):
-    assert Ledger(run_dir).pass_on(notice())
+    assert NoticeLedger(run_dir).pass_on(notice())
     assert touch(run_dir) == notice().as_request()
     assert touch(run_dir)["drain"] is True
     assert touch(run_dir)["deadline"] == "2026-01-31T12:02:00.000000Z"
@@ -38,16 +38,16 @@ def test_each_interruption_drains(action: str):
 
 @pytest.mark.parametrize("action", ["rebalance", "migrate", "freeze", "maintenance"])
 def test_what_the_machine_survives_asks_for_a_checkpoint_only(run_dir: Path, action: str):
-    Ledger(run_dir).pass_on(notice(action=action))
+    NoticeLedger(run_dir).pass_on(notice(action=action))
     assert touch(run_dir)["drain"] is False
 
 
 def test_a_notice_that_the_launcher_has_taken_does_not_come_back(run_dir: Path):
-    ledger = Ledger(run_dir)
+    ledger = NoticeLedger(run_dir)
     ledger.pass_on(notice())
     (run_dir / "emergency_checkpoint").unlink()
     assert not ledger.pass_on(notice())
-    assert not Ledger(run_dir).pass_on(notice()), "nor after a restart of the sidecar"
+    assert not NoticeLedger(run_dir).pass_on(notice()), "nor after a restart of the sidecar"
     assert not (run_dir / "emergency_checkpoint").exists()
 
 
@@ -63,36 +63,36 @@ def test_a_notice_that_the_launcher_has_taken_does_not_come_back(run_dir: Path):
 )
 def test_a_sidecar_killed_before_it_could_remember_finds_its_traces(run_dir: Path, name: str, content: object):
     (run_dir / name).write_text(json.dumps(content))
-    assert Ledger(run_dir).pass_on(notice()), "it is reported"
+    assert NoticeLedger(run_dir).pass_on(notice()), "it is reported"
     assert json.loads((run_dir / name).read_text()) == content, "and not asked for again"
     assert (run_dir / "emergency_checkpoint").exists() == (name == "emergency_checkpoint")
 
 
 def test_a_later_and_other_notice_is_passed_on_too(run_dir: Path):
-    ledger = Ledger(run_dir)
+    ledger = NoticeLedger(run_dir)
     assert ledger.pass_on(notice("aws-rebalance-1", "rebalance"))
     (run_dir / "emergency_checkpoint").unlink()
     assert ledger.pass_on(notice("aws-spot-2"))
     assert touch(run_dir)["id"] == "aws-spot-2"
-    assert [known.id for known in Ledger(run_dir).notices()] == ["aws-rebalance-1", "aws-spot-2"]
+    assert [known.id for known in NoticeLedger(run_dir).notices()] == ["aws-rebalance-1", "aws-spot-2"]
 
 
 def test_a_waiting_request_that_cannot_be_read_is_left_by_a_mere_checkpoint(run_dir: Path, tmp_path: Path):
     (run_dir / "emergency_checkpoint").symlink_to(tmp_path / "elsewhere")
-    assert Ledger(run_dir).pass_on(notice(action="rebalance"))
+    assert NoticeLedger(run_dir).pass_on(notice(action="rebalance"))
     assert (run_dir / "emergency_checkpoint").is_symlink()
 
 
 def test_a_waiting_request_that_cannot_be_read_does_not_stop_a_drain(run_dir: Path, tmp_path: Path):
     (run_dir / "emergency_checkpoint").symlink_to(tmp_path / "elsewhere")
-    assert Ledger(run_dir).pass_on(notice())
+    assert NoticeLedger(run_dir).pass_on(notice())
     assert touch(run_dir)["id"] == "aws-spot-1"
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_damaged_memory_starts_anew(run_dir: Path):
     (run_dir / "sidecar-notices.json").write_text('{"version": 1, "notices": [{"id": 3}]}')
-    assert Ledger(run_dir).notices() == ()
+    assert NoticeLedger(run_dir).notices() == ()
 
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"garbage", b'{"version": 9, "id": "later"}'])
@@ -133,7 +133,7 @@ def acknowledge(run_dir: Path, name: str, result: str = "Committed") -> None:
 
 
 def test_a_commit_is_made_when_the_launcher_says_so(run_dir: Path):
-    ledger = Ledger(run_dir)
+    ledger = NoticeLedger(run_dir)
     ledger.pass_on(notice())
     assert not ledger.committed("aws-spot-1")
     for name, result in (("aws-spot-1", "Failed"), ("another", "Committed")):
@@ -144,7 +144,7 @@ def test_a_commit_is_made_when_the_launcher_says_so(run_dir: Path):
 
 
 def test_one_acknowledgement_answers_all_requests_that_were_joined(run_dir: Path):
-    ledger = Ledger(run_dir)
+    ledger = NoticeLedger(run_dir)
     ledger.pass_on(notice("aws-rebalance-1", "rebalance"))
     ledger.pass_on(notice("aws-spot-1"))
     acknowledge(run_dir, "aws-spot-1")
@@ -154,7 +154,7 @@ def test_one_acknowledgement_answers_all_requests_that_were_joined(run_dir: Path
 
 def test_an_acknowledgement_is_news_once(run_dir: Path):
     acknowledge(run_dir, "of-old")
-    ledger = Ledger(run_dir)
+    ledger = NoticeLedger(run_dir)
     assert not ledger.acknowledged()
     acknowledge(run_dir, "aws-spot-1")
     assert ledger.acknowledged()
@@ -164,7 +164,7 @@ def test_an_acknowledgement_is_news_once(run_dir: Path):
 @pytest.mark.parametrize("content", [b"", b"garbage", b"[]", b'{"version": 9, "id": "aws-spot-1"}'])
 def test_an_acknowledgement_that_cannot_be_read_is_none(run_dir: Path, content: bytes):
     (run_dir / "emergency_checkpoint.ack").write_bytes(content)
-    assert not Ledger(run_dir).committed("aws-spot-1")
+    assert not NoticeLedger(run_dir).committed("aws-spot-1")
 
 
 requests = st.builds(
@@ -206,7 +206,9 @@ class Scripted:
 
 def watch(run_dir: Path, clock: object, *answers: Notice | Exception | None) -> tuple[list[float], list[Notice]]:
     told: list[Notice] = []
-    watcher = Watcher(Scripted(*answers), Ledger(run_dir), clock, lambda low, high: high, on_notice=told.append)
+    watcher = InterruptionPoller(
+        Scripted(*answers), NoticeLedger(run_dir), clock, lambda low, high: high, on_notice=told.append
+    )
     return [watcher.tick() for _ in answers], told
 
 
@@ -225,7 +227,7 @@ def test_the_pause_counts_from_the_beginning_of_a_poll(run_dir: Path, clock):
             return super().poll(now)
 
     source = Holding(None, None)
-    watcher = Watcher(source, Ledger(run_dir), clock, lambda low, high: high)
+    watcher = InterruptionPoller(source, NoticeLedger(run_dir), clock, lambda low, high: high)
     source.held = 0.5
     assert watcher.tick() == 1.5
     source.held = 30
@@ -237,8 +239,8 @@ def test_all_notices_of_one_poll_are_passed_on(run_dir: Path, clock):
         def poll(self, now: datetime) -> tuple[Notice, ...]:
             return notice("a", "rebalance"), notice("b", "rebalance", minutes=1)
 
-    ledger = Ledger(run_dir)
-    Watcher(Two(), ledger, clock, lambda low, high: high).tick()
+    ledger = NoticeLedger(run_dir)
+    InterruptionPoller(Two(), ledger, clock, lambda low, high: high).tick()
     assert [known.id for known in ledger.notices()] == ["a", "b"]
     assert (touch(run_dir)["id"], touch(run_dir)["supersedes"]) == ("a", ["b"])
 
@@ -257,14 +259,14 @@ def test_a_source_that_has_answered_is_never_left_for_long(run_dir: Path, clock)
 
 def test_a_source_that_is_too_busy_from_the_start_is_never_left_for_long(run_dir: Path, clock, caplog):
     source = Scripted(*[SourceError("429")] * 9, known=True)
-    watcher = Watcher(source, Ledger(run_dir), clock, lambda low, high: high)
+    watcher = InterruptionPoller(source, NoticeLedger(run_dir), clock, lambda low, high: high)
     assert max(watcher.tick() for _ in range(9)) == 5.0
     assert "no notices for now" in caplog.text
 
 
 def test_a_source_that_is_found_after_all_is_said(run_dir: Path, clock, caplog):
     source = Scripted(SourceError("refused"), SourceError("429"))
-    watcher = Watcher(source, Ledger(run_dir), clock, lambda low, high: high)
+    watcher = InterruptionPoller(source, NoticeLedger(run_dir), clock, lambda low, high: high)
     watcher.tick()
     source.known = True
     watcher.tick()
@@ -287,7 +289,7 @@ def test_a_source_that_recovers_is_polled_at_its_usual_pace(run_dir: Path, clock
 
 def test_a_touch_file_that_cannot_be_written_is_tried_again(tmp_path: Path, clock):
     gone = tmp_path / "run"
-    watcher = Watcher(Scripted(notice(), notice()), Ledger(gone), clock, lambda low, high: high)
+    watcher = InterruptionPoller(Scripted(notice(), notice()), NoticeLedger(gone), clock, lambda low, high: high)
     watcher.tick()
     gone.mkdir()
     watcher.tick()

@@ -18,7 +18,7 @@ from holdfast_sidecar.errors import DeadlineError, SidecarError
 from holdfast_sidecar.interruptions.aws import AwsSource
 from holdfast_sidecar.interruptions.azure import AzureSource
 from holdfast_sidecar.interruptions.gcp import GcpSource
-from holdfast_sidecar.interruptions.poller import Ledger, Watcher
+from holdfast_sidecar.interruptions.poller import InterruptionPoller, NoticeLedger
 from holdfast_sidecar.interruptions.source import Source
 from holdfast_sidecar.protocol.document import Notice, parse_time
 from holdfast_sidecar.runtime.clock import SystemClock
@@ -157,7 +157,9 @@ def test_a_service_that_hangs_up_between_polls_costs_nothing(make, poll, sky, cl
 def test_a_notice_gets_through_a_service_that_fails_now_and_then(make, sky, clock, run_dir: Path, cloud):
     """The watcher with the real source: each fault in turn, and the notice in between reaches the touch-file."""
     errors: list[str] = []
-    watcher = Watcher(make(cloud), Ledger(run_dir), clock, lambda low, high: high, on_error=errors.append)
+    watcher = InterruptionPoller(
+        make(cloud), NoticeLedger(run_dir), clock, lambda low, high: high, on_error=errors.append
+    )
     for fault in ("500", "garbage", "429", "cut"):
         sky.server.fault = fault
         sky.announce(cloud)

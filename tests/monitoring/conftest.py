@@ -24,13 +24,13 @@ from holdfast_operator.manifests import children
 from holdfast_operator.remediation.metrics import RemediationMetrics
 from holdfast_operator.runtime.health import HealthServer
 from holdfast_operator.runtime.metrics import Metrics as OperatorMetrics
-from holdfast_operator.views import Platform
+from holdfast_operator.views import Installation
 from holdfast_sidecar.gpu import metrics as export
 from holdfast_sidecar.gpu.monitor import GpuWatch
 from holdfast_sidecar.metrics.launcher import Metrics as SidecarMetrics
 from holdfast_sidecar.metrics.server import Server, metrics_page
 from holdfast_sidecar.protocol.document import Notice, Pod, format_time
-from holdfast_sidecar.run_dir.launcher_status import Heartbeat
+from holdfast_sidecar.run_dir.launcher_status import LauncherStatusWatcher
 from holdfast_sidecar.runtime.clock import SystemClock
 from holdfast_sidecar.runtime.http import Response, Transport
 
@@ -49,7 +49,7 @@ class Sidecar:
     """A sidecar's exporter over a status file that the test moves on."""
 
     metrics: SidecarMetrics
-    heartbeat: Heartbeat
+    heartbeat: LauncherStatusWatcher
     folder: Path
     step: int = 412
 
@@ -87,7 +87,7 @@ def make_sidecar(folder: Path) -> Sidecar:
     """Everything that can happen to it has happened once, and no launcher has spoken."""
     folder.mkdir()
     clock = SystemClock()
-    heartbeat = Heartbeat(folder, clock)
+    heartbeat = LauncherStatusWatcher(folder, clock)
     gpus = GpuWatch(cast(Transport, Exporter()), POD, folder, clock, lambda low, _high: low, told=lambda: ["GPU-a"])
     gpus.tick()
     metrics = SidecarMetrics(clock, heartbeat.current, gpus=lambda: export.metrics(gpus.view(), clock.monotonic()))
@@ -238,7 +238,7 @@ def worker_pod(name: str) -> Json:
     times = {"creationTimestamp": "2026-01-31T12:00:00Z", "resourceVersion": "1", "generation": 1}
     job = parse_job({"metadata": {"name": "gpt", "namespace": "ml", "uid": "u", **times}, "spec": spec})
     assert job.spec is not None
-    platform = Platform(sidecar_image="s", agents_url="https://operator:8443", ca_bundle="PEM")
+    platform = Installation(sidecar_image="s", agents_url="https://operator:8443", ca_bundle="PEM")
     worker = Worker(incarnation=int(name.rpartition("-w")[2]), batch=0)
     return children.pod(job, job.spec, worker, platform)
 

@@ -31,7 +31,7 @@ from holdfast_operator import __version__
 from holdfast_operator.agents.hub import AgentHub
 from holdfast_operator.agents.job_key import ensure_operator_key, job_key
 from holdfast_operator.agents.server import AgentServer, Limits
-from holdfast_operator.agents.server import Observer as AgentObserver
+from holdfast_operator.agents.server import ServerMetrics as AgentObserver
 from holdfast_operator.agents.tls import TlsKeeper
 from holdfast_operator.agents.token_review import TokenReviews, reviewer
 from holdfast_operator.cluster.cache import Cache
@@ -39,20 +39,20 @@ from holdfast_operator.cluster.client import AT_LEISURE, Cluster
 from holdfast_operator.cluster.informer import Feed
 from holdfast_operator.cluster.secrets import ClusterSecrets
 from holdfast_operator.errors import ClusterError, ConflictError, OperatorError, RejectedError, SettingsError
-from holdfast_operator.leadership.elector import Calls, ClusterLease, Elector, LeaseStore
-from holdfast_operator.leadership.lease import Terms
+from holdfast_operator.leadership.elector import Callbacks, ClusterLease, Elector, LeaseStore
+from holdfast_operator.leadership.lease import LeaseTimings
 from holdfast_operator.reconcile.act import Actor
-from holdfast_operator.reconcile.event_writer import Teller
-from holdfast_operator.reconcile.observe import Observer
+from holdfast_operator.reconcile.event_writer import EventWriter
+from holdfast_operator.reconcile.observe import JobObserver
 from holdfast_operator.reconcile.reconciler import Outcome, Reconciler
-from holdfast_operator.remediation.controller import Keeper, make_keeper
+from holdfast_operator.remediation.controller import Controller, make_keeper
 from holdfast_operator.runtime import logs
 from holdfast_operator.runtime.clock import SteadyClock
 from holdfast_operator.runtime.health import HealthServer
 from holdfast_operator.runtime.metrics import Metrics
 from holdfast_operator.runtime.workqueue import KeyedQueue
 from holdfast_operator.settings import Settings, from_environment
-from holdfast_operator.views import Platform
+from holdfast_operator.views import Installation
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def api_client(*, retries: bool | None = None) -> client.ApiClient:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class Components:
     """What one process is made of."""
 
     settings: Settings
@@ -83,18 +83,18 @@ class Parts:
     feed: Feed
     queue: KeyedQueue
     hub: AgentHub
-    observer: Observer
+    observer: JobObserver
     reconciler: Reconciler
     metrics: Metrics
     tls: TlsKeeper
     agents: AgentServer
-    nodes: Keeper
-    teller: Teller
+    nodes: Controller
+    teller: EventWriter
     lease: LeaseStore
     now: Callable[[], datetime]
 
 
-def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: Callable[[], datetime]) -> Parts:
+def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: Callable[[], datetime]) -> Components:
     """Put the parts together. Reads the operator's own Secrets; starts nothing."""
     store = ClusterSecrets(client.CoreV1Api(api), settings.namespace)
     metrics, cache, cluster = Metrics(version=__version__), Cache(), Cluster(api)
@@ -105,7 +105,7 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
     tls.refresh()
     metrics.ca_expires(tls.authority_expires.timestamp())
     hub = _hub(api, feed, metrics, now)
-    observer = Observer(
+    observer = JobObserver(
         cluster=cluster,
         cache=cache,
         hub=hub,
@@ -126,7 +126,7 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
         identity=settings.identity,
         clock=now,
     )
-    return Parts(
+    return Components(
         settings=settings,
         cluster=cluster,
         feed=feed,
@@ -138,7 +138,7 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
         tls=tls,
         agents=_agents(settings, hub, tls, nodes, metrics),
         nodes=nodes,
-        teller=Teller(),
+        teller=EventWriter(),
         lease=lease,
         now=now,
     )
@@ -161,7 +161,7 @@ def _hub(api: client.ApiClient, feed: Feed, metrics: Metrics, now: Callable[[], 
     return hub
 
 
-def _agents(settings: Settings, hub: AgentHub, tls: TlsKeeper, nodes: Keeper, metrics: Metrics) -> AgentServer:
+def _agents(settings: Settings, hub: AgentHub, tls: TlsKeeper, nodes: Controller, metrics: Metrics) -> AgentServer:
     return AgentServer(
         hub,
         tls.context,
@@ -173,8 +173,8 @@ def _agents(settings: Settings, hub: AgentHub, tls: TlsKeeper, nodes: Keeper, me
     )
 
 
-def _platform(settings: Settings, tls: TlsKeeper) -> Platform:
-    return Platform(
+def _platform(settings: Settings, tls: TlsKeeper) -> Installation:
+    return Installation(
         sidecar_image=settings.sidecar_image,
         agents_url=settings.agents_url,
         ca_bundle=tls.bundle,
@@ -201,15 +201,15 @@ class Process:
     serves.
     """
 
-    def __init__(self, parts: Parts, lost: Callable[[str], None], ended: threading.Event) -> None:
+    def __init__(self, parts: Components, lost: Callable[[str], None], ended: threading.Event) -> None:
         self._parts = parts
         self._ended = ended
         self._elector = Elector(
             parts.lease,
-            Calls(elected=self._lead, ended=lost, follows=parts.hub.stand_by),
+            Callbacks(elected=self._lead, ended=lost, follows=parts.hub.stand_by),
             me=parts.settings.identity,
             url=parts.settings.own_url,
-            terms=Terms(lease_seconds=parts.settings.lease_seconds),
+            terms=LeaseTimings(lease_seconds=parts.settings.lease_seconds),
             now=parts.now,
         )
         self._stop = threading.Event()
@@ -345,7 +345,7 @@ def _begin_anew(why: str) -> None:
         os._exit(1)
 
 
-def _assembled(settings: Settings, lease: LeaseStore, ended: threading.Event) -> Parts | None:
+def _assembled(settings: Settings, lease: LeaseStore, ended: threading.Event) -> Components | None:
     """The parts, as soon as the API server answers; None if we are told to end before that. Probes find us alive."""
     waiting = HealthServer(
         lambda: b"", live={}, ready={"api-server": lambda: False}, host=settings.host, port=settings.http_port
@@ -401,7 +401,7 @@ def main() -> int:
     logger.info("holdfast operator %s starts", __version__)
     if not _decodes_deep():
         logger.warning("one job that is nested deep ends all watches under this Python: use 3.11, or 3.13 and later")
-    terms = Terms(lease_seconds=settings.lease_seconds)
+    terms = LeaseTimings(lease_seconds=settings.lease_seconds)
     lease = ClusterLease(Cluster(api_client(retries=False), seconds=terms.call_seconds), settings.namespace)
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -413,7 +413,7 @@ def main() -> int:
     return _serve(parts, ended)
 
 
-def _serve(parts: Parts, ended: threading.Event) -> int:
+def _serve(parts: Components, ended: threading.Event) -> int:
     from holdfast_operator.cluster import watches
 
     process = Process(parts, _begin_anew, ended)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holdfast_operator.api import names as c
 from holdfast_operator.errors import SettingsError
-from holdfast_operator.remediation.settings import Rules, parse_rules
+from holdfast_operator.remediation.settings import RemediationSettings, parse_rules
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -44,7 +44,7 @@ class Settings:
     relist_seconds: float = 180.0
     memory_bytes: int | None = None  # the container's limit
     kubeconfig: str = ""
-    remediation: Rules = field(default_factory=Rules)
+    remediation: RemediationSettings = field(default_factory=RemediationSettings)
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> Settings:

@@ -18,14 +18,14 @@ from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import SettingsError
 from holdfast_sidecar.gpu import metrics
 from holdfast_sidecar.gpu.monitor import GpuWatch
-from holdfast_sidecar.interruptions.poller import Ledger, Watcher
+from holdfast_sidecar.interruptions.poller import InterruptionPoller, NoticeLedger
 from holdfast_sidecar.interruptions.source import Source
 from holdfast_sidecar.metrics.launcher import Metrics
 from holdfast_sidecar.metrics.server import Pages, Server, metrics_page, probe_page
 from holdfast_sidecar.operator_api.reporter import Membership, Reporter, connect
 from holdfast_sidecar.preflight.runner import PreflightWatch
 from holdfast_sidecar.protocol.document import GpuError, Notice, Preflight
-from holdfast_sidecar.run_dir.launcher_status import Heartbeat
+from holdfast_sidecar.run_dir.launcher_status import LauncherStatusWatcher
 from holdfast_sidecar.runtime import logs
 from holdfast_sidecar.runtime.clock import Clock, SystemClock
 from holdfast_sidecar.runtime.http import Connection, Response
@@ -76,11 +76,11 @@ class Sidecar:
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._clock, self._uniform = clock, random.SystemRandom().uniform
         self._stop = threading.Event()
-        self._heartbeat = Heartbeat(settings.run_dir, clock)
+        self._heartbeat = LauncherStatusWatcher(settings.run_dir, clock)
         self._metrics = Metrics(clock, self._heartbeat.current, gpus=self._gpu_metrics, launched=settings.launched)
         self._gpu_watch = self._build_gpu_watch(settings)
         self._preflight_watch = self._build_preflight_watch(settings)
-        self._ledger = ledger = Ledger(settings.run_dir)
+        self._ledger = ledger = NoticeLedger(settings.run_dir)
         self._where = (settings.operator_url, settings.token_file, settings.ca_file, clock.monotonic)
         membership_api, membership_connection = connect(*self._where)
         report_api, self._report_connection = connect(*self._where)
@@ -190,8 +190,8 @@ class Sidecar:
         if self._gpu_watch is not None:
             yield from metrics.metrics(self._gpu_watch.view(), self._clock.monotonic())
 
-    def _watch(self, source: Source, ledger: Ledger) -> Loop:
-        watcher = Watcher(
+    def _watch(self, source: Source, ledger: NoticeLedger) -> Loop:
+        watcher = InterruptionPoller(
             source,
             ledger,
             self._clock,

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import SettingsError
-from holdfast_sidecar.preflight.checks import Asked
+from holdfast_sidecar.preflight.checks import PreflightSettings
 from holdfast_sidecar.protocol.document import Pod
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Settings:
     """Where the node's GPU exporter answers; empty: it is not asked."""
     address: str
     port: int
-    preflight: Asked | None = None
+    preflight: PreflightSettings | None = None
     """What is looked at before the pod may join; None: nothing."""
     launched: bool = True
     """Whether a launcher of Holdfast is to be heard."""
@@ -71,11 +71,11 @@ def read_environment(environment: Mapping[str, str] | None = None) -> Settings:
     )
 
 
-def _preflight(env: Mapping[str, str]) -> Asked | None:
+def _preflight(env: Mapping[str, str]) -> PreflightSettings | None:
     checks = _names(env, c.ENV_PREFLIGHT)
     if not checks:
         return None
-    return Asked(
+    return PreflightSettings(
         checks=checks[: c.MAX_CHECKS],
         seconds=_number(env, c.ENV_PREFLIGHT_SECONDS, c.DEFAULT_PREFLIGHT_SECONDS),
         gpus=int(_number(env, c.ENV_PREFLIGHT_GPUS, 0)),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.constants import Phase
-from holdfast.launcher.accounting.goodput import Accounts
+from holdfast.launcher.accounting.goodput import GoodputAccounts
 from holdfast.telemetry.activity import Activity, Meter
 from holdfast.telemetry.rank_time import Ledger
 
@@ -17,7 +17,7 @@ class Launcher:
 
     def __init__(self) -> None:
         self.now = 50.0
-        self.accounts = Accounts(lambda: self.now)
+        self.accounts = GoodputAccounts(lambda: self.now)
         self.meters: dict[int, Meter] = {}
 
     def passes(self, seconds: float) -> None:

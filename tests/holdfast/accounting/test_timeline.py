@@ -12,10 +12,10 @@ import pytest
 
 from holdfast.cli import timeline
 from holdfast.cli.main import parse
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.constants import Cause
 from holdfast.core.errors import UsageError
-from holdfast.launcher.accounting.event_recorder import Chronicle
+from holdfast.launcher.accounting.event_recorder import EventRecorder
 from holdfast.launcher.accounting.timeline import Timeline, rotated
 from holdfast.launcher.membership.messages import Failure, Priority
 from holdfast.launcher.membership.state import State
@@ -29,7 +29,7 @@ class Run:
     def __init__(self, path: Path, **options: Any) -> None:
         self.now = 1_769_860_800.0
         self.path = path
-        self.chronicle = Chronicle(lambda: self.now, Timeline(path, lambda: self.now, **options))
+        self.chronicle = EventRecorder(lambda: self.now, Timeline(path, lambda: self.now, **options))
         self.chronicle.begin(pod="gpt-w0", job="gpt")
         self.enters()
 
@@ -58,7 +58,7 @@ class Run:
         )
         state = State(me="uid-w0")
         self.now += 0.02
-        self.chronicle.follow(state, State(me="uid-w0", failed=Pair(1, 1), failure=failure))
+        self.chronicle.follow(state, State(me="uid-w0", failed=AttemptId(1, 1), failure=failure))
         self.now += 0.1
         self.enters()
 

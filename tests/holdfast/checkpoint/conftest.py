@@ -16,14 +16,14 @@ from uuid import uuid4
 import pytest
 from command_line import Commands
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.search import Loaded
 from holdfast.checkpoint.save.protocol import SaveResult, Snapshot, save
 from holdfast.checkpoint.stores.objects.s3 import S3Bucket, S3Settings
 from holdfast.checkpoint.stores.objects.store import ObjectStore
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast_testbed.s3 import REGION, S3Server, s3_server
 
 Tensors = Mapping[str, bytes]
@@ -36,9 +36,9 @@ def holdfast(capsys: pytest.CaptureFixture[str]) -> Commands:
     return Commands(capsys)
 
 
-def snapshot_of(step: int, pair: Pair, tensors: Tensors, *, rank: int = 0) -> Snapshot:
+def snapshot_of(step: int, pair: AttemptId, tensors: Tensors, *, rank: int = 0) -> Snapshot:
     return Snapshot(
-        name=CommitName(step=step, pair=pair),
+        name=CheckpointName(step=step, pair=pair),
         specs=[TensorSpec(name=name, dtype="U8", shape=(len(data),)) for name, data in tensors.items()],
         read=lambda piece: tensors[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]],
         state={"objects": {}, "counters": {}},
@@ -55,9 +55,9 @@ def commit() -> Callable[..., SaveResult]:
     """Write a commit of named byte strings."""
 
     def write(
-        root: Path, step: int, tensors: Tensors, pair: Pair | None = None, *, rank: int = 0, metrics: Any = ()
+        root: Path, step: int, tensors: Tensors, pair: AttemptId | None = None, *, rank: int = 0, metrics: Any = ()
     ) -> SaveResult:
-        snapshot = snapshot_of(step, pair or Pair(1, 1), tensors, rank=rank)
+        snapshot = snapshot_of(step, pair or AttemptId(1, 1), tensors, rank=rank)
         told = {"metrics": [[measured, values] for measured, values in metrics]}
         return save(root, replace(snapshot, state=snapshot.state | told), Alone())
 
@@ -161,8 +161,10 @@ def together() -> Callable[..., list[str]]:
 def commit_by() -> Callable[..., SaveResult]:
     """One rank's part in a commit by a whole world."""
 
-    def write(exchange: Exchange, root: Path, step: int, tensors: Tensors, pair: Pair | None = None) -> SaveResult:
-        return save(root, snapshot_of(step, pair or Pair(1, 1), tensors, rank=exchange.rank), exchange)
+    def write(
+        exchange: Exchange, root: Path, step: int, tensors: Tensors, pair: AttemptId | None = None
+    ) -> SaveResult:
+        return save(root, snapshot_of(step, pair or AttemptId(1, 1), tensors, rank=exchange.rank), exchange)
 
     return write
 

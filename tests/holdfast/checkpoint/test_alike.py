@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.process_group_exchange import joined
 from holdfast.checkpoint.ranks.exchange import Exchange
 from holdfast.checkpoint.ranks.replica_check import apart
 from holdfast.checkpoint.save.protocol import SaveResult, Snapshot, save
 from holdfast.checkpoint.state.flatten import flatten, sampled, unflatten
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import StateError
 
 World = Callable[..., list[Any]]
@@ -40,7 +40,7 @@ def committed(world: World, root: Path, state: State, size: int = 3) -> list[Sav
         objects = {"loader": Kept(state(exchange.rank)), "ema": Kept({"decay": 0.9, "w": torch.ones(3)})}
         flat = flatten(objects)
         snapshot = Snapshot(
-            name=CommitName(step=1, pair=Pair(1, 1)),
+            name=CheckpointName(step=1, pair=AttemptId(1, 1)),
             specs=flat.specs,
             read=flat.read,
             state={"objects": flat.tree},

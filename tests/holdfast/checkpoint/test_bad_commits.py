@@ -31,8 +31,8 @@ from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.save.checkpoint_index import Ages
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.main import Exit, main
-from holdfast.cli.checkpoints.verify import Verdict, verify
-from holdfast.core.attempt import Claim, Pair
+from holdfast.cli.checkpoints.verify import Verification, verify
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import ClaimError, DamagedError, StateError, UnknownFormatError
 
 Json = Any
@@ -113,7 +113,7 @@ def falls_back(root: Path, why: str) -> None:
     assert outside(root) == around
 
 
-def verdict(root: Path) -> Verdict:
+def verdict(root: Path) -> Verification:
     """What `holdfast checkpoints verify` says of the newest."""
     store = FolderStore(root)
     return verify(store, max(store.commits(), key=lambda name: name.step))
@@ -384,12 +384,12 @@ def test_what_is_no_claim_stops_a_load_and_says_so(root: Path, raw: bytes) -> No
 
 def test_a_zombies_commit_is_not_read_whatever_its_name_says(root: Path, commit: Callable[..., Any]) -> None:
     """Above its successor's claim by step; and renamed, above it by attempt too."""
-    for pair, origin in ((Pair(1, 1), None), (Pair(1, 2), Pair(1, 1))):
+    for pair, origin in ((AttemptId(1, 1), None), (AttemptId(1, 2), AttemptId(1, 1))):
         write_claim(root, Claim(pair=pair, job_uid="job-1", publication="p1", from_step=30, from_pair=origin))
-    commit(root, 30, {"w": b"good"}, Pair(1, 1))
-    commit(root, 40, {"w": b"late"}, Pair(1, 1))
+    commit(root, 30, {"w": b"good"}, AttemptId(1, 1))
+    commit(root, 40, {"w": b"late"}, AttemptId(1, 1))
     claims = tuple(
-        Claim(pair=Pair(1, number), job_uid="job-1", publication="p1", from_step=30, from_pair=Pair(1, 1))
+        Claim(pair=AttemptId(1, number), job_uid="job-1", publication="p1", from_step=30, from_pair=AttemptId(1, 1))
         for number in (2,)
     )
     assert restore(root, Alone(), claims=claims, job_uid="job-1").step == 30

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from holdfast.checkpoint.format.manifest import Chunk, FileRecord, Manifest, Patch, TensorRecord, decode, encode
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.format.tensor_boxes import Box, runs, tiles
-from holdfast.checkpoint.ranks.merge import Part, Told, join
-from holdfast.core.attempt import Pair
+from holdfast.checkpoint.ranks.merge import Part, RankReport, join
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import DamagedError, StateError
 
 
@@ -65,10 +65,10 @@ def test_the_runs_of_a_box_are_its_elements_in_its_own_order(grid: tuple[tuple[i
 # Who writes what
 
 
-def told(*parts: dict[str, tuple[tuple[int, ...], Box]]) -> list[Told]:
+def told(*parts: dict[str, tuple[tuple[int, ...], Box]]) -> list[RankReport]:
     """Ranks that have these boxes of tensors of these shapes."""
     return [
-        Told(
+        RankReport(
             objects={"model": {name: {"$rows": [name, list(shape)]} for name, (shape, _) in one.items()}},
             parts={
                 name: Part(spec=TensorSpec(name=name, dtype="F32", shape=shape), box=box)
@@ -127,7 +127,7 @@ def chunk(rank: int, start: tuple[int, ...], shape: tuple[int, ...]) -> Chunk:
 def manifest(*chunks: Chunk, shape: tuple[int, ...] = (4, 4), patches: tuple[Patch, ...] = ()) -> Manifest:
     return Manifest(
         step=1,
-        pair=Pair(0, 1),
+        pair=AttemptId(0, 1),
         job_uid="",
         publication="",
         run_id="",

@@ -21,12 +21,12 @@ from command_line import Commands
 from holdfast import checkpoint
 from holdfast.checkpoint.folder.claims import write_claim
 from holdfast.checkpoint.folder.upload_marker import held
-from holdfast.checkpoint.format.file_names import CommitName
-from holdfast.checkpoint.stores.base import Store
+from holdfast.checkpoint.format.file_names import CheckpointName
+from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.access.progress_bar import Progress, size
-from holdfast.cli.checkpoints.verify import Damage, Verdict, verify
-from holdfast.core.attempt import Claim, Pair
+from holdfast.cli.checkpoints.verify import Damage, Verification, verify
+from holdfast.core.attempt import AttemptId, Claim
 
 MIB = 1 << 20
 FIRST = {"model/a": b"a" * 99, "model/b": b"b" * 7 * MIB, "model/c": b"c" * 2 * MIB, "model/d": b"d" * 5}
@@ -96,7 +96,10 @@ def test_ls_names_every_commit_the_newest_first(holdfast: Commands, folder: Path
 
 
 def test_ls_says_what_cannot_be_used_and_why(holdfast: Commands, folder: Path) -> None:
-    write_claim(folder, Claim(pair=Pair(2, 1), job_uid="job-1", publication="p2", from_step=10, from_pair=Pair(1, 1)))
+    write_claim(
+        folder,
+        Claim(pair=AttemptId(2, 1), job_uid="job-1", publication="p2", from_step=10, from_pair=AttemptId(1, 1)),
+    )
     flip(folder / "step-10.g1.a1" / "MANIFEST.json", 5)
 
     fenced, damaged = holdfast.json("ls", folder)["commits"]
@@ -117,7 +120,10 @@ def test_a_folder_whose_name_only_reads_like_a_commits_is_none(holdfast: Command
 def test_show_tells_what_a_commit_holds_the_newest_that_may_be_read_by_itself(
     holdfast: Commands, folder: Path
 ) -> None:
-    write_claim(folder, Claim(pair=Pair(2, 1), job_uid="job-1", publication="p2", from_step=10, from_pair=Pair(1, 1)))
+    write_claim(
+        folder,
+        Claim(pair=AttemptId(2, 1), job_uid="job-1", publication="p2", from_step=10, from_pair=AttemptId(1, 1)),
+    )
 
     shown = holdfast.json("show", folder)
 
@@ -185,7 +191,7 @@ def test_verify_moves_aside_nothing_that_was_found_bad_only_once(
 ) -> None:
     read: list[str] = []
 
-    def misread_at_first(store: Store, name: CommitName) -> Verdict:
+    def misread_at_first(store: CheckpointStore, name: CheckpointName) -> Verification:
         read.append(str(name))
         damages = (Damage(file="rank-0.safetensors", reason="a byte was flipped on its way"),)
         return replace(verify(store, name), damages=damages if len(read) == 1 else ())
@@ -201,7 +207,7 @@ def test_what_retention_deletes_meanwhile_is_not_damaged(
 ) -> None:
     opened = FolderStore.open
 
-    def delete_first(store: FolderStore, name: CommitName, file: str) -> Any:
+    def delete_first(store: FolderStore, name: CheckpointName, file: str) -> Any:
         if name.step == 10:
             store.delete(name)
         return opened(store, name, file)
@@ -361,7 +367,7 @@ def test_what_retention_deletes_while_it_is_copied_is_told_and_not_damaged(
 ) -> None:
     act = getattr(FolderStore, read)
 
-    def delete_first(store: FolderStore, name: CommitName, *file: str) -> Any:
+    def delete_first(store: FolderStore, name: CheckpointName, *file: str) -> Any:
         if name.step == 10 and store.url == str(folder):
             store.delete(name)
         return act(store, name, *file)
@@ -417,7 +423,9 @@ def test_a_copy_does_not_replace_another_commit_and_tells_of_a_fence(
     assert "another commit under the name" in holdfast.err
     assert tree(target) == before
 
-    write_claim(target, Claim(pair=Pair(2, 1), job_uid="job-1", publication="p2", from_step=5, from_pair=Pair(1, 1)))
+    write_claim(
+        target, Claim(pair=AttemptId(2, 1), job_uid="job-1", publication="p2", from_step=5, from_pair=AttemptId(1, 1))
+    )
     assert holdfast("copy", folder / "step-10.g1.a1", target) == 0
     assert "the job of that folder will not read step-10.g1.a1: fenced by claim 2.1" in holdfast.err
 
@@ -425,9 +433,9 @@ def test_a_copy_does_not_replace_another_commit_and_tells_of_a_fence(
 def test_what_the_claims_fence_is_not_copied_without_them_unless_it_is_named(
     holdfast: Commands, folder: Path, tmp_path: Path, commit: Callable[..., Any]
 ) -> None:
-    for pair, step, before in ((Pair(1, 1), 0, None), (Pair(2, 1), 20, Pair(1, 1))):
+    for pair, step, before in ((AttemptId(1, 1), 0, None), (AttemptId(2, 1), 20, AttemptId(1, 1))):
         write_claim(folder, Claim(pair=pair, job_uid="job-1", publication="p1", from_step=step, from_pair=before))
-    commit(folder, 25, FIRST, Pair(2, 1))
+    commit(folder, 25, FIRST, AttemptId(2, 1))
     commit(folder, 30, FIRST)  # of attempt 1.1, after its successor claimed
     late = "step-30.g1.a1"
 
@@ -481,7 +489,7 @@ def test_prune_says_what_would_go_and_why_and_then_does_it(
 
 
 def test_prune_leaves_alone_what_is_on_its_way_to_an_object_store(holdfast: Commands, folder: Path) -> None:
-    with held(folder, CommitName(step=10, pair=Pair(1, 1))):
+    with held(folder, CheckpointName(step=10, pair=AttemptId(1, 1))):
         told = holdfast.json("prune", folder, "--keep-last", 1)["commits"]
     assert [(line["goes"], line["reason"]) for line in told] == [
         (False, "among the last 1"),

@@ -25,7 +25,7 @@ from traces import STRACE, Call, calls_in, kill_points
 from holdfast.checkpoint.folder.claims import list_claims
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import Restored, restore
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 
 SCRIPT = Path(__file__).parent / "scripts" / "one_attempt.py"
 _spec = importlib.util.spec_from_file_location("one_attempt", SCRIPT)
@@ -104,7 +104,7 @@ def killed_at(earlier: Path, name: str, number: int) -> int:
 
 def goes_on(root: Path, where: str) -> None:
     """The next attempt claims, commits, and cleans up what the killed one left."""
-    one_attempt.run(root, Pair(1, 3), [30])
+    one_attempt.run(root, AttemptId(1, 3), [30])
     assert newest(root).step == 30, where
     left = [p.name for p in root.rglob("*") if ".tmp-" in p.name or p.name.endswith(".deleted")]
     assert left == [], where

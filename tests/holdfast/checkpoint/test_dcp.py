@@ -24,13 +24,13 @@ from holdfast import checkpoint
 from holdfast.checkpoint.dcp import storage as ours
 from holdfast.checkpoint.dcp.storage import StorageReader, StorageWriter
 from holdfast.checkpoint.folder.catalog import read_manifest
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import CHUNK_BYTES
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.verify import verify
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CheckpointError, StateError
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "dcp_world.py"
@@ -102,20 +102,20 @@ def test_a_commit_of_an_earlier_release_whose_boxes_are_tensors_of_their_own_is_
     with monkeypatch.context() as earlier:
         earlier.setattr(ours, "tiles", lambda size, boxes: False)
         dcp.save(state(4.0), storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
-    assert "w@0,0" in read_manifest(tmp_path, CommitName(step=1, pair=Pair(0, 1))).tensors
+    assert "w@0,0" in read_manifest(tmp_path, CheckpointName(step=1, pair=AttemptId(0, 1))).tensors
     into = state()
     dcp.load(into, storage_reader=StorageReader(tmp_path), no_dist=True)
     assert torch.equal(into["w"], state(4.0)["w"])
 
 
 def test_what_ranks_without_a_row_wrote_is_whole(saved: Path) -> None:
-    assert verify(FolderStore(saved), CommitName(step=2, pair=Pair(0, 1))).reason == ""
+    assert verify(FolderStore(saved), CheckpointName(step=2, pair=AttemptId(0, 1))).reason == ""
 
 
 def test_tensors_without_elements_are_whole(tmp_path: Path) -> None:
     hollow = {"a": torch.empty(0), "b": torch.empty(3, 0), "w": torch.ones(2)}
     dcp.save(hollow, storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
-    assert verify(FolderStore(tmp_path), CommitName(step=1, pair=Pair(0, 1))).reason == ""
+    assert verify(FolderStore(tmp_path), CheckpointName(step=1, pair=AttemptId(0, 1))).reason == ""
 
 
 def test_damage_is_an_error_that_names_the_file(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from holdfast.checkpoint.dcp.storage import StorageReader, StorageWriter
 from holdfast.checkpoint.folder import catalog
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.search import Restored, restore
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CheckpointError
 
 Commit = Callable[..., Any]
@@ -33,7 +33,7 @@ def slow(tmp_path: Path, commit: Commit, monkeypatch: pytest.MonkeyPatch) -> lis
     steps: list[int] = []
     opened = FolderStore.open
 
-    def late(store: FolderStore, name: CommitName, file: str) -> FolderSource:
+    def late(store: FolderStore, name: CheckpointName, file: str) -> FolderSource:
         if name.step in steps:
             steps.remove(name.step)
             commit(tmp_path, name.step + 10, {"a": b"newer"})
@@ -62,7 +62,7 @@ def test_a_manifest_that_is_gone_when_it_is_read_was_deleted_too(
     commit(tmp_path, 10, {"a": b"old"})
     listed = FolderStore.commits
 
-    def then_deleted(store: FolderStore) -> tuple[CommitName, ...]:
+    def then_deleted(store: FolderStore) -> tuple[CheckpointName, ...]:
         names = listed(store)
         if {name.step for name in names} == {10}:
             commit(tmp_path, 20, {"a": b"new"})
@@ -91,7 +91,7 @@ def test_a_checkpoint_whose_file_is_missing_while_it_stands_is_damaged(
 ) -> None:
     commit(tmp_path, 10, {"a": b"old"})
     commit(tmp_path, 20, {"a": b"new"})
-    name = CommitName(step=20, pair=Pair(1, 1))
+    name = CheckpointName(step=20, pair=AttemptId(1, 1))
     (tmp_path / str(name) / "rank-0.safetensors").unlink()
     for found in world(2, lambda exchange: read(tmp_path, exchange)):
         assert (found.step, [one.path for one in found.lost]) == (10, [str(name)])

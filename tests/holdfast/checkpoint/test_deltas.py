@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.folder import catalog
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.rate_limit import Pace
 from holdfast.checkpoint.io.staging_buffer import Arena
-from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.manager import Attempt, CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.search import restore
@@ -33,10 +33,10 @@ from holdfast.cli.checkpoints.access.progress_bar import progress
 from holdfast.cli.checkpoints.copy import Uncopied, copy, copy_all, lineage
 from holdfast.cli.checkpoints.verify import verify
 from holdfast.cli.main import main
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import UsageError
 
-ONE = Pair(1, 1)
+ONE = AttemptId(1, 1)
 BLOCK = incremental.BLOCK_BYTES
 # Rows of a whole block, rows of which several make one, rows larger than one, a scalar, and nothing.
 SHAPES = {"wide": (40, BLOCK), "narrow": (300, 1000), "huge": (3, 70_000), "scalar": (), "none": (0, 7)}
@@ -57,7 +57,7 @@ def size(shape: Sequence[int]) -> int:
 
 
 def snapshot(
-    step: int, tensors: Tensors, pair: Pair = ONE, shapes: Mapping[str, tuple[int, ...]] = SHAPES
+    step: int, tensors: Tensors, pair: AttemptId = ONE, shapes: Mapping[str, tuple[int, ...]] = SHAPES
 ) -> Snapshot:
     def read(piece: Any) -> bytes:
         shape = piece.spec.shape
@@ -66,7 +66,7 @@ def snapshot(
         return bytes(tensors[piece.spec.name][begin : begin + piece.nbytes])
 
     return Snapshot(
-        name=CommitName(step=step, pair=pair),
+        name=CheckpointName(step=step, pair=pair),
         specs=[TensorSpec(name=name, dtype="U8", shape=shape) for name, shape in shapes.items()],
         read=read,
         state={"objects": {}, "counters": {}},
@@ -94,7 +94,7 @@ def assert_is(root: Path, step: int, tensors: Tensors) -> None:
 
 
 def manifest(root: Path, step: int) -> Any:
-    return catalog.read_manifest(root, CommitName(step=step, pair=ONE))
+    return catalog.read_manifest(root, CheckpointName(step=step, pair=ONE))
 
 
 def touch(tensors: Tensors, name: str, at: int) -> None:
@@ -150,7 +150,7 @@ def test_every_commit_of_a_chain_is_whole_to_the_bit_and_chains_are_bounded(
     for step, then in history.items():
         assert_is(root, step, then)
         assert len(manifest(root, step).stands_on) < every
-        assert verify(FolderStore(root), CommitName(step=step, pair=ONE)).whole
+        assert verify(FolderStore(root), CheckpointName(step=step, pair=ONE)).whole
     full = [step for step in history if manifest(root, step).parent is None]
     assert all(any(begin <= step < begin + every for begin in full) for step in history)
     assert not list((root).glob("quarantine/*"))
@@ -227,14 +227,14 @@ def test_what_a_long_chain_stands_on_is_read_from_its_own_manifest(tmp_path: Pat
     for step in range(1, 26):
         touch(tensors, "wide", step * BLOCK)
         save(tmp_path, step, tensors, chain)
-    asked: list[CommitName] = []
+    asked: list[CheckpointName] = []
 
     class Counted(FolderStore):
-        def manifest(self, name: CommitName) -> Any:
+        def manifest(self, name: CheckpointName) -> Any:
             asked.append(name)
             return super().manifest(name)
 
-    found = lineage(Counted(tmp_path), CommitName(step=25, pair=ONE))
+    found = lineage(Counted(tmp_path), CheckpointName(step=25, pair=ONE))
     assert (found[0].step, found[-1].step) == (1, 25)
     assert len(asked) == 1
 
@@ -243,8 +243,8 @@ def test_a_commit_on_which_others_stand_is_not_moved_from_under_them(chained: tu
     root, tensors = chained
     flip(root / "step-1.g1.a1" / "rank-0.json", 0)  # which no delta reads
     assert restore(root, Alone(), step=1).loaded is None
-    assert verify(FolderStore(root), CommitName(step=1, pair=ONE)).damaged
-    assert not FolderStore(root).quarantine(CommitName(step=1, pair=ONE), "one bit")
+    assert verify(FolderStore(root), CheckpointName(step=1, pair=ONE)).damaged
+    assert not FolderStore(root).quarantine(CheckpointName(step=1, pair=ONE), "one bit")
     assert (root / "step-1.g1.a1").is_dir()
     assert read(root).name.step == 3
     assert_is(root, 3, tensors)
@@ -323,9 +323,11 @@ def test_what_failed_is_stood_on_by_nothing(tmp_path: Path, monkeypatch: pytest.
 # In a job
 
 
-def engine(root: Path, attempt: int, *, keep_last: int = 1, full_every: int = 3) -> Engine:
-    made = Engine(root, keep_last=keep_last, resume=Resume.ALWAYS, on_foreign=lambda _: None, full_every=full_every)
-    made.enter(Attempt(pair=Pair(1, attempt), job_uid="job-1", publication="p", run_id="r"), Alone())
+def engine(root: Path, attempt: int, *, keep_last: int = 1, full_every: int = 3) -> CheckpointManager:
+    made = CheckpointManager(
+        root, keep_last=keep_last, resume=Resume.ALWAYS, on_foreign=lambda _: None, full_every=full_every
+    )
+    made.enter(Attempt(pair=AttemptId(1, attempt), job_uid="job-1", publication="p", run_id="r"), Alone())
     found = made.restore()
     made.claim(step=found.step, pair=found.pair)
     return made
@@ -351,10 +353,13 @@ def test_another_attempt_begins_with_a_full_commit(tmp_path: Path) -> None:
     for step in (1, 2):
         first.save(snapshot(step, tensors))
     second = engine(tmp_path, 2, keep_last=9, full_every=9)
-    second.save(snapshot(3, tensors, Pair(1, 2)))
+    second.save(snapshot(3, tensors, AttemptId(1, 2)))
     assert [
         line.stands_on
-        for line in (manifest(tmp_path, 2), catalog.read_manifest(tmp_path, CommitName(step=3, pair=Pair(1, 2))))
+        for line in (
+            manifest(tmp_path, 2),
+            catalog.read_manifest(tmp_path, CheckpointName(step=3, pair=AttemptId(1, 2))),
+        )
     ] == [
         {"step-1.g1.a1"},
         frozenset(),
@@ -372,7 +377,7 @@ def test_without_being_asked_for_there_are_none(tmp_path: Path) -> None:
 # Beside a memory tier
 
 
-def beside_memory(root: Path, attempt: int = 1) -> Engine:
+def beside_memory(root: Path, attempt: int = 1) -> CheckpointManager:
     """An engine whose steps lie whole in memory and as deltas in the folder; it has looked at both."""
     memory = root / "memory"
     memory.mkdir(exist_ok=True)
@@ -380,8 +385,10 @@ def beside_memory(root: Path, attempt: int = 1) -> Engine:
     said = MemorySettings(
         folder=memory, limit=None, interval=1, peer_interval=None, per_second=None, me=me, key=b"k"
     ).to_json()
-    made = Engine(root / "shared", keep_last=9, resume=Resume.ALWAYS, on_foreign=lambda _: None, full_every=9)
-    made.enter(Attempt(pair=Pair(1, attempt), job_uid="job-1", publication="p", run_id="r"), Alone())
+    made = CheckpointManager(
+        root / "shared", keep_last=9, resume=Resume.ALWAYS, on_foreign=lambda _: None, full_every=9
+    )
+    made.enter(Attempt(pair=AttemptId(1, attempt), job_uid="job-1", publication="p", run_id="r"), Alone())
     made.enter_memory(said, [announced(said)], 0, lambda: None)
     return made
 
@@ -401,7 +408,7 @@ def both(tmp_path: Path) -> tuple[Path, Tensors]:
     return tmp_path, tensors
 
 
-def close(job: Engine) -> None:
+def close(job: CheckpointManager) -> None:
     assert job._memory is not None
     job._memory.close()
 
@@ -495,7 +502,7 @@ def test_deltas_of_an_adapted_model_are_a_tenth_of_its_full_commits(tmp_path: Pa
         optimizer.zero_grad()
         flat = flatten({"model": model, "optimizer": optimizer})
         made = Snapshot(
-            name=CommitName(step=step, pair=ONE),
+            name=CheckpointName(step=step, pair=ONE),
             specs=flat.specs,
             read=flat.read,
             fill=flat.fill,
@@ -528,7 +535,7 @@ def test_an_upload_takes_along_what_it_stands_on_and_keeps_it(tmp_path: Path) ->
     for step in (1, 2, 3):
         touch(tensors, "wide", step * BLOCK)
         save(root, step, tensors, chain)
-    newest = CommitName(step=3, pair=ONE)
+    newest = CheckpointName(step=3, pair=ONE)
     assert uploader.upload(newest).arrived
     assert uploader.tidy(newest) == ""
     assert there(tmp_path / "copies") == [1, 2, 3]
@@ -541,7 +548,7 @@ def test_a_copy_takes_along_what_it_stands_on_and_nothing_else(tmp_path: Path) -
     for step in (1, 2, 3):
         touch(tensors, "scalar", 0)
         save(root, step, tensors, chain)
-    source, target, name = FolderStore(root), FolderStore(tmp_path / "copy"), CommitName(step=3, pair=ONE)
+    source, target, name = FolderStore(root), FolderStore(tmp_path / "copy"), CheckpointName(step=3, pair=ONE)
     assert [one.step for one in lineage(source, name)] == [1, 3]
     for one in lineage(source, name):
         with progress("", 0) as shown:
@@ -552,7 +559,7 @@ def test_a_copy_takes_along_what_it_stands_on_and_nothing_else(tmp_path: Path) -
 def test_what_stands_on_a_damaged_commit_is_not_copied(chained: tuple[Path, Tensors], tmp_path: Path) -> None:
     flip(chained[0] / "step-1.g1.a1" / "rank-0.safetensors", 9000)
     target = FolderStore(tmp_path / "copy")
-    names = [CommitName(step=step, pair=ONE) for step in (3, 2, 1)]
+    names = [CheckpointName(step=step, pair=ONE) for step in (3, 2, 1)]
     bad = [one for one in copy_all(FolderStore(chained[0]), names, target) if isinstance(one, Uncopied)]
     assert [one.name.step for one in bad] == [1, 2, 3]
     assert all("step-1.g1.a1, which was not copied" in one.reason for one in bad[1:])
@@ -594,7 +601,7 @@ def test_export_writes_a_delta_whole(tmp_path: Path) -> None:
             model.bias += 1
         flat = flatten({"model": model})
         made = Snapshot(
-            name=CommitName(step=step, pair=ONE),
+            name=CheckpointName(step=step, pair=ONE),
             specs=flat.specs,
             read=flat.read,
             state={"objects": flat.tree, "counters": {}},

@@ -20,10 +20,10 @@ from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.folder import claims as claims_module
 from holdfast.checkpoint.folder.claims import list_claims, write_claim
 from holdfast.checkpoint.folder.publish import begin, publish
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import Piece, TensorSpec
 from holdfast.checkpoint.io.durable_files import RIGHT
-from holdfast.checkpoint.manager import NO_RULES, Attempt, Engine, attempt_by_hand
+from holdfast.checkpoint.manager import NO_RULES, Attempt, CheckpointManager, attempt_by_hand
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.retention import Rules
 from holdfast.checkpoint.ranks.exchange import Alone
@@ -31,7 +31,7 @@ from holdfast.checkpoint.stores import fallback
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.main import main
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import ClaimError, NoneWholeError, UnavailableError
 
 JOB = "job-1"
@@ -52,10 +52,12 @@ class Run:
         resume: Resume = Resume.ALWAYS,
         rules: Rules = NO_RULES,
     ) -> None:
-        self.pair = Pair(generation, attempt)
+        self.pair = AttemptId(generation, attempt)
         self.foreign: list[Claim] = []
         attempt = Attempt(pair=self.pair, job_uid=job, publication=f"p{generation}", run_id="run", known=known)
-        self.engine = Engine(root, keep_last=keep_last, resume=resume, on_foreign=self.foreign.extend, rules=rules)
+        self.engine = CheckpointManager(
+            root, keep_last=keep_last, resume=resume, on_foreign=self.foreign.extend, rules=rules
+        )
         self.engine.enter(attempt, Alone())
         self.found = self.engine.restore()
         self.claim = self.engine.claim(step=self.found.step, pair=self.found.pair)
@@ -71,27 +73,27 @@ def commits(root: Path) -> set[str]:
 
 
 @pytest.fixture
-def lost_volume(tmp_path: Path) -> Engine:
+def lost_volume(tmp_path: Path) -> CheckpointManager:
     """An attempt whose shared tier is empty, while a copy of it has step 10."""
     Run(tmp_path / "shared", 1, 1).commits(10)
     (tmp_path / "shared").rename(tmp_path / "copies")
-    engine = Engine(
+    engine = CheckpointManager(
         tmp_path / "shared",
         keep_last=3,
         resume=Resume.ALWAYS,
         on_foreign=lambda claims: None,
         copies=f"file://{tmp_path / 'copies'}",
     )
-    engine.enter(Attempt(pair=Pair(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
+    engine.enter(Attempt(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
     return engine
 
 
-def test_where_the_shared_tier_has_lost_all_the_newest_is_that_of_the_copies(lost_volume: Engine) -> None:
-    assert lost_volume.newest() == CommitName(step=10, pair=Pair(1, 1))
+def test_where_the_shared_tier_has_lost_all_the_newest_is_that_of_the_copies(lost_volume: CheckpointManager) -> None:
+    assert lost_volume.newest() == CheckpointName(step=10, pair=AttemptId(1, 1))
 
 
 def test_copies_out_of_reach_do_not_hold_up_who_goes_on_from_memory(
-    lost_volume: Engine, monkeypatch: pytest.MonkeyPatch
+    lost_volume: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreachable(self: FallbackStore) -> tuple[Claim, ...]:
         raise UnavailableError("no network", cause="Network")
@@ -101,7 +103,7 @@ def test_copies_out_of_reach_do_not_hold_up_who_goes_on_from_memory(
 
 
 def test_a_store_that_answers_only_some_requests_ends_the_restore(
-    lost_volume: Engine, monkeypatch: pytest.MonkeyPatch
+    lost_volume: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def leaves_out(self: FallbackStore, ask: object) -> tuple[()]:
         self._left_out = True
@@ -116,14 +118,16 @@ def test_an_attempt_goes_on_from_the_newest_commit_and_its_claim_says_so(tmp_pat
     Run(tmp_path, 1, 1).commits(10, 20)
     second = Run(tmp_path, 1, 2)
     assert second.found.step == 20
-    assert second.claim == Claim(pair=Pair(1, 2), job_uid=JOB, publication="p1", from_step=20, from_pair=Pair(1, 1))
+    assert second.claim == Claim(
+        pair=AttemptId(1, 2), job_uid=JOB, publication="p1", from_step=20, from_pair=AttemptId(1, 1)
+    )
     assert list_claims(tmp_path)[-1] == second.claim
 
 
 def test_commits_of_an_attempt_that_inherited_its_claim_are_kept_and_expire_like_others(tmp_path: Path) -> None:
     """An attempt that goes on from memory in its generation writes no claim, and its commits are the job's own."""
     run = Run(tmp_path, 1, 1).commits(10, 20, 30)
-    heir = Attempt(pair=Pair(1, 2), job_uid=JOB, publication="p1", run_id="run")
+    heir = Attempt(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run")
     run.engine.enter(heir, Alone())
     run.pair = heir.pair
     run.commits(40, 50, 60)
@@ -140,7 +144,7 @@ def test_what_a_zombie_commits_after_its_successor_claimed_is_never_read(tmp_pat
     zombie.commits(20, 30)
     third = Run(tmp_path, 1, 3)
     assert third.found.step == 10
-    assert third.found.pair == Pair(1, 1)
+    assert third.found.pair == AttemptId(1, 1)
 
 
 @pytest.mark.parametrize("when", ["before the claim", "while the claim is written"])
@@ -148,8 +152,8 @@ def test_a_base_that_a_zombie_deletes_leaves_no_claim_and_the_next_attempt_start
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     zombie = Run(tmp_path, 1, 1, keep_last=1).commits(10)
-    engine = Engine(tmp_path, keep_last=1, resume=Resume.ALWAYS, on_foreign=lambda claims: None)
-    engine.enter(Attempt(pair=Pair(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
+    engine = CheckpointManager(tmp_path, keep_last=1, resume=Resume.ALWAYS, on_foreign=lambda claims: None)
+    engine.enter(Attempt(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
     found = engine.restore()
 
     def late(root: Path, claim: Claim, *, again: bool) -> None:
@@ -162,7 +166,7 @@ def test_a_base_that_a_zombie_deletes_leaves_no_claim_and_the_next_attempt_start
         monkeypatch.setattr("holdfast.checkpoint.manager.write_claim", late)
     with pytest.raises(ClaimError, match=r"step-10\.g1\.a1 .* was deleted after this attempt read it"):
         engine.claim(step=found.step, pair=found.pair)
-    assert [claim.pair for claim in list_claims(tmp_path)] == [Pair(1, 1)]
+    assert [claim.pair for claim in list_claims(tmp_path)] == [AttemptId(1, 1)]
     monkeypatch.undo()
     assert Run(tmp_path, 1, 3).found.step == 20
 
@@ -172,7 +176,7 @@ def test_a_zombies_commit_of_a_step_does_not_stop_the_successors(tmp_path: Path)
     successor = Run(tmp_path, 1, 2)
     zombie.commits(20)
     successor.commits(20)
-    assert Run(tmp_path, 1, 3).found.pair == Pair(1, 2)
+    assert Run(tmp_path, 1, 3).found.pair == AttemptId(1, 2)
 
 
 def test_attempts_that_fail_before_they_commit_leave_one_claim_and_cut_off_as_much(tmp_path: Path) -> None:
@@ -191,8 +195,8 @@ def test_a_claim_that_is_removed_while_claims_are_listed_is_not_missed(
     Run(tmp_path, 1, 2)
     read, successors = claims_module._read, [3]
 
-    def meanwhile(path: Path, pair: Pair) -> Claim:
-        if pair == Pair(1, 2) and successors:
+    def meanwhile(path: Path, pair: AttemptId) -> Claim:
+        if pair == AttemptId(1, 2) and successors:
             Run(tmp_path, 1, successors.pop())
         return read(path, pair)
 
@@ -210,7 +214,7 @@ def test_a_claim_that_was_written_and_not_synced_is_ours_at_the_next_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = Run(tmp_path, 1, 1).claim
-    later = replace(claim, pair=Pair(2, 1), publication="p2")
+    later = replace(claim, pair=AttemptId(2, 1), publication="p2")
 
     def fails(folder: Path) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
@@ -303,7 +307,7 @@ def test_without_hard_links_a_name_that_another_host_took_at_the_same_moment_is_
 
     monkeypatch.setattr(Path, "rename", overtaken)
     with pytest.raises(ClaimError, match=r"another process has claimed attempt 1\.1"):
-        write_claim(tmp_path, Claim(pair=Pair(1, 1), job_uid=JOB, publication="p1", from_step=0))
+        write_claim(tmp_path, Claim(pair=AttemptId(1, 1), job_uid=JOB, publication="p1", from_step=0))
 
 
 @pytest.mark.parametrize(("number", "saves"), [(errno.EINVAL, True), (errno.ENOSYS, True), (errno.EIO, False)])
@@ -334,7 +338,7 @@ def test_another_jobs_claim_stops_the_attempt_before_it_writes(tmp_path: Path) -
 def test_a_job_applied_again_on_an_old_folder_resumes_it_once_the_operator_knows_its_claims(tmp_path: Path) -> None:
     old = Run(tmp_path, 3, 1, job="other").commits(10)
     again = Run(tmp_path, 4, 1, known=(old.claim,))
-    assert (again.found.step, again.found.pair) == (10, Pair(3, 1))
+    assert (again.found.step, again.found.pair) == (10, AttemptId(3, 1))
 
 
 def test_resume_never_starts_at_0_and_later_attempts_of_the_job_resume_its_own(tmp_path: Path) -> None:
@@ -343,15 +347,15 @@ def test_resume_never_starts_at_0_and_later_attempts_of_the_job_resume_its_own(t
     first = Run(tmp_path, 4, 1, known=known, resume=Resume.NEVER)
     assert (first.found.step, first.claim.from_pair) == (0, None)
     first.commits(5)
-    assert Run(tmp_path, 4, 2, known=known, resume=Resume.NEVER).found.pair == Pair(4, 1)
+    assert Run(tmp_path, 4, 2, known=known, resume=Resume.NEVER).found.pair == AttemptId(4, 1)
 
 
-@pytest.mark.parametrize("pair", [Pair(2, 1), Pair(1, 1)], ids=["above ours", "under our name"])
-def test_a_claim_that_appears_while_ours_is_written_stops_the_attempt(tmp_path: Path, pair: Pair) -> None:
+@pytest.mark.parametrize("pair", [AttemptId(2, 1), AttemptId(1, 1)], ids=["above ours", "under our name"])
+def test_a_claim_that_appears_while_ours_is_written_stops_the_attempt(tmp_path: Path, pair: AttemptId) -> None:
     """The look after the claim: whoever writes second sees the first."""
-    attempt = Attempt(pair=Pair(1, 1), job_uid=JOB, publication="p1", run_id="run")
+    attempt = Attempt(pair=AttemptId(1, 1), job_uid=JOB, publication="p1", run_id="run")
     reported: list[Claim] = []
-    engine = Engine(tmp_path, keep_last=3, resume=Resume.ALWAYS, on_foreign=reported.extend)
+    engine = CheckpointManager(tmp_path, keep_last=3, resume=Resume.ALWAYS, on_foreign=reported.extend)
     engine.enter(attempt, Alone())
     found = engine.restore()
     other = Claim(pair=pair, job_uid="other", publication="x", from_step=0)
@@ -364,7 +368,7 @@ def test_a_claim_that_appears_while_ours_is_written_stops_the_attempt(tmp_path: 
 def test_a_claim_that_cannot_be_read_is_not_overlooked(tmp_path: Path) -> None:
     Run(tmp_path, 1, 1).commits(10)
     path = tmp_path / "claims" / "1.1.json"
-    for text in ("", '{"version": 2}', json.dumps(replace(list_claims(tmp_path)[0], pair=Pair(9, 9)).to_json())):
+    for text in ("", '{"version": 2}', json.dumps(replace(list_claims(tmp_path)[0], pair=AttemptId(9, 9)).to_json())):
         path.write_text(text)
         with pytest.raises(ClaimError, match="put the file back as it was"):
             Run(tmp_path, 1, 2)
@@ -445,19 +449,19 @@ def test_leftovers_of_higher_attempts_are_not_touched(tmp_path: Path) -> None:
 
 def test_by_hand_each_start_is_a_generation_of_its_own(tmp_path: Path) -> None:
     first = attempt_by_hand(tmp_path, Alone())
-    assert first.pair == Pair(1, 1)
+    assert first.pair == AttemptId(1, 1)
     Run(tmp_path, 1, 1, job=first.job_uid)
     second = attempt_by_hand(tmp_path, Alone())
-    assert second.pair == Pair(2, 1)
-    assert [claim.pair for claim in second.known] == [Pair(1, 1)]
+    assert second.pair == AttemptId(2, 1)
+    assert [claim.pair for claim in second.known] == [AttemptId(1, 1)]
 
 
 def test_every_rank_of_a_world_learns_of_a_foreign_claim(tmp_path: Path, world: Callable[..., Any]) -> None:
-    write_claim(tmp_path, Claim(pair=Pair(2, 1), job_uid="other", publication="x", from_step=0))
-    attempt = Attempt(pair=Pair(1, 1), job_uid=JOB, publication="p1", run_id="run")
+    write_claim(tmp_path, Claim(pair=AttemptId(2, 1), job_uid="other", publication="x", from_step=0))
+    attempt = Attempt(pair=AttemptId(1, 1), job_uid=JOB, publication="p1", run_id="run")
 
     def start(exchange: Any) -> str:
-        engine = Engine(tmp_path, keep_last=3, resume=Resume.ALWAYS, on_foreign=lambda claims: None)
+        engine = CheckpointManager(tmp_path, keep_last=3, resume=Resume.ALWAYS, on_foreign=lambda claims: None)
         engine.enter(attempt, exchange)
         with pytest.raises(ClaimError) as raised:
             engine.restore()
@@ -480,9 +484,9 @@ def test_a_save_that_outlives_its_attempt_is_never_published_half_after_the_succ
         published.append(False)
         rmtree(path)
 
-    staging = begin(tmp_path, CommitName(step=20, pair=zombie.pair))
+    staging = begin(tmp_path, CheckpointName(step=20, pair=zombie.pair))
     zombie.commits(10)
-    manifest = replace(catalog.read_manifest(tmp_path, CommitName(step=10, pair=zombie.pair)), step=20)
+    manifest = replace(catalog.read_manifest(tmp_path, CheckpointName(step=10, pair=zombie.pair)), step=20)
     monkeypatch.setattr(shutil, "rmtree", meanwhile)
     Run(tmp_path, 1, 2)
     assert published == [False]
@@ -521,9 +525,11 @@ def damage(root: Path) -> None:
         shard.write_bytes(b"?" * shard.stat().st_size)
 
 
-def entered(root: Path, copies: str = "", keep_last: int = 3) -> Engine:
-    engine = Engine(root, keep_last=keep_last, resume=Resume.ALWAYS, on_foreign=lambda claims: None, copies=copies)
-    engine.enter(Attempt(pair=Pair(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
+def entered(root: Path, copies: str = "", keep_last: int = 3) -> CheckpointManager:
+    engine = CheckpointManager(
+        root, keep_last=keep_last, resume=Resume.ALWAYS, on_foreign=lambda claims: None, copies=copies
+    )
+    engine.enter(Attempt(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
     return engine
 
 
@@ -629,7 +635,7 @@ def test_copies_that_stay_away_stop_a_job_that_has_nothing_else(tmp_path: Path, 
             shutil.rmtree(folder)
         commit = tmp_path / "copies" / "step-20.g1.a1"
         shutil.copytree(commit, tmp_path / "shared" / commit.name)
-        fence = Claim(pair=Pair(1, 2), job_uid=JOB, publication="p1", from_step=10, from_pair=Pair(1, 1))
+        fence = Claim(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", from_step=10, from_pair=AttemptId(1, 1))
         write_claim(tmp_path / "shared", fence)
     before = commits(tmp_path / "shared")
     away[0] = 1000
@@ -675,7 +681,7 @@ def test_copies_that_stay_away_may_hold_what_the_last_attempt_continued(tmp_path
     """It was read from there, and the volume has only older ones."""
     write_claim(
         tmp_path / "shared",
-        Claim(pair=Pair(1, 2), job_uid=JOB, publication="p1", from_step=20, from_pair=Pair(1, 1)),
+        Claim(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", from_step=20, from_pair=AttemptId(1, 1)),
     )
     shutil.rmtree(tmp_path / "shared" / "step-20.g1.a1")
     away[0] = 1000

@@ -39,7 +39,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from holdfast import HoldfastError
 from holdfast.checkpoint.folder import claims
-from holdfast.checkpoint.format.file_names import CommitName, tensors_file
+from holdfast.checkpoint.format.file_names import CheckpointName, tensors_file
 from holdfast.checkpoint.format.manifest import Chunk, Manifest, TensorRecord
 from holdfast.checkpoint.format.shard_layout import TensorSpec, plan_shard, whole
 from holdfast.checkpoint.io.durable_files import encode_json
@@ -55,11 +55,11 @@ from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.cli.checkpoints.formats import import_weights, memory_limit
 from holdfast.cli.checkpoints.formats.detect import read_source
 from holdfast.cli.checkpoints.verify import verify
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, DamagedError
 
 KEY = b"k" * 32
-NAME = CommitName(step=7, pair=Pair(1, 1))
+NAME = CheckpointName(step=7, pair=AttemptId(1, 1))
 TENSORS = tensors_file(0)
 Changes = list[Any]
 Target = Callable[[Path, Changes], str]
@@ -104,7 +104,7 @@ def of_json(document: Any, changes: Changes) -> bytes:
 
 # Claims
 
-CLAIM = Claim(pair=Pair(1, 2), job_uid="job", publication="p", from_step=30, from_pair=Pair(1, 1))
+CLAIM = Claim(pair=AttemptId(1, 2), job_uid="job", publication="p", from_step=30, from_pair=AttemptId(1, 1))
 
 
 def claim(folder: Path, changes: Changes) -> str:

@@ -19,22 +19,24 @@ from nothing_managed import snapshot
 
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.folder.claims import list_claims, write_claim
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.manager import Attempt, CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.retention import Rules
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.prune import carry_out, plan
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, DamagedError, NoneWholeError, UnavailableError, UnknownFormatError
 
 JOB = "job-1"
 
 
-def entered(root: Path, pair: Pair, *, copies: str = "", keep_last: int = 3, full_every: int = 1) -> Engine:
-    engine = Engine(
+def entered(
+    root: Path, pair: AttemptId, *, copies: str = "", keep_last: int = 3, full_every: int = 1
+) -> CheckpointManager:
+    engine = CheckpointManager(
         root,
         keep_last=keep_last,
         resume=Resume.ALWAYS,
@@ -46,7 +48,7 @@ def entered(root: Path, pair: Pair, *, copies: str = "", keep_last: int = 3, ful
     return engine
 
 
-def attempt(pair: Pair) -> Attempt:
+def attempt(pair: AttemptId) -> Attempt:
     return Attempt(pair=pair, job_uid=JOB, publication=f"p{pair.generation}", run_id="run")
 
 
@@ -54,24 +56,24 @@ def commits(root: Path) -> set[str]:
     return {str(name) for name in catalog.list_commits(root)}
 
 
-@pytest.fixture(params=[Pair(1, 1), Pair(1, 3)], ids=["own claim", "inherited claim"])
-def pair(request: pytest.FixtureRequest) -> Pair:
+@pytest.fixture(params=[AttemptId(1, 1), AttemptId(1, 3)], ids=["own claim", "inherited claim"])
+def pair(request: pytest.FixtureRequest) -> AttemptId:
     """The attempt whose commits are there; that of the claim is 1.1."""
-    assert isinstance(request.param, Pair)
+    assert isinstance(request.param, AttemptId)
     return request.param
 
 
 @pytest.fixture
-def root(tmp_path: Path, pair: Pair) -> Path:
+def root(tmp_path: Path, pair: AttemptId) -> Path:
     """Steps 30, 40 and 50 of an attempt, under the claim 1.1."""
     folder = tmp_path / "ckpt"
-    engine = entered(folder, Pair(1, 1))
+    engine = entered(folder, AttemptId(1, 1))
     engine.restore()
     engine.claim(step=0, pair=None)
     engine.enter(attempt(pair), Alone())
     for step in (10, 20, 30, 40, 50):
         assert engine.save(snapshot(step, pair)).committed
-    assert [claim.pair for claim in list_claims(folder)] == [Pair(1, 1)]
+    assert [claim.pair for claim in list_claims(folder)] == [AttemptId(1, 1)]
     return folder
 
 
@@ -81,7 +83,7 @@ def flip(path: Path) -> None:
     path.write_bytes(raw)
 
 
-def newest(root: Path, pair: Pair) -> Path:
+def newest(root: Path, pair: AttemptId) -> Path:
     return root / f"step-50.g1.a{pair.attempt}" / "MANIFEST.json"
 
 
@@ -106,9 +108,9 @@ def test_where_no_manifest_can_be_read_training_does_not_begin_anew(
     with monkeypatch.context() as patch:
         patch.setattr(catalog, "read_manifest", failing(trouble))
         with pytest.raises(raised, match=r"Input/output error|Permission denied"):
-            entered(root, Pair(2, 1)).restore()
+            entered(root, AttemptId(2, 1)).restore()
     assert commits(root) == before
-    assert entered(root, Pair(2, 1)).restore().step == 50
+    assert entered(root, AttemptId(2, 1)).restore().step == 50
 
 
 def test_copies_that_refuse_to_be_read_are_no_reason_to_begin_anew(
@@ -118,17 +120,17 @@ def test_copies_that_refuse_to_be_read_are_no_reason_to_begin_anew(
     copies = root.rename(root.with_name("copies"))
     read = FolderStore.manifest
 
-    def refused(store: FolderStore, name: CommitName) -> Manifest:
+    def refused(store: FolderStore, name: CheckpointName) -> Manifest:
         if store.url == str(copies):
             raise UnavailableError("403: credentials expired", cause="Credentials")
         return read(store, name)
 
     monkeypatch.setattr(FolderStore, "manifest", refused)
     with pytest.raises(CheckpointError, match="credentials expired"):
-        entered(root, Pair(2, 1), copies=f"file://{copies}").restore()
+        entered(root, AttemptId(2, 1), copies=f"file://{copies}").restore()
 
 
-def test_a_newer_format_stops_the_job(root: Path, pair: Pair) -> None:
+def test_a_newer_format_stops_the_job(root: Path, pair: AttemptId) -> None:
     manifest = json.loads(newest(root, pair).read_bytes())
     del manifest["manifestDigest"]
     manifest["version"] = 99
@@ -136,12 +138,14 @@ def test_a_newer_format_stops_the_job(root: Path, pair: Pair) -> None:
     seal = xxhash.xxh3_128_hexdigest(body)
     newest(root, pair).write_bytes(body[:-1] + f',"manifestDigest":"{seal}"}}\n'.encode())
     with pytest.raises(UnknownFormatError, match=r"step-50\.g1.*version 99"):
-        entered(root, Pair(2, 1)).restore()
+        entered(root, AttemptId(2, 1)).restore()
 
 
-def test_a_damaged_manifest_is_named_and_moved_aside_and_its_step_is_told_as_lost(root: Path, pair: Pair) -> None:
+def test_a_damaged_manifest_is_named_and_moved_aside_and_its_step_is_told_as_lost(
+    root: Path, pair: AttemptId
+) -> None:
     flip(newest(root, pair))
-    found = entered(root, Pair(2, 1)).restore()
+    found = entered(root, AttemptId(2, 1)).restore()
     name = f"step-50.g1.a{pair.attempt}"
     assert (found.step, [one.path for one in found.lost]) == (40, [name])
     assert [one.path for one in found.quarantined] == [name]
@@ -152,7 +156,7 @@ def misread(patch: pytest.MonkeyPatch, step: int, times: int) -> list[int]:
     """Manifests of one step come damaged so many times; how often still."""
     left, read = [times], FolderStore.manifest
 
-    def damaged(store: FolderStore, name: CommitName) -> Manifest:
+    def damaged(store: FolderStore, name: CheckpointName) -> Manifest:
         if name.step == step and left[0]:
             left[0] -= 1
             raise DamagedError("MANIFEST.json cannot be read: Input/output error")
@@ -164,7 +168,7 @@ def misread(patch: pytest.MonkeyPatch, step: int, times: int) -> list[int]:
 
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
 def test_retention_does_not_take_a_commit_whose_manifest_it_misreads(
-    root: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch, times: int
+    root: Path, pair: AttemptId, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """With deltas a manifest is read back after each commit. A misreading is no reason to let go of it, nor kept."""
     engine = entered(root, pair, keep_last=2, full_every=4)
@@ -182,7 +186,7 @@ def test_retention_does_not_take_a_commit_whose_manifest_it_misreads(
 def test_what_could_not_be_read_for_a_while_ages_like_the_rest_once_it_can(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    third = Pair(2, 1)
+    third = AttemptId(2, 1)
     engine = entered(root, third, keep_last=2)
     engine.claim(step=engine.restore().step, pair=engine.restore().pair)
     with monkeypatch.context() as patch:
@@ -195,10 +199,10 @@ def test_what_could_not_be_read_for_a_while_ages_like_the_rest_once_it_can(
 
 
 def test_another_jobs_commit_that_cannot_be_read_is_left_alone_and_named_once(
-    root: Path, pair: Pair, caplog: pytest.LogCaptureFixture
+    root: Path, pair: AttemptId, caplog: pytest.LogCaptureFixture
 ) -> None:
     flip(newest(root, pair))
-    stranger = Pair(9, 1)
+    stranger = AttemptId(9, 1)
     newest(root, pair).parent.rename(root / "step-50.g9.a1")
     engine = entered(root, stranger, keep_last=1)
     for step in (60, 70):
@@ -220,7 +224,7 @@ def test_prune_keeps_the_last_ones_and_lets_the_others_go(root: Path, holdfast: 
     assert {name.step for name in catalog.list_commits(root)} == {50}
 
 
-def test_prune_names_a_damaged_commit_and_does_not_count_it(root: Path, pair: Pair, holdfast: Commands) -> None:
+def test_prune_names_a_damaged_commit_and_does_not_count_it(root: Path, pair: AttemptId, holdfast: Commands) -> None:
     flip(newest(root, pair))
     told = holdfast.json("prune", root, "--keep-last", 1, code=1)
     assert told["damaged"] == [f"step-50.g1.a{pair.attempt}"]
@@ -233,7 +237,9 @@ def test_prune_deletes_nothing_once_an_attempt_has_claimed_meanwhile(root: Path,
     before = commits(root)
     pruning = plan(FolderStore(root), Rules(), 1, now=datetime.now(UTC))
     assert any(decision.goes for decision in pruning.decisions)
-    write_claim(root, Claim(pair=Pair(1, 4), job_uid=job, publication="p1", from_step=30, from_pair=Pair(1, 1)))
+    write_claim(
+        root, Claim(pair=AttemptId(1, 4), job_uid=job, publication="p1", from_step=30, from_pair=AttemptId(1, 1))
+    )
     with pytest.raises(CheckpointError, match="has claimed meanwhile"):
         carry_out(FolderStore(root), pruning)
     assert commits(root) == before
@@ -241,10 +247,10 @@ def test_prune_deletes_nothing_once_an_attempt_has_claimed_meanwhile(root: Path,
 
 def test_prune_leaves_alone_what_is_above_the_last_attempt_that_it_knows_of(root: Path, holdfast: Commands) -> None:
     """Of a later generation, or of another job: neither goes on under the claim that is there."""
-    engine = entered(root, Pair(2, 1), keep_last=9)
-    assert engine.save(snapshot(60, Pair(2, 1))).committed
-    engine.enter(Attempt(pair=Pair(1, 4), job_uid="job-2", publication="p1", run_id="run"), Alone())
-    assert engine.save(snapshot(70, Pair(1, 4))).committed
+    engine = entered(root, AttemptId(2, 1), keep_last=9)
+    assert engine.save(snapshot(60, AttemptId(2, 1))).committed
+    engine.enter(Attempt(pair=AttemptId(1, 4), job_uid="job-2", publication="p1", run_id="run"), Alone())
+    assert engine.save(snapshot(70, AttemptId(1, 4))).committed
     told = {line["commit"]: line["reason"] for line in holdfast.json("prune", root, "--keep-last", 1)["commits"]}
     assert told["step-60.g2.a1"].startswith("of an attempt above 1.")
     assert told["step-70.g1.a4"].startswith("of an attempt above 1.")
@@ -253,6 +259,8 @@ def test_prune_leaves_alone_what_is_above_the_last_attempt_that_it_knows_of(root
 def test_prune_of_an_attempt_that_has_claimed_and_not_committed_takes_what_was_before_it(
     root: Path, holdfast: Commands
 ) -> None:
-    write_claim(root, Claim(pair=Pair(2, 1), job_uid=JOB, publication="p2", from_step=50, from_pair=Pair(1, 3)))
+    write_claim(
+        root, Claim(pair=AttemptId(2, 1), job_uid=JOB, publication="p2", from_step=50, from_pair=AttemptId(1, 3))
+    )
     assert holdfast("prune", root, "--keep-last", 1) == 0
     assert {name.step for name in catalog.list_commits(root)} == {50}

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.policy.fencing import Resume
@@ -25,12 +25,12 @@ from holdfast.checkpoint.stores.local_disk import LocalStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
 from holdfast.checkpoint.tiers.local_disk_tier import LocalSettings, LocalTier
-from holdfast.checkpoint.tiers.memory_tier import Terms, tier_of
-from holdfast.core.attempt import Claim, Pair
+from holdfast.checkpoint.tiers.memory_tier import FencingContext, tier_of
+from holdfast.core.attempt import AttemptId, Claim
 
 KEY = b"k" * 32
-FIRST = Pair(1, 1)
-TERMS = Terms(claims=(), job_uid="job", resume=Resume.ALWAYS)
+FIRST = AttemptId(1, 1)
+TERMS = FencingContext(claims=(), job_uid="job", resume=Resume.ALWAYS)
 World = Callable[..., list[Any]]
 
 
@@ -38,10 +38,10 @@ def tensors(step: int) -> dict[str, bytes]:
     return {"large": bytes([step]) * (3 << 20), "small": b"s" * (step + 1)}
 
 
-def snapshot_of(step: int, rank: int, pair: Pair = FIRST, job: str = "job") -> Snapshot:
+def snapshot_of(step: int, rank: int, pair: AttemptId = FIRST, job: str = "job") -> Snapshot:
     data = tensors(step)
     return Snapshot(
-        name=CommitName(step=step, pair=pair),
+        name=CheckpointName(step=step, pair=pair),
         specs=[TensorSpec(name=name, dtype="U8", shape=(len(one),)) for name, one in data.items()],
         read=lambda piece: data[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]],
         state={"objects": {}, "counters": {}},
@@ -83,7 +83,7 @@ class Disks:
     def folder(self, node: str) -> Path:
         return self._settings[node].folder
 
-    def saves(self, exchange: Any, *snapshots: Snapshot, terms: Terms = TERMS) -> list[SaveResult]:
+    def saves(self, exchange: Any, *snapshots: Snapshot, terms: FencingContext = TERMS) -> list[SaveResult]:
         """By a rank that was started anew."""
         node = self.ranks[exchange.rank]
         tier = LocalTier(self._settings[node], self.ranks[: exchange.rank].count(node))
@@ -243,11 +243,11 @@ def test_what_a_claim_cut_off_is_not_spared(tmp_path: Path) -> None:
     """Else a commit beyond the claim would stay for ever, and the one that training goes on from would go."""
     disks = Disks(tmp_path, "a")
     disks.saves(Alone(), snapshot_of(9, 0))
-    claim = Claim(pair=Pair(1, 2), job_uid="job", publication="p", from_step=3, from_pair=FIRST)
-    terms = Terms(claims=(claim,), job_uid="job", resume=Resume.ALWAYS)
-    (result,) = disks.saves(Alone(), snapshot_of(4, 0, Pair(1, 2)), terms=terms)
+    claim = Claim(pair=AttemptId(1, 2), job_uid="job", publication="p", from_step=3, from_pair=FIRST)
+    terms = FencingContext(claims=(claim,), job_uid="job", resume=Resume.ALWAYS)
+    (result,) = disks.saves(Alone(), snapshot_of(4, 0, AttemptId(1, 2)), terms=terms)
     assert result.committed
-    assert LocalStore(disks.folder("a")).commits() == (CommitName(step=4, pair=Pair(1, 2)),)
+    assert LocalStore(disks.folder("a")).commits() == (CheckpointName(step=4, pair=AttemptId(1, 2)),)
 
 
 def test_what_another_job_left_is_not_read_and_gives_its_room_away(tmp_path: Path) -> None:

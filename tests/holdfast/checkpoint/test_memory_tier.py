@@ -19,35 +19,35 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import CHUNK_BYTES, Manifest
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.save.protocol import SaveResult, Snapshot
-from holdfast.checkpoint.stores.base import Store
+from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.memory import peer_client as peers
 from holdfast.checkpoint.stores.memory import peer_server
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour, Peer, PeerStore, successor
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
-from holdfast.checkpoint.stores.memory.slots import Place
+from holdfast.checkpoint.stores.memory.slots import FileRange
 from holdfast.checkpoint.stores.memory.store import MemoryStore
-from holdfast.checkpoint.tiers.memory_tier import MemorySettings, MemoryTier, Terms
-from holdfast.core.attempt import Claim, Pair
+from holdfast.checkpoint.tiers.memory_tier import FencingContext, MemorySettings, MemoryTier
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError, PeerLostError
 
 KEY = b"k" * 32
-FIRST = Pair(1, 1)
-TERMS = Terms(claims=(), job_uid="job", resume=Resume.ALWAYS)
+FIRST = AttemptId(1, 1)
+TERMS = FencingContext(claims=(), job_uid="job", resume=Resume.ALWAYS)
 
 
 def tensors(step: int) -> dict[str, bytes]:
     return {"large": bytes([step]) * (3 << 20), "small": b"s" * (step + 1)}
 
 
-def snapshot_of(step: int, rank: int, pair: Pair = FIRST) -> Snapshot:
+def snapshot_of(step: int, rank: int, pair: AttemptId = FIRST) -> Snapshot:
     data = tensors(step)
     return Snapshot(
-        name=CommitName(step=step, pair=pair),
+        name=CheckpointName(step=step, pair=pair),
         specs=[TensorSpec(name=name, dtype="U8", shape=(len(one),)) for name, one in data.items()],
         read=lambda piece: data[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]],
         state={"objects": {}, "counters": {}},
@@ -99,7 +99,7 @@ class Nodes:
         self.servers.pop(name).close()
         shutil.rmtree(self.folders.pop(name))
 
-    def stores(self, at: str) -> list[Store]:
+    def stores(self, at: str) -> list[CheckpointStore]:
         """As a rank there has them."""
         others = [PeerStore(Peer(self.at[name], KEY)) for name in self.servers if name != at]
         return [MemoryStore(self.folders[at]), *others]
@@ -125,7 +125,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         one.close()
 
 
-def read(stores: list[Store], name: CommitName) -> dict[str, bytes]:
+def read(stores: list[CheckpointStore], name: CheckpointName) -> dict[str, bytes]:
     """Everything, from whichever store has it, each chunk compared with the manifest."""
     manifest = next(store.manifest(name) for store in stores if name in store.commits())
     files = {file: fetch(stores, manifest, name, file) for file in manifest.files}
@@ -135,7 +135,7 @@ def read(stores: list[Store], name: CommitName) -> dict[str, bytes]:
     }
 
 
-def fetch(stores: list[Store], manifest: Manifest, name: CommitName, file: str) -> bytes:
+def fetch(stores: list[CheckpointStore], manifest: Manifest, name: CheckpointName, file: str) -> bytes:
     for store in stores:
         try:
             with store.open(name, file) as source:
@@ -162,8 +162,8 @@ def test_with_copies_the_last_step_survives_the_loss_of_any_one_node(
     assert all(result.committed for mine in results for result in mine), results
     made.lose(lost)
     for at in made.folders:
-        assert read(made.stores(at), CommitName(step=3, pair=FIRST)) == tensors(3)
-        assert read(made.stores(at), CommitName(step=2, pair=FIRST)) == tensors(2)
+        assert read(made.stores(at), CheckpointName(step=3, pair=FIRST)) == tensors(3)
+        assert read(made.stores(at), CheckpointName(step=2, pair=FIRST)) == tensors(2)
 
 
 @pytest.mark.parametrize("mebibytes", [4, 24], ids=["at once", "in batches"])
@@ -185,7 +185,7 @@ def test_weights_that_are_not_finite_on_one_rank_are_committed_on_none_and_the_c
         assert (second.committed, second.cause) == (False, "NonFinite")
         assert second.message.startswith("rank 1: w holds values that are not finite")
     for at in "ab":
-        assert MemoryStore(made.folders[at]).commits() == (CommitName(step=1, pair=FIRST),)
+        assert MemoryStore(made.folders[at]).commits() == (CheckpointName(step=1, pair=FIRST),)
 
 
 def test_every_rank_seals_the_same_manifest_though_each_counts_failures_by_its_own_clock(
@@ -199,7 +199,7 @@ def test_every_rank_seals_the_same_manifest_though_each_counts_failures_by_its_o
         return made.tier(exchange).save(snapshot, TERMS)
 
     assert all(result.committed for result in world(2, counted))
-    name = CommitName(step=1, pair=FIRST)
+    name = CheckpointName(step=1, pair=FIRST)
     manifests = [MemoryStore(made.folders[at]).manifest(name) for at in "ab"]
     assert manifests[0] == manifests[1]
     assert manifests[0].state["failures"] == {"seconds": 0.0}
@@ -220,7 +220,7 @@ def test_every_rank_seals_the_same_manifest_though_they_filled_a_mapping_in_othe
 
     assert all(result.committed for mine in world(2, ordered) for result in mine)
     for step, kept in ((1, {"$map": [["b", 1], ["a", 2]]}), (2, {"a": 2, "b": 1})):
-        name = CommitName(step=step, pair=FIRST)
+        name = CheckpointName(step=step, pair=FIRST)
         manifests = [MemoryStore(made.folders[at]).manifest(name) for at in "ab"]
         assert manifests[0] == manifests[1]
         assert manifests[0].objects == {"box": kept}
@@ -234,13 +234,13 @@ def test_tensors_that_change_their_kind_but_not_their_places_are_told_as_they_ar
     def both(exchange: Any) -> list[SaveResult]:
         tier, first = made.tier(exchange), snapshot_of(1, exchange.rank)
         specs = [replace(spec, dtype="I8") for spec in first.specs]
-        second = replace(first, name=CommitName(step=2, pair=FIRST), specs=specs)
+        second = replace(first, name=CheckpointName(step=2, pair=FIRST), specs=specs)
         return [tier.save(snapshot, TERMS) for snapshot in (first, second)]
 
     assert all(result.committed for mine in world(2, both) for result in mine)
     kinds = [
         {record.dtype for record in MemoryStore(made.folders["a"]).manifest(name).tensors.values()}
-        for name in (CommitName(step=1, pair=FIRST), CommitName(step=2, pair=FIRST))
+        for name in (CheckpointName(step=1, pair=FIRST), CheckpointName(step=2, pair=FIRST))
     ]
     assert kinds == [{"U8"}, {"I8"}]
 
@@ -250,17 +250,17 @@ def test_without_copies_it_survives_all_processes_and_no_node(
 ) -> None:
     made = nodes("ab", peer_interval=None)
     world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2))
-    assert read(made.stores("a"), CommitName(step=2, pair=FIRST)) == tensors(2)
+    assert read(made.stores("a"), CheckpointName(step=2, pair=FIRST)) == tensors(2)
     made.lose("b")
     with pytest.raises(AssertionError, match="nowhere"):
-        read(made.stores("a"), CommitName(step=2, pair=Pair(1, 1)))
+        read(made.stores("a"), CheckpointName(step=2, pair=AttemptId(1, 1)))
 
 
 def test_copies_have_an_interval_of_their_own(nodes: Callable[..., Nodes], world: Callable[..., list[Any]]) -> None:
     made = nodes("ab", peer_interval=2)
     world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2, 3))
     made.lose("a")
-    assert read(made.stores("b"), CommitName(step=2, pair=FIRST)) == tensors(2)
+    assert read(made.stores("b"), CheckpointName(step=2, pair=FIRST)) == tensors(2)
 
 
 @pytest.mark.parametrize("interval", [1, 3])
@@ -281,7 +281,7 @@ def test_a_commit_that_is_asked_for_is_copied_between_two_that_are_due_and_survi
     made.lose(lost)
     (stays,) = made.folders
     for step in (3, 5):
-        assert read(made.stores(stays), CommitName(step=step, pair=FIRST)) == tensors(step)
+        assert read(made.stores(stays), CheckpointName(step=step, pair=FIRST)) == tensors(step)
 
 
 @pytest.mark.parametrize("steps", [4, 5, 6, 7])
@@ -294,7 +294,7 @@ def test_the_last_step_that_was_copied_survives_any_one_node_however_many_were_n
     made.lose(lost)
     (stays,) = made.folders
     last = steps - steps % 3
-    assert read(made.stores(stays), CommitName(step=last, pair=FIRST)) == tensors(last)
+    assert read(made.stores(stays), CheckpointName(step=last, pair=FIRST)) == tensors(last)
 
 
 def test_also_after_another_attempt_went_on_from_one_that_was_not_copied(
@@ -302,16 +302,16 @@ def test_also_after_another_attempt_went_on_from_one_that_was_not_copied(
 ) -> None:
     made = nodes("ab", peer_interval=3)
     world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2, 3, 4))
-    claim = Claim(pair=Pair(1, 2), job_uid="job", publication="p", from_step=4, from_pair=FIRST)
+    claim = Claim(pair=AttemptId(1, 2), job_uid="job", publication="p", from_step=4, from_pair=FIRST)
 
     def again(exchange: Any) -> list[SaveResult]:
         tier = made.tier(exchange)
-        tier.restored(CommitName(step=4, pair=FIRST))
-        return [tier.save(snapshot_of(5, exchange.rank, Pair(1, 2)), replace(TERMS, claims=(claim,)))]
+        tier.restored(CheckpointName(step=4, pair=FIRST))
+        return [tier.save(snapshot_of(5, exchange.rank, AttemptId(1, 2)), replace(TERMS, claims=(claim,)))]
 
     world(2, again)
     made.lose("a")
-    assert read(made.stores("b"), CommitName(step=3, pair=FIRST)) == tensors(3)
+    assert read(made.stores("b"), CheckpointName(step=3, pair=FIRST)) == tensors(3)
 
 
 def test_another_attempt_spares_what_was_copied_last_also_if_no_copy_was_due_then(
@@ -324,18 +324,18 @@ def test_another_attempt_spares_what_was_copied_last_also_if_no_copy_was_due_the
         return tier.save(snapshot_of(12, exchange.rank), TERMS, copy=True)
 
     assert all(result.committed for result in world(2, first))
-    claim = Claim(pair=Pair(1, 2), job_uid="job", publication="p", from_step=12, from_pair=FIRST)
+    claim = Claim(pair=AttemptId(1, 2), job_uid="job", publication="p", from_step=12, from_pair=FIRST)
 
     def again(exchange: Any) -> None:
         tier = made.tier(exchange)
-        tier.restored(CommitName(step=12, pair=FIRST))
+        tier.restored(CheckpointName(step=12, pair=FIRST))
         for step in (13, 14, 15):
-            snapshot = snapshot_of(step, exchange.rank, Pair(1, 2))
+            snapshot = snapshot_of(step, exchange.rank, AttemptId(1, 2))
             assert tier.save(snapshot, replace(TERMS, claims=(claim,))).committed
 
     world(2, again)
     made.lose("a")
-    assert read(made.stores("b"), CommitName(step=12, pair=FIRST)) == tensors(12)
+    assert read(made.stores("b"), CheckpointName(step=12, pair=FIRST)) == tensors(12)
 
 
 def test_the_next_attempt_spares_what_it_goes_on_from(
@@ -343,16 +343,16 @@ def test_the_next_attempt_spares_what_it_goes_on_from(
 ) -> None:
     made = nodes("ab")
     world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 10, 11))
-    claim = Claim(pair=Pair(1, 2), job_uid="job", publication="p", from_step=10, from_pair=Pair(1, 1))
-    first = Claim(pair=Pair(1, 1), job_uid="job", publication="p", from_step=0)
+    claim = Claim(pair=AttemptId(1, 2), job_uid="job", publication="p", from_step=10, from_pair=AttemptId(1, 1))
+    first = Claim(pair=AttemptId(1, 1), job_uid="job", publication="p", from_step=0)
     terms = replace(TERMS, claims=(first, claim))
 
     def again(exchange: Any) -> SaveResult:
-        return made.tier(exchange).save(snapshot_of(11, exchange.rank, Pair(1, 2)), terms)
+        return made.tier(exchange).save(snapshot_of(11, exchange.rank, AttemptId(1, 2)), terms)
 
     assert all(result.committed for result in world(2, again))
-    assert read(made.stores("a"), CommitName(step=10, pair=FIRST)) == tensors(10)
-    assert read(made.stores("b"), CommitName(step=11, pair=Pair(1, 2))) == tensors(11)
+    assert read(made.stores("a"), CheckpointName(step=10, pair=FIRST)) == tensors(10)
+    assert read(made.stores("b"), CheckpointName(step=11, pair=AttemptId(1, 2))) == tensors(11)
 
 
 def test_a_memory_that_is_too_small_is_refused_with_the_first_commit(
@@ -417,11 +417,11 @@ def test_copies_for_who_sends_elsewhere_make_room_for_others(
 
     def again(exchange: Any) -> list[SaveResult]:
         tier = made.tier(exchange)
-        return [tier.save(snapshot_of(step, exchange.rank, Pair(1, 2)), TERMS) for step in (3, 4, 5)]
+        return [tier.save(snapshot_of(step, exchange.rank, AttemptId(1, 2)), TERMS) for step in (3, 4, 5)]
 
     results = world(2, again)
     assert all(result.committed for mine in results for result in mine), results
-    assert read(made.stores("a"), CommitName(step=5, pair=Pair(1, 2))) == tensors(5)
+    assert read(made.stores("a"), CheckpointName(step=5, pair=AttemptId(1, 2))) == tensors(5)
     assert len(list(made.folders["a"].glob("for-*.slot-?"))) == 3, "of what was kept for c, only the newest is left"
 
 
@@ -441,19 +441,19 @@ def test_after_a_pod_was_replaced_four_slots_are_enough_and_what_is_gone_on_from
 
     def again(exchange: Any) -> list[SaveResult]:
         tier = made.tier(exchange)
-        tier.restored(CommitName(step=2, pair=FIRST))
-        first = tier.save(snapshot_of(3, exchange.rank, Pair(1, 2)), TERMS)
+        tier.restored(CheckpointName(step=2, pair=FIRST))
+        first = tier.save(snapshot_of(3, exchange.rank, AttemptId(1, 2)), TERMS)
         exchange.gather(None)
         if exchange.rank == 0:
-            assert read(made.stores("a"), CommitName(step=2, pair=FIRST)) == tensors(2)
+            assert read(made.stores("a"), CheckpointName(step=2, pair=FIRST)) == tensors(2)
         exchange.gather(None)
-        return [first, *(tier.save(snapshot_of(step, exchange.rank, Pair(1, 2)), TERMS) for step in (4, 5))]
+        return [first, *(tier.save(snapshot_of(step, exchange.rank, AttemptId(1, 2)), TERMS) for step in (4, 5))]
 
     results = world(2, again)
     assert all(result.committed for mine in results for result in mine), results
     made.lose("c")
     for step in (4, 5):
-        assert read(made.stores("a"), CommitName(step=step, pair=Pair(1, 2))) == tensors(step)
+        assert read(made.stores("a"), CheckpointName(step=step, pair=AttemptId(1, 2))) == tensors(step)
 
 
 def test_copies_of_a_lost_neighbour_make_room_for_a_ranks_own_slots(
@@ -466,14 +466,14 @@ def test_copies_of_a_lost_neighbour_make_room_for_a_ranks_own_slots(
 
     def alone(exchange: Any) -> list[SaveResult]:
         tier = made.tier(exchange)
-        tier.restored(CommitName(step=2, pair=FIRST))
-        first = tier.save(snapshot_of(3, 0, Pair(1, 2)), TERMS)
-        assert read(made.stores("a"), CommitName(step=2, pair=FIRST)) == tensors(2), "all of it is here"
-        return [first, tier.save(snapshot_of(4, 0, Pair(1, 2)), TERMS)]
+        tier.restored(CheckpointName(step=2, pair=FIRST))
+        first = tier.save(snapshot_of(3, 0, AttemptId(1, 2)), TERMS)
+        assert read(made.stores("a"), CheckpointName(step=2, pair=FIRST)) == tensors(2), "all of it is here"
+        return [first, tier.save(snapshot_of(4, 0, AttemptId(1, 2)), TERMS)]
 
     (results,) = world(1, alone)
     assert all(result.committed for result in results), results
-    assert read(made.stores("a"), CommitName(step=4, pair=Pair(1, 2))) == tensors(4)
+    assert read(made.stores("a"), CheckpointName(step=4, pair=AttemptId(1, 2))) == tensors(4)
     assert list(made.folders["a"].glob("for-*.slot-?")) == []
 
 
@@ -498,11 +498,11 @@ def test_bytes_that_change_on_the_way_are_no_copy_and_the_commit_before_stays(
         assert good.committed
         assert not bad.committed
         assert "chunk 0 did not arrive as it was sent" in bad.message
-    assert read(made.stores("a"), CommitName(step=1, pair=FIRST)) == tensors(1)
-    assert made.stores("a")[0].commits() == (CommitName(step=1, pair=Pair(1, 1)),)
+    assert read(made.stores("a"), CheckpointName(step=1, pair=FIRST)) == tensors(1)
+    assert made.stores("a")[0].commits() == (CheckpointName(step=1, pair=AttemptId(1, 1)),)
 
 
-def _flipped(places: list[Place]) -> list[Place]:
+def _flipped(places: list[FileRange]) -> list[FileRange]:
     first = bytearray(os.pread(places[0].fd, places[0].nbytes, places[0].offset))
     first[5000] ^= 1
     fd = os.memfd_create("flipped")
@@ -516,7 +516,7 @@ def test_a_sender_that_is_killed_in_the_middle_leaves_the_copies_before_and_the_
     made = nodes("ab")
     world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2))
 
-    def killed(peer: Peer, copy: peers.Copy, places: list[Place], **_: Any) -> None:
+    def killed(peer: Peer, copy: peers.Copy, places: list[FileRange], **_: Any) -> None:
         def some(wire: Any) -> None:
             wire.send_file(replace(places[0], nbytes=places[0].nbytes // 2))
             raise ConnectionError("killed")
@@ -527,10 +527,10 @@ def test_a_sender_that_is_killed_in_the_middle_leaves_the_copies_before_and_the_
         patch.setattr(peers, "send", killed)
         assert not any(one.committed for (one,) in world(2, lambda e: saves(made.tiers["ab"[e.rank]], e.rank, 3)))
     for at in "ab":
-        assert read(made.stores(at), CommitName(step=2, pair=FIRST)) == tensors(2)
+        assert read(made.stores(at), CheckpointName(step=2, pair=FIRST)) == tensors(2)
     assert all(one.committed for (one,) in world(2, lambda e: saves(made.tiers["ab"[e.rank]], e.rank, 4)))
     made.lose("a")
-    assert read(made.stores("b"), CommitName(step=4, pair=FIRST)) == tensors(4)
+    assert read(made.stores("b"), CheckpointName(step=4, pair=FIRST)) == tensors(4)
 
 
 def test_a_neighbour_that_falls_silent_fails_no_training_once_the_attempt_is_over(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 
 from holdfast import checkpoint
 from holdfast.checkpoint.folder.catalog import read_manifest
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.cli.main import main
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import StateError
 
 SCRIPTS = Path(__file__).parent / "scripts"
-COMMIT = CommitName(step=1, pair=Pair(0, 1))
+COMMIT = CheckpointName(step=1, pair=AttemptId(0, 1))
 
 
 @pytest.fixture(scope="module")

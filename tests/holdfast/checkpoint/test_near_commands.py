@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from command_line import Commands
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.policy.fencing import Resume
@@ -21,13 +21,13 @@ from holdfast.checkpoint.save.write_plan import Planner
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
 from holdfast.checkpoint.tiers.local_disk_tier import LocalSettings, LocalTier
-from holdfast.checkpoint.tiers.memory_tier import MemorySettings, MemoryTier, Terms
+from holdfast.checkpoint.tiers.memory_tier import FencingContext, MemorySettings, MemoryTier
 from holdfast.cli.checkpoints.access.node_store import near_store
 from holdfast.cli.checkpoints.verify import verify
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 
 World = Callable[..., list[Any]]
-TERMS = Terms(claims=(), job_uid="job", resume=Resume.ALWAYS)
+TERMS = FencingContext(claims=(), job_uid="job", resume=Resume.ALWAYS)
 KEY = b"k" * 32
 DATA = {"model/a": b"a" * 700_000, "model/b": b"b" * 700_000}
 COMMIT = "step-3.g1.a1"
@@ -35,7 +35,7 @@ COMMIT = "step-3.g1.a1"
 
 def snapshot_of(step: int, rank: int) -> Snapshot:
     return Snapshot(
-        name=CommitName(step=step, pair=Pair(1, 1)),
+        name=CheckpointName(step=step, pair=AttemptId(1, 1)),
         specs=[TensorSpec(name=name, dtype="U8", shape=(len(one),)) for name, one in DATA.items()],
         read=lambda piece: DATA[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]],
         state={"objects": {"model": {"a": {"$tensor": "model/a"}, "b": {"$tensor": "model/b"}}}, "counters": {}},
@@ -169,14 +169,14 @@ def test_what_the_next_commit_overwrites_meanwhile_is_gone_and_not_damaged(
     assert store is not None
     here = store.here
 
-    def then_lost(name: CommitName, files: Any) -> tuple[str, ...]:
+    def then_lost(name: CheckpointName, files: Any) -> tuple[str, ...]:
         found = here(name, files)
         for path in folder.glob("launcher-0/own-*.slot-*"):
             path.unlink()
         return found
 
     monkeypatch.setattr(store, "here", then_lost)
-    assert verify(store, CommitName(step=3, pair=Pair(1, 1))).gone
+    assert verify(store, CheckpointName(step=3, pair=AttemptId(1, 1))).gone
 
 
 def test_what_the_next_commit_overwrites_while_it_is_looked_for_is_gone_and_not_damaged(
@@ -188,7 +188,7 @@ def test_what_the_next_commit_overwrites_while_it_is_looked_for_is_gone_and_not_
     (shelf,) = store._shelves
     asked: list[str] = []
 
-    def has(name: CommitName, file: str) -> bool:
+    def has(name: CheckpointName, file: str) -> bool:
         found = shelf.has(name, file)
         if not asked:  # between one file of a rank and the other
             for path in folder.glob("launcher-0/own-*.slot-*"):
@@ -197,7 +197,7 @@ def test_what_the_next_commit_overwrites_while_it_is_looked_for_is_gone_and_not_
         return found
 
     monkeypatch.setattr(store, "_shelves", [replace(shelf, has=has)])
-    assert verify(store, CommitName(step=3, pair=Pair(1, 1))).gone
+    assert verify(store, CheckpointName(step=3, pair=AttemptId(1, 1))).gone
     assert asked[0].startswith("rank-0."), "the rank whose slot is overwritten"
 
 

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.direct_writer import write_image
 from holdfast.checkpoint.io.rate_limit import Pace
-from holdfast.checkpoint.manager import Engine
+from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.save.background import Saving
 from holdfast.checkpoint.save.protocol import Snapshot
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import PeerLostError
 
 MIB = 1 << 20
@@ -113,7 +113,7 @@ def stands_still(saving: Saving) -> bool:
 def snapshot(step: int) -> Snapshot:
     data = memoryview(bytearray(20 * MIB))
     return Snapshot(
-        name=CommitName(step=step, pair=Pair(0, 0)),
+        name=CheckpointName(step=step, pair=AttemptId(0, 0)),
         specs=[TensorSpec(name="w", dtype="U8", shape=(data.nbytes,))],
         read=lambda piece: data[piece.start[0] : piece.start[0] + piece.shape[0]],
         state={"objects": {}},
@@ -123,5 +123,5 @@ def snapshot(step: int) -> Snapshot:
     )
 
 
-def engine_of(root: Path) -> Engine:
-    return Engine(root, keep_last=3, resume=Resume.ALWAYS, on_foreign=lambda _: None, bytes_per_second=1)
+def engine_of(root: Path) -> CheckpointManager:
+    return CheckpointManager(root, keep_last=3, resume=Resume.ALWAYS, on_foreign=lambda _: None, bytes_per_second=1)

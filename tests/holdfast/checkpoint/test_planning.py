@@ -10,13 +10,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.format.file_names import CommitName, tensors_file
+from holdfast.checkpoint.format.file_names import CheckpointName, tensors_file
 from holdfast.checkpoint.format.shard_layout import Holding, TensorSpec
 from holdfast.checkpoint.save.protocol import Snapshot, save
 from holdfast.checkpoint.save.write_plan import Planner
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 
-NAME = CommitName(step=7, pair=Pair(1, 2))
+NAME = CheckpointName(step=7, pair=AttemptId(1, 2))
 SHAPES = st.lists(st.lists(st.integers(0, 700), max_size=3), max_size=6)
 
 

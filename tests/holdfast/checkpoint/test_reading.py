@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import CHUNK_BYTES
 from holdfast.checkpoint.io.huge_pages import PAGE
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
@@ -125,7 +125,7 @@ class Counted(FolderStore):
         self.root = root
         self.read: list[tuple[str, int, int]] = []
 
-    def open(self, name: CommitName, file: str) -> FolderSource:
+    def open(self, name: CheckpointName, file: str) -> FolderSource:
         read = self.read
 
         class Counting(FolderSource):

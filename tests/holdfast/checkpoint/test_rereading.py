@@ -14,17 +14,17 @@ import pytest
 from holdfast import checkpoint
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.folder.claims import write_claim
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import CHUNK_BYTES, Manifest
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.search import Restored, restore
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import DamagedError, SuspectError
 
 OLD = {"w": b"old" * 100, "b": b"x"}
 NEW = {"w": b"new" * 100, "b": b"y"}
-NEWEST = CommitName(step=20, pair=Pair(1, 1))
+NEWEST = CheckpointName(step=20, pair=AttemptId(1, 1))
 EVER = 1 << 30
 
 
@@ -66,13 +66,13 @@ class Store(FolderStore):
         super().__init__(root)
         self._machine = machine
 
-    def manifest(self, name: CommitName) -> Manifest:
+    def manifest(self, name: CheckpointName) -> Manifest:
         if self._machine.flips > 0:
             self._machine.flips -= 1
             raise DamagedError("MANIFEST.json: its own digest differs")
         return super().manifest(name)
 
-    def open(self, name: CommitName, file: str) -> FolderSource:
+    def open(self, name: CheckpointName, file: str) -> FolderSource:
         if file == self._machine.blind:
             raise DamagedError(f"{file} is missing")
         return Source(self._root / str(name) / file, self._machine)
@@ -81,7 +81,7 @@ class Store(FolderStore):
 class Files(Store):
     """Only files are read badly, manifests are not."""
 
-    def manifest(self, name: CommitName) -> Manifest:
+    def manifest(self, name: CheckpointName) -> Manifest:
         return FolderStore.manifest(self, name)
 
 
@@ -269,7 +269,8 @@ def test_who_loads_from_a_jobs_folder_moves_nothing_on_its_own_word(
         checkpoint.save(tmp_path, step=step, box=Box())
     if jobs:
         write_claim(
-            tmp_path, Claim(pair=Pair(1, 1), job_uid="job-1", publication="p1", from_step=20, from_pair=Pair(0, 1))
+            tmp_path,
+            Claim(pair=AttemptId(1, 1), job_uid="job-1", publication="p1", from_step=20, from_pair=AttemptId(0, 1)),
         )
     newest = "step-20.g0.a1"
     (tmp_path / newest / file).write_bytes(b"?" * (tmp_path / newest / file).stat().st_size)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint.folder.claims import write_claim
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.search import Restored, restore
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError
 
 OLD, NEW = {"a": b"old" * 50, "b": b"o"}, {"a": b"new" * 50, "b": b"n"}
@@ -84,7 +84,9 @@ def test_copies_that_are_only_whole_together_stay_where_they_are(roots: list[Pat
 
 
 def test_a_claim_in_any_store_fences_what_lies_in_the_others(roots: list[Path]) -> None:
-    successor = Claim(pair=Pair(2, 1), job_uid="job-1", publication="p2", from_step=10, from_pair=Pair(1, 1))
+    successor = Claim(
+        pair=AttemptId(2, 1), job_uid="job-1", publication="p2", from_step=10, from_pair=AttemptId(1, 1)
+    )
     write_claim(roots[1], successor)
     assert found(roots).step == 10
 
@@ -94,7 +96,7 @@ def test_a_store_out_of_reach_is_passed_over_and_alone_it_stops_the_job(
 ) -> None:
     opened = FolderStore.open
 
-    def refused(store: FolderStore, name: CommitName, file: str) -> FolderSource:
+    def refused(store: FolderStore, name: CheckpointName, file: str) -> FolderSource:
         if store.url == str(roots[0]):
             raise CheckpointError(f"{store.url}: connection reset")
         return opened(store, name, file)

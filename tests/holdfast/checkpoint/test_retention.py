@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.policy.fencing import Commit, order
 from holdfast.checkpoint.policy.retention import Best, Decision, Entry, Rules, decide, leaving
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import UsageError
 
 NOW = datetime(2026, 3, 18, 15, 0, tzinfo=UTC)  # a Wednesday
 JOB = "job-1"
-ONE = Pair(1, 1)
+ONE = AttemptId(1, 1)
 
 
 def entry(
     step: int,
     *,
     hours_ago: float = 0.0,
-    pair: Pair = ONE,
+    pair: AttemptId = ONE,
     parent: str | None = None,
     on: tuple[str, ...] = (),
     **metrics: float,
@@ -58,7 +58,7 @@ def test_a_rule_of_any_number_of_days_costs_no_memory() -> None:
 
 
 def test_a_delta_goes_before_what_it_stands_on() -> None:
-    entries = [entry(10), entry(20, on=("step-10.g1.a1",)), entry(20, pair=Pair(1, 2)), entry(30), entry(40)]
+    entries = [entry(10), entry(20, on=("step-10.g1.a1",)), entry(20, pair=AttemptId(1, 2)), entry(30), entry(40)]
     gone = leaving(decided(entries, "", last=1))
     assert list(map(str, gone)) == ["step-30.g1.a1", "step-20.g1.a2", "step-20.g1.a1", "step-10.g1.a1"]
 
@@ -127,13 +127,13 @@ def test_a_commit_whose_manifest_cannot_be_read_is_not_aged() -> None:
     assert [d.goes for d in decided([unknown, entry(10)], "hours=1", claims=claims)] == [False, False]
 
 
-def unread(step: int, pair: Pair = ONE) -> Entry:
+def unread(step: int, pair: AttemptId = ONE) -> Entry:
     return Entry(commit=Commit(step=step, pair=pair))
 
 
 def test_a_commit_whose_manifest_cannot_be_read_stays_whoever_made_it() -> None:
-    fence = Claim(pair=Pair(2, 1), job_uid=JOB, publication="p2", from_step=10, from_pair=ONE)
-    entries = [unread(5), entry(10), unread(20), entry(30, pair=Pair(2, 1)), unread(40, Pair(3, 1))]
+    fence = Claim(pair=AttemptId(2, 1), job_uid=JOB, publication="p2", from_step=10, from_pair=ONE)
+    entries = [unread(5), entry(10), unread(20), entry(30, pair=AttemptId(2, 1)), unread(40, AttemptId(3, 1))]
     reasons = {d.commit.step: d.reason for d in decided(entries, "", claims=(fence,)) if not d.goes}
     assert reasons == {
         5: "its manifest cannot be read",
@@ -152,7 +152,7 @@ def test_a_commit_whose_manifest_cannot_be_read_is_none_of_the_last_whole_ones()
 
 def test_what_a_milestone_may_stand_on_stays_while_its_manifest_cannot_be_read() -> None:
     claims = (Claim(pair=ONE, job_uid=JOB, publication="p1", from_step=0),)
-    entries = [entry(10), unread(20), entry(30), entry(40, pair=Pair(1, 2)), entry(50, pair=Pair(1, 2))]
+    entries = [entry(10), unread(20), entry(30), entry(40, pair=AttemptId(1, 2)), entry(50, pair=AttemptId(1, 2))]
     assert kept(entries, "every=20", claims=claims) == {
         10: "step-20.g1.a1 may stand on it: its manifest cannot be read",
         20: "every=20",
@@ -162,8 +162,8 @@ def test_what_a_milestone_may_stand_on_stays_while_its_manifest_cannot_be_read()
 
 
 def test_fenced_commits_go_whatever_the_rules_say() -> None:
-    claim = Claim(pair=Pair(2, 1), job_uid=JOB, publication="p2", from_step=10, from_pair=ONE)
-    entries = [entry(10), entry(20), entry(30, pair=Pair(2, 1))]
+    claim = Claim(pair=AttemptId(2, 1), job_uid=JOB, publication="p2", from_step=10, from_pair=ONE)
+    entries = [entry(10), entry(20), entry(30, pair=AttemptId(2, 1))]
     decisions = decided(entries, "hours=6,every=1", claims=(claim,))
     assert [(d.commit.step, d.reason) for d in decisions if d.goes] == [(20, "fenced: it is never read")]
 
@@ -171,7 +171,7 @@ def test_fenced_commits_go_whatever_the_rules_say() -> None:
 # What always holds
 
 moments = st.floats(min_value=-30, max_value=24 * 100)
-pairs = st.sampled_from([Pair(1, 1), Pair(1, 2), Pair(2, 1)])
+pairs = st.sampled_from([AttemptId(1, 1), AttemptId(1, 2), AttemptId(2, 1)])
 bests = st.builds(Best, metric=st.just("loss"), highest=st.booleans(), count=st.integers(1, 3))
 ruled = st.builds(
     Rules,
@@ -184,7 +184,7 @@ ruled = st.builds(
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[list[Entry], tuple[Claim, ...], set[tuple[int, Pair]], Pair]:
+def histories(draw: st.DrawFn) -> tuple[list[Entry], tuple[Claim, ...], set[tuple[int, AttemptId]], AttemptId]:
     names = draw(st.lists(st.tuples(st.integers(0, 60), pairs), unique=True, max_size=14))
     entries: list[Entry] = []
     for step, pair in sorted(names):
@@ -222,11 +222,11 @@ def histories(draw: st.DrawFn) -> tuple[list[Entry], tuple[Claim, ...], set[tupl
 
 @given(histories(), ruled, st.integers(1, 4))
 def test_rules_never_take_what_must_stay(
-    history: tuple[list[Entry], tuple[Claim, ...], set[tuple[int, Pair]], Pair], rules: Rules, last: int
+    history: tuple[list[Entry], tuple[Claim, ...], set[tuple[int, AttemptId]], AttemptId], rules: Rules, last: int
 ) -> None:
     entries, claims, verified, own = history
 
-    def gone(rules: Rules, among: list[Entry]) -> set[tuple[int, Pair]]:
+    def gone(rules: Rules, among: list[Entry]) -> set[tuple[int, AttemptId]]:
         made = decide(among, claims, job_uid=JOB, own=own, verified=verified, keep_last=last, rules=rules, now=NOW)
         return {(d.commit.step, d.commit.pair) for d in made if d.goes}
 

@@ -11,11 +11,11 @@ import pytest
 from nothing_managed import snapshot
 
 from holdfast.checkpoint.folder import catalog
-from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.manager import Attempt, CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.cli.checkpoints.main import main
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.launcher.rendezvous.folder_lock import hold
 
 
@@ -23,14 +23,16 @@ class Run:
     """One attempt of a job, that restored and claimed."""
 
     def __init__(self, root: Path, generation: int, attempt: int = 1, *, copies: str = "") -> None:
-        self.engine = Engine(root, keep_last=2, resume=Resume.ALWAYS, on_foreign=lambda claims: None, copies=copies)
+        self.engine = CheckpointManager(
+            root, keep_last=2, resume=Resume.ALWAYS, on_foreign=lambda claims: None, copies=copies
+        )
         self.memory = root.with_name("memory")
         self.memory.mkdir(exist_ok=True)
-        self.enter(Pair(generation, attempt))
+        self.enter(AttemptId(generation, attempt))
         self.found = self.engine.restore()
         self.engine.claim(step=self.found.step, pair=self.found.pair)
 
-    def enter(self, pair: Pair) -> None:
+    def enter(self, pair: AttemptId) -> None:
         self.pair = pair
         publication = f"p{pair.generation}"
         self.engine.enter(Attempt(pair=pair, job_uid="job-1", publication=publication, run_id="run"), Alone())
@@ -79,7 +81,7 @@ def test_the_job_resumes_from_the_step_and_goes_on_from_what_it_saves_then(root:
 
 def test_what_later_attempts_under_the_same_claim_left_in_memory_is_fenced(root: Path) -> None:
     run = Run(root, 1, 4)
-    run.enter(Pair(1, 9))  # it goes on from memory, under the claim of attempt 4
+    run.enter(AttemptId(1, 9))  # it goes on from memory, under the claim of attempt 4
     assert run.engine.save_in_memory(snapshot(25, run.pair)).committed
     assert main(["rewind", str(root), "--step", "10"]) == 0
     assert Run(root, 3).found.step == 10
@@ -98,7 +100,7 @@ def test_a_copy_of_a_newer_commit_and_a_late_one_are_fenced_as_well(root: Path, 
     main(["rewind", str(root), "--step", "10"])
     late.commits(30)
     found = Run(root, 3, copies=f"file://{copies}").found
-    assert (found.step, found.pair) == (10, Pair(1, 1))
+    assert (found.step, found.pair) == (10, AttemptId(1, 1))
     assert steps(copies) == {10, 20}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest, digest
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.search import restore
@@ -21,7 +21,7 @@ from holdfast.checkpoint.stores.objects.errors import Kind, pause, trouble_of
 from holdfast.checkpoint.stores.objects.s3 import S3Bucket, S3Settings
 from holdfast.checkpoint.stores.objects.store import GIVEN_UP, SHA256SUMS, ObjectStore
 from holdfast.checkpoint.stores.open import open_store
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, ClaimError, DamagedError, SuspectError, UnavailableError, UsageError
 from holdfast_testbed.s3 import S3Server, s3_server
 from holdfast_testbed.s3_faults import Answer, Delay, Fault, Flip, Proxy, Request, Reset, faults
@@ -34,7 +34,7 @@ class Made:
     """A commit in a folder, and where it lies."""
 
     store: FolderStore
-    name: CommitName
+    name: CheckpointName
     bytes: dict[str, bytes] = field(default_factory=dict)
 
     @property
@@ -76,7 +76,7 @@ def upload(made: Made, target: ObjectStore) -> None:
     incoming.publish(made.manifest)
 
 
-def whole(store: ObjectStore, name: CommitName, file: str) -> bytes:
+def whole(store: ObjectStore, name: CheckpointName, file: str) -> bytes:
     with store.open(name, file) as opened:
         data = bytearray(opened.nbytes)
         opened.read_into(0, memoryview(data))
@@ -459,7 +459,7 @@ def test_on_a_server_without_conditional_creation_the_second_writer_is_refused_a
         ignored("If-None-Match", "PutObject", monkeypatch)
     else:
         proxy.plan = lambda request: answer if "if-none-match" in request.headers else None
-    claim = Claim(pair=Pair(1, 1), job_uid="job", publication="p", from_step=0)
+    claim = Claim(pair=AttemptId(1, 1), job_uid="job", publication="p", from_step=0)
     store = through()
     for _ in range(2):
         store.keep_claim(claim)
@@ -496,7 +496,7 @@ def test_a_trial_that_cannot_be_deleted_hinders_nobody(
 ) -> None:
     """An uploader may have no right to delete."""
     proxy.plan = lambda r: Answer(status=403, code="AccessDenied") if r.method in ("POST", "DELETE") else None
-    claim = Claim(pair=Pair(1, 1), job_uid="job", publication="p", from_step=0)
+    claim = Claim(pair=AttemptId(1, 1), job_uid="job", publication="p", from_step=0)
     through().keep_claim(claim)
     assert s3_store.claims() == (claim,)
 
@@ -566,7 +566,7 @@ def test_a_server_that_refuses_every_checksum_is_named_with_its_own_words(
 
 @pytest.mark.integration
 def test_claims_are_exclusive(s3_store: ObjectStore) -> None:
-    claims = [Claim(pair=Pair(g, 1), job_uid="job", publication="p", from_step=g) for g in (2, 1)]
+    claims = [Claim(pair=AttemptId(g, 1), job_uid="job", publication="p", from_step=g) for g in (2, 1)]
     for claim in [*claims, claims[0]]:
         s3_store.keep_claim(claim)
 
@@ -588,7 +588,7 @@ def test_what_was_never_finished_is_swept_away_and_nothing_else(
     made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_settings: S3Settings, s3_store: ObjectStore
 ) -> None:
     upload(made, s3_store)
-    unfinished = CommitName(step=8, pair=made.name.pair)
+    unfinished = CheckpointName(step=8, pair=made.name.pair)
     proxy.plan = lambda request: Reset() if "partNumber=2" in request.target else None
     with pytest.raises(UnavailableError):
         through(attempts=1).receive(unfinished, "").write("rank-0.safetensors", [made.bytes["rank-0.safetensors"]])
@@ -646,7 +646,7 @@ def test_the_region_is_that_of_the_environment(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.integration
 def test_a_missing_bucket_is_no_damage(s3_settings: S3Settings) -> None:
     store = ObjectStore(S3Bucket(replace(s3_settings, bucket="not-there")))
-    name = CommitName(step=1, pair=Pair(1, 1))
+    name = CheckpointName(step=1, pair=AttemptId(1, 1))
     for act in (store.commits, lambda: store.manifest(name), lambda: store.open(name, "rank-0.json")):
         with pytest.raises(UnavailableError, match="create it, or mend the URL") as error:
             act()

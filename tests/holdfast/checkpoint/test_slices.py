@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as some
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord
 from holdfast.checkpoint.io import slice_digests
 from holdfast.checkpoint.io.slice_digests import Slicer, decode, digests_of, file_bytes, slice_bytes
@@ -104,7 +104,7 @@ class Counted(FolderStore):
         self.root = root
         self.read: dict[str, int] = {}
 
-    def open(self, name: CommitName, file: str) -> FolderSource:
+    def open(self, name: CheckpointName, file: str) -> FolderSource:
         read = self.read
 
         class Counting(FolderSource):

@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Chunk, Manifest, TensorRecord
 from holdfast.checkpoint.io.durable_files import encode_json
 from holdfast.checkpoint.stores.memory import slots
 from holdfast.checkpoint.stores.memory.slots import SlotSet, opened
 from holdfast.checkpoint.stores.memory.store import MemoryStore
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
 
 FILE = "rank-0.safetensors"
 BYTES = 100_000
 
 
-def named(step: int, attempt: int = 1) -> CommitName:
-    return CommitName(step=step, pair=Pair(1, attempt))
+def named(step: int, attempt: int = 1) -> CheckpointName:
+    return CheckpointName(step=step, pair=AttemptId(1, attempt))
 
 
 def body(step: int, nbytes: int = BYTES) -> bytes:
@@ -43,7 +43,7 @@ def commit(pair: SlotSet, step: int, keep: int | None = None, nbytes: int = BYTE
     writer.seal(
         Manifest(
             step=step,
-            pair=Pair(1, 1),
+            pair=AttemptId(1, 1),
             job_uid="job",
             publication="p",
             run_id="r",
@@ -59,7 +59,7 @@ def commit(pair: SlotSet, step: int, keep: int | None = None, nbytes: int = BYTE
     )
 
 
-def whole(store: MemoryStore, name: CommitName) -> bytes:
+def whole(store: MemoryStore, name: CheckpointName) -> bytes:
     with store.open(name, FILE) as source:
         data = bytearray(source.nbytes)
         source.read_into(0, memoryview(data))

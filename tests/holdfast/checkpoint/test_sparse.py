@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.format import manifest as manifests
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import CHUNK_BYTES, Manifest, decode
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.rate_limit import Pace
 from holdfast.checkpoint.io.staging_buffer import Arena
-from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.manager import Attempt, CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.search import restore
@@ -40,10 +40,10 @@ from holdfast.cli.checkpoints.copy import copy, lineage
 from holdfast.cli.checkpoints.diff import diff
 from holdfast.cli.checkpoints.verify import verify
 from holdfast.cli.main import main
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import DamagedError, UnknownFormatError, UsageError
 
-ONE = Pair(1, 1)
+ONE = AttemptId(1, 1)
 State = dict[str, np.ndarray[Any, Any]]
 World = Callable[..., list[Any]]
 # numpy has no bfloat16 and no 8-bit floats: their bits as they are.
@@ -66,13 +66,13 @@ WEIGHT: dict[str, tuple[str, tuple[int, ...]]] = {"weight": ("F32", (300, 512)),
 Forms = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
-def snapshot(step: int, state: State, forms: Forms, inexact: frozenset[str], pair: Pair = ONE) -> Snapshot:
+def snapshot(step: int, state: State, forms: Forms, inexact: frozenset[str], pair: AttemptId = ONE) -> Snapshot:
     def read(piece: Any) -> bytes:
         whole = state[piece.spec.name]
         return (whole[piece.start[0] : piece.start[0] + piece.shape[0]] if piece.shape else whole).tobytes()
 
     return Snapshot(
-        name=CommitName(step=step, pair=pair),
+        name=CheckpointName(step=step, pair=pair),
         specs=[TensorSpec(name=name, dtype=dtype, shape=shape) for name, (dtype, shape) in forms.items()],
         read=read,
         state={"objects": {"model": {"w": {"$tensor": "weight"}}} if "weight" in forms else {}, "counters": {}},
@@ -99,7 +99,7 @@ def save(
 
 
 def manifest(root: Path, step: int) -> Manifest:
-    return catalog.read_manifest(root, CommitName(step=step, pair=ONE))
+    return catalog.read_manifest(root, CheckpointName(step=step, pair=ONE))
 
 
 def read(root: Path, step: int | None = None, forms: Forms = WEIGHT) -> State:
@@ -217,7 +217,7 @@ def test_every_restored_element_is_within_the_threshold_of_the_saved_one_and_exa
         assert found.bounds.keys() <= FLOATS
         assert set(found.bounds.values()) <= {threshold}
         assert len(found.stands_on) < every
-        assert verify(FolderStore(root), CommitName(step=step, pair=ONE)).whole
+        assert verify(FolderStore(root), CheckpointName(step=step, pair=ONE)).whole
     assert not list(root.glob("quarantine/*"))
 
 
@@ -413,8 +413,8 @@ def test_damage_in_the_full_one_that_is_all_there_is_leaves_nothing_and_says_so(
     assert {one.path for one in found.lost} == {"step-1.g1.a1", "step-2.g1.a1"}
 
 
-def engine(root: Path, *, keep_last: int = 1, threshold: float = 1e-3) -> Engine:
-    made = Engine(
+def engine(root: Path, *, keep_last: int = 1, threshold: float = 1e-3) -> CheckpointManager:
+    made = CheckpointManager(
         root,
         keep_last=keep_last,
         resume=Resume.ALWAYS,
@@ -458,7 +458,7 @@ def test_weights_of_a_model_may_be_inexact_and_nothing_of_its_optimizer_and_its_
         flat = flatten(objects)
         then = {name: tensor.clone() for name, tensor in flat.tensors.items()}
         made = Snapshot(
-            name=CommitName(step=step, pair=ONE),
+            name=CheckpointName(step=step, pair=ONE),
             specs=flat.specs,
             read=flat.read,
             fill=flat.fill,
@@ -551,7 +551,7 @@ def test_copies_uploads_and_exports_have_what_a_restore_has(
 ) -> None:
     root, _ = chained
     whole, elsewhere = read(root, 3)["weight"].tobytes(), tmp_path_factory.mktemp("elsewhere")
-    name = CommitName(step=3, pair=ONE)
+    name = CheckpointName(step=3, pair=ONE)
     for one in lineage(FolderStore(root), name):
         with progress("", 0) as shown:
             copy(FolderStore(root), one, FolderStore(elsewhere / "copy"), shown)
@@ -572,9 +572,9 @@ def test_copies_uploads_and_exports_have_what_a_restore_has(
 def test_diff_compares_what_a_restore_has(chained: tuple[Path, list[State]]) -> None:
     root, _ = chained
     with (
-        Content(FolderStore(root), CommitName(step=2, pair=ONE)) as before,
-        Content(FolderStore(root), CommitName(step=3, pair=ONE)) as after,
-        Content(FolderStore(root), CommitName(step=3, pair=ONE)) as again,
+        Content(FolderStore(root), CheckpointName(step=2, pair=ONE)) as before,
+        Content(FolderStore(root), CheckpointName(step=3, pair=ONE)) as after,
+        Content(FolderStore(root), CheckpointName(step=3, pair=ONE)) as again,
         progress("", 0) as shown,
     ):
         assert diff(before, after, shown).changed == ("weight",)
@@ -615,7 +615,7 @@ def refused(root: Path, why: str) -> None:
     """The newest is refused with a typed error and little memory, and the one before restored."""
     tracemalloc.start()
     try:
-        verdict = verify(FolderStore(root), CommitName(step=3, pair=ONE))
+        verdict = verify(FolderStore(root), CheckpointName(step=3, pair=ONE))
         found = restore(root, Alone())
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
@@ -646,9 +646,9 @@ def test_places_out_of_the_rows_or_twice_or_out_of_order_are_refused(
 ) -> None:
     root, _ = chained
     forge(root, places(*values))
-    with Content(FolderStore(root), CommitName(step=3, pair=ONE)) as content, pytest.raises(DamagedError):
+    with Content(FolderStore(root), CheckpointName(step=3, pair=ONE)) as content, pytest.raises(DamagedError):
         content.tensor("weight")
-    (damage,) = verify(FolderStore(root), CommitName(step=3, pair=ONE)).damages
+    (damage,) = verify(FolderStore(root), CheckpointName(step=3, pair=ONE)).damages
     assert damage.tensors == ("weight",)
     refused(root, "names no elements of its rows in order")
 

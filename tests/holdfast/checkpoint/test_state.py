@@ -23,7 +23,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from holdfast import CheckpointError, StateError, UsageError, checkpoint
 from holdfast.checkpoint.dcp.storage import StorageReader
 from holdfast.checkpoint.folder import publish
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.io import durable_files
 from holdfast.checkpoint.restore.search import Loaded, restore
 from holdfast.checkpoint.save import protocol
@@ -33,7 +33,7 @@ from holdfast.checkpoint.state.flatten import _DTYPES, adopt, check_savable, fla
 from holdfast.checkpoint.state.rng import apply, capture
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.verify import verify
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 
 DTYPES = st.sampled_from(list(_DTYPES))
 SHAPES = st.lists(st.integers(0, 9), max_size=3)
@@ -90,7 +90,7 @@ def test_tensors_of_every_dtype_and_shape_come_back_bit_by_bit_at_any_world_size
     tensors = {name: random_tensor(*how) for name, how in table.items()}
     flat = flatten_values({"box": tensors})
     snapshot = Snapshot(
-        name=CommitName(step=1, pair=Pair(1, 1)),
+        name=CheckpointName(step=1, pair=AttemptId(1, 1)),
         specs=flat.specs,
         read=flat.read,
         state={"objects": flat.tree},
@@ -143,7 +143,7 @@ def test_large_tensors_are_cut_over_the_ranks_and_put_together_again(
     tensor = torch.randn(1500, 1001)
     flat = flatten_values({"w": tensor})
     snapshot = Snapshot(
-        name=CommitName(step=1, pair=Pair(1, 1)),
+        name=CheckpointName(step=1, pair=AttemptId(1, 1)),
         specs=flat.specs,
         read=flat.read,
         state={"objects": flat.tree},
@@ -360,7 +360,7 @@ def test_a_name_that_is_no_text_is_refused_before_anything_is_written(tmp_path: 
 
 def test_a_tensor_with_the_name_that_headers_keep_for_themselves_comes_back(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, step=1, __metadata__=Box(torch.ones(3)))
-    assert verify(FolderStore(tmp_path), CommitName(step=1, pair=Pair(0, 1))).whole
+    assert verify(FolderStore(tmp_path), CheckpointName(step=1, pair=AttemptId(0, 1))).whole
     assert list(load_file(path / "rank-0.safetensors")) == ["__metadata__'"]
     box = Box()
     checkpoint.load(tmp_path, __metadata__=box)

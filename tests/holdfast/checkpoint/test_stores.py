@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import save
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import LARGEST, digest
-from holdfast.checkpoint.stores.base import Store
+from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.local_disk import LocalStore
 from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.checkpoint.stores.objects.fsspec import fsspec_store
 from holdfast.checkpoint.stores.open import open_store
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CheckpointError, DamagedError
 
 torch = pytest.importorskip("torch")
 
-STORES: dict[str, Callable[[Path], Store]] = {
+STORES: dict[str, Callable[[Path], CheckpointStore]] = {
     "folder": FolderStore,
     "memory": MemoryStore,
     "local": LocalStore,
@@ -33,27 +33,27 @@ STORES: dict[str, Callable[[Path], Store]] = {
 
 
 @pytest.fixture(params=[*STORES, pytest.param("s3", marks=pytest.mark.integration)], ids=str)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
     if request.param == "s3":
         return request.getfixturevalue("s3_store")
     return STORES[request.param](tmp_path / "target")
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> tuple[Store, CommitName]:
+def source(tmp_path: Path) -> tuple[CheckpointStore, CheckpointName]:
     save(tmp_path / "source", step=7, model=torch.nn.Linear(64, 64))
     made = FolderStore(tmp_path / "source")
     return made, made.commits()[0]
 
 
-def whole(store: Store, name: CommitName, file: str) -> bytes:
+def whole(store: CheckpointStore, name: CheckpointName, file: str) -> bytes:
     with store.open(name, file) as opened:
         data = bytearray(opened.nbytes)
         opened.read_into(0, memoryview(data))
     return bytes(data)
 
 
-def copy(source: Store, name: CommitName, target: Store) -> None:
+def copy(source: CheckpointStore, name: CheckpointName, target: CheckpointStore) -> None:
     manifest = source.manifest(name)
     incoming = target.receive(name, digest(manifest))
     for file, record in manifest.files.items():
@@ -63,7 +63,7 @@ def copy(source: Store, name: CommitName, target: Store) -> None:
 
 
 def test_a_commit_arrives_whole_and_is_nobodys_before_its_manifest(
-    store: Store, source: tuple[Store, CommitName]
+    store: CheckpointStore, source: tuple[CheckpointStore, CheckpointName]
 ) -> None:
     made, name = source
 
@@ -74,7 +74,9 @@ def test_a_commit_arrives_whole_and_is_nobodys_before_its_manifest(
     assert all(whole(store, name, file) == whole(made, name, file) for file in made.manifest(name).files)
 
 
-def test_what_is_given_up_is_no_commit(store: Store, source: tuple[Store, CommitName]) -> None:
+def test_what_is_given_up_is_no_commit(
+    store: CheckpointStore, source: tuple[CheckpointStore, CheckpointName]
+) -> None:
     incoming = store.receive(source[1], "")
     incoming.write("rank-0.json", [b"{}"])
 
@@ -84,7 +86,7 @@ def test_what_is_given_up_is_no_commit(store: Store, source: tuple[Store, Commit
 
 
 def test_reading_behind_the_end_or_what_is_not_there_is_damage(
-    store: Store, source: tuple[Store, CommitName]
+    store: CheckpointStore, source: tuple[CheckpointStore, CheckpointName]
 ) -> None:
     made, name = source
     copy(made, name, store)
@@ -96,8 +98,8 @@ def test_reading_behind_the_end_or_what_is_not_there_is_damage(
 
 
 def test_a_manifest_or_claim_larger_than_any_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    pair = Pair(1, 1)
-    name = CommitName(step=7, pair=pair)
+    pair = AttemptId(1, 1)
+    name = CheckpointName(step=7, pair=pair)
     (tmp_path / str(name)).mkdir()
     (tmp_path / "claims").mkdir()
     for path, most in ((tmp_path / str(name) / "MANIFEST.json", LARGEST), (tmp_path / "claims/1.1.json", 64 << 10)):
@@ -115,7 +117,7 @@ def test_a_manifest_or_claim_larger_than_any_is_refused_before_it_is_read(tmp_pa
 
 
 def test_a_bad_commit_is_moved_aside_and_a_deleted_one_is_gone(
-    store: Store, source: tuple[Store, CommitName]
+    store: CheckpointStore, source: tuple[CheckpointStore, CheckpointName]
 ) -> None:
     made, name = source
     copy(made, name, store)

@@ -13,10 +13,10 @@ import pytest
 
 from holdfast.checkpoint import save
 from holdfast.checkpoint.folder.claims import write_claim
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.save.protocol import Snapshot
 from holdfast.checkpoint.save.protocol import save as save_snapshot
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 
 torch = pytest.importorskip("torch")
 
@@ -82,7 +82,7 @@ def test_it_reads_a_commit_of_two_ranks_bit_for_bit(
 
     def snapshot() -> Snapshot:
         return Snapshot(
-            name=CommitName(step=5, pair=Pair(1, 2)),
+            name=CheckpointName(step=5, pair=AttemptId(1, 2)),
             specs=flat.specs,
             read=flat.read,
             state={"objects": flat.tree, "counters": {}},
@@ -111,7 +111,7 @@ def test_it_reads_a_delta_bit_for_bit(tmp_path: Path, reader: ModuleType) -> Non
             model.large[step * 300] += 1
         flat = flatten({"model": model})
         snapshot = Snapshot(
-            name=CommitName(step=step, pair=Pair(1, 1)),
+            name=CheckpointName(step=step, pair=AttemptId(1, 1)),
             specs=flat.specs,
             read=flat.read,
             state={"objects": flat.tree, "counters": {}},
@@ -144,7 +144,7 @@ def test_it_reads_a_commit_that_is_not_exact_as_holdfast_does(
             model.weight[::40, ::7] += step
         flat = flatten({"model": model})
         snapshot = Snapshot(
-            name=CommitName(step=step, pair=Pair(1, 1)),
+            name=CheckpointName(step=step, pair=AttemptId(1, 1)),
             specs=flat.specs,
             read=flat.read,
             state={"objects": flat.tree, "counters": {}},
@@ -177,12 +177,13 @@ def test_it_takes_the_commit_that_the_claims_allow(
     commit(tmp_path, 10, {"a": b"1"})
     commit(tmp_path, 20, {"a": b"2"})
     write_claim(
-        tmp_path, Claim(pair=Pair(2, 1), job_uid="job-1", publication="p2", from_step=10, from_pair=Pair(1, 1))
+        tmp_path,
+        Claim(pair=AttemptId(2, 1), job_uid="job-1", publication="p2", from_step=10, from_pair=AttemptId(1, 1)),
     )
 
     assert reader.newest(tmp_path)[0].name == "step-10.g1.a1"
 
-    commit(tmp_path, 15, {"a": b"3"}, Pair(2, 1))
+    commit(tmp_path, 15, {"a": b"3"}, AttemptId(2, 1))
     assert reader.newest(tmp_path)[0].name == "step-15.g2.a1"
 
 

@@ -14,8 +14,8 @@ from safetensors import safe_open
 
 from holdfast import checkpoint
 from holdfast.checkpoint.folder.catalog import list_commits, read_manifest
-from holdfast.checkpoint.format.file_names import CommitName
-from holdfast.core.attempt import Pair
+from holdfast.checkpoint.format.file_names import CheckpointName
+from holdfast.core.attempt import AttemptId
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -29,7 +29,7 @@ def test_shards_of_a_mesh_are_saved_once_and_load_into_other_meshes(
     tmp_path: Path, together: Callable[..., list[str]]
 ) -> None:
     together([[sys.executable, SCRIPTS / "sharded.py", tmp_path]] * 4, ranks(4))
-    manifest = read_manifest(tmp_path / "tier", CommitName(step=3, pair=Pair(0, 1)))
+    manifest = read_manifest(tmp_path / "tier", CheckpointName(step=3, pair=AttemptId(0, 1)))
     assert manifest.mesh == {"replica": 2, "shard": 2}
     assert [chunk.shape for chunk in manifest.tensors["model/0.weight"].chunks] == [(3, 4), (3, 4)]
     names = []

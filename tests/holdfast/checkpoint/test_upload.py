@@ -18,9 +18,9 @@ import pytest
 from holdfast.checkpoint.folder.claims import write_claim
 from holdfast.checkpoint.folder.upload_marker import held, on_its_way
 from holdfast.checkpoint.format.failure_causes import FailureCause
-from holdfast.checkpoint.format.file_names import UPLOADING, CommitName
+from holdfast.checkpoint.format.file_names import UPLOADING, CheckpointName
 from holdfast.checkpoint.io.rate_limit import Pace
-from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.manager import Attempt, CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.retention import Rules
 from holdfast.checkpoint.ranks.exchange import Alone
@@ -42,12 +42,12 @@ from holdfast.checkpoint.tiers.uploader import (
     Wait,
     decide,
 )
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import UnavailableError, UsageError
 from holdfast.launcher.tiers.upload_worker import Host
 
 SETTINGS = UploadSettings(url="s3://bucket", interval_seconds=60)
-OLD, NEW = CommitName(step=5, pair=Pair(1, 1)), CommitName(step=10, pair=Pair(1, 1))
+OLD, NEW = CheckpointName(step=5, pair=AttemptId(1, 1)), CheckpointName(step=10, pair=AttemptId(1, 1))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def source(tmp_path: Path, commit: Callable[..., Any]) -> FolderStore:
     root = tmp_path / "shared"
     for step in (1, 2, 3):
         commit(root, step, {"w": bytes([step]) * 1000})
-    write_claim(root, Claim(pair=Pair(1, 1), job_uid="job-1", publication="p1", from_step=0))
+    write_claim(root, Claim(pair=AttemptId(1, 1), job_uid="job-1", publication="p1", from_step=0))
     return FolderStore(root)
 
 
@@ -109,8 +109,8 @@ def uploader(source: FolderStore, target: Target, **settings: Any) -> Uploader:
     return Uploader(source=source, target=target, settings=made, pace=Pace(None))
 
 
-def name(step: int) -> CommitName:
-    return CommitName(step=step, pair=Pair(1, 1))
+def name(step: int) -> CheckpointName:
+    return CheckpointName(step=step, pair=AttemptId(1, 1))
 
 
 def test_a_commit_arrives_with_the_claims(source: FolderStore, target: Target) -> None:
@@ -137,16 +137,16 @@ def test_a_copy_that_a_claim_fences_stays_for_a_day(
     source: FolderStore, target: Target, tmp_path: Path, commit: Callable[..., Any]
 ) -> None:
     """The claim may stand on an older commit for want of this one, on a volume that was rolled back."""
-    root, again = tmp_path / "shared", Pair(2, 1)
+    root, again = tmp_path / "shared", AttemptId(2, 1)
     uploads, now = uploader(source, target, keep_last=1), 0.0
     uploads.now = lambda: now
     for step in (1, 3):
         assert uploads.upload(name(step)).arrived
-    write_claim(root, Claim(pair=again, job_uid="job-1", publication="p2", from_step=1, from_pair=Pair(1, 1)))
+    write_claim(root, Claim(pair=again, job_uid="job-1", publication="p2", from_step=1, from_pair=AttemptId(1, 1)))
     held = []
     for step, now in ((4, 1e6), (5, 1e6 + FENCED_SECONDS - 1), (6, 1e6 + FENCED_SECONDS)):  # noqa: B007
         commit(root, step, {"w": bytes(8)}, again)
-        newest = CommitName(step=step, pair=again)
+        newest = CheckpointName(step=step, pair=again)
         assert uploads.upload(newest).arrived
         assert uploads.tidy(newest) == ""
         held.append(sorted(found.step for found in target.commits()))
@@ -197,7 +197,7 @@ def test_damage_on_the_shared_tier_is_told_and_does_not_arrive(
 class Busy(Pace):
     """A job that commits again and again while a piece of a copy is on its way."""
 
-    def __init__(self, engine: Engine, commits: int) -> None:
+    def __init__(self, engine: CheckpointManager, commits: int) -> None:
         super().__init__(None)
         self._engine = engine
         self._commits = commits
@@ -215,9 +215,9 @@ def snapshot(step: int) -> Snapshot:
     )
 
 
-def training(root: Path, *, keep_last: int) -> Engine:
-    engine = Engine(root, keep_last=keep_last, resume=Resume.ALWAYS, on_foreign=lambda _: None)
-    engine.enter(Attempt(pair=Pair(1, 1), job_uid="job-1", publication="p1", run_id="r"), Alone())
+def training(root: Path, *, keep_last: int) -> CheckpointManager:
+    engine = CheckpointManager(root, keep_last=keep_last, resume=Resume.ALWAYS, on_foreign=lambda _: None)
+    engine.enter(Attempt(pair=AttemptId(1, 1), job_uid="job-1", publication="p1", run_id="r"), Alone())
     engine.claim(step=0, pair=None)
     return engine
 
@@ -296,7 +296,7 @@ def test_a_volume_that_takes_no_word_holds_up_no_copy(tmp_path: Path) -> None:
 class Deleting(Pace):
     """Somebody deletes the commit while its first file is read."""
 
-    def __init__(self, source: FolderStore, gone: CommitName) -> None:
+    def __init__(self, source: FolderStore, gone: CheckpointName) -> None:
         super().__init__(None)
         self._source = source
         self._gone = gone
@@ -358,7 +358,7 @@ class Unreadable:
     def __getattr__(self, attribute: str) -> Any:
         return getattr(self._inner, attribute)
 
-    def commits(self) -> tuple[CommitName, ...]:
+    def commits(self) -> tuple[CheckpointName, ...]:
         self._left -= 1
         if self._left == 0:
             raise OSError(errno.ESTALE, "Stale file handle")
@@ -453,14 +453,14 @@ def test_a_job_whose_shared_tier_is_lost_goes_on_from_the_copies(
 ) -> None:
     for step in (1, 2):
         assert uploader(source, target).upload(name(step)).arrived
-    engine = Engine(
+    engine = CheckpointManager(
         tmp_path / "fresh", keep_last=3, resume=Resume.ALWAYS, on_foreign=lambda _: None, copies=target.url
     )
-    engine.enter(Attempt(pair=Pair(2, 1), job_uid="job-1", publication="p2", run_id="r"), Alone())
+    engine.enter(Attempt(pair=AttemptId(2, 1), job_uid="job-1", publication="p2", run_id="r"), Alone())
 
     found = engine.restore()
 
-    assert (found.step, found.pair) == (2, Pair(1, 1))
+    assert (found.step, found.pair) == (2, AttemptId(1, 1))
     assert found.loaded is not None
     engine.claim(step=found.step, pair=found.pair)
     assert [claim.from_step for claim in FolderStore(tmp_path / "fresh").claims()] == [2]

@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from holdfast.core.errors import PeerLostError, UsageError
-from holdfast.training.distributed.process_group import Group, Over, Pending
+from holdfast.training.distributed.process_group import CancelToken, Group, Pending
 from holdfast.training.step.gradient_reducer import Reducer, check_devices
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ class Twin(Group):
     """A world of two in which the other rank has the very same gradients; remembers what was launched."""
 
     def __init__(self) -> None:
-        super().__init__(rank=0, size=2, device=CPU, over=Over())
+        super().__init__(rank=0, size=2, device=CPU, over=CancelToken())
         self.sums: list[torch.Tensor] = []
         self.failing = False
 

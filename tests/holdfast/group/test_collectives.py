@@ -11,7 +11,7 @@ import torch
 
 from holdfast.core.errors import PeerLostError
 from holdfast.training.distributed import process_group
-from holdfast.training.distributed.process_group import Group, Over, address_towards
+from holdfast.training.distributed.process_group import CancelToken, Group, address_towards
 
 CPU = torch.device("cpu")
 OPERATIONS = ["sum", "agree", "broadcast", "gather", "share", "send", "receive", "barrier", "backward"]
@@ -58,21 +58,21 @@ def test_backward_itself_raises_nothing(members: Any) -> None:
 
 def test_ranks_that_do_not_meet_in_time_say_so(store: int) -> None:
     with pytest.raises(PeerLostError, match=r"did not all meet within 0\.2 s|[Tt]ime"):
-        _connect(store, Over(), timeout=0.2)
+        _connect(store, CancelToken(), timeout=0.2)
 
 
 def test_a_world_whose_store_is_gone_is_not_entered() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-    over = Over()
+    over = CancelToken()
     threading.Timer(0.1, over.set, ("told",)).start()
     with pytest.raises(PeerLostError):
         _connect(port, over, timeout=60)
 
 
 def test_an_attempt_that_is_over_is_not_entered() -> None:
-    over = Over()
+    over = CancelToken()
     over.set("first")
     over.set("second")
     with pytest.raises(PeerLostError, match="the attempt is over: first"):
@@ -80,7 +80,7 @@ def test_an_attempt_that_is_over_is_not_entered() -> None:
 
 
 def test_a_group_that_was_left_launches_nothing(store: int) -> None:
-    over = Over()
+    over = CancelToken()
     groups = _both(store, over)
     groups[0].abandon()
     with pytest.raises(PeerLostError, match="left"):
@@ -114,7 +114,7 @@ def test_ranks_meet_without_a_look_up_of_their_hosts_name(
         return create(**place)
 
     monkeypatch.setattr(process_group.ProcessGroupGloo, "create_device", staticmethod(record))
-    groups = _both(store, Over(), interface=interface)
+    groups = _both(store, CancelToken(), interface=interface)
     assert created == [device, device]
     for group in groups.values():
         group.close()
@@ -129,7 +129,7 @@ def store() -> Any:
     del server
 
 
-def _both(port: int, over: Over, *, interface: str = "") -> dict[int, Group]:
+def _both(port: int, over: CancelToken, *, interface: str = "") -> dict[int, Group]:
     """The groups of two ranks that met, by rank."""
     groups: dict[int, Group] = {}
 
@@ -144,7 +144,7 @@ def _both(port: int, over: Over, *, interface: str = "") -> dict[int, Group]:
     return groups
 
 
-def _connect(port: int, over: Over, rank: int = 0, timeout: float = 240.0, interface: str = "") -> Group:
+def _connect(port: int, over: CancelToken, rank: int = 0, timeout: float = 240.0, interface: str = "") -> Group:
     return Group.connect(
         host="127.0.0.1",
         port=port,

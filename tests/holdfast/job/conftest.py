@@ -23,17 +23,17 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from holdfast.checkpoint.manager import Engine
-from holdfast.checkpoint.policy.interval import Books
-from holdfast.core.attempt import Claim, Pair
+from holdfast.checkpoint.manager import CheckpointManager
+from holdfast.checkpoint.policy.interval import LauncherFailures
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.environment import read_environment
 from holdfast.telemetry.activity import Meter
 from holdfast.telemetry.rank_time import Ledger
-from holdfast.training.distributed.process_group import Over
+from holdfast.training.distributed.process_group import CancelToken
 from holdfast.training.init import PhaseTeller
 from holdfast.training.job import Job
 from holdfast.training.launcher_client.agent_client import Parting, Requests
-from holdfast.training.launcher_client.placement import Place
+from holdfast.training.launcher_client.placement import RankPlacement
 from holdfast.training.options.config import effective
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -58,13 +58,13 @@ class Recorder:
     parting: Callable[[], Parting] = Parting
     reached: int = 0
     durable: int = 0
-    trained: Pair | None = None
-    books: Books | None = None
+    trained: AttemptId | None = None
+    books: LauncherFailures | None = None
     memory: Mapping[str, Any] | None = None
     local: Mapping[str, Any] | None = None
-    pair: Pair | None = None  # None: the folder says which attempt is next
+    pair: AttemptId | None = None  # None: the folder says which attempt is next
     given: bool = False
-    over: Over = field(default_factory=Over)
+    over: CancelToken = field(default_factory=CancelToken)
 
     def send(self, kind: str, **body: Any) -> None:
         self.told.append((kind, body))
@@ -72,11 +72,11 @@ class Recorder:
     def stands_by(self) -> bool:
         return False
 
-    def next_place(self) -> Place:
+    def next_place(self) -> RankPlacement:
         if self.given:
             raise TheEnd
         self.given = True
-        return Place(
+        return RankPlacement(
             rank=0,
             local_rank=0,
             world_size=1,
@@ -88,7 +88,7 @@ class Recorder:
             job_uid="me",
         )
 
-    def enter(self, place: Place) -> Over:
+    def enter(self, place: RankPlacement) -> CancelToken:
         return self.over
 
     def known_claims(self) -> tuple[Claim, ...]:
@@ -144,7 +144,7 @@ def solo() -> Callable[..., Solo]:
         *,
         interval: str = "1000",
         keep_last: int = 3,
-        pair: Pair | None = None,
+        pair: AttemptId | None = None,
         retention: str = "",
         full_every: int = 1,
         delta_threshold: float = 0.0,
@@ -162,7 +162,7 @@ def solo() -> Callable[..., Solo]:
         )
         engine = None
         if root is not None:
-            engine = Engine(
+            engine = CheckpointManager(
                 root,
                 keep_last=keep_last,
                 rules=config.retention,

@@ -16,9 +16,9 @@ from holdfast.checkpoint.policy.interval import (
     LEAST_SECONDS,
     MOST_RETRY_SECONDS,
     MOST_SECONDS,
-    Books,
     Cadence,
     Failures,
+    LauncherFailures,
     higher_order,
     optimum,
     retry_after,
@@ -131,24 +131,24 @@ def test_bounds_are_named_where_they_bind() -> None:
 
 
 def test_failures_are_counted_over_launchers_that_come_and_go() -> None:
-    lived = Failures().told(Books(id="a", failures=1, seconds=100.0))
+    lived = Failures().told(LauncherFailures(id="a", failures=1, seconds=100.0))
     assert (lived.count, lived.seconds) == (1, 100.0)
-    lived = lived.told(Books(id="a", failures=2, seconds=160.0))
+    lived = lived.told(LauncherFailures(id="a", failures=2, seconds=160.0))
     assert (lived.count, lived.seconds) == (2, 160.0)
-    lived = lived.told(Books(id="b", failures=0, seconds=5.0))
+    lived = lived.told(LauncherFailures(id="b", failures=0, seconds=5.0))
     assert (lived.count, lived.seconds) == (3, 160.0), "the launcher that was lost is a failure"
-    lived = lived.told(Books(id="b", failures=0, seconds=65.0))
+    lived = lived.told(LauncherFailures(id="b", failures=0, seconds=65.0))
     assert (lived.count, lived.seconds) == (3, 220.0)
 
 
 def test_time_that_passes_is_counted_once() -> None:
-    lived = Failures().told(Books(id="a", failures=0, seconds=10.0)).later(50.0)
+    lived = Failures().told(LauncherFailures(id="a", failures=0, seconds=10.0)).later(50.0)
     assert lived.seconds == 60.0
-    assert lived.told(Books(id="a", failures=1, seconds=60.0)).seconds == 60.0
+    assert lived.told(LauncherFailures(id="a", failures=1, seconds=60.0)).seconds == 60.0
 
 
 def test_what_was_lived_through_travels_as_json_and_rubbish_is_nothing() -> None:
-    lived = Failures().told(Books(id="a", failures=3, seconds=10.0))
+    lived = Failures().told(LauncherFailures(id="a", failures=3, seconds=10.0))
     assert Failures.maybe(lived.to_json()) == lived
     for rubbish in (None, {}, [], {"count": "many", "seconds": 1, "heard": None}, {"count": -1, "seconds": 1.0}):
         assert Failures.maybe(rubbish) == Failures()
@@ -185,7 +185,7 @@ def test_a_job_commits_when_its_own_choice_says_so(solo: Callable[..., Any], clo
     import torch
 
     run = solo(tmp_path, interval="Auto")
-    run.launcher.books = Books(id="a", failures=23, seconds=0.0)
+    run.launcher.books = LauncherFailures(id="a", failures=23, seconds=0.0)
     model = torch.nn.Linear(2, 1)
     run.job.manage(model=model, optimizer=torch.optim.SGD(model.parameters()))
 

@@ -15,7 +15,7 @@ from torch.distributed import TCPStore
 
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import restore
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CheckpointError, NonFiniteError, UsageError
 from holdfast.training.checkpointing import final_checkpoint
 from holdfast.training.checkpointing.final_checkpoint import Left
@@ -81,7 +81,7 @@ def names(root: Path) -> set[str]:
 
 
 def test_the_last_step_is_committed_as_it_was_before_the_step_that_failed(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, pair=Pair(1, 1))
+    run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(3)
     expected = {name: tensor.clone() for name, tensor in script.model.state_dict().items()}
@@ -91,7 +91,7 @@ def test_the_last_step_is_committed_as_it_was_before_the_step_that_failed(solo: 
     assert committed(run) == [3]
     assert [body["step"] for body in run.launcher.of("lastCommit")] == [3]
 
-    again = solo(tmp_path, pair=Pair(1, 2))
+    again = solo(tmp_path, pair=AttemptId(1, 2))
     other = Script(again.job)
     assert again.job.committed_step == 3
     assert torch.equal(torch.get_rng_state(), generator)
@@ -100,7 +100,7 @@ def test_the_last_step_is_committed_as_it_was_before_the_step_that_failed(solo: 
 
 
 def test_the_commit_before_stays_whatever_retention_says(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, interval="2", keep_last=1, pair=Pair(1, 1))
+    run = solo(tmp_path, interval="2", keep_last=1, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(5)
     script.fail(bad_batch)
@@ -108,7 +108,7 @@ def test_the_commit_before_stays_whatever_retention_says(solo: Make, tmp_path: P
 
 
 def test_what_is_durable_already_is_not_committed_again(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, interval="2", pair=Pair(1, 1))
+    run = solo(tmp_path, interval="2", pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(4)
     run.job._committer.settle()
@@ -120,7 +120,7 @@ def test_what_is_durable_already_is_not_committed_again(solo: Make, tmp_path: Pa
 def test_steps_that_were_passed_over_count_and_the_weights_are_those_of_the_last_good_one(
     solo: Make, tmp_path: Path
 ) -> None:
-    run = solo(tmp_path, pair=Pair(1, 1))
+    run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(2)
     weights = [parameter.clone() for parameter in script.model.parameters()]
@@ -144,7 +144,7 @@ def poison(script: Script) -> None:
 def test_weights_that_are_not_finite_end_the_script_at_once_and_are_never_committed(
     solo: Make, tmp_path: Path
 ) -> None:
-    run = solo(tmp_path, interval="2", pair=Pair(1, 1))
+    run = solo(tmp_path, interval="2", pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(2)
     poison(script)
@@ -160,7 +160,7 @@ def test_weights_that_are_not_finite_end_the_script_at_once_and_are_never_commit
 def test_a_save_of_weights_that_are_not_finite_fails_by_name_and_replaces_nothing(
     solo: Make, tmp_path: Path, full_every: int
 ) -> None:
-    run = solo(tmp_path, keep_last=1, pair=Pair(1, 1), full_every=full_every)
+    run = solo(tmp_path, keep_last=1, pair=AttemptId(1, 1), full_every=full_every)
     script = Script(run.job)
     script.make(2)
     assert run.job.save()
@@ -177,7 +177,7 @@ def test_a_save_of_weights_that_are_not_finite_fails_by_name_and_replaces_nothin
 
 
 def test_a_job_whose_weights_are_not_finite_on_purpose_is_told_to_freeze_them(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, pair=Pair(1, 1))
+    run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(1)
     poison(script)
@@ -190,7 +190,7 @@ def test_a_job_whose_weights_are_not_finite_on_purpose_is_told_to_freeze_them(so
 
 def test_an_outage_of_the_storage_is_no_weight_that_is_not_finite(solo: Make, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
-    run = solo(root, pair=Pair(1, 1))
+    run = solo(root, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(1)
     root.rename(tmp_path / "away")
@@ -205,7 +205,7 @@ def test_a_state_that_cannot_be_read_is_not_committed_and_the_launcher_hears_of_
     solo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As after an error of the GPU."""
-    run = solo(tmp_path, pair=Pair(1, 1))
+    run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(2)
 
@@ -219,7 +219,7 @@ def test_a_state_that_cannot_be_read_is_not_committed_and_the_launcher_hears_of_
 
 
 def test_numbers_that_are_not_finite_may_be_saved_where_they_are_no_weights(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, pair=Pair(1, 1))
+    run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.model.register_buffer("mask", torch.full((3,), -torch.inf))
     script.average.values[1] = torch.inf
@@ -259,7 +259,7 @@ def averaged(script: Script, swap: Swap) -> Iterator[None]:
 def test_a_state_in_which_averaged_weights_stand_is_not_committed(
     solo: Make, tmp_path: Path, swap: Swap, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = solo(tmp_path, interval="2", pair=Pair(1, 1))
+    run = solo(tmp_path, interval="2", pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(3)
 
@@ -274,7 +274,7 @@ def test_a_state_in_which_averaged_weights_stand_is_not_committed(
 
 @swaps
 def test_averaged_weights_that_were_taken_back_cost_no_commit(solo: Make, tmp_path: Path, swap: Swap) -> None:
-    run = solo(tmp_path, pair=Pair(1, 1))
+    run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(3)
     with run.job.phase("evaluation"), averaged(script, swap):
@@ -286,7 +286,7 @@ def test_averaged_weights_that_were_taken_back_cost_no_commit(solo: Make, tmp_pa
 def test_a_save_while_averaged_weights_stand_in_the_model_is_refused_in_an_evaluation(
     solo: Make, tmp_path: Path
 ) -> None:
-    run = solo(tmp_path, pair=Pair(1, 1))
+    run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(3)
     with run.job.phase("evaluation"):
@@ -300,7 +300,7 @@ def test_a_save_of_weights_that_the_script_changed_elsewhere_is_made_and_told(
     solo: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It may clip them after each step, and is the one that asks for the save."""
-    run = solo(tmp_path, pair=Pair(1, 1))
+    run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.model.load_state_dict(script.model.state_dict())
     by_copy(script.model[1].weight, torch.tensor([[0.5, 0.25]]))
@@ -326,7 +326,7 @@ class Tears(torch.optim.SGD):
 
 
 def test_a_state_that_the_optimizer_left_half_way_is_not_committed(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, pair=Pair(1, 1))
+    run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job, Tears)
     script.fail(lambda: script.make(5))
     assert committed(run) == []
@@ -334,7 +334,7 @@ def test_a_state_that_the_optimizer_left_half_way_is_not_committed(solo: Make, t
 
 
 def test_a_state_of_which_an_object_was_at_work_on_itself_is_not_committed(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, pair=Pair(1, 1))
+    run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(2)
     script.fail(script.average.update)
@@ -342,7 +342,7 @@ def test_a_state_of_which_an_object_was_at_work_on_itself_is_not_committed(solo:
 
 
 def test_without_a_step_there_is_nothing_to_commit(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, pair=Pair(1, 1))
+    run = solo(tmp_path, pair=AttemptId(1, 1))
     Script(run.job).fail(bad_batch)
     assert committed(run) == []
 

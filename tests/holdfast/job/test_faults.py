@@ -12,7 +12,7 @@ import torch.distributed
 from holdfast.core.constants import EXIT_PEER_LOST, MAX_LINE_BYTES
 from holdfast.training.launcher_client import exception_reporter
 from holdfast.training.launcher_client.agent_client import NoAgent
-from holdfast.training.launcher_client.placement import Place
+from holdfast.training.launcher_client.placement import RankPlacement
 
 HUGE = "\N{GRINNING FACE}" * 1_000_000
 
@@ -21,7 +21,7 @@ class Told(NoAgent):
     """A launcher's ear."""
 
     def __init__(self) -> None:
-        super().__init__(Place(rank=0, local_rank=0, world_size=1, local_world_size=1, host="", port=None))
+        super().__init__(RankPlacement(rank=0, local_rank=0, world_size=1, local_world_size=1, host="", port=None))
         self.told: list[tuple[str, dict[str, Any]]] = []
 
     def send(self, kind: str, **body: Any) -> None:

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from holdfast import DataError, NonFiniteError, StateError, UsageError
 from holdfast.checkpoint.folder.claims import write_claim
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.training.checkpointing import scheduler
 from holdfast.training.launcher_client.agent_client import Requests
 from holdfast.training.options.elasticity import Elasticity
@@ -387,7 +387,7 @@ def test_the_best_commits_by_what_the_script_measured_stay_also_over_a_restart(s
             if result.step in losses:
                 run.job.save(metrics={"val_loss": losses[result.step]})
 
-    for steps, pair in ((5, Pair(1, 1)), (12, Pair(1, 2))):
+    for steps, pair in ((5, AttemptId(1, 1)), (12, AttemptId(1, 2))):
         measure(solo(tmp_path, interval="2", keep_last=1, retention="best=val_loss:min:2", pair=pair), steps)
 
     assert sorted(int(path.name.split(".")[0][5:]) for path in tmp_path.glob("step-*")) == [4, 8, 12]
@@ -512,8 +512,8 @@ def test_a_managed_object_may_ask_for_its_place_while_it_is_restored(solo: Make,
 
 
 def test_a_foreign_claim_is_told_and_the_attempt_waits_for_its_end(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, pair=Pair(1, 1))
-    other = Claim(pair=Pair(7, 1), job_uid="other", publication="x", from_step=0)
+    run = solo(tmp_path, pair=AttemptId(1, 1))
+    other = Claim(pair=AttemptId(7, 1), job_uid="other", publication="x", from_step=0)
     write_claim(tmp_path, other)
     with pytest.raises(BaseException) as ended:  # noqa: PT011  (the recorder's own)
         run.job.manage(**parts())

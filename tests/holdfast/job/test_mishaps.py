@@ -13,12 +13,12 @@ import torch.distributed
 
 from holdfast import UsageError
 from holdfast.checkpoint.folder.claims import list_claims
-from holdfast.checkpoint.manager import Engine
-from holdfast.core.attempt import Pair
+from holdfast.checkpoint.manager import CheckpointManager
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import NonFiniteError, PeerLostError
-from holdfast.training.distributed.process_group import Group, Over
-from holdfast.training.launcher_client.placement import Place
-from holdfast.training.step.train_state import Lineage
+from holdfast.training.distributed.process_group import CancelToken, Group
+from holdfast.training.launcher_client.placement import RankPlacement
+from holdfast.training.step.train_state import TrainState
 
 Make = Callable[..., Any]
 
@@ -79,10 +79,10 @@ def moves_on(launcher: Any, monkeypatch: pytest.MonkeyPatch, generation: int = 1
     launcher.given = False
     count = [0]
 
-    def follow() -> Place:
+    def follow() -> RankPlacement:
         count[0] += 1
-        launcher.over = Over()
-        return replace(first, pair=Pair(generation if count[0] > 1 else 1, count[0]))
+        launcher.over = CancelToken()
+        return replace(first, pair=AttemptId(generation if count[0] > 1 else 1, count[0]))
 
     monkeypatch.setattr(launcher, "next_place", follow)
 
@@ -179,7 +179,7 @@ def test_gradients_that_overflow_under_any_scale_end_the_script(solo: Make) -> N
 
 def test_a_step_that_is_applied_from_a_doubt_tells_its_loss(solo: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     made = parts(scaler=torch.amp.GradScaler("cpu"))
-    run = solo(None, pair=Pair(1, 1))
+    run = solo(None, pair=AttemptId(1, 1))
     moves_on(run.launcher, monkeypatch)
     run.job.manage(**made)
     vote, calm = Group.launch_sum, []
@@ -208,18 +208,18 @@ def test_a_step_that_is_applied_from_a_doubt_tells_its_loss(solo: Make, monkeypa
 def test_a_save_after_a_step_that_ended_in_another_world_is_made_after_the_next_one(
     solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, after: bool, commits: list[int]
 ) -> None:
-    run, made = solo(tmp_path, pair=Pair(1, 1)), parts()
+    run, made = solo(tmp_path, pair=AttemptId(1, 1)), parts()
     moves_on(run.launcher, monkeypatch)
     run.job.manage(**made)
-    stepped, lost = Lineage.stepped, []
+    stepped, lost = TrainState.stepped, []
 
-    def breaks(lineage: Lineage, pair: Pair) -> None:
+    def breaks(lineage: TrainState, pair: AttemptId) -> None:
         if run.job.committed_step == 2 and not lost:
             lost.append(True)
             raise PeerLostError("cut")
         stepped(lineage, pair)
 
-    monkeypatch.setattr(Lineage, "stepped", breaks)
+    monkeypatch.setattr(TrainState, "stepped", breaks)
     told = []
     for batch in batches(run.job, 6):
         if not after and run.job.committed_step == 3:
@@ -236,7 +236,7 @@ def test_a_save_after_a_step_that_ended_in_another_world_is_made_after_the_next_
 def test_a_save_between_a_batch_and_its_step_that_loses_a_peer_brings_the_batch_again(
     solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    run, made = solo(tmp_path, pair=Pair(1, 1)), parts()
+    run, made = solo(tmp_path, pair=AttemptId(1, 1)), parts()
     moves_on(run.launcher, monkeypatch)
     run.job.manage(**made)
     commit, lost = type(run.job._committer).commit, []
@@ -265,10 +265,10 @@ def test_a_save_between_a_batch_and_its_step_that_loses_a_peer_brings_the_batch_
 def test_a_commit_that_a_lost_peer_broke_off_is_made_after_the_next_step(
     solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    run, made = solo(tmp_path, pair=Pair(1, 1), interval="4"), parts()
+    run, made = solo(tmp_path, pair=AttemptId(1, 1), interval="4"), parts()
     moves_on(run.launcher, monkeypatch)
     run.job.manage(**made)
-    begin, lost = Engine.begin, []
+    begin, lost = CheckpointManager.begin, []
 
     def breaks(*arguments: Any, **more: Any) -> Any:
         if not lost:
@@ -276,7 +276,7 @@ def test_a_commit_that_a_lost_peer_broke_off_is_made_after_the_next_step(
             raise PeerLostError("cut")
         return begin(*arguments, **more)
 
-    monkeypatch.setattr(Engine, "begin", breaks)
+    monkeypatch.setattr(CheckpointManager, "begin", breaks)
     for batch in batches(run.job, 7):
         run.job.step(loss(made, batch))
     assert lost == [4]
@@ -286,10 +286,10 @@ def test_a_commit_that_a_lost_peer_broke_off_is_made_after_the_next_step(
 def test_a_claim_that_a_lost_peer_broke_off_is_made_in_the_next_attempt(
     solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    run, made = solo(tmp_path, pair=Pair(1, 1)), parts()
+    run, made = solo(tmp_path, pair=AttemptId(1, 1)), parts()
     moves_on(run.launcher, monkeypatch, generation=2)
     run.job.manage(**made)
-    claim, lost = Engine.claim, []
+    claim, lost = CheckpointManager.claim, []
 
     def breaks(*arguments: Any, **more: Any) -> Any:
         if not lost:
@@ -297,7 +297,7 @@ def test_a_claim_that_a_lost_peer_broke_off_is_made_in_the_next_attempt(
             raise PeerLostError("cut")
         return claim(*arguments, **more)
 
-    monkeypatch.setattr(Engine, "claim", breaks)
+    monkeypatch.setattr(CheckpointManager, "claim", breaks)
     for batch in batches(run.job, 4):
         if run.job.committed_step == 2 and not lost:
             run.launcher.over.set("a new generation")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import holdfast
 from holdfast import UsageError
-from holdfast.training.distributed.process_group import Over
+from holdfast.training.distributed.process_group import CancelToken
 from holdfast.training.launcher_client import exception_reporter
 
 Make = Callable[..., Any]
@@ -51,7 +51,7 @@ def trainer(**changes: Any) -> holdfast.Trainer:
 
 @pytest.mark.parametrize("error", BROKEN, ids=repr)
 def test_a_broken_collective_is_a_lost_peer_once_the_launchers_say_so(error: Exception) -> None:
-    said, later = Over(), Over()
+    said, later = CancelToken(), CancelToken()
     said.set("rank 1 is gone")
     assert exception_reporter.lost(error, over=said, alone=False) == "rank 1 is gone"
     threading.Timer(0.2, later.set, ["rank 2 is gone"]).start()
@@ -62,12 +62,12 @@ def test_a_broken_collective_of_which_the_launchers_say_nothing_is_the_scripts_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(exception_reporter, "_WORD_SECONDS", 0.2)
-    assert not exception_reporter.lost(BROKEN[0], over=Over(), alone=False)
+    assert not exception_reporter.lost(BROKEN[0], over=CancelToken(), alone=False)
 
 
 @pytest.mark.parametrize("error", OWN, ids=repr)
 def test_an_error_of_the_script_is_not_waited_for_and_never_a_lost_peer(error: Exception) -> None:
-    over = Over()
+    over = CancelToken()
     began = time.monotonic()
     assert not exception_reporter.lost(error, over=over, alone=False)
     assert not exception_reporter.lost(BROKEN[0], over=over, alone=True), "a world of one has no peer"

@@ -16,16 +16,16 @@ import torch
 from torch.distributed import TCPStore
 
 from holdfast.checkpoint import manager as engines
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.save import protocol
 from holdfast.checkpoint.save.background import Saving
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import PeerLostError
-from holdfast.training.distributed.process_group import Over, store_client
+from holdfast.training.distributed.process_group import CancelToken, store_client
 from holdfast.training.distributed.store_exchange import StoreClient, StoreExchange
 from holdfast.training.launcher_client.agent_client import Requests
 
@@ -266,13 +266,13 @@ def store() -> TCPStore:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
 
 
-def client_of(store: TCPStore, over: Over) -> StoreClient:
+def client_of(store: TCPStore, over: CancelToken) -> StoreClient:
     return StoreClient(lambda: store_client("127.0.0.1", store.port, "saves", 60), over)
 
 
 def staged(rank: int, step: int, data: bytes, size: int = 2) -> protocol.Staged:
     snapshot = protocol.Snapshot(
-        name=CommitName(step=step, pair=Pair(1, 1)),
+        name=CheckpointName(step=step, pair=AttemptId(1, 1)),
         specs=[TensorSpec(name=f"w{n}", dtype="U8", shape=(len(data),)) for n in range(3)],
         read=lambda piece: data,
         state={},
@@ -287,7 +287,7 @@ def test_ranks_commit_through_the_store_and_leave_nothing_of_earlier_saves_in_it
     store: TCPStore, tmp_path: Path
 ) -> None:
     def rank(number: int) -> list[protocol.SaveResult]:
-        client = client_of(store, Over())
+        client = client_of(store, CancelToken())
         made = []
         for step in (1, 2, 3):
             exchange = StoreExchange(client, rank=number, size=2, number=step)
@@ -306,7 +306,7 @@ def test_ranks_commit_through_the_store_and_leave_nothing_of_earlier_saves_in_it
 
 
 def test_a_peer_lost_in_the_middle_of_a_save_leaves_nothing_half_done(store: TCPStore, tmp_path: Path) -> None:
-    over = Over()
+    over = CancelToken()
     exchange = StoreExchange(client_of(store, over), rank=0, size=2, number=1)
     saving = Saving(lambda: protocol.commit(tmp_path, staged(0, 1, b"x" * 100), exchange, check=over.check))
     until(lambda: any(path.name.startswith("step-1.") for path in tmp_path.iterdir()))

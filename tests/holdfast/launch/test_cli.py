@@ -12,7 +12,7 @@ from holdfast import __version__
 from holdfast.cli.main import main, parse
 from holdfast.core.constants import ExitCode
 from holdfast.core.errors import UsageError
-from holdfast.launcher.rendezvous.roster import Terms
+from holdfast.launcher.rendezvous.roster import RunRequest
 
 
 def test_torchruns_words_are_read_in_both_spellings() -> None:
@@ -74,13 +74,13 @@ def test_a_bad_option_is_named_with_its_mend(words: list[str], parts: list[str])
 def test_what_deltas_may_leave_out_is_told_to_all() -> None:
     words = ["run", "--checkpoint-full-every", "8", "--checkpoint-delta-threshold", "1e-5", "--", "x"]
     options = parse(words)
-    terms = Terms(
+    terms = RunRequest(
         run_id="run",
         checkpoint_full_every=options.checkpoint_full_every,
         checkpoint_delta_threshold=options.checkpoint_delta_threshold,
     )
     assert terms.settings()["checkpoint"]["deltaThreshold"] == 1e-5
-    assert "deltaThreshold" not in Terms(run_id="run").settings()["checkpoint"]
+    assert "deltaThreshold" not in RunRequest(run_id="run").settings()["checkpoint"]
 
 
 def test_a_bad_option_ends_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:

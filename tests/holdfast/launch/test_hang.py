@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.constants import BOARD_DIR, STACKS_DIR, Cause
 from holdfast.launcher.hang import stack_dumps
 from holdfast.launcher.hang.activity_pages import Boards
@@ -31,7 +31,7 @@ class Process:
     slot: int
     number: int
     popen: subprocess.Popen[bytes]
-    pair: Pair = field(default_factory=lambda: Pair(1, 1))
+    pair: AttemptId = field(default_factory=lambda: AttemptId(1, 1))
     greeted: bool = True
 
     @property
@@ -48,7 +48,7 @@ class World:
     ranks: list[Process] = field(default_factory=list)
     verdicts: list[tuple[int, str, Cause]] = field(default_factory=list)
 
-    found: list[tuple[Pair, str]] = field(default_factory=list)
+    found: list[tuple[AttemptId, str]] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)
     strays: list[tuple[Process, float, bool]] = field(default_factory=list)
 
@@ -66,7 +66,7 @@ class World:
     def look(self, *, world_size: int | None = None) -> None:
         size = world_size or len(self.ranks)
         ranks = [rank for rank in self.ranks if rank not in [stray for stray, _, _ in self.strays]]
-        self.watch.look(Scene(pair=Pair(1, 1), world_size=size, ranks=ranks, strays=self.strays))
+        self.watch.look(Scene(pair=AttemptId(1, 1), world_size=size, ranks=ranks, strays=self.strays))
 
     async def look_until(self, condition: Callable[[], object], *, world_size: int | None = None) -> None:
         end = time.monotonic() + DEADLINE
@@ -128,7 +128,7 @@ def test_a_rank_that_keeps_others_waiting_hangs_and_its_stacks_are_kept(
     assert f"in {function}" in story
     assert "holdfast-beat" in story or "progress.py" in story  # every thread of it, not the main one alone
     assert "== rank 0" in story  # and its mate's
-    assert world.found == [(Pair(1, 1), message)]  # the other launchers keep theirs
+    assert world.found == [(AttemptId(1, 1), message)]  # the other launchers keep theirs
 
 
 def test_when_a_rank_of_another_launcher_hangs_those_here_write_their_stacks_and_go_on(world: World) -> None:
@@ -136,8 +136,8 @@ def test_when_a_rank_of_another_launcher_hangs_those_here_write_their_stacks_and
         world.start("wait", "wait")
         await world.settle(10)
         await world.settle(11)
-        world.watch.witness(Pair(1, 1), world.ranks, "rank 2 has been busy for 1.0 s")
-        world.watch.witness(Pair(1, 1), world.ranks, "once is enough")
+        world.watch.witness(AttemptId(1, 1), world.ranks, "rank 2 has been busy for 1.0 s")
+        world.watch.witness(AttemptId(1, 1), world.ranks, "once is enough")
         await world.look_until(lambda: world.watch.idle)
 
     asyncio.run(scene())
@@ -243,7 +243,7 @@ def test_a_rank_that_entered_its_next_attempt_while_its_stacks_were_taken_is_spa
     world: World, monkeypatch: pytest.MonkeyPatch, greeted: bool
 ) -> None:
     async def come_meanwhile(_: Sequence[stack_dumps.Source]) -> list[stack_dumps.Story]:
-        world.ranks[1].pair, world.ranks[1].greeted = Pair(1, 2), greeted
+        world.ranks[1].pair, world.ranks[1].greeted = AttemptId(1, 2), greeted
         return []
 
     monkeypatch.setattr(stack_dumps, "gather", come_meanwhile)

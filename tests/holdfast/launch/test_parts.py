@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.constants import MAX_TEXT, Cause
 from holdfast.core.errors import DocumentError
 from holdfast.core.log_format import LogContext, configure
@@ -37,15 +37,15 @@ from holdfast.launcher.network.tcp_store import StoreHost
 from holdfast.launcher.process import child
 from holdfast.launcher.process.child import ChildProcess, ProcessExit
 from holdfast.launcher.ranks.event_adapter import Progress
-from holdfast.launcher.ranks.exit_cause import Place, RankEnd, judge, not_started, raised
+from holdfast.launcher.ranks.exit_cause import FailureContext, RankEnd, judge, not_started, raised
 from holdfast.launcher.ranks.oom_counter import OomCounter
 from holdfast.launcher.ranks.rank_socket import AgentSocket
 from holdfast.launcher.ranks.supervisor import _recorded as recorded
-from holdfast.launcher.rendezvous.roster import GONE_SECONDS, Joined, Record, Roster, Terms
+from holdfast.launcher.rendezvous.roster import GONE_SECONDS, Joined, Record, Roster, RunRequest
 from holdfast.launcher.status import status_document
 from holdfast.launcher.status.status_file import StatusFile
 
-PLACE = Place(pod="gpt-w1", node="node-2", at=1000.0)
+PLACE = FailureContext(pod="gpt-w1", node="node-2", at=1000.0)
 DEADLINE = 240.0
 
 
@@ -252,7 +252,7 @@ def test_the_termination_log_keeps_no_secret_and_its_size(tmp_path: Path) -> Non
 def test_the_status_keeps_no_secret_and_its_size() -> None:
     text = "cannot pull https://t0ken@hub/x, https://me:hunter2@store: token=abc123 " + "x" * 5000
     failure = Failure(cause=Cause.APPLICATION, reason="Exception", message=text, priority=Priority.EXCEPTION)
-    incident = Incident(pair=Pair(1, 1), failure=failure, action=Remedy.WAIT, detected=1.0)
+    incident = Incident(pair=AttemptId(1, 1), failure=failure, action=Remedy.WAIT, detected=1.0)
     shown = status_document.status(
         identity=status_document.Identity(pod_uid="a", pod="w0", node="n"),
         state=State(me="a", message=text, incidents=(incident,)),
@@ -288,7 +288,7 @@ def test_credentials_are_redacted_whatever_their_scheme(text: str) -> None:
 
 def test_of_many_incidents_without_an_operator_the_oldest_are_told_first() -> None:
     failure = Failure(cause=Cause.APPLICATION, reason="Exception", message="", priority=Priority.EXCEPTION)
-    pairs = [Pair(1, number) for number in range(1, 100)]
+    pairs = [AttemptId(1, number) for number in range(1, 100)]
     incidents = tuple(Incident(pair=pair, failure=failure, action=Remedy.WAIT, detected=1.0) for pair in pairs)
     shown = status_document.status(
         identity=status_document.Identity(pod_uid="a", pod="w0", node="n"),
@@ -433,17 +433,17 @@ def test_a_store_outlives_the_proposals_of_others_for_as_long_as_its_attempt_tra
             master.host, master.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=DEADLINE)
         )
 
-    async def play() -> tuple[list[bytes], list[tuple[Pair, str]]]:
-        lost: list[tuple[Pair, str]] = []
+    async def play() -> tuple[list[bytes], list[tuple[AttemptId, str]]]:
+        lost: list[tuple[AttemptId, str]] = []
         host = StoreHost(lambda pair, message: lost.append((pair, message)))
-        trains = host.open(Pair(1, 2), "127.0.0.1")
+        trains = host.open(AttemptId(1, 2), "127.0.0.1")
         held = await asyncio.to_thread(connect, trains)
         for attempt in (1, 2):
-            host.open(Pair(2, attempt), "127.0.0.1", beside=Pair(1, 2))
+            host.open(AttemptId(2, attempt), "127.0.0.1", beside=AttemptId(1, 2))
         held.set("said", "here")
         again = await asyncio.to_thread(connect, trains)
         heard = [await asyncio.to_thread(again.get, "said")]
-        last = host.open(Pair(2, 3), "127.0.0.1")
+        last = host.open(AttemptId(2, 3), "127.0.0.1")
         newest = await asyncio.to_thread(connect, last)
         newest.set("said", "new")
         with pytest.raises(RuntimeError):
@@ -456,7 +456,7 @@ def test_a_store_outlives_the_proposals_of_others_for_as_long_as_its_attempt_tra
 
     heard, lost = asyncio.run(play())
     assert heard == [b"here", b"new"]
-    assert [pair for pair, _ in lost] == [Pair(2, 3)]
+    assert [pair for pair, _ in lost] == [AttemptId(2, 3)]
 
 
 def test_a_store_is_served_beside_a_file_with_the_name_of_a_standard_module(
@@ -467,7 +467,7 @@ def test_a_store_is_served_beside_a_file_with_the_name_of_a_standard_module(
 
     async def play() -> bytes:
         host = StoreHost(lambda pair, message: pytest.fail(message))
-        master = host.open(Pair(1, 1), "127.0.0.1")
+        master = host.open(AttemptId(1, 1), "127.0.0.1")
         patience = timedelta(seconds=DEADLINE)
         client = await asyncio.to_thread(
             lambda: dist.TCPStore(master.host, master.port, is_master=False, wait_for_workers=False, timeout=patience)
@@ -492,7 +492,7 @@ def test_a_store_that_never_comes_to_be_ends_the_launcher_and_is_not_tried_for_e
         broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         host = StoreHost(lambda _, message: lost.append(message), on_broken=broken.set_result)
         for attempt in range(1, 4):
-            host.open(Pair(1, attempt), "127.0.0.1")
+            host.open(AttemptId(1, attempt), "127.0.0.1")
             await _until(lambda: len(lost) == attempt)  # noqa: B023  (awaited at once)
         return len(lost), await broken
 
@@ -596,11 +596,11 @@ def joined(uid: str) -> Joined:
 
 
 def roster(low: int, high: int) -> Roster:
-    return Roster(terms=Terms(min_nodes=low, max_nodes=high, run_id="run"), publication="x")
+    return Roster(terms=RunRequest(min_nodes=low, max_nodes=high, run_id="run"), publication="x")
 
 
 def test_only_a_launcher_that_was_asked_for_the_same_may_join() -> None:
-    here = Terms(min_nodes=2, max_nodes=4, processes=2, run_id="run-1")
+    here = RunRequest(min_nodes=2, max_nodes=4, processes=2, run_id="run-1")
     assert here.asked() == {"--nproc-per-node": "2", "--nnodes": "2:4"}
     assert here.refusal(here.asked()) is None
     assert here.refusal({}) is None
@@ -638,24 +638,24 @@ def test_a_shrink_that_the_launchers_make_is_not_published_and_any_other_is() ->
 
 def test_previous_generations_are_listed_from_the_one_that_started() -> None:
     grown = roster(1, 2).joined(joined("a"), 0).publish(40.0).joined(joined("b"), 41.0).publish(41.0)
-    document = grown.document(Record(started=Pair(1, 4)), now=41.0, revision=3)
+    document = grown.document(Record(started=AttemptId(1, 4)), now=41.0, revision=3)
     assert document["generation"] == 2
     assert [old["generation"] for old in document["previous"]] == [1]
-    later = grown.document(Record(started=Pair(2, 1), acknowledged=(Pair(1, 4),)), now=41.0, revision=4)
+    later = grown.document(Record(started=AttemptId(2, 1), acknowledged=(AttemptId(1, 4),)), now=41.0, revision=4)
     assert later["previous"] == []
     assert later["acknowledged"] == [{"generation": 1, "attempt": 4}]
 
 
 def test_claims_of_another_run_are_left_behind_by_a_generation_above_them() -> None:
-    claim = Claim(pair=Pair(4, 2), job_uid="older", publication="p", from_step=7)
+    claim = Claim(pair=AttemptId(4, 2), job_uid="older", publication="p", from_step=7)
     alone = roster(1, 1).joined(joined("a"), 0).publish(0).found([claim]).publish(1.0)
-    document = alone.document(Record(started=Pair(1, 1)), now=1.0, revision=2)
+    document = alone.document(Record(started=AttemptId(1, 1)), now=1.0, revision=2)
     assert document["generation"] == 5
     assert document["claims"] == [claim.to_json()]
     assert [(old["generation"], old["members"]) for old in document["previous"]] == [(1, ["a"]), (2, [])]
     assert document["previous"][1]["through"] == 4
     read = Membership.from_json(document)
-    assert missing_generation(read, Pair(1, 1)) is None
+    assert missing_generation(read, AttemptId(1, 1)) is None
     assert alone.publish(2.0) == alone
 
 

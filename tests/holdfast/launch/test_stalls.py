@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import DocumentError
-from holdfast.launcher.hang.detector import HangSettings, Observed, Sight, Verdict, Watchdog
+from holdfast.launcher.hang.detector import HangSettings, HangVerdict, Observed, Sight, Watchdog
 from holdfast.launcher.hang.stall_reports import Elsewhere, Stall
 from holdfast.launcher.membership import messages
 from holdfast.launcher.membership.messages import Hello
@@ -21,7 +21,7 @@ from holdfast.telemetry.activity_page import Reading
 
 TICK = 0.1
 A = Activity
-PAIR = Pair(1, 1)
+PAIR = AttemptId(1, 1)
 
 
 @dataclass
@@ -65,7 +65,7 @@ class World:
             assert self.wait(seconds) == []
             self.step()
 
-    def look(self, place: int) -> tuple[Verdict, ...]:
+    def look(self, place: int) -> tuple[HangVerdict, ...]:
         """One launcher looks, and tells the others what they must know."""
         launcher = self.launchers[place]
         told = tuple(stall for stalls in launcher.heard.values() for stall in stalls)
@@ -99,11 +99,11 @@ class World:
         for _, sender, to, stalls in due:
             self.launchers[to].heard[sender] = stalls
 
-    def wait(self, seconds: float) -> list[tuple[int, Verdict]]:
+    def wait(self, seconds: float) -> list[tuple[int, HangVerdict]]:
         """All look every tenth of a second, one after the other, until somebody acts or the time is over."""
         end = self.now + seconds
         while self.now < end - 1e-9:
-            acts: list[tuple[int, Verdict]] = []
+            acts: list[tuple[int, HangVerdict]] = []
             for place in range(len(self.launchers)):
                 self.now += TICK / len(self.launchers)
                 self.deliver()

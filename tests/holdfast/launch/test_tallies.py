@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.core.attempt import Pair
-from holdfast.launcher.accounting.checkpoint_counters import Failing, Tallies
+from holdfast.core.attempt import AttemptId
+from holdfast.launcher.accounting.checkpoint_counters import CheckpointCounters, Failing
 
-ONE, TWO = Pair(1, 1), Pair(1, 2)
+ONE, TWO = AttemptId(1, 1), AttemptId(1, 2)
 NOW = 1e9
 
 
@@ -16,7 +16,7 @@ def commit(step: int, tier: str = "shared", **more: Any) -> dict[str, Any]:
 
 
 def test_a_commit_of_two_ranks_is_one_with_the_bytes_of_both() -> None:
-    tallies = Tallies()
+    tallies = CheckpointCounters()
     for step in (10, 20):
         for _ in range(2):
             tallies.committed(ONE, commit(step))
@@ -24,7 +24,7 @@ def test_a_commit_of_two_ranks_is_one_with_the_bytes_of_both() -> None:
 
 
 def test_what_another_node_got_of_a_commit_in_memory_is_the_peers() -> None:
-    tallies = Tallies()
+    tallies = CheckpointCounters()
     tallies.committed(ONE, commit(1, "memory", copying=0.5))
     assert tallies.to_json()["checkpointWrites"] == {
         "memory": {"commits": 1, "bytes": 100, "seconds": 1.5},
@@ -33,7 +33,7 @@ def test_what_another_node_got_of_a_commit_in_memory_is_the_peers() -> None:
 
 
 def test_a_commit_that_failed_on_all_ranks_is_one_under_the_cause_that_they_agree_on() -> None:
-    tallies = Tallies()
+    tallies = CheckpointCounters()
     for step, tier, cause in ((10, "shared", "Full"), (20, "shared", "Full"), (20, "peer", "Network")):
         told = commit(step, tier, cause=cause, message="")
         assert [tallies.failed(ONE, told, NOW) for _ in range(2)] == [cause, ""]
@@ -42,7 +42,7 @@ def test_a_commit_that_failed_on_all_ranks_is_one_under_the_cause_that_they_agre
 
 
 def test_a_tier_fails_from_the_first_commit_that_failed_until_one_is_durable() -> None:
-    tallies = Tallies()
+    tallies = CheckpointCounters()
     for step, cause in ((10, "Full"), (11, "Full"), (12, "ReadOnly")):
         for _ in range(2):
             tallies.failed(ONE, commit(step, cause=cause, message=f"step {step}"), NOW + step)
@@ -56,7 +56,7 @@ def test_a_tier_fails_from_the_first_commit_that_failed_until_one_is_durable() -
 
 
 def test_a_copy_that_another_node_took_ends_the_failing_of_the_peers() -> None:
-    tallies = Tallies()
+    tallies = CheckpointCounters()
     tallies.failed(ONE, commit(10, "peer", cause="Network", message="refused"), NOW)
     tallies.committed(ONE, commit(11, "memory"))
     assert set(tallies.failing) == {"peer"}
@@ -65,17 +65,17 @@ def test_a_copy_that_another_node_took_ends_the_failing_of_the_peers() -> None:
 
 
 def test_a_job_without_a_folder_has_no_tier_that_fails() -> None:
-    tallies = Tallies()
+    tallies = CheckpointCounters()
     tallies.failed(ONE, commit(10, cause="NoFolder", message="there is none"), NOW)
     assert (tallies.failures["shared"].total(), tallies.failing) == (1, {})
 
 
 def test_a_restore_counts_once_for_each_attempt_by_where_the_state_was() -> None:
-    tallies = Tallies()
+    tallies = CheckpointCounters()
     for pair, told in (
         (ONE, {"source": "none"}),
         (TWO, {"source": "memory"}),
-        (Pair(2, 1), {"source": "checkpoint", "tiers": ["shared", "object"]}),
+        (AttemptId(2, 1), {"source": "checkpoint", "tiers": ["shared", "object"]}),
     ):
         for _ in range(2):
             tallies.restored(pair, told)
@@ -83,7 +83,7 @@ def test_a_restore_counts_once_for_each_attempt_by_where_the_state_was() -> None
 
 
 def test_a_damaged_commit_counts_once_for_each_restore_that_passed_it_by() -> None:
-    tallies = Tallies()
+    tallies = CheckpointCounters()
     bad = {"source": "checkpoint", "tiers": ["shared"], "quarantined": [{"path": "a"}], "lost": [{"path": "a"}]}
     for pair in (ONE, TWO):
         tallies.restored(pair, bad)

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.checkpoint.folder.catalog import list_commits, read_manifest
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.stores.memory.store import MemoryStore
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.constants import ENV_CHAOS
 from holdfast.fault_injection.injector import PLAN_FILE
 from holdfast.fault_injection.plan import Fault, Kind
@@ -225,5 +225,5 @@ def test_a_notice_sends_the_last_step_to_another_node_too_though_none_is_due_the
     figures = r"memory: done in \d.* s, and gone with node-c; peer: done in \d.* s; shared: done in \d.* s"
     assert re.fullmatch(figures, told[0][1]), told
     (there,) = memory_of(cluster, "a").glob("launcher-*")  # of the nodes in the order of their names, the next one
-    with MemoryStore(there).open(CommitName(step=last, pair=Pair(*pair)), "rank-2.safetensors") as copy:
+    with MemoryStore(there).open(CheckpointName(step=last, pair=AttemptId(*pair)), "rank-2.safetensors") as copy:
         assert copy.nbytes > 0

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.checkpoint.tiers.uploader import UploadSettings
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.launcher.tiers.upload_client import Uploads
 
 PATIENCE = 240.0
@@ -42,13 +42,13 @@ async def until(condition: Callable[[], Any]) -> None:
         await asyncio.sleep(0.02)
 
 
-def names(folder: Path) -> list[CommitName]:
+def names(folder: Path) -> list[CheckpointName]:
     return sorted(FolderStore(folder).commits(), key=lambda name: name.step)
 
 
 def test_what_was_told_last_arrives_after_the_launcher_said_goodbye(shared: Path, tmp_path: Path) -> None:
     first, last = names(shared)
-    arrived: list[CommitName] = []
+    arrived: list[CheckpointName] = []
     settings = UploadSettings(url=f"file://{tmp_path}/object", interval_seconds=3600)
     uploads = Uploads(settings, shared, arrived.append)
 
@@ -78,7 +78,7 @@ def test_it_finds_endpoint_region_and_credentials_in_its_environment(
         for variable, value in server.environment.items():
             monkeypatch.setenv(variable, value)
         url = f"s3://{server.make_bucket('checkpoints')}/ns/job"
-        arrived: list[CommitName] = []
+        arrived: list[CheckpointName] = []
         uploads = Uploads(UploadSettings(url=url, bytes_per_second=1e9), shared, arrived.append)
 
         async def act() -> None:
@@ -107,11 +107,11 @@ def test_a_failure_is_counted_and_logged_once_however_often_it_is_tried(
 
 
 def test_a_child_that_is_killed_is_replaced_with_the_next_commit(shared: Path, tmp_path: Path) -> None:
-    arrived: list[CommitName] = []
+    arrived: list[CheckpointName] = []
     uploads = Uploads(UploadSettings(url=f"file://{tmp_path}/object"), shared, arrived.append)
 
     async def act() -> None:
-        uploads.commit(CommitName(step=99, pair=Pair(9, 9)))  # is not there: nothing happens
+        uploads.commit(CheckpointName(step=99, pair=AttemptId(9, 9)))  # is not there: nothing happens
         assert uploads._child is not None
         uploads._child.kill()
         await until(lambda: uploads._child is None)
@@ -128,7 +128,7 @@ def test_a_store_that_cannot_be_opened_is_told_a_few_times_and_then_left_alone(s
 
     async def act() -> None:
         for step in range(8):
-            uploads.commit(CommitName(step=step, pair=Pair(1, 1)))
+            uploads.commit(CheckpointName(step=step, pair=AttemptId(1, 1)))
             await until(lambda: uploads._child is None)
 
     play(uploads, act)

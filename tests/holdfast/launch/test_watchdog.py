@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.constants import Cause
 from holdfast.core.errors import DocumentError
 from holdfast.launcher.hang.cpu_starvation import Starvation
-from holdfast.launcher.hang.detector import HangSettings, Observed, Sight, Stray, Verdict, Watchdog
+from holdfast.launcher.hang.detector import HangSettings, HangVerdict, Observed, Sight, Stray, Watchdog
 from holdfast.telemetry.activity import Activity
 from holdfast.telemetry.activity_page import Reading
 
@@ -28,7 +28,7 @@ class Scene:
     ranks: int = 3
     world_size: int = 3
     now: float = 1000.0
-    pair: Pair = field(default_factory=lambda: Pair(1, 1))
+    pair: AttemptId = field(default_factory=lambda: AttemptId(1, 1))
     watchdog: Watchdog = field(default_factory=Watchdog)
     readings: dict[int, Reading] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
@@ -57,7 +57,7 @@ class Scene:
         for rank in ranks or self.readings:
             self.readings[rank] = replace(self.readings[rank], activity=activity, since=self.now)
 
-    def look(self, seconds: float = TICK) -> tuple[Verdict, ...]:
+    def look(self, seconds: float = TICK) -> tuple[HangVerdict, ...]:
         self.now += seconds
         for rank, reading in self.readings.items():
             if rank not in self.stopped:
@@ -85,7 +85,7 @@ class Scene:
             self.wait(seconds)
             self.step()
 
-    def wait(self, seconds: float) -> tuple[Verdict, ...]:
+    def wait(self, seconds: float) -> tuple[HangVerdict, ...]:
         """Look until somebody hangs or the time is over."""
         end = self.now + seconds
         while self.now < end - 1e-9:
@@ -354,7 +354,7 @@ def test_first_steps_may_compile() -> None:
 
 
 def test_a_new_process_has_time_for_its_first_steps(scene: Scene) -> None:
-    scene.pair = Pair(1, 2)
+    scene.pair = AttemptId(1, 2)
     scene.begin(1, step=20)
     scene.enter(A.AVERAGE, 0, 2)
     assert scene.wait(9.9) == ()
@@ -366,7 +366,7 @@ def test_five_times_what_the_slowest_first_step_took_is_enough_for_a_new_process
     scene.wait(60)
     scene.step()
     scene.train()
-    scene.pair = Pair(1, 2)
+    scene.pair = AttemptId(1, 2)
     scene.begin(1, step=21)
     scene.enter(A.AVERAGE, 0, 2)
     assert scene.wait(295) == ()
@@ -375,7 +375,7 @@ def test_five_times_what_the_slowest_first_step_took_is_enough_for_a_new_process
 
 def test_a_shrunk_world_is_judged_by_the_larger_one_until_it_has_made_steps(scene: Scene) -> None:
     scene.train(60, 1.0)
-    scene.pair, scene.world_size = Pair(1, 2), 2
+    scene.pair, scene.world_size = AttemptId(1, 2), 2
     del scene.readings[1]
     scene.look()
     scene.enter(A.COMPUTE)
@@ -475,7 +475,7 @@ def test_stragglers_of_three_times_the_usual_step_are_never_taken_for_hung(
                 Sight(slot=rank, rank=rank, reading=reading(at=done[rank], look=look, began=now, step=step))
                 for rank in range(local)
             )
-            observed = Observed(pair=Pair(1, 1), world_size=everywhere, sights=seen)
+            observed = Observed(pair=AttemptId(1, 1), world_size=everywhere, sights=seen)
             assert watchdog.judge(observed, look) == ()
             look += dice.uniform(0.1, 0.2)
         now = end

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from simulation import Pod, Simulation
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.constants import Cause
 from holdfast.launcher.membership import events
-from holdfast.launcher.membership.held_shards import Held
+from holdfast.launcher.membership.held_shards import HeldShards
 from holdfast.launcher.membership.messages import Priority
 
 PLACES = st.integers(min_value=0, max_value=7)
@@ -182,7 +182,7 @@ class Job(RuleBasedStateMachine):
     @rule(place=PLACES, shards=st.frozensets(st.integers(min_value=0, max_value=1)), attempt=PLACES)
     def say_any_shards(self, place: int, shards: frozenset[int], attempt: int) -> None:
         """What it holds, true or not: nothing that is safe may hang on it."""
-        held = Held(pair=Pair(1, attempt + 1), count=2, shards=shards)
+        held = HeldShards(pair=AttemptId(1, attempt + 1), count=2, shards=shards)
         self.pod(place).local.append(events.Holds(held=held if shards else None))
 
     @rule(number=st.integers(min_value=1, max_value=4))
@@ -204,7 +204,7 @@ class Job(RuleBasedStateMachine):
 
     @rule(generation=st.integers(min_value=1, max_value=8), attempt=PLACES)
     def a_zombie_of_an_old_job_claims(self, generation: int, attempt: int) -> None:
-        self.sim.old_job_claims(Pair(generation, attempt + 1))
+        self.sim.old_job_claims(AttemptId(generation, attempt + 1))
 
     def teardown(self) -> None:
         if not self.sim.operator_up:

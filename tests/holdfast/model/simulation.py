@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.policy import fencing
-from holdfast.core.attempt import Claim, Pair, highest
+from holdfast.core.attempt import AttemptId, Claim, highest
 from holdfast.core.constants import STATUS_FILE, Cause
 from holdfast.launcher.host.run_dir import write_json
 from holdfast.launcher.membership import events, quorum, state_machine
@@ -32,7 +32,7 @@ from holdfast.training.protocol import step_commit
 from holdfast_operator.decision.membership import rules as policy
 
 JOB = "job-a"
-Lineage = tuple[Pair, ...]
+Lineage = tuple[AttemptId, ...]
 
 
 class ViolationError(AssertionError):
@@ -43,9 +43,9 @@ class ViolationError(AssertionError):
 class Process:
     """A rank process: its state, and what that is worth. `hung`: it does not say that it leaves, and is killed."""
 
-    standing: step_commit.Standing = field(default_factory=step_commit.Standing)
+    standing: step_commit.RankState = field(default_factory=step_commit.RankState)
     line: Lineage = ()
-    origin: Pair | None = None
+    origin: AttemptId | None = None
     claimed: int | None = None
     hung: bool = False
 
@@ -63,10 +63,10 @@ class Training:
     world: World
     alive: set[str] = field(default_factory=set)
     base: Lineage | None = None
-    source: Pair | None = None
+    source: AttemptId | None = None
     prepared: set[str] = field(default_factory=set)
     applied: set[str] = field(default_factory=set)
-    from_pair: Pair | None = None
+    from_pair: AttemptId | None = None
     claim: Claim | None = None
     checked: bool = False
     steps: Lineage = ()
@@ -104,7 +104,7 @@ class Pod:
     alive: bool = True
     frozen: bool = False
     leaving: bool = False
-    trained: Pair | None = None
+    trained: AttemptId | None = None
     exit_code: int | None = None
     proved: bool = False
     training: Training | None = None
@@ -174,12 +174,12 @@ class Simulation:
         self.deaf: set[str] = set()
         self.withheld: set[tuple[str, str]] = set()  # senders and types of messages that stay under way
         self.trainings: list[Training] = []
-        self.claims: dict[Pair, Claim] = {}
+        self.claims: dict[AttemptId, Claim] = {}
         self.commits: list[Stored] = []
-        self.bases: dict[Pair, Lineage] = {}
+        self.bases: dict[AttemptId, Lineage] = {}
         self.status: policy.Membership | None = None
         self.verdict: policy.Publication | policy.Hold | None = None
-        self.announced: list[tuple[Pair, Lineage]] = []
+        self.announced: list[tuple[AttemptId, Lineage]] = []
         self.publications = 0
         self.backups_restored = 0
         self.old_line: Lineage = ()
@@ -436,7 +436,7 @@ class Simulation:
         if letter.message.type == "complete":
             self._announce(letter.message.pair)
 
-    def _announce(self, pair: Pair) -> None:
+    def _announce(self, pair: AttemptId) -> None:
         training = next(t for t in self.trainings if t.world.pair == pair)
         line = training.steps
         if len(line) < self.last_step:
@@ -546,13 +546,13 @@ class Simulation:
         order = fencing.order([s.commit for s in self.commits], self._claims(), job_uid=self.job)
         return next((s for s in self.commits if order and s.commit == order[0]), None)
 
-    def _inherited(self, pair: Pair) -> Claim:
+    def _inherited(self, pair: AttemptId) -> Claim:
         mine = [c for c in self.claims.values() if c.job_uid == self.job and c.pair.generation == pair.generation]
         if not mine:
             raise ViolationError(f"{pair} goes on without any claim of its generation")
         return max(mine)
 
-    def _from_memory(self, training: Training, processes: list[Process], verdict: step_commit.Verdict) -> None:
+    def _from_memory(self, training: Training, processes: list[Process], verdict: step_commit.Resolution) -> None:
         pair = training.world.pair
         for rank in verdict.survivors:
             process = processes[rank]
@@ -586,7 +586,7 @@ class Simulation:
         self._go_on(training, line, origin)
         training.saved = len(line)
 
-    def _go_on(self, training: Training, line: Lineage, origin: Pair | None) -> None:
+    def _go_on(self, training: Training, line: Lineage, origin: AttemptId | None) -> None:
         training.base = training.steps = line
         training.restored = len(line)
         training.claim, training.from_pair = None, origin
@@ -730,7 +730,7 @@ class Simulation:
 
     # What was there before, and comes back
 
-    def find_old_job(self, pair: Pair, steps: int) -> None:
+    def find_old_job(self, pair: AttemptId, steps: int) -> None:
         """The folder is an old one: another job claimed and committed there, and may still be alive somewhere."""
         self.old_line = (pair,) * steps
         self.claims[pair] = Claim(pair=pair, job_uid="old", publication="old", from_step=0)
@@ -745,7 +745,7 @@ class Simulation:
             self.commits.append(Stored(commit, self.old_line))
             self.check_line()
 
-    def old_job_claims(self, pair: Pair) -> None:
+    def old_job_claims(self, pair: AttemptId) -> None:
         """A zombie of the old job opens an attempt, without having seen us."""
         if self.old_line and pair > self.old_line[-1] and pair not in self.claims:
             self.claims[pair] = Claim(
@@ -797,7 +797,7 @@ class Simulation:
             membership=self.status,
             workers=tuple(self._worker(pod) for pod in self.pods.values() if not pod.proved),
             proved_gone=frozenset(pod.uid for pod in self.pods.values() if pod.proved),
-            rules=policy.Rules(
+            rules=policy.MembershipRules(
                 replicas=self.rules.replicas,
                 min_replicas=self.rules.min_replicas,
                 replica_step=self.rules.replica_step,
@@ -926,7 +926,7 @@ class Simulation:
             return False
         if any(s.conflict == newest.generation or s.foreign for s in states):
             return False
-        pair = Pair(newest.generation, 10**6)
+        pair = AttemptId(newest.generation, 10**6)
         known = newest.claims
         of = {"job_uid": self.job, "pair": pair, "publication": newest.publication}
         if fencing.foreign(self.claims.values(), known=known, **of):  # type: ignore[arg-type]
@@ -982,7 +982,7 @@ def _status_of(identity: Identity, state: State) -> dict[str, Any]:
     )
 
 
-def _pair(pair: Pair | None) -> policy.Pair | None:
+def _pair(pair: AttemptId | None) -> policy.Pair | None:
     return None if pair is None else policy.Pair(pair.generation, pair.attempt)
 
 

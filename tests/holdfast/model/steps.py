@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.training.protocol.step_commit import (
-    Standing,
-    Verdict,
+    RankState,
+    Resolution,
     committed,
     prepared,
     resolve,
@@ -24,7 +24,7 @@ from holdfast.training.protocol.step_commit import (
     voted,
 )
 
-Averages = tuple[Pair, int]
+Averages = tuple[AttemptId, int]
 State = tuple[Averages, ...]
 
 
@@ -53,13 +53,13 @@ class Process:
     """A rank process. `kept` are the averages that it was prepared to apply, `attempts` whose state it had."""
 
     number: int
-    standing: Standing = Standing()  # noqa: RUF009  (frozen)
+    standing: RankState = RankState()  # noqa: RUF009  (frozen)
     state: State = ()
     kept: Averages | None = None
-    attempt: Pair | None = None
+    attempt: AttemptId | None = None
     broken: bool = False
     alive: bool = True
-    attempts: frozenset[Pair] = frozenset()
+    attempts: frozenset[AttemptId] = frozenset()
 
     def tear(self) -> None:
         """Its state is half changed."""
@@ -73,14 +73,14 @@ class Attempt:
     A member may have left before the last one showed its standing: what counts is what it was when it `shown` it.
     """
 
-    pair: Pair
+    pair: AttemptId
     members: tuple[Process, ...]
     shown: dict[Process, Process] = field(default_factory=dict)
     averaged: dict[int, set[Process]] = field(default_factory=dict)
     votes: dict[int, set[Process]] = field(default_factory=dict)
-    verdict: Verdict | None = None
+    verdict: Resolution | None = None
     base: State = ()
-    lived_through: frozenset[Pair] = frozenset()
+    lived_through: frozenset[AttemptId] = frozenset()
     committed: set[Averages] = field(default_factory=set)
 
     @property
@@ -95,7 +95,7 @@ class Steps:
     def __init__(self, ranks: int, weakened: Weakened = NOTHING) -> None:
         self.weakened = weakened
         self.processes: list[Process] = []
-        self.attempts: dict[Pair, Attempt] = {}
+        self.attempts: dict[AttemptId, Attempt] = {}
         for _ in range(ranks):
             self.new_process()
 
@@ -112,14 +112,14 @@ class Steps:
 
     def open(self, members: Iterable[Process], *, generation: bool = False) -> Attempt:
         """The launchers form the next world."""
-        last = max(self.attempts, default=Pair(1, 0))
-        pair = Pair(last.generation + 1, 1) if generation else Pair(last.generation, last.attempt + 1)
+        last = max(self.attempts, default=AttemptId(1, 0))
+        pair = AttemptId(last.generation + 1, 1) if generation else AttemptId(last.generation, last.attempt + 1)
         self.attempts[pair] = Attempt(pair, tuple(members))
         return self.attempts[pair]
 
     def enter(self, process: Process, attempt: Attempt) -> None:
         """A member leaves every lower attempt and shows its standing."""
-        if process.alive and process in attempt.members and (process.attempt or Pair(0, 0)) < attempt.pair:
+        if process.alive and process in attempt.members and (process.attempt or AttemptId(0, 0)) < attempt.pair:
             process.attempt, process.broken = attempt.pair, False
             attempt.shown[process] = replace(process)
             if len(attempt.shown) == len(attempt.members):
@@ -136,14 +136,14 @@ class Steps:
             raise ViolationError(f"{attempt.pair} goes on from step {verdict.step} with {attempt.base}")
         attempt.lived_through = frozenset().union(*(one.attempts for one in shown))
 
-    def _weak(self, standing: Standing) -> Standing:
+    def _weak(self, standing: RankState) -> RankState:
         if self.weakened.synced_mark:
             return replace(standing, synced=standing.voted)
         if self.weakened.voted_mark:
             return replace(standing, voted=standing.synced)
         return standing
 
-    def _after(self, survivor: Process, verdict: Verdict) -> State:
+    def _after(self, survivor: Process, verdict: Resolution) -> State:
         apply = verdict.apply and survivor.kept is not None and self._weak(survivor.standing).in_doubt
         return (*survivor.state, survivor.kept) if apply and survivor.kept else survivor.state
 
@@ -187,7 +187,7 @@ class Steps:
             return None
         return self.attempts[process.attempt]
 
-    def _synchronise(self, process: Process, attempt: Attempt, verdict: Verdict) -> None:
+    def _synchronise(self, process: Process, attempt: Attempt, verdict: Resolution) -> None:
         stale = process.standing.doubt
         before = self._weak(process.standing)
         process.standing = synchronised(before, attempt.pair, verdict.step, verdict.voted)
@@ -290,7 +290,7 @@ class Steps:
                 if not self._overtaken(averages, pair, attempt.pair):
                     raise ViolationError(f"{averages} is committed, and {attempt.pair} goes on without it")
 
-    def _overtaken(self, averages: Averages, after: Pair, before: Pair) -> bool:
+    def _overtaken(self, averages: Averages, after: AttemptId, before: AttemptId) -> bool:
         """Whether a world without any of its holders has gone on from before it, and voted since."""
         between = (other for other in self.attempts.values() if after < other.pair < before)
         return any(other.voted and averages not in other.base for other in between)

@@ -7,7 +7,7 @@ import random
 import pytest
 from simulation import Simulation
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 
 TURNS = 30_000
 
@@ -64,7 +64,7 @@ def test_a_world_that_is_overtaken_before_its_first_step_is_nobodys_failure(seed
         sim.prove(sim.pods[uid])
     play(sim, dice)
     counted = {incident.pair for pod in sim.alive() for incident in pod.state.incidents}
-    assert counted == {Pair(1, 1), Pair(1, 2)}
+    assert counted == {AttemptId(1, 1), AttemptId(1, 2)}
 
 
 @pytest.mark.parametrize("lost", ["w0", "w2"])

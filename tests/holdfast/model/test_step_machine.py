@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from steps import NOTHING, Attempt, Process, Steps, ViolationError, Weakened
 
 from holdfast.core.errors import InvariantError
-from holdfast.training.protocol.step_commit import Standing
+from holdfast.training.protocol.step_commit import RankState
 
 PLACES = st.integers(min_value=0, max_value=7)
 MOST_ALIVE = 5
@@ -250,6 +250,6 @@ def test_each_rule_is_needed(
 ) -> None:
     story(NOTHING).check()
     if weakened.doubts_with_unequal_marks:
-        monkeypatch.setattr(Standing, "in_doubt", property(lambda self: self.doubt is not None))
+        monkeypatch.setattr(RankState, "in_doubt", property(lambda self: self.doubt is not None))
     with pytest.raises((ViolationError, InvariantError), match=broken):
         story(weakened).check()

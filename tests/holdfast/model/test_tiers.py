@@ -14,7 +14,7 @@ from tiers import Counts, Shape
 
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.policy import fencing, retention
-from holdfast.checkpoint.policy.fencing import Verdict
+from holdfast.checkpoint.policy.fencing import FencingDecision
 from holdfast.checkpoint.stores.base import Source
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
@@ -100,11 +100,11 @@ def _deletes_all_but_one(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reads_everything(real: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda commit, claims, **more: Verdict(True)
+    return lambda commit, claims, **more: FencingDecision(True)
 
 
 def _reads_nothing(real: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda commit, claims, **more: Verdict(False)
+    return lambda commit, claims, **more: FencingDecision(False)
 
 
 def _is_empty(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -55,11 +55,11 @@ from tasks import BUCKET, VOLUME, Bucket, Fault, Outages, Task, seams
 
 from holdfast.checkpoint.folder import upload_marker
 from holdfast.checkpoint.folder.claims import list_claims
-from holdfast.checkpoint.format.file_names import DELETED_MANIFEST, MANIFEST, QUARANTINE, CommitName, parse_commit
+from holdfast.checkpoint.format.file_names import DELETED_MANIFEST, MANIFEST, QUARANTINE, CheckpointName, parse_commit
 from holdfast.checkpoint.format.manifest import Manifest, decode, encode
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.rate_limit import Pace
-from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.manager import Attempt, CheckpointManager
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone
@@ -70,7 +70,7 @@ from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.checkpoint.stores.objects.store import ObjectStore
 from holdfast.checkpoint.tiers.uploader import Uploader, UploadSettings
 from holdfast.cli.checkpoints import rewind as rewinding
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import DamagedError, ForeignClaimError, HoldfastError
 
 PREFIX = "job"
@@ -100,7 +100,7 @@ class Written:
     """A checkpoint in the ledger."""
 
     job: str
-    pair: Pair
+    pair: AttemptId
     step: int
     parent: str | None
 
@@ -111,11 +111,11 @@ class Process:
 
     number: int
     job: str
-    pair: Pair
+    pair: AttemptId
     publication: str
     resume: Resume
     node: int
-    engine: Engine
+    engine: CheckpointManager
     uploader: Uploader
     head: str | None = None
     step: int = 0
@@ -177,7 +177,7 @@ class World:
         self._bucket = Bucket(self._outages)
         self._ledger: dict[str, Written] = {}
         self._known: dict[str, list[Claim]] = {}  # what the operator recorded, by job
-        self._durable: dict[str, CommitName] = {}  # the same: the newest checkpoint on the volume
+        self._durable: dict[str, CheckpointName] = {}  # the same: the newest checkpoint on the volume
         self._owned: dict[str, set[str]] = {}  # by job: what it continued from, with ancestors
         self._before: dict[str, set[str]] = {}  # by job: what others' lines held at its first claim
         self._frozen: dict[str, set[str]] = {}  # by job: its line when the next job began
@@ -271,7 +271,7 @@ class World:
         if near is not None and (process is not self._processes[-1] or not getattr(self.shape, near)):
             near = None  # a node's launcher ends the old processes before it starts new ones
         step = process.step + STEP
-        name = CommitName(step=step, pair=process.pair)
+        name = CheckpointName(step=step, pair=process.pair)
         self._ledger[str(name)] = Written(job=process.job, pair=process.pair, step=step, parent=process.head)
         snapshot = self._snapshot(name, process.head)
 
@@ -490,10 +490,14 @@ class World:
     def _process(self, last: Process | None, *, again: bool) -> Process:
         claims = [*self._landed(self._job), *(claim for known in self._known.values() for claim in known)]
         pairs = [*(claim.pair for claim in claims), *(process.pair for process in self._processes)]
-        top = max(pairs, default=Pair(0, 0))
+        top = max(pairs, default=AttemptId(0, 0))
         same = again and last is not None and last.job == self._job
-        pair = Pair(last.pair.generation, last.pair.attempt + 1) if same and last else Pair(top.generation + 1, 1)
-        engine = Engine(
+        pair = (
+            AttemptId(last.pair.generation, last.pair.attempt + 1)
+            if same and last
+            else AttemptId(top.generation + 1, 1)
+        )
+        engine = CheckpointManager(
             self._volume,
             keep_last=self.shape.keep_last,
             resume=self._resume,
@@ -557,7 +561,7 @@ class World:
         one = self._ledger[name]
         return hashlib.sha256(f"{one.job}|{name}|{one.parent}".encode()).digest()
 
-    def _snapshot(self, name: CommitName, parent: str | None) -> Snapshot:
+    def _snapshot(self, name: CheckpointName, parent: str | None) -> Snapshot:
         tensors = {"weights": self.content(str(name)), "frozen": b"\x07" * 64}
         return Snapshot(
             name=name,
@@ -569,12 +573,12 @@ class World:
             numerics={},
         )
 
-    def _place(self, name: str) -> tuple[int, Pair]:
+    def _place(self, name: str) -> tuple[int, AttemptId]:
         parsed = parse_commit(name)
         assert parsed is not None
         return parsed.step, parsed.pair
 
-    def _of(self, pair: Pair) -> set[str]:
+    def _of(self, pair: AttemptId) -> set[str]:
         return {name for name, one in self._ledger.items() if one.pair == pair}
 
     def _ancestry(self, name: str | None) -> set[str]:
@@ -603,7 +607,7 @@ class World:
         claim = self._highest(job)
         if claim is None or (claim.job_uid != job and resume is Resume.NEVER):
             return set()
-        base = None if claim.from_pair is None else str(CommitName(step=claim.from_step, pair=claim.from_pair))
+        base = None if claim.from_pair is None else str(CheckpointName(step=claim.from_step, pair=claim.from_pair))
         return self._of(claim.pair) | self._ancestry(base)
 
     def _resume_of(self, job: str) -> Resume:
@@ -780,7 +784,7 @@ class World:
             for one in map(self._ledger.__getitem__, sorted(names))
         ]
         order = fencing.order(commits, claims, job_uid=job, resume=resume)
-        read = {str(CommitName(step=one.step, pair=one.pair)) for one in order}
+        read = {str(CheckpointName(step=one.step, pair=one.pair)) for one in order}
         line = self._line(job, resume)
         if read - line and not self._unfenced:
             raise ViolationError(f"I6: {job} may read {sorted(read - line)}, which are not of its line")
@@ -789,7 +793,7 @@ class World:
             and claim.from_pair is not None
             and not (claim.job_uid != job and resume is Resume.NEVER)
         ):
-            base = str(CommitName(step=claim.from_step, pair=claim.from_pair))
+            base = str(CheckpointName(step=claim.from_step, pair=claim.from_pair))
             if base in names and base not in read:
                 raise ViolationError(f"I3: {job} may not read {base}, the base of its highest claim {claim.pair}")
 
@@ -797,7 +801,7 @@ class World:
 EIO_TOO = (errno.EIO, errno.ESTALE)
 
 
-def _newness(name: CommitName) -> tuple[Pair, int]:
+def _newness(name: CheckpointName) -> tuple[AttemptId, int]:
     """As the operator orders checkpoints."""
     return name.pair, name.step
 
@@ -853,7 +857,7 @@ def _in_memory(root: Path) -> dict[str, Files]:
     return found
 
 
-def _read(store: MemoryStore, name: CommitName, file: str) -> bytes:
+def _read(store: MemoryStore, name: CheckpointName, file: str) -> bytes:
     with store.open(name, file) as source:
         data = bytearray(source.nbytes)
         source.read_into(0, memoryview(data))

@@ -17,7 +17,7 @@ from holdfast.training.recovery.state_transfer import (
     ROOM_BYTES,
     SHARED_ABOVE_BYTES,
     Layout,
-    Room,
+    ReceiveBuffers,
 )
 
 # Donors, newcomers, and the launch before which the last donor dies; a first donor begins with two descriptions.
@@ -85,7 +85,7 @@ def test_donors_that_do_not_hold_the_same_tensors_are_found(ranks: Any) -> None:
 
 
 def test_memory_that_was_touched_ahead_is_used_once_and_by_what_fits() -> None:
-    room = Room()
+    room = ReceiveBuffers()
     room.prepare([(torch.float32, (3, 2))])
     first, second = (room.take(TensorSpec(name=name, dtype="F32", shape=(3, 2))) for name in ("a", "b"))
     assert first.tolist() == [[0.0, 0.0]] * 3
@@ -95,7 +95,7 @@ def test_memory_that_was_touched_ahead_is_used_once_and_by_what_fits() -> None:
 
 
 def test_more_than_is_held_ahead_is_taken_when_it_comes() -> None:
-    room = Room()
+    room = ReceiveBuffers()
     room.prepare([(torch.uint8, (8,)), (torch.uint8, (ROOM_BYTES,)), (torch.uint8, (4,))])
     assert room.held == 8
     room.prepare([(torch.uint8, (4,))])

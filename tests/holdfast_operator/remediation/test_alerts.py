@@ -20,21 +20,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_operator.agents.hub import AgentHub
-from holdfast_operator.agents.server import AgentServer, Limits, Observer
+from holdfast_operator.agents.server import AgentServer, Limits, ServerMetrics
 from holdfast_operator.agents.tls import TlsKeeper
 from holdfast_operator.api.names import ANNOTATION_REMEDIATION
 from holdfast_operator.api.node_mark import Mark
 from holdfast_operator.cluster.secrets import StoredSecret
 from holdfast_operator.errors import AgentRequestError
 from holdfast_operator.remediation.alerts import fingerprint_of, node_finder
-from holdfast_operator.remediation.decide import SetMark, Sight, remedy
+from holdfast_operator.remediation.decide import FleetSnapshot, SetMark, remedy
 from holdfast_operator.remediation.inbox import ALERTS_PER_NODE, RESOLVED_KEPT, STALE_FOR, Inbox, tokens_in
 from holdfast_operator.remediation.observe import machine_of
-from holdfast_operator.remediation.settings import AlertRule, Mode, Rules
+from holdfast_operator.remediation.settings import AlertRule, Mode, RemediationSettings
 
 TOKEN = "good"
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
-RULES = Rules(
+RULES = RemediationSettings(
     mode=Mode.DRAIN,
     alerts=(
         AlertRule(alert="Xid", action=Mode.REPLACE, labels=(("xid", "79"),)),
@@ -158,7 +158,7 @@ def test_the_end_of_an_alert_that_no_rule_names_any_more_is_taken_where_a_node_b
     assert (box.woken, box.counts) == (1, {"resolved": 1, "unmatched": 2})
     assert box.send(told(alertname="Old", started=NOW + timedelta(hours=1))) == [("n0", "Old", "Observe", False)]
     machine = replace(machine_of(box.nodes[0]), unschedulable=True)
-    (action,) = remedy(Sight(rules=RULES, alerts=box.inbox.alerts(), machines=(machine,)), NOW).actions
+    (action,) = remedy(FleetSnapshot(rules=RULES, alerts=box.inbox.alerts(), machines=(machine,)), NOW).actions
     assert isinstance(action, SetMark)
     assert (action.mark.alerts, action.mark.clear_since) == ((), NOW), "it is released after a while"
 
@@ -357,7 +357,7 @@ def serve() -> Iterator[Callable[..., Wire]]:
             host="127.0.0.1",
             port=0,
             limits=limits,
-            observer=Observer(answered=lambda route, code: answers.append((route, code))),
+            observer=ServerMetrics(answered=lambda route, code: answers.append((route, code))),
             alerts=inbox,
         )
         servers.append(server)

@@ -13,7 +13,7 @@ from moto import mock_aws
 
 from holdfast_operator.errors import CloudError, SettingsError
 from holdfast_operator.remediation.clouds import Aws, NoCloud, cloud_of
-from holdfast_operator.remediation.settings import Mode, Rules, parse_rules
+from holdfast_operator.remediation.settings import Mode, RemediationSettings, parse_rules
 
 REGION = "us-east-1"
 
@@ -157,13 +157,13 @@ def test_a_fault_of_ours_is_not_taken_for_aws() -> None:
 
 
 def test_without_a_provider_nothing_is_replaced() -> None:
-    assert isinstance(cloud_of(Rules()), NoCloud)
+    assert isinstance(cloud_of(RemediationSettings()), NoCloud)
     with pytest.raises(CloudError, match="no provider"):
         NoCloud().replace(provider_id("i-0123456789abcdef0"))
 
 
 def test_the_real_cloud_is_made_of_boto3_and_asks_the_group(group: list[str]) -> None:
-    cloud = cloud_of(Rules(mode=Mode.REPLACE, provider="AWS"))
+    cloud = cloud_of(RemediationSettings(mode=Mode.REPLACE, provider="AWS"))
     assert "group gpu" in cloud.replace(provider_id(group[0]))
 
 

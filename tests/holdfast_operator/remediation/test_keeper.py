@@ -16,10 +16,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from holdfast_operator.cluster.cache import Cache
 from holdfast_operator.errors import BlockedError, CloudError, ClusterError, ConflictError, RejectedError
 from holdfast_operator.remediation.act import event_of
-from holdfast_operator.remediation.controller import Keeper
+from holdfast_operator.remediation.controller import Controller
 from holdfast_operator.remediation.decide import Decision
 from holdfast_operator.remediation.metrics import RemediationMetrics
-from holdfast_operator.remediation.settings import AlertRule, Limit, Mode, Rules
+from holdfast_operator.remediation.settings import AlertRule, Mode, NodeLimit, RemediationSettings
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 MARK = "holdfast.dev/remediation"
@@ -137,12 +137,12 @@ class World:
         self.sent: dict[bytes, Future[None]] = {}
         self.cluster = FakeCluster(*names)
         self.cloud = FakeCloud(self.cluster)
-        self.rules = Rules(
+        self.rules = RemediationSettings(
             **{
                 "mode": Mode.REPLACE,
                 "provider": "AWS",
                 "alerts": (AlertRule(alert="Hot", action=Mode.DRAIN), AlertRule(alert="Dead", action=Mode.REPLACE)),
-                "max_unavailable": Limit(number=2),
+                "max_unavailable": NodeLimit(number=2),
                 "max_per_hour": 10,
                 "token_file": "/none",
                 **change,
@@ -154,7 +154,7 @@ class World:
     def restart(self) -> None:
         self.cache = Cache()
         self.registry = CollectorRegistry()
-        self.keeper = Keeper(
+        self.keeper = Controller(
             rules=self.rules,
             cluster=self.cluster,  # type: ignore[arg-type]
             cache=self.cache,

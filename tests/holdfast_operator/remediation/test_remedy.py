@@ -18,27 +18,29 @@ from holdfast_operator.api.node_mark import Mark, mark_of
 from holdfast_operator.remediation.alerts import Alert
 from holdfast_operator.remediation.decide import (
     Decision,
-    Entry,
     Evict,
-    Machine,
-    Occupant,
+    FleetSnapshot,
+    HistoryEntry,
+    Node,
+    NodePod,
     Plan,
     Release,
     SetMark,
-    Sight,
-    Stay,
+    StayReason,
     Terminate,
     remedy,
 )
-from holdfast_operator.remediation.settings import Limit, Mode, Rules
+from holdfast_operator.remediation.settings import Mode, NodeLimit, RemediationSettings
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
-MANY = Limit(number=100)
+MANY = NodeLimit(number=100)
 
 
-def rules(**change: Any) -> Rules:
-    return Rules(**{"mode": Mode.DRAIN, "max_unavailable": MANY, "max_per_hour": 100, "provider": "AWS", **change})
+def rules(**change: Any) -> RemediationSettings:
+    return RemediationSettings(
+        **{"mode": Mode.DRAIN, "max_unavailable": MANY, "max_per_hour": 100, "provider": "AWS", **change}
+    )
 
 
 def alert(
@@ -48,28 +50,30 @@ def alert(
     return Alert(fingerprint=f"{name}-{node}", **facts)
 
 
-def machine(name: str = "n0", **change: Any) -> Machine:
-    return Machine(**{"name": name, "uid": f"uid-{name}", "version": "1", "provider_id": "aws:///x", **change})
+def machine(name: str = "n0", **change: Any) -> Node:
+    return Node(**{"name": name, "uid": f"uid-{name}", "version": "1", "provider_id": "aws:///x", **change})
 
 
-def marked(name: str = "n0", mode: Mode = Mode.DRAIN, *, pods: Iterable[Occupant] = (), **mark: Any) -> Machine:
+def marked(name: str = "n0", mode: Mode = Mode.DRAIN, *, pods: Iterable[NodePod] = (), **mark: Any) -> Node:
     since = {"since": NOW - MINUTE, "draining_since": NOW - MINUTE if mode >= Mode.DRAIN else None}
     made = Mark(**{"mode": mode, "message": "alert Hot", "alerts": (f"Hot-{name}",), **since, **mark})
     return machine(name, unschedulable=True, mark=made, marked=True, pods=tuple(pods))
 
 
-def pod(name: str = "p", **change: Any) -> Occupant:
-    return Occupant(**{"namespace": "ml", "name": name, "uid": f"uid-{name}", **change})
+def pod(name: str = "p", **change: Any) -> NodePod:
+    return NodePod(**{"namespace": "ml", "name": name, "uid": f"uid-{name}", **change})
 
 
 def plan(
-    *machines: Machine,
+    *machines: Node,
     alerts: Iterable[Alert] = (),
     now: datetime = NOW,
-    history: Iterable[Entry] = (),
+    history: Iterable[HistoryEntry] = (),
     **change: Any,
 ) -> Plan:
-    return remedy(Sight(rules=rules(**change), alerts=tuple(alerts), machines=machines, history=tuple(history)), now)
+    return remedy(
+        FleetSnapshot(rules=rules(**change), alerts=tuple(alerts), machines=machines, history=tuple(history)), now
+    )
 
 
 def reasons(made: Plan) -> list[str]:
@@ -120,11 +124,11 @@ def test_the_installations_mode_bounds_what_an_alert_asks_for() -> None:
         (machine(), {"node_selector": {"pool": "gpu"}}, "NotSelected"),
         (machine(unschedulable=True), {}, "CordonedByOthers"),
         (machine(marked=True), {}, "MarkUnreadable"),
-        (machine(), {"max_unavailable": Limit(number=0)}, "BreakerOpen"),
+        (machine(), {"max_unavailable": NodeLimit(number=0)}, "BreakerOpen"),
         (machine(), {"max_per_hour": 0}, "RateLimited"),
     ],
 )
-def test_a_node_is_left_alone_and_the_reason_is_told(node: Machine, change: dict[str, Any], reason: str) -> None:
+def test_a_node_is_left_alone_and_the_reason_is_told(node: Node, change: dict[str, Any], reason: str) -> None:
     made = plan(node, alerts=[alert()], **change)
     assert made.actions == ()
     assert only(made).reason == reason
@@ -132,7 +136,7 @@ def test_a_node_is_left_alone_and_the_reason_is_told(node: Machine, change: dict
 
 
 def test_a_node_is_left_alone_for_a_while_after_it_was_released() -> None:
-    entry = Entry(node="n0", started=NOW - 90 * MINUTE, ended=NOW - 50 * MINUTE)
+    entry = HistoryEntry(node="n0", started=NOW - 90 * MINUTE, ended=NOW - 50 * MINUTE)
     made = plan(machine(), alerts=[alert()], history=[entry])
     assert (made.actions, reasons(made)) == ((), ["CoolingDown"])
     assert made.requeue_after == 600
@@ -141,7 +145,7 @@ def test_a_node_is_left_alone_for_a_while_after_it_was_released() -> None:
 
 def test_the_rate_knows_of_nodes_that_were_taken_away_while_they_bore_the_mark() -> None:
     """An autoscaler removes what is drained and empty: each node's name is new, and no mark is left to count."""
-    history: tuple[Entry, ...] = ()
+    history: tuple[HistoryEntry, ...] = ()
     begun = 0
     for minute in range(12):
         made = plan(
@@ -179,21 +183,21 @@ def test_a_marked_node_counts_once_and_cools_down_only_from_its_release() -> Non
 
 def test_nodes_that_are_away_for_any_reason_count_for_the_breaker() -> None:
     others = [machine("n1", ready=False), machine("n2", unschedulable=True), *map(machine, ("n3", "n4"))]
-    open_at_three = Limit(number=3)
+    open_at_three = NodeLimit(number=3)
     assert plan(machine(), *others, alerts=[alert()], max_unavailable=open_at_three).actions
-    again = plan(machine(), *others, alerts=[alert()], max_unavailable=Limit(number=2))
+    again = plan(machine(), *others, alerts=[alert()], max_unavailable=NodeLimit(number=2))
     assert reasons(again) == ["BreakerOpen"]
 
 
 def test_the_sick_node_itself_is_not_counted_against_its_own_remedy() -> None:
-    assert plan(machine(ready=False), machine("n1"), alerts=[alert()], max_unavailable=Limit(number=1)).actions
+    assert plan(machine(ready=False), machine("n1"), alerts=[alert()], max_unavailable=NodeLimit(number=1)).actions
 
 
 def test_a_percentage_is_of_the_nodes_that_may_be_chosen_and_rounded_up() -> None:
     nodes = [machine(f"n{number}", labels={"pool": "gpu"}) for number in range(11)]
     rest = [machine(f"cpu{number}") for number in range(100)]
     storm = [alert(f"n{number}") for number in range(11)]
-    ten_percent = {"max_unavailable": Limit(number=10, percent=True), "node_selector": {"pool": "gpu"}}
+    ten_percent = {"max_unavailable": NodeLimit(number=10, percent=True), "node_selector": {"pool": "gpu"}}
     made = plan(*nodes, *rest, alerts=storm, **ten_percent)
     assert len(made.actions) == 2
     assert reasons(made).count("BreakerOpen") == 9
@@ -202,8 +206,8 @@ def test_a_percentage_is_of_the_nodes_that_may_be_chosen_and_rounded_up() -> Non
 def test_the_rate_counts_marks_and_those_that_are_gone_but_no_node_twice() -> None:
     mark = marked("n1").mark
     assert mark is not None
-    gone = Entry(node="old", started=NOW - 30 * MINUTE, ended=NOW - 5 * MINUTE)
-    same = Entry(node="n1", started=mark.since, ended=NOW)
+    gone = HistoryEntry(node="old", started=NOW - 30 * MINUTE, ended=NOW - 5 * MINUTE)
+    same = HistoryEntry(node="n1", started=mark.since, ended=NOW)
     nodes = (machine(), marked("n1"), machine("n2"))
     assert reasons(plan(*nodes, alerts=[alert()], history=[gone, same], max_per_hour=2))[-1] == "RateLimited"
     assert any(
@@ -238,14 +242,14 @@ def test_past_the_deadline_it_is_told_and_nothing_is_forced() -> None:
 
 
 def test_past_the_deadline_with_force_what_is_left_is_deleted_but_for_jobs_that_opted_out() -> None:
-    pods = [pod("held"), pod("bare", stay=Stay.UNMANAGED), pod("w", stay=Stay.OPTED_OUT)]
+    pods = [pod("held"), pod("bare", stay=StayReason.UNMANAGED), pod("w", stay=StayReason.OPTED_OUT)]
     made = plan(marked(pods=pods), alerts=[alert()], now=NOW + timedelta(hours=1), force=True)
     evicted = {action.pod.name: action.force for action in made.actions if isinstance(action, Evict)}
     assert evicted == {"held": True, "bare": True}
 
 
-@pytest.mark.parametrize("stay", [Stay.OPTED_OUT, Stay.UNMANAGED])
-def test_a_pod_that_must_not_be_evicted_keeps_its_node(stay: Stay) -> None:
+@pytest.mark.parametrize("stay", [StayReason.OPTED_OUT, StayReason.UNMANAGED])
+def test_a_pod_that_must_not_be_evicted_keeps_its_node(stay: StayReason) -> None:
     told = [alert(mode=Mode.REPLACE)]
     made = plan(marked(mode=Mode.REPLACE, pods=[pod("w", stay=stay)]), alerts=told, mode=Mode.REPLACE)
     assert made.actions == ()
@@ -422,7 +426,7 @@ def test_a_machine_that_the_cloud_is_told_to_replace_is_replaced() -> None:
 def test_a_mark_of_which_nothing_is_heard_is_told_with_the_way_out() -> None:
     """An alert that is silenced and ends in silence is never reported as resolved."""
     late = NOW + timedelta(hours=13)
-    sight = Sight(rules=rules(), alerts=(alert(),), machines=(marked(pods=[pod()]),), listens_since=NOW)
+    sight = FleetSnapshot(rules=rules(), alerts=(alert(),), machines=(marked(pods=[pod()]),), listens_since=NOW)
     made = remedy(sight, late)
     assert (made.actions, reasons(made)) == ((), ["AlertUnheard"])
     assert "kubectl uncordon n0" in only(made).message
@@ -435,7 +439,7 @@ def test_a_mark_of_which_nothing_is_heard_is_told_with_the_way_out() -> None:
 def test_an_alert_that_had_not_ended_is_acted_on_at_once_again() -> None:
     """Prometheus was away: Alertmanager reported all alerts as resolved, and five nodes were released."""
     names = [f"n{number}" for number in range(5)]
-    history = [Entry(node=name, started=NOW + MINUTE, ended=NOW + 12 * MINUTE) for name in names]
+    history = [HistoryEntry(node=name, started=NOW + MINUTE, ended=NOW + 12 * MINUTE) for name in names]
     later = NOW + 13 * MINUTE
     nodes = [machine(name) for name in names]
     made = plan(*nodes, alerts=[alert(name) for name in names], now=later, history=history, max_per_hour=2)
@@ -462,7 +466,7 @@ def test_with_force_a_pod_whose_deletion_hangs_is_not_waited_for() -> None:
     assert reasons(plan(node, now=late, **asked)) == ["DrainIncomplete"]
     forced = plan(node, now=late, force=True, **asked)
     assert any(isinstance(action, Terminate) for action in forced.actions)
-    opted_out = replace(node, pods=(replace(hangs, stay=Stay.OPTED_OUT),))
+    opted_out = replace(node, pods=(replace(hangs, stay=StayReason.OPTED_OUT),))
     assert not any(isinstance(action, Terminate) for action in plan(opted_out, now=late, force=True, **asked).actions)
 
 
@@ -486,10 +490,10 @@ NAMES = [f"n{number}" for number in range(6)]
 
 
 @st.composite
-def machines(draw: st.DrawFn) -> tuple[Machine, ...]:
+def machines(draw: st.DrawFn) -> tuple[Node, ...]:
     made = []
     for name in NAMES:
-        kinds = draw(st.lists(st.sampled_from(list(Stay)), max_size=3))
+        kinds = draw(st.lists(st.sampled_from(list(StayReason)), max_size=3))
         deleted = st.sampled_from([None, NOW])
         pods = [pod(f"{name}-{number}", stay=kind, deleted_at=draw(deleted)) for number, kind in enumerate(kinds)]
         changes = {"ready": draw(st.booleans()), "unschedulable": draw(st.booleans())}
@@ -513,7 +517,7 @@ RULES = st.builds(
     mode=MODES,
     dry_run=st.booleans(),
     force=st.booleans(),
-    max_unavailable=st.builds(Limit, number=st.integers(0, 7)),
+    max_unavailable=st.builds(NodeLimit, number=st.integers(0, 7)),
     max_per_hour=st.integers(0, 7),
 )
 
@@ -542,9 +546,9 @@ def test_what_a_plan_costs_grows_with_the_nodes_and_not_with_their_square() -> N
 @given(RULES, ALERTS, machines(), st.timedeltas(min_value=timedelta(0), max_value=timedelta(hours=3)))
 @settings(max_examples=300, deadline=None)
 def test_what_no_plan_ever_does(
-    chosen: Rules, alerts: list[Alert], nodes: tuple[Machine, ...], after: timedelta
+    chosen: RemediationSettings, alerts: list[Alert], nodes: tuple[Node, ...], after: timedelta
 ) -> None:
-    made = remedy(Sight(rules=chosen, alerts=tuple(alerts), machines=nodes), NOW + after)
+    made = remedy(FleetSnapshot(rules=chosen, alerts=tuple(alerts), machines=nodes), NOW + after)
     if chosen.mode is Mode.OBSERVE or chosen.dry_run:
         assert made.actions == ()
     begun = [action.machine for action in made.actions if isinstance(action, SetMark) and action.cordon]
@@ -557,13 +561,13 @@ def test_what_no_plan_ever_does(
     for action in made.actions:
         if isinstance(action, Evict):
             assert action.machine.mark is not None
-            assert action.pod.stay is not Stay.OPTED_OUT
+            assert action.pod.stay is not StayReason.OPTED_OUT
         if isinstance(action, Release | Terminate):
             assert action.machine.mark is not None
         if isinstance(action, Terminate):
             assert action.machine.pods is not None
             assert all(pod.deleting for pod in action.machine.pods), "never under a pod that runs"
-            opted_out = [pod for pod in action.machine.pods if pod.stay is Stay.OPTED_OUT]
+            opted_out = [pod for pod in action.machine.pods if pod.stay is StayReason.OPTED_OUT]
             assert not (opted_out and action.machine.ready), "least of all of a job that opted out"
             assert action.machine.unschedulable
             assert chosen.mode is Mode.REPLACE
@@ -573,7 +577,7 @@ def test_what_no_plan_ever_does(
 def test_a_storm_of_ten_thousand_alerts_is_one_plan() -> None:
     nodes = [machine(f"n{number}") for number in range(1000)]
     storm = [alert(f"n{number % 1000}", name=f"A{number}") for number in range(10_000)]
-    made = plan(*nodes, alerts=storm, max_unavailable=Limit(number=5))
+    made = plan(*nodes, alerts=storm, max_unavailable=NodeLimit(number=5))
     assert len(made.actions) == 5
     assert len(made.decisions) == 1000
 

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast_sidecar.gpu import rules as table
-from holdfast_sidecar.gpu.detector import Finding, Known, judge
+from holdfast_sidecar.gpu.detector import Finding, GpuHistory, judge
 from holdfast_sidecar.gpu.exposition import Gpu, Sample, read
 
 GPU = "GPU-1"
@@ -17,7 +17,7 @@ class Watch:
     """Samples of one GPU, ten seconds apart unless said otherwise."""
 
     def __init__(self) -> None:
-        self.known, self.now, self._ticks = Known(), 0.0, 0
+        self.known, self.now, self._ticks = GpuHistory(), 0.0, 0
 
     def see(self, *, xids: dict[int, float] | None = None, after: float = 10.0, **values: float) -> list[Finding]:
         """By short field names. Its energy grows, as it does in life, unless it is given."""
@@ -333,7 +333,7 @@ def test_gpus_whose_labels_come_and_go_stay_the_pods_and_nothing_is_counted_twic
 )
 @example([{"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": 0.0}, {"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": 0.5}])
 def test_whatever_an_exporter_shows_is_judged(samples: list[dict[str, float]]):
-    known = Known()
+    known = GpuHistory()
     for number, values in enumerate(samples):
         gpu = Gpu(uuid=GPU, index=None, values=values)
         known, findings = judge(known, Sample(gpus=(gpu,), present=frozenset({GPU})), 10.0 * number)

@@ -12,7 +12,7 @@ from holdfast_sidecar import constants as c
 from holdfast_sidecar.gpu import metrics as export
 from holdfast_sidecar.gpu.monitor import GpuWatch
 from holdfast_sidecar.metrics.launcher import Metrics
-from holdfast_sidecar.run_dir.launcher_status import Heartbeat
+from holdfast_sidecar.run_dir.launcher_status import LauncherStatusWatcher
 from holdfast_sidecar.runtime.http import Connection
 
 
@@ -53,7 +53,11 @@ class Watched:
         def families():
             return export.metrics(self.watch.view(), self.clock.monotonic())
 
-        text = Metrics(self.clock, Heartbeat(self._run_dir, self.clock).current, gpus=families).render().decode()
+        text = (
+            Metrics(self.clock, LauncherStatusWatcher(self._run_dir, self.clock).current, gpus=families)
+            .render()
+            .decode()
+        )
         found = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:

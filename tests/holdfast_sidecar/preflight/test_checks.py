@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 
-from holdfast_sidecar.gpu.detector import Known, Track
+from holdfast_sidecar.gpu.detector import GpuHistory, GpuState
 from holdfast_sidecar.gpu.exposition import Gpu, Sample
 from holdfast_sidecar.gpu.monitor import View
-from holdfast_sidecar.preflight.checks import Asked, Facts, Reach, Skew, judge
+from holdfast_sidecar.preflight.checks import Inputs, PreflightSettings, Reachability, Skew, judge
 from holdfast_sidecar.protocol.document import Check, GpuError, Peer
 
 NOON = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
 
 
-def check(name: str, facts: Facts, **asked: Any) -> Check:
+def check(name: str, facts: Inputs, **asked: Any) -> Check:
     wanted = {"seconds": 60.0, "gpus": 2, "skew_seconds": 5.0, **asked}
-    (found,) = judge(Asked(checks=(name,), **wanted), facts).checks
+    (found,) = judge(PreflightSettings(checks=(name,), **wanted), facts).checks
     return found
 
 
 def shown(*values: dict[str, float], errors: tuple[GpuError, ...] = (), answers: bool | None = True) -> View:
     """An exporter that shows GPUs with these fields."""
     gpus = tuple(Gpu(uuid=f"GPU-{n}", index=n, values=fields) for n, fields in enumerate(values))
-    tracks = {gpu.uuid: Track(uuid=gpu.uuid, index=gpu.index) for gpu in gpus}
-    return View(answers=answers, sample=Sample(gpus=gpus), known=Known(tracks=tracks), errors=errors)
+    tracks = {gpu.uuid: GpuState(uuid=gpu.uuid, index=gpu.index) for gpu in gpus}
+    return View(answers=answers, sample=Sample(gpus=gpus), known=GpuHistory(tracks=tracks), errors=errors)
 
 
 def error(action: str) -> GpuError:
@@ -45,26 +45,26 @@ def error(action: str) -> GpuError:
 
 
 GPUS = [
-    ("none asked for", Facts(elapsed=0), {"gpus": 0}, "Skipped", "asks for no GPU"),
-    ("all there", Facts(elapsed=1, gpus=shown({}, {})), {}, "Passed", "2 of 2 GPUs are there, and none shows"),
-    ("one is missing yet", Facts(elapsed=59, gpus=shown({})), {}, "Running", "counted"),
-    ("one is missing", Facts(elapsed=60, gpus=shown({})), {}, "Failed", "1 of 2 GPUs are there"),
-    ("none is shown", Facts(elapsed=60, gpus=shown()), {}, "Failed", "0 of 2 GPUs are there"),
-    ("the launcher sees them", Facts(elapsed=1, gpus=shown(), visible={"a", "b"}), {}, "Passed", "2 of 2"),
-    ("the exporter is silent yet", Facts(elapsed=1, gpus=View(), visible={"a", "b"}), {}, "Running", "exporter"),
-    ("the exporter is silent", Facts(elapsed=60, gpus=View(), visible={"a", "b"}), {}, "Passed", "nothing is known"),
-    ("there is no exporter", Facts(elapsed=1, visible={"a", "b"}), {}, "Passed", "nothing is known of their health"),
+    ("none asked for", Inputs(elapsed=0), {"gpus": 0}, "Skipped", "asks for no GPU"),
+    ("all there", Inputs(elapsed=1, gpus=shown({}, {})), {}, "Passed", "2 of 2 GPUs are there, and none shows"),
+    ("one is missing yet", Inputs(elapsed=59, gpus=shown({})), {}, "Running", "counted"),
+    ("one is missing", Inputs(elapsed=60, gpus=shown({})), {}, "Failed", "1 of 2 GPUs are there"),
+    ("none is shown", Inputs(elapsed=60, gpus=shown()), {}, "Failed", "0 of 2 GPUs are there"),
+    ("the launcher sees them", Inputs(elapsed=1, gpus=shown(), visible={"a", "b"}), {}, "Passed", "2 of 2"),
+    ("the exporter is silent yet", Inputs(elapsed=1, gpus=View(), visible={"a", "b"}), {}, "Running", "exporter"),
+    ("the exporter is silent", Inputs(elapsed=60, gpus=View(), visible={"a", "b"}), {}, "Passed", "nothing is known"),
+    ("there is no exporter", Inputs(elapsed=1, visible={"a", "b"}), {}, "Passed", "nothing is known of their health"),
     (
         "a fault for which a node is left",
-        Facts(elapsed=1, gpus=shown({}, {}, errors=(error("ReplaceNode"),))),
+        Inputs(elapsed=1, gpus=shown({}, {}, errors=(error("ReplaceNode"),))),
         {},
         "Failed",
         "GPU 0: bad rows of memory cannot be replaced",
     ),
-    ("a lesser fault", Facts(elapsed=1, gpus=shown({}, {}, errors=(error("Ignore"),))), {}, "Passed", "2 of 2"),
+    ("a lesser fault", Inputs(elapsed=1, gpus=shown({}, {}, errors=(error("Ignore"),))), {}, "Passed", "2 of 2"),
     (
         "memory errors before the job came",
-        Facts(elapsed=1, gpus=shown({}, {"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": 2.0})),
+        Inputs(elapsed=1, gpus=shown({}, {"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": 2.0})),
         {},
         "Failed",
         "GPU 1: 2 uncorrectable memory errors since its driver was loaded",
@@ -75,7 +75,7 @@ GPUS = [
 @pytest.mark.parametrize(
     ("facts", "asked", "result", "says"), [row[1:] for row in GPUS], ids=[row[0] for row in GPUS]
 )
-def test_gpus(facts: Facts, asked: dict[str, Any], result: str, says: str) -> None:
+def test_gpus(facts: Inputs, asked: dict[str, Any], result: str, says: str) -> None:
     found = check("GPU", facts, **asked)
     assert found.result == result
     assert says in found.message
@@ -86,21 +86,21 @@ def told(result: str, message: str = "its words", name: str = "Storage", **more:
 
 
 STORAGE = [
-    ("no launcher yet", Facts(elapsed=0), "Running", "not started"),
-    ("an old launcher", Facts(elapsed=1, launcher=True), "Skipped", "too old"),
-    ("it is at it", Facts(elapsed=59, launcher=True, told=told("Running")), "Running", "its words"),
-    ("the disk hangs", Facts(elapsed=60, launcher=True, told=told("Running")), "Failed", "not answered within 60 s"),
-    ("well", Facts(elapsed=90, launcher=True, told=told("Passed")), "Passed", "its words"),
-    ("full", Facts(elapsed=1, launcher=True, told=told("Failed")), "Failed", "its words"),
-    ("no volume", Facts(elapsed=1, launcher=True, told=told("Skipped")), "Skipped", "its words"),
-    ("another check", Facts(elapsed=1, launcher=True, told=told("Failed", name="x")), "Skipped", "says nothing"),
-    ("no result", Facts(elapsed=1, launcher=True, told=told("Perhaps")), "Skipped", "says nothing"),
-    ("rubbish", Facts(elapsed=1, launcher=True, told={"checks": [1, None]}), "Skipped", "says nothing"),
+    ("no launcher yet", Inputs(elapsed=0), "Running", "not started"),
+    ("an old launcher", Inputs(elapsed=1, launcher=True), "Skipped", "too old"),
+    ("it is at it", Inputs(elapsed=59, launcher=True, told=told("Running")), "Running", "its words"),
+    ("the disk hangs", Inputs(elapsed=60, launcher=True, told=told("Running")), "Failed", "not answered within 60 s"),
+    ("well", Inputs(elapsed=90, launcher=True, told=told("Passed")), "Passed", "its words"),
+    ("full", Inputs(elapsed=1, launcher=True, told=told("Failed")), "Failed", "its words"),
+    ("no volume", Inputs(elapsed=1, launcher=True, told=told("Skipped")), "Skipped", "its words"),
+    ("another check", Inputs(elapsed=1, launcher=True, told=told("Failed", name="x")), "Skipped", "says nothing"),
+    ("no result", Inputs(elapsed=1, launcher=True, told=told("Perhaps")), "Skipped", "says nothing"),
+    ("rubbish", Inputs(elapsed=1, launcher=True, told={"checks": [1, None]}), "Skipped", "says nothing"),
 ]
 
 
 @pytest.mark.parametrize(("facts", "result", "says"), [row[1:] for row in STORAGE], ids=[row[0] for row in STORAGE])
-def test_the_checkpoint_volume(facts: Facts, result: str, says: str) -> None:
+def test_the_checkpoint_volume(facts: Inputs, result: str, says: str) -> None:
     found = check("Storage", facts)
     assert found.result == result
     assert says in found.message
@@ -120,7 +120,7 @@ STORE = [
     ("said", "elapsed", "result", "says", "blame"), [row[1:] for row in STORE], ids=[row[0] for row in STORE]
 )
 def test_the_object_store(said: dict[str, Any], elapsed: float, result: str, says: str, blame: str) -> None:
-    found = check("ObjectStore", Facts(elapsed=elapsed, launcher=True, told=said))
+    found = check("ObjectStore", Inputs(elapsed=elapsed, launcher=True, told=said))
     assert (found.result, found.blame) == (result, blame)
     assert says in found.message
 
@@ -137,7 +137,7 @@ def test_the_object_store(said: dict[str, Any], elapsed: float, result: str, say
     ],
 )
 def test_the_clock_is_judged_only_as_far_as_it_is_known(skew: Skew | None, result: str, says: str) -> None:
-    found = check("Clock", Facts(elapsed=1, skew=skew))
+    found = check("Clock", Inputs(elapsed=1, skew=skew))
     assert found.result == result
     assert says in found.message
 
@@ -151,20 +151,25 @@ def lost(*numbers: int, seconds: float) -> dict[str, tuple[str, float]]:
 
 NETWORK = [
     ("not ready itself", None, "Running", "the launcher is not ready"),
-    ("an old operator", Reach(told=False), "Skipped", "too old"),
-    ("the first one", Reach(), "Passed", "reaches all 0 other workers"),
-    ("all", Reach(peers=PEERS, reached=frozenset(p.uid for p in PEERS)), "Passed", "reaches all 6 other workers"),
-    ("not all yet", Reach(peers=PEERS, reached=frozenset({"uid-w0"})), "Running", "are tried"),
-    ("one is late", Reach(peers=PEERS[:1], errors=lost(0, seconds=14.9)), "Running", "are tried"),
+    ("an old operator", Reachability(told=False), "Skipped", "too old"),
+    ("the first one", Reachability(), "Passed", "reaches all 0 other workers"),
+    (
+        "all",
+        Reachability(peers=PEERS, reached=frozenset(p.uid for p in PEERS)),
+        "Passed",
+        "reaches all 6 other workers",
+    ),
+    ("not all yet", Reachability(peers=PEERS, reached=frozenset({"uid-w0"})), "Running", "are tried"),
+    ("one is late", Reachability(peers=PEERS[:1], errors=lost(0, seconds=14.9)), "Running", "are tried"),
     (
         "one is out of reach",
-        Reach(peers=PEERS[:1], errors=lost(0, seconds=15)),
+        Reachability(peers=PEERS[:1], errors=lost(0, seconds=15)),
         "Failed",
         "gpt-w0 (10.0.0.0:29401,",
     ),
     (
         "many are",
-        Reach(peers=PEERS, errors=lost(*range(6), seconds=15)),
+        Reachability(peers=PEERS, errors=lost(*range(6), seconds=15)),
         "Failed",
         "gpt-w3 (10.0.0.3:29401, no",
     ),
@@ -172,12 +177,12 @@ NETWORK = [
 
 
 @pytest.mark.parametrize(("reach", "result", "says"), [row[1:] for row in NETWORK], ids=[row[0] for row in NETWORK])
-def test_the_network(reach: Reach | None, result: str, says: str) -> None:
-    found = check("Network", Facts(elapsed=1, reach=reach))
+def test_the_network(reach: Reachability | None, result: str, says: str) -> None:
+    found = check("Network", Inputs(elapsed=1, reach=reach))
     assert found.result == result
     assert says in found.message
     assert bool(found.unreached) == (result == "Failed")
 
 
 def test_a_check_of_a_later_version_is_skipped() -> None:
-    assert check("Moon", Facts(elapsed=1)).result == "Skipped"
+    assert check("Moon", Inputs(elapsed=1)).result == "Skipped"

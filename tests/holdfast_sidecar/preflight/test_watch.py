@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from holdfast_sidecar.preflight.checks import Asked
-from holdfast_sidecar.preflight.reachability import Dials
+from holdfast_sidecar.preflight.checks import PreflightSettings
+from holdfast_sidecar.preflight.reachability import PeerDialer
 from holdfast_sidecar.preflight.runner import PreflightWatch
 from holdfast_sidecar.protocol.document import Peer
-from holdfast_sidecar.run_dir.launcher_status import Heartbeat
+from holdfast_sidecar.run_dir.launcher_status import LauncherStatusWatcher
 from holdfast_sidecar.runtime.http import Response
 
-ASKED = Asked(checks=("Storage", "Clock"), seconds=60.0, gpus=0, skew_seconds=5.0)
+ASKED = PreflightSettings(checks=("Storage", "Clock"), seconds=60.0, gpus=0, skew_seconds=5.0)
 
 
 class Watched:
@@ -30,8 +30,8 @@ class Watched:
         self._golden = golden
         self.restart()
 
-    def restart(self, asked: Asked = ASKED) -> None:
-        self.heartbeat = Heartbeat(self.run_dir, self.clock)
+    def restart(self, asked: PreflightSettings = ASKED) -> None:
+        self.heartbeat = LauncherStatusWatcher(self.run_dir, self.clock)
         self.watch = PreflightWatch(
             asked,
             self.run_dir,
@@ -190,7 +190,7 @@ def test_many_that_do_not_answer_are_tried_by_turns(clock: Any) -> None:
         tried.append(one.uid)
         return "no answer within 2 s"
 
-    dials = Dials(clock, silent)
+    dials = PeerDialer(clock, silent)
     dials.follow(tuple(Peer(pod=str(n), uid=str(n), ip="10.0.0.1", port=1) for n in range(200)))
     for _ in range(4):
         dials.step()

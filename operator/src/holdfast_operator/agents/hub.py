@@ -80,7 +80,7 @@ class Publication:
 
 
 @dataclass(kw_only=True)
-class _Pod:
+class _KnownPod:
     job_uid: str
     ip: str = ""
     report: AgentReport | None = None
@@ -120,7 +120,7 @@ class AgentHub:
         self._on_check = on_check
         self._on_unheard = on_unheard
         self._lock = threading.Lock()
-        self._pods: dict[str, _Pod] = {}
+        self._pods: dict[str, _KnownPod] = {}
         self._jobs: dict[str, set[str]] = {}
         self._publications: dict[str, Publication] = {}
         self._listener: Callable[[str], None] | None = None
@@ -139,7 +139,7 @@ class AgentHub:
             pod = self._pods.get(pod_uid)
             if pod is None or pod.job_uid != job_uid:
                 self._drop(pod_uid)
-                pod = self._pods[pod_uid] = _Pod(job_uid=job_uid)
+                pod = self._pods[pod_uid] = _KnownPod(job_uid=job_uid)
                 self._jobs.setdefault(job_uid, set()).add(pod_uid)
             pod.ip = ip
 
@@ -255,7 +255,7 @@ class AgentHub:
         if not of_job:
             del self._jobs[pod.job_uid]
 
-    def _keep(self, pod: _Pod, report: AgentReport) -> bool:
+    def _keep(self, pod: _KnownPod, report: AgentReport) -> bool:
         """Store the report unless it is a repetition; True when a decision may depend on what changed."""
         last, start_id = pod.report, report.start_id
         if last is not None and (
@@ -279,7 +279,7 @@ def _asks_for_peers(said: Report) -> bool:
     return said.preflight is not None and said.preflight.result(NETWORK) in ("Running", "Failed")
 
 
-def _peer(uid: str, pod: _Pod, since: datetime) -> dict[str, Any] | None:
+def _peer(uid: str, pod: _KnownPod, since: datetime) -> dict[str, Any] | None:
     """None of one that is not there, not ready, or was not heard of lately."""
     if not pod.ip or pod.report is None or pod.report.said.received_at < since:
         return None

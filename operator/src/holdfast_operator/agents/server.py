@@ -26,7 +26,7 @@ from holdfast_operator.agents.turns import Turns
 from holdfast_operator.api.names import PROTOCOL_VERSION
 from holdfast_operator.errors import AgentRequestError, AuthenticationUnavailableError, TooManyRequestsError
 from holdfast_operator.remediation.inbox import Inbox
-from holdfast_operator.runtime.rate_limit import Rate, Rates
+from holdfast_operator.runtime.rate_limit import RateLimit, Rates
 
 logger = logging.getLogger(__name__)
 # aiohttp logs requests that it cannot parse with a piece of them, which may be of a token, as often as they come.
@@ -72,9 +72,9 @@ class Limits:
     # Of the questions that are asked at once: neither one address nor what is known already takes them all.
     authentications_of_a_peer: int = 4
     renewals: int = 12
-    of_a_pod: Rate = field(default_factory=lambda: Rate(a_second=10.0, at_once=50))
+    of_a_pod: RateLimit = field(default_factory=lambda: RateLimit(a_second=10.0, at_once=50))
     """Of its reports, and of its polls. A sidecar needs one a second, and some more when much happens."""
-    bytes_of_a_pod: Rate = field(default_factory=lambda: Rate(a_second=256 * 1024.0, at_once=1024 * 1024))
+    bytes_of_a_pod: RateLimit = field(default_factory=lambda: RateLimit(a_second=256 * 1024.0, at_once=1024 * 1024))
     """Of its reports: the largest once a second."""
     report_bytes_at_once: int = 16 * 1024
     """Larger reports are read in a thread, in turns: the event loop serves everybody meanwhile."""
@@ -97,7 +97,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observer:
+class ServerMetrics:
     """Counters that the server feeds."""
 
     answered: Callable[[str, int], None] = lambda _route, _code: None
@@ -115,7 +115,7 @@ class AgentServer:
         host: str | None = None,
         port: int = 8443,
         limits: Limits | None = None,
-        observer: Observer | None = None,
+        observer: ServerMetrics | None = None,
         alerts: Inbox | None = None,
     ) -> None:
         self._hub = hub
@@ -123,13 +123,13 @@ class AgentServer:
         self._context = context
         self._host, self._port = host, port
         self._limits = limits or Limits()
-        self._observer = observer or Observer()
+        self._observer = observer or ServerMetrics()
         self._thread = threading.Thread(target=self._run, name="agents-api", daemon=True)
         self._listening = threading.Event()
         self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
-        self._site: _Site | None = None
+        self._site: _AgentRoutes | None = None
         self.port = port
 
     @property
@@ -177,7 +177,7 @@ class AgentServer:
             ThreadPoolExecutor(self._limits.authentications, thread_name_prefix="token-review") as threads,
             ThreadPoolExecutor(1, thread_name_prefix="large-reports") as reader,
         ):
-            self._site = site = _Site(
+            self._site = site = _AgentRoutes(
                 self._hub, self._limits, self._observer, threads=threads, reader=reader, alerts=self._alerts
             )
             listener = await self._loop.create_server(
@@ -195,7 +195,7 @@ class _Tls(sslproto.SSLProtocol):
 
     max_size = _TLS_BUFFER_BYTES
 
-    def __init__(self, guard: _Guard, context: ssl.SSLContext, limits: Limits) -> None:
+    def __init__(self, guard: _ConnectionLimiter, context: ssl.SSLContext, limits: Limits) -> None:
         self._guard, self._handler = guard, guard()
         super().__init__(
             asyncio.get_running_loop(),
@@ -215,10 +215,10 @@ class _Tls(sslproto.SSLProtocol):
         self._guard.forget(self._handler)
 
 
-class _Guard(web.Server):
+class _ConnectionLimiter(web.Server):
     """Counts connections and ends those that keep us waiting."""
 
-    def __init__(self, site: _Site, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, site: _AgentRoutes, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
             site.handle,
             request_factory=_request_factory(limits, loop, site.count),
@@ -338,14 +338,14 @@ def _peer(transport: asyncio.BaseTransport) -> str:
 _Review = asyncio.Task[PodIdentity | None]
 
 
-class _Site:
+class _AgentRoutes:
     """The routes. Runs in the server's loop only."""
 
     def __init__(
         self,
         hub: AgentHub,
         limits: Limits,
-        observer: Observer,
+        observer: ServerMetrics,
         *,
         threads: ThreadPoolExecutor,
         reader: ThreadPoolExecutor,
@@ -369,7 +369,7 @@ class _Site:
         self._renewals = asyncio.Semaphore(limits.renewals)
         self._asking: Counter[str] = Counter()  # tokens that are not known, by the address that showed them
         self._turns: dict[str, asyncio.Semaphore] = {}  # of the same
-        self.guard = _Guard(self, limits, self._loop)
+        self.guard = _ConnectionLimiter(self, limits, self._loop)
         hub.listen(self._call_wake)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:

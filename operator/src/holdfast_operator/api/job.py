@@ -34,7 +34,7 @@ _FACTOR = {None: 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 1 << 10, "Mi": 1 <
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
-class Pair:
+class AttemptId:
     """(generation, attempt): orders all worlds of a job."""
 
     generation: int
@@ -48,14 +48,14 @@ class Pair:
         return f"{self.generation}.{self.attempt}"
 
 
-def parse_pair(value: Any) -> Pair | None:
+def parse_pair(value: Any) -> AttemptId | None:
     """A pair of the contract, or None for null and for what is none."""
     if not isinstance(value, Mapping):
         return None
     generation, attempt = value.get("generation"), value.get("attempt")
     if not isinstance(generation, int) or not isinstance(attempt, int):
         return None
-    return Pair(generation=generation, attempt=attempt)
+    return AttemptId(generation=generation, attempt=attempt)
 
 
 def parse_time(value: Any) -> datetime | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast_operator.api import names as c
 from holdfast_operator.cluster.node_usage import Occupancy
-from holdfast_operator.views import Usage
+from holdfast_operator.views import NodeUsage
 
 Json = Mapping[str, Any]
 
@@ -165,7 +165,7 @@ class Cache:
         with self._lock:
             return [body for pods in self._pods.values() for body in pods.values()]
 
-    def usage(self) -> tuple[Usage, ...]:
+    def usage(self) -> tuple[NodeUsage, ...]:
         """What our pods take of each node."""
         with self._lock:
             return self._occupancy.by_node()

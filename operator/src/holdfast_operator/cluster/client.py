@@ -46,7 +46,7 @@ _LEASES = "/apis/coordination.k8s.io/v1/namespaces"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class ListPacing:
     """How a list is taken: objects in a page, seconds between pages, and after how many of those it hurries."""
 
     page: int = PAGE
@@ -54,10 +54,10 @@ class Pace:
     rests: int = 0
 
 
-AT_ONCE: Final = Pace()
+AT_ONCE: Final = ListPacing()
 # For lists that nobody waits for, while passes wait for the processors. The rests take a minute at most: the API
 # server lets a list be continued for five.
-AT_LEISURE: Final = Pace(page=100, rest_seconds=0.4, rests=150)
+AT_LEISURE: Final = ListPacing(page=100, rest_seconds=0.4, rests=150)
 
 
 class Cluster:
@@ -81,13 +81,18 @@ class Cluster:
         found = self._get(f"{_JOBS}/namespaces/{namespace}/{c.PLURAL}/{name}")
         return None if found is None else slim_job(found)
 
-    def jobs(self, namespace: str = "", *, keep: Keep = slim_job, pace: Pace = AT_ONCE) -> Listing:
+    def jobs(self, namespace: str = "", *, keep: Keep = slim_job, pace: ListPacing = AT_ONCE) -> Listing:
         """All jobs of a namespace, or of all. ``keep``: what is kept of each, as soon as its page has come."""
         pace = replace(pace, page=min(pace.page, JOBS_PAGE))
         return self._list(f"{_JOBS}{_in(namespace)}/{c.PLURAL}", keep=keep, pace=pace)
 
     def pods(
-        self, namespace: str = "", selector: str = c.POD_SELECTOR, *, keep: Keep = slim_pod, pace: Pace = AT_ONCE
+        self,
+        namespace: str = "",
+        selector: str = c.POD_SELECTOR,
+        *,
+        keep: Keep = slim_pod,
+        pace: ListPacing = AT_ONCE,
     ) -> Listing:
         """Pods by label; the rest as for jobs."""
         return self._list(f"/api/v1{_in(namespace)}/pods", {"labelSelector": selector}, keep=keep, pace=pace)
@@ -259,7 +264,7 @@ class Cluster:
         path: str,
         query: Mapping[str, str] | None = None,
         keep: Keep = lambda item: item,
-        pace: Pace = AT_ONCE,
+        pace: ListPacing = AT_ONCE,
     ) -> Listing:
         items: list[Mapping[str, Any]] = []
         token, known = "", 0

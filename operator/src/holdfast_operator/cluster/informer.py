@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast_operator.cluster.cache import Cache, Listing
-from holdfast_operator.cluster.client import AT_ONCE, Cluster, Pace
+from holdfast_operator.cluster.client import AT_ONCE, Cluster, ListPacing
 from holdfast_operator.cluster.trimming import slim, slim_job, slim_pod
 from holdfast_operator.runtime.workqueue import KeyedQueue
 
@@ -55,7 +55,7 @@ class Feed:
         if key is not None:
             self._queue.add(key)
 
-    def relist(self, cluster: Cluster, namespaces: tuple[str, ...], *, pace: Pace = AT_ONCE) -> None:
+    def relist(self, cluster: Cluster, namespaces: tuple[str, ...], *, pace: ListPacing = AT_ONCE) -> None:
         """Take everything anew; what vanished unseen is pruned. A failed list changes nothing."""
         jobs = _joined([cluster.jobs(namespace, keep=self._keep_job, pace=pace) for namespace in namespaces or ("",)])
         pods = _joined([cluster.pods(namespace, keep=self._keep_pod, pace=pace) for namespace in namespaces or ("",)])

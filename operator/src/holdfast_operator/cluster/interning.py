@@ -24,7 +24,7 @@ def compact(value: Any) -> Any:
     return value
 
 
-class Parts:
+class Interner:
     """Equal parts of objects once. Thread-safe: at worst two threads keep one each.
 
     It holds what it has seen until that are too many, and then begins anew; what was shared by then stays so.

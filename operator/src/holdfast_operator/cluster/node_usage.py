@@ -9,24 +9,24 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast_operator.api.quantities import Amounts, add, requests
-from holdfast_operator.cluster.interning import Parts
+from holdfast_operator.cluster.interning import Interner
 from holdfast_operator.scheduling.capacity import keeps_away
-from holdfast_operator.views import Tenant, Usage, priority_of
+from holdfast_operator.views import NodeUsage, PodAffinityInfo, priority_of
 
 Json = Mapping[str, Any]
 
-_amounts = Parts()
+_amounts = Interner()
 
 
 class Occupancy:
     """What pods take, by node. Only what has changed is added up anew."""
 
     def __init__(self) -> None:
-        self._pods: dict[str, Usage] = {}
-        self._nodes: dict[str, dict[str, Usage]] = {}  # by node: its pods
-        self._sums: dict[str, tuple[Usage, ...]] = {}
+        self._pods: dict[str, NodeUsage] = {}
+        self._nodes: dict[str, dict[str, NodeUsage]] = {}  # by node: its pods
+        self._sums: dict[str, tuple[NodeUsage, ...]] = {}
         self._changed: set[str] = set()
-        self._snapshot: tuple[Usage, ...] = ()
+        self._snapshot: tuple[NodeUsage, ...] = ()
 
     def put(self, uid: str, body: Json) -> None:
         """A pod is new or has changed."""
@@ -47,7 +47,7 @@ class Occupancy:
         del self._nodes[taken.node][uid]
         self._changed.add(taken.node)
 
-    def by_node(self) -> tuple[Usage, ...]:
+    def by_node(self) -> tuple[NodeUsage, ...]:
         """One for each node and priority of our pods there; the same objects as long as nothing changed there."""
         if self._changed:
             for node in self._changed:
@@ -62,31 +62,31 @@ class Occupancy:
             self._nodes.pop(node, None)
             self._sums.pop(node, None)
             return
-        alike: dict[int, list[Usage]] = {}
+        alike: dict[int, list[NodeUsage]] = {}
         for taken in pods.values():
             alike.setdefault(taken.priority, []).append(taken)
         self._sums[node] = tuple(_sum(node, priority, alike[priority]) for priority in sorted(alike))
 
 
-def _sum(node: str, priority: int, pods: Iterable[Usage]) -> Usage:
+def _sum(node: str, priority: int, pods: Iterable[NodeUsage]) -> NodeUsage:
     amounts: Amounts = {}
-    tenants: list[Tenant] = []
+    tenants: list[PodAffinityInfo] = []
     for taken in pods:
         add(amounts, taken.amounts)
         tenants += taken.tenants
-    return Usage(node=node, amounts=amounts, tenants=tuple(tenants), priority=priority)
+    return NodeUsage(node=node, amounts=amounts, tenants=tuple(tenants), priority=priority)
 
 
-def usage_of(body: Json) -> Usage | None:
+def usage_of(body: Json) -> NodeUsage | None:
     """What one pod takes; None while it has no node, and once it has ended."""
     spec, status = body.get("spec") or {}, body.get("status") or {}
     if not spec.get("nodeName") or status.get("phase") in ("Succeeded", "Failed"):
         return None
     meta = body.get("metadata") or {}
-    tenant = Tenant(
+    tenant = PodAffinityInfo(
         namespace=str(meta.get("namespace", "")), labels=meta.get("labels") or {}, keeps_away=keeps_away(spec)
     )
-    return Usage(
+    return NodeUsage(
         node=str(spec["nodeName"]),
         amounts=_amounts(requests(spec)),
         tenants=(tenant,),

@@ -20,14 +20,14 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class PodEventSummary:
     """Of one pod: its warnings (reason, note), and the kubelet's word that it pulls an image if that was the last."""
 
     warnings: tuple[tuple[str, str], ...] = ()
     pulling: str = ""
 
 
-_NOTHING = Told()
+_NOTHING = PodEventSummary()
 
 
 class PodEvents:
@@ -35,9 +35,9 @@ class PodEvents:
 
     def __init__(self, ask: Callable[[str, str], Iterable[Json]]) -> None:
         self._ask = ask
-        self._jobs: dict[str, dict[str, tuple[datetime, Told]]] = {}
+        self._jobs: dict[str, dict[str, tuple[datetime, PodEventSummary]]] = {}
 
-    def of(self, job_uid: str, namespace: str, uids: Collection[str], now: datetime) -> Mapping[str, Told]:
+    def of(self, job_uid: str, namespace: str, uids: Collection[str], now: datetime) -> Mapping[str, PodEventSummary]:
         """What is known of these pods of a job; of those asked about earlier and not now nothing is kept."""
         before = self._jobs.get(job_uid, {})
         known = {uid: before[uid] for uid in uids if uid in before}
@@ -57,11 +57,13 @@ class PodEvents:
         self._jobs = {}
 
 
-def _read(events: Iterable[Json]) -> Told:
+def _read(events: Iterable[Json]) -> PodEventSummary:
     ordered = sorted(events, key=_last_seen)
     words = [(str(event.get("reason", "")), str(event.get("message", ""))) for event in ordered]
     warnings = [word for word, event in zip(words, ordered, strict=True) if event.get("type") == "Warning"]
-    return Told(warnings=tuple(warnings), pulling=words[-1][1] if words and words[-1][0] == "Pulling" else "")
+    return PodEventSummary(
+        warnings=tuple(warnings), pulling=words[-1][1] if words and words[-1][0] == "Pulling" else ""
+    )
 
 
 def _last_seen(event: Json) -> str:

@@ -11,7 +11,7 @@ from sys import getsizeof
 from typing import Any
 
 from holdfast_operator.api.names import GROUP
-from holdfast_operator.cluster.interning import Parts, compact
+from holdfast_operator.cluster.interning import Interner, compact
 
 Json = Mapping[str, Any]
 
@@ -46,7 +46,7 @@ _CONDITION = ("type", "status", "reason", "message")
 _CONTAINER_STATUS = ("name", "state")
 _OWN = f"{GROUP}/"
 # Of all pods of this process.
-_parts = Parts()
+_parts = Interner()
 
 
 def slim_pod(body: Json) -> dict[str, Any]:

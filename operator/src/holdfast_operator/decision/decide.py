@@ -13,9 +13,9 @@ from collections.abc import Callable
 from datetime import datetime
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Pair
+from holdfast_operator.api.job import AttemptId
 from holdfast_operator.api.status import Phase, Status
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import avoided_nodes, carry_out, incidents, restart_budget, symptoms
 from holdfast_operator.decision.lifecycle import (
     active_deadline,
@@ -44,12 +44,12 @@ from holdfast_operator.decision.workers import (
 from holdfast_operator.manifests.children import children, children_digest
 from holdfast_operator.views import Observed
 
-Policy = Callable[[Draft], Draft]
+Policy = Callable[[PlanDraft], PlanDraft]
 
-_ZERO = Pair(generation=0, attempt=0)
+_ZERO = AttemptId(generation=0, attempt=0)
 
 
-def _children(draft: Draft) -> Draft:
+def _children(draft: PlanDraft) -> PlanDraft:
     """NetworkPolicy, Service, ConfigMap and PodDisruptionBudget, once for each content of theirs."""
     host = rendezvous.host_of(draft.status.in_phase(Phase.WANTED))
     name = children_digest(draft.seen.job, draft.seen.platform, host)
@@ -97,7 +97,7 @@ POLICIES: tuple[Policy, ...] = (
 
 def decide(seen: Observed, now: datetime) -> Plan:
     """What to write, then to do, about one job."""
-    draft = Draft(seen=seen, now=now, status=seen.status)
+    draft = PlanDraft(seen=seen, now=now, status=seen.status)
     if seen.job.deleting:
         return _plan(draft)
     for policy in POLICIES:
@@ -110,14 +110,14 @@ def decide(seen: Observed, now: datetime) -> Plan:
     return _plan(draft)
 
 
-def _look_again(draft: Draft) -> Draft:
+def _look_again(draft: PlanDraft) -> PlanDraft:
     """Reports wake nobody, so what trains or starts is looked at; what is suspended changes by events only."""
     if draft.status.holds(c.SUSPENDED):
         return draft
     return draft.look_again()
 
 
-def _plan(draft: Draft) -> Plan:
+def _plan(draft: PlanDraft) -> Plan:
     words = conditions.summary(draft.status)
     return Plan(
         status=draft.status,

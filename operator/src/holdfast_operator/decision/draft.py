@@ -10,15 +10,15 @@ from typing import Any
 from holdfast_operator.api import names as c
 from holdfast_operator.api.job import JobSpec
 from holdfast_operator.api.status import Phase, Status, Worker
-from holdfast_operator.decision.plan import Action, Decided, Event, Recovered
-from holdfast_operator.decision.set_condition import Words
-from holdfast_operator.scheduling.capacity import Room
+from holdfast_operator.decision.plan import Action, DecisionMetric, Event, RecoveryMetric
+from holdfast_operator.decision.set_condition import Reason
+from holdfast_operator.scheduling.capacity import FreeCapacity
 from holdfast_operator.scheduling.fit import place
 from holdfast_operator.views import NodeView, Observed, PodView
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draft:
+class PlanDraft:
     """The plan so far."""
 
     seen: Observed
@@ -27,9 +27,9 @@ class Draft:
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     counted: tuple[str, ...] = ()
-    decided: tuple[Decided, ...] = ()
-    recovered: tuple[Recovered, ...] = ()
-    hold: Words | None = None  # why training does not go on, when it does not
+    decided: tuple[DecisionMetric, ...] = ()
+    recovered: tuple[RecoveryMetric, ...] = ()
+    hold: Reason | None = None  # why training does not go on, when it does not
     ended: bool = False  # later policies have nothing to say
     wake: timedelta | None = None
 
@@ -82,29 +82,29 @@ class Draft:
         there = sum(other.pod_uid in members for other in self.status.in_phase(Phase.WANTED))
         return worker.spare or there >= self.target
 
-    def but(self, **changes: Any) -> Draft:
+    def but(self, **changes: Any) -> PlanDraft:
         """A copy with changes to the status; itself if they change nothing, as in most passes."""
         if all(getattr(self.status, name) == value for name, value in changes.items()):
             return self
         return replace(self, status=replace(self.status, **changes))
 
-    def with_worker(self, worker: Worker) -> Draft:
+    def with_worker(self, worker: Worker) -> PlanDraft:
         """A copy with one worker changed."""
         return replace(self, status=self.status.with_worker(worker))
 
-    def act(self, *actions: Action) -> Draft:
+    def act(self, *actions: Action) -> PlanDraft:
         """A copy that does more."""
         return replace(self, actions=(*self.actions, *actions))
 
-    def tell(self, reason: str, message: str, *, warning: bool = False) -> Draft:
+    def tell(self, reason: str, message: str, *, warning: bool = False) -> PlanDraft:
         """A copy that says more."""
         return replace(self, events=(*self.events, Event(reason=reason, message=message, warning=warning)))
 
-    def decide(self, word: Decided) -> Draft:
+    def decide(self, word: DecisionMetric) -> PlanDraft:
         """A copy with one more decision for the metrics."""
         return replace(self, decided=(*self.decided, word))
 
-    def wake_in(self, after: timedelta) -> Draft:
+    def wake_in(self, after: timedelta) -> PlanDraft:
         """A copy that is looked at again no later than this."""
         after = max(after, timedelta(seconds=0.2))
         return replace(self, wake=after if self.wake is None else min(self.wake, after))
@@ -115,11 +115,11 @@ class Draft:
         no more than few."""
         return max(c.LOOK_EVERY, c.LOOK_FOR_EACH_JOB * self.seen.jobs)
 
-    def look_again(self) -> Draft:
+    def look_again(self) -> PlanDraft:
         """A copy that is looked at again though nothing wakes it."""
         return self.wake_in(self.pace)
 
-    def wake_at(self, time: datetime) -> Draft:
+    def wake_at(self, time: datetime) -> PlanDraft:
         """A copy that is looked at again no later than at this time."""
         return self.wake_in(time - self.now)
 
@@ -139,7 +139,7 @@ class Draft:
         moved = {worker.incarnation: worker for worker in workers}
         stay = [w for w in self.status.in_phase(Phase.WANTED) if w.node and w.incarnation not in moved]
         free = [replace(worker, domain=worker.domain if stay else "", avoid=()) for worker in moved.values()]
-        room = Room(self.seen.nodes, self.seen.usage, self.now)
+        room = FreeCapacity(self.seen.nodes, self.seen.usage, self.now)
         return len(place(self.seen, room, free, self.avoided(node))[0]) == len(free)
 
     def some_worker(self) -> Worker:
@@ -150,6 +150,6 @@ class Draft:
         """These nodes and those that no new worker may take."""
         return (*(entry.node for entry in self.status.avoided if entry.required), *nodes)
 
-    def changed_worker(self, worker: Worker, **changes: Any) -> Draft:
+    def changed_worker(self, worker: Worker, **changes: Any) -> PlanDraft:
         """A copy with these fields of one worker changed."""
         return self.with_worker(replace(worker, **changes))

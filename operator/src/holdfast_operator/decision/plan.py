@@ -90,7 +90,7 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decided:
+class DecisionMetric:
     """What was decided about a failure, 'nothing' included: for the metrics."""
 
     cause: str
@@ -99,7 +99,7 @@ class Decided:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recovered:
+class RecoveryMetric:
     """Training went on after an incident: for the metrics."""
 
     cause: str
@@ -115,8 +115,8 @@ class Plan:
     actions: tuple[Action, ...]
     events: tuple[Event, ...]
     counted: tuple[str, ...]
-    decided: tuple[Decided, ...]
-    recovered: tuple[Recovered, ...]
+    decided: tuple[DecisionMetric, ...]
+    recovered: tuple[RecoveryMetric, ...]
     reason: str
     message: str
     requeue_after: float | None

@@ -10,14 +10,14 @@ from holdfast_operator.api.status import Condition, Status, reason_word, say
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
+class Reason:
     """A decision's reason for machines and message for people."""
 
     reason: str
     message: str
 
 
-def set_condition(status: Status, kind: str, holds: bool, words: Words, *, generation: int, now: datetime) -> Status:
+def set_condition(status: Status, kind: str, holds: bool, words: Reason, *, generation: int, now: datetime) -> Status:
     """The status with this condition; its time moves only when it turns."""
     before = status.condition(kind)
     since = before.since if before is not None and before.status == holds else now.replace(microsecond=0)

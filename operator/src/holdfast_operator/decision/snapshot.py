@@ -17,11 +17,11 @@ from holdfast_operator.views.pods import PodView
 from holdfast_operator.views.reports import Report
 
 if TYPE_CHECKING:
-    from holdfast_operator.scheduling.gang_queue import Line
+    from holdfast_operator.scheduling.gang_queue import GangQueue
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refusal:
+class CreationError:
     """The API server's answer to the last creation of a child."""
 
     reason: str
@@ -29,7 +29,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class GangPriority:
     """What the scheduler thinks of a gang's pods."""
 
     priority: int = 0
@@ -37,7 +37,7 @@ class Standing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rival:
+class WaitingGang:
     """A job whose gang waits, or whose lifted pods have no node yet."""
 
     key: str
@@ -52,11 +52,11 @@ class Rival:
     scheduling: Scheduling = field(default_factory=Scheduling)
     on_demand: int = 0  # of the pods
     domain: str = ""
-    standing: Standing = field(default_factory=Standing)
+    standing: GangPriority = field(default_factory=GangPriority)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tenant:
+class PodAffinityInfo:
     """A pod of ours on a node, as far as others keep away from it or it from them."""
 
     namespace: str
@@ -65,17 +65,17 @@ class Tenant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Usage:
+class NodeUsage:
     """What pods of ours, of one priority, take of a node, and who they are to those that keep away from them."""
 
     node: str
     amounts: Amounts = field(hash=False)
-    tenants: tuple[Tenant, ...] = ()
+    tenants: tuple[PodAffinityInfo, ...] = ()
     priority: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Platform:
+class Installation:
     """What this installation is: the same for all jobs."""
 
     sidecar_image: str
@@ -99,16 +99,16 @@ class Observed:
 
     job: Job
     status: Status
-    platform: Platform
+    platform: Installation
     job_key: str = ""
     nonce: str = ""  # a fresh publication id, should one be needed
     started_at: datetime | None = None  # this operator's own start
     pods: tuple[PodView, ...] = ()
     nodes: tuple[NodeView, ...] = ()
     reports: tuple[Report, ...] = ()
-    line: Line | None = None  # the gangs that wait; None: not known yet of this job, or of no matter to it
-    usage: tuple[Usage, ...] = ()
-    refusal: Refusal | None = None
+    line: GangQueue | None = None  # the gangs that wait; None: not known yet of this job, or of no matter to it
+    usage: tuple[NodeUsage, ...] = ()
+    refusal: CreationError | None = None
     applied: str = ""  # digest of the children that this process applied last
     published: int = -1  # revision that this process published last
     jobs: int = 1  # how many there are, this one included

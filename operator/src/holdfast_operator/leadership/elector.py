@@ -14,9 +14,9 @@ from holdfast_operator.cluster.client import Cluster
 from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError
 from holdfast_operator.leadership.lease import (
     Lease,
-    Sight,
+    LeaseTimings,
+    LeaseView,
     Step,
-    Terms,
     body_of,
     decide,
     given_back,
@@ -60,7 +60,7 @@ class ClusterLease:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calls:
+class Callbacks:
     """What a process does about its own part. ``ended`` is not expected to return."""
 
     elected: Callable[[], None]
@@ -75,11 +75,11 @@ class Elector:
     def __init__(
         self,
         store: LeaseStore,
-        calls: Calls,
+        calls: Callbacks,
         *,
         me: str,
         url: str,
-        terms: Terms,
+        terms: LeaseTimings,
         now: Callable[[], datetime],
         clock: Callable[[], float] = uptime,
     ) -> None:
@@ -89,7 +89,7 @@ class Elector:
         self._terms = terms
         self._now = now
         self._clock = clock
-        self._sight = Sight()
+        self._sight = LeaseView()
         self._outdated = False
         self._said = ""
         self._stop = threading.Event()
@@ -168,7 +168,7 @@ class Elector:
         # From before the call: others may count from the moment at which the API server took it.
         asked = self._clock()
         wanted = held(self._sight.lease, me=self._me, url=self._url, at=format_time(self._now()), terms=self._terms)
-        self._sight = Sight(lease=self._store.write(wanted), since=asked, renewed_at=asked)
+        self._sight = LeaseView(lease=self._store.write(wanted), since=asked, renewed_at=asked)
 
     def _give_back(self) -> None:
         lease = self._sight.lease

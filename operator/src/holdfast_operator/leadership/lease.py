@@ -19,7 +19,7 @@ Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class LeaseTimings:
     """How long a Lease lasts, and what follows from it."""
 
     lease_seconds: int = c.LEASE_SECONDS
@@ -54,7 +54,7 @@ class Lease:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class LeaseView:
     """What one process knows. ``since``: when it first saw the Lease as it is; ``renewed_at``: when it sent its own
     last accepted renewal, None while it does not lead. Both by its own clock."""
 
@@ -80,7 +80,7 @@ class Decision:
     why: str
 
 
-def decide(sight: Sight, now: float, me: str, terms: Terms) -> Decision:
+def decide(sight: LeaseView, now: float, me: str, terms: LeaseTimings) -> Decision:
     """One process's next step."""
     if sight.renewed_at is not None:
         return _as_leader(sight, now, me, terms)
@@ -96,7 +96,7 @@ def decide(sight: Sight, now: float, me: str, terms: Terms) -> Decision:
     return Decision(step=Step.WAIT, why=f"{lease.holder} leads")
 
 
-def _as_leader(sight: Sight, now: float, me: str, terms: Terms) -> Decision:
+def _as_leader(sight: LeaseView, now: float, me: str, terms: LeaseTimings) -> Decision:
     if not leads(sight, now, terms):
         return Decision(step=Step.END, why=f"the Lease could not be renewed for {terms.give_up_seconds:.0f} s")
     if sight.lease is None:
@@ -106,29 +106,29 @@ def _as_leader(sight: Sight, now: float, me: str, terms: Terms) -> Decision:
     return Decision(step=Step.RENEW, why="we lead")
 
 
-def leads(sight: Sight, now: float, terms: Terms) -> bool:
+def leads(sight: LeaseView, now: float, terms: LeaseTimings) -> bool:
     """Whether this process may act: also false for one that slept through the end of its Lease."""
     return sight.renewed_at is not None and now < sight.renewed_at + terms.give_up_seconds
 
 
-def pause_seconds(sight: Sight, now: float, terms: Terms) -> float:
+def pause_seconds(sight: LeaseView, now: float, terms: LeaseTimings) -> float:
     """Until the next look. A leader looks when it is to give up, not a round later: by then another one may lead."""
     if sight.renewed_at is None:
         return terms.round_seconds
     return min(terms.round_seconds, max(0.0, sight.renewed_at + terms.give_up_seconds - now))
 
 
-def seen(before: Sight, lease: Lease | None, now: float) -> Sight:
+def seen(before: LeaseView, lease: Lease | None, now: float) -> LeaseView:
     """The sight after a read."""
     same = lease is not None and before.lease is not None and _content(lease) == _content(before.lease)
-    return Sight(lease=lease, since=before.since if same else now, renewed_at=before.renewed_at)
+    return LeaseView(lease=lease, since=before.since if same else now, renewed_at=before.renewed_at)
 
 
 def _content(lease: Lease) -> tuple[str, str, int]:
     return (lease.holder, lease.renewed, lease.transitions)
 
 
-def held(before: Lease | None, *, me: str, url: str, at: str, terms: Terms) -> Lease:
+def held(before: Lease | None, *, me: str, url: str, at: str, terms: LeaseTimings) -> Lease:
     """What to write to take or renew it."""
     same = before is not None and before.holder == me
     return Lease(

@@ -28,7 +28,7 @@ from holdfast_operator.api.quantities import quantity
 from holdfast_operator.api.recovery import Rule
 from holdfast_operator.api.status import Membership, Worker
 from holdfast_operator.manifests.placement import in_host_network, placed
-from holdfast_operator.views import Platform
+from holdfast_operator.views import Installation
 
 Manifest = dict[str, Any]
 
@@ -124,7 +124,7 @@ def disruption_budget(job: Job, spec: JobSpec) -> Manifest:
     }
 
 
-def config_map(job: Job, platform: Platform) -> Manifest:
+def config_map(job: Job, platform: Installation) -> Manifest:
     """The CA bundle by which sidecars know the operator."""
     return {
         "apiVersion": "v1",
@@ -148,7 +148,7 @@ def host_service(job: Job, host: int) -> Manifest:
     }
 
 
-def children(job: Job, platform: Platform, host: int | None = None) -> tuple[Manifest, ...]:
+def children(job: Job, platform: Installation, host: int | None = None) -> tuple[Manifest, ...]:
     """What a job has besides its pods, in the order of need. ``host``: the worker that hosts its rendezvous."""
     closed = (network_policy(job),) if platform.network_policies else ()
     kept = (disruption_budget(job, job.spec),) if platform.disruption_budgets and job.spec is not None else ()
@@ -160,7 +160,7 @@ _MOST_DIGESTS = 1 << 14
 _digests: dict[tuple[object, ...], str] = {}
 
 
-def children_digest(job: Job, platform: Platform, host: int | None = None) -> str:
+def children_digest(job: Job, platform: Installation, host: int | None = None) -> str:
     """The digest of ``children``, made once for all that they depend on: each pass asks for it."""
     spec = job.spec
     asked = (spec.replicas, spec.min_replicas, spec.on_failure) if spec is not None else None
@@ -179,7 +179,7 @@ def digest(*values: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def pod(job: Job, spec: JobSpec, worker: Worker, platform: Platform, rendezvous_ip: str = "") -> Manifest:
+def pod(job: Job, spec: JobSpec, worker: Worker, platform: Installation, rendezvous_ip: str = "") -> Manifest:
     """One worker's pod."""
     template_meta: Mapping[str, Any] = spec.template.get("metadata") or {}
     marks = worker_marks(job, worker.incarnation)
@@ -204,7 +204,7 @@ def pod(job: Job, spec: JobSpec, worker: Worker, platform: Platform, rendezvous_
     }
 
 
-def _pod_spec(job: Job, spec: JobSpec, worker: Worker, platform: Platform, rendezvous_ip: str) -> Manifest:
+def _pod_spec(job: Job, spec: JobSpec, worker: Worker, platform: Installation, rendezvous_ip: str) -> Manifest:
     result: Manifest = dict(spec.pod_spec)  # what is added goes into new lists: the template is shared by all pods
     trainer = trainer_container(result)
     meeting = _torchrun_env(job, spec, worker, rendezvous_ip)
@@ -317,7 +317,7 @@ def _object_env(job: Job, spec: JobSpec) -> list[Manifest]:
     return env
 
 
-def _sidecar(spec: JobSpec, platform: Platform) -> Manifest:
+def _sidecar(spec: JobSpec, platform: Installation) -> Manifest:
     env = [
         *_identity_env(),
         _value("HOLDFAST_OPERATOR_URL", platform.agents_url),

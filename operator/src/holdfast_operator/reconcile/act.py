@@ -29,16 +29,16 @@ from holdfast_operator.decision.plan import (
     RestorePod,
 )
 from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError, RejectedError
-from holdfast_operator.reconcile.observe import Memory
-from holdfast_operator.runtime.rate_limit import Rate, Rates
-from holdfast_operator.views import Refusal
+from holdfast_operator.reconcile.observe import JobMemory
+from holdfast_operator.runtime.rate_limit import RateLimit, Rates
+from holdfast_operator.views import CreationError
 
 logger = logging.getLogger(__name__)
 
 Json = Mapping[str, Any]
 
 # Of one job's events. A large job has one or two for each worker when all of them leave at once.
-EVENTS = Rate(a_second=1.0, at_once=200)
+EVENTS = RateLimit(a_second=1.0, at_once=200)
 
 
 class Actor:
@@ -66,13 +66,13 @@ class Actor:
         }
         return self._cluster.patch_status(who, patch)
 
-    def act(self, job: Job, plan: Plan, memory: Memory) -> tuple[Memory, ClusterError | None]:
+    def act(self, job: Job, plan: Plan, memory: JobMemory) -> tuple[JobMemory, ClusterError | None]:
         """Do the plan's actions; returns what is to be remembered, and why some are to be tried again.
 
         What is refused or not answered stops only its like: launchers are told what they are to do also where no pod
         can be made.
         """
-        refusal: Refusal | None = None
+        refusal: CreationError | None = None
         failure: ClusterError | None = None
         stopped: set[type[Action]] = set()
         for action in plan.actions:
@@ -86,18 +86,18 @@ class Actor:
                 logger.warning("%s", error)
                 if isinstance(action, RestorePod | LabelPod):
                     continue  # a pod whose labels an admission controller keeps is no reason to create no others
-                refusal = Refusal(reason=error.reason, message=str(error))
+                refusal = CreationError(reason=error.reason, message=str(error))
                 stopped.add(CreatePod)
             except ClusterError as error:
                 logger.warning("%s is tried again: %s", _named(action), error)
                 failure = failure or error
                 stopped.add(type(action))
                 if isinstance(action, CreatePod | ApplyChildren):
-                    refusal = refusal or Refusal(reason="CreationFailed", message=str(error))
+                    refusal = refusal or CreationError(reason="CreationFailed", message=str(error))
                     stopped.add(CreatePod)
         return _remembered(memory, plan, refusal), failure
 
-    def _do(self, job: Job, action: Action, memory: Memory, now: datetime) -> Memory:
+    def _do(self, job: Job, action: Action, memory: JobMemory, now: datetime) -> JobMemory:
         match action:
             case ApplyChildren():
                 made = [self._cluster.apply(dict(manifest)) for manifest in action.manifests]
@@ -146,7 +146,7 @@ class Actor:
                 logger.warning("an event was not written: %s", error)
 
 
-def _remembered(memory: Memory, plan: Plan, refusal: Refusal | None) -> Memory:
+def _remembered(memory: JobMemory, plan: Plan, refusal: CreationError | None) -> JobMemory:
     """A refusal is remembered until the creation that it was about succeeds."""
     tried = any(isinstance(action, CreatePod | ApplyChildren) for action in plan.actions)
     return replace(memory, refusal=refusal if tried or refusal else memory.refusal)

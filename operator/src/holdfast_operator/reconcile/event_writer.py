@@ -13,16 +13,16 @@ from contextvars import Context, copy_context
 
 logger = logging.getLogger(__name__)
 
-Tell = Callable[[], None]
+WriteEvents = Callable[[], None]
 
 
-class Teller:
+class EventWriter:
     """Thread-safe. Lines that are logged of it are about what they were in the pass."""
 
     def __init__(self, *, threads: int = 2, most: int = 5_000) -> None:
         self._most = most
         self._condition = threading.Condition()
-        self._waiting: OrderedDict[str, deque[tuple[Context, Tell]]] = OrderedDict()
+        self._waiting: OrderedDict[str, deque[tuple[Context, WriteEvents]]] = OrderedDict()
         self._busy: set[str] = set()
         self._stopped = False
         self._threads = [
@@ -34,7 +34,7 @@ class Teller:
         for thread in self._threads:
             thread.start()
 
-    def add(self, key: str, tell: Tell) -> None:
+    def add(self, key: str, tell: WriteEvents) -> None:
         """Have this told, after what waits of the same key. While far too much waits it is dropped."""
         with self._condition:
             full = sum(map(len, self._waiting.values())) >= self._most
@@ -65,7 +65,7 @@ class Teller:
                 self._busy.discard(key)
                 self._condition.notify()
 
-    def _next(self) -> tuple[str, Context, Tell] | None:
+    def _next(self) -> tuple[str, Context, WriteEvents] | None:
         with self._condition:
             while True:
                 key = next((key for key in self._waiting if key not in self._busy), None)
@@ -75,7 +75,7 @@ class Teller:
                     return None
                 self._condition.wait()
 
-    def _taken(self, key: str) -> tuple[Context, Tell]:
+    def _taken(self, key: str) -> tuple[Context, WriteEvents]:
         """The oldest of this key, which is last in turn then."""
         tells = self._waiting.pop(key)
         oldest = tells.popleft()
@@ -85,7 +85,7 @@ class Teller:
         return oldest
 
 
-def _told(tell: Tell) -> None:
+def _told(tell: WriteEvents) -> None:
     try:
         tell()
     except Exception:

@@ -27,18 +27,18 @@ from holdfast_operator.cluster.pod_events import PodEvents
 from holdfast_operator.decision.lifecycle.unreadable_spec import REASON as UNREADABLE
 from holdfast_operator.errors import UnreadableError
 from holdfast_operator.reconcile.torchrun_reports import spoken_for
-from holdfast_operator.scheduling.gang_queue import Known, standing_of
-from holdfast_operator.scheduling.gang_queue_cache import Lines
+from holdfast_operator.scheduling.gang_queue import GangQueueInput, standing_of
+from holdfast_operator.scheduling.gang_queue_cache import GangQueueCache
 from holdfast_operator.views import (
+    CreationError,
+    GangPriority,
+    Installation,
     NodeView,
     Observed,
-    Platform,
     PodView,
-    Refusal,
     Renewals,
     Report,
-    Rival,
-    Standing,
+    WaitingGang,
     parse_node,
     parse_pod,
     read_renewal,
@@ -52,17 +52,17 @@ EVENTS_AFTER = timedelta(seconds=8)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class JobMemory:
     """What this process knows of a job beyond the cluster; losing it costs a few calls."""
 
-    refusal: Refusal | None = None
+    refusal: CreationError | None = None
     applied: str = ""
     applied_at: datetime | None = None
     published: int = -1
     rendezvous_ip: str = ""
 
 
-class Observer:
+class JobObserver:
     """Reads. ``started_at``: when this process began to decide; until a while after it, silence means nothing."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Observer:
         cluster: Cluster,
         cache: Cache,
         hub: AgentHub,
-        platform: Callable[[], Platform],
+        platform: Callable[[], Installation],
         key_of_job: Callable[[str], str],
         nonce: Callable[[], str],
         started_at: datetime,
@@ -89,8 +89,8 @@ class Observer:
         self._views: Memo[Json, NodeView] = Memo(parse_node)
         self._node_views: tuple[int, Mapping[str, NodeView]] = (-1, {})
         self._renewals: dict[str, Renewals] = {}
-        self._waiting: Memo[Json, Rival | None] = Memo(rival_of)
-        self._lines = Lines(self._known)
+        self._waiting: Memo[Json, WaitingGang | None] = Memo(rival_of)
+        self._lines = GangQueueCache(self._known)
         self._events = PodEvents(cluster.pod_events)
 
     def forget(self) -> None:
@@ -105,14 +105,14 @@ class Observer:
         """This process decides from now on: nobody has reported to it before."""
         self._started_at = at
 
-    def cached(self, key: str, memory: Memory, now: datetime) -> Observed | None:
+    def cached(self, key: str, memory: JobMemory, now: datetime) -> Observed | None:
         """What the caches know; None if there is no such job."""
         body = self._cache.job(key)
         if body is None:
             return None
         return self._observed(body, self._cache.pods_of(str(body["metadata"]["uid"])), memory, now)
 
-    def live(self, key: str, memory: Memory, now: datetime) -> Observed | None:
+    def live(self, key: str, memory: JobMemory, now: datetime) -> Observed | None:
         """What the API server says now."""
         namespace, _, name = key.partition("/")
         body = self._cluster.job(namespace, name)
@@ -150,7 +150,7 @@ class Observer:
         return found
 
     def _observed(
-        self, body: Json, pods: Iterable[Json], memory: Memory, now: datetime, *, at_once: bool = False
+        self, body: Json, pods: Iterable[Json], memory: JobMemory, now: datetime, *, at_once: bool = False
     ) -> Observed:
         """``at_once``: nodes whose kubelet is to prove an end are read again."""
         job, status = self._jobs(job_key(body), body)
@@ -182,7 +182,7 @@ class Observer:
             rendezvous_ip=memory.rendezvous_ip,
         )
 
-    def _applied(self, job: Job, status: Status, memory: Memory, now: datetime) -> str:
+    def _applied(self, job: Job, status: Status, memory: JobMemory, now: datetime) -> str:
         """The digest of the children that are taken to be there. They are applied anew now and then, for somebody may
         have deleted them; each job at a time of its own, and seldom where there are many.
 
@@ -259,19 +259,19 @@ class Observer:
 
     # Other jobs
 
-    def _known(self) -> Known:
+    def _known(self) -> GangQueueInput:
         jobs = {job_key(body): body for body in self._cache.jobs()}
         rivals = tuple(filter(None, (self._waiting(key, body) for key, body in jobs.items())))
         standings = {rival.key: self._standing(rival) for rival in rivals}
         unseen = {key for key, standing in standings.items() if standing is None}
-        return Known(
+        return GangQueueInput(
             nodes=tuple(self._all_nodes().values()),
             usage=self._cache.usage(),
             rivals=tuple(_standing(rival, standings[rival.key]) for rival in rivals),
             jobs=frozenset(jobs.keys() - unseen),
         )
 
-    def _standing(self, rival: Rival) -> Standing | None:
+    def _standing(self, rival: WaitingGang) -> GangPriority | None:
         """Pods tell their priority, so without any it is not known where the gang stands."""
         namespace = rival.key.partition("/")[0]
         own = (pod for pod in self._cache.pods_of(rival.uid) if pod["metadata"].get("namespace") == namespace)
@@ -279,7 +279,7 @@ class Observer:
         return standing_of(view for view in views if not (view.bound or view.terminal or view.leaving))
 
 
-def _standing(rival: Rival, standing: Standing | None) -> Rival:
+def _standing(rival: WaitingGang, standing: GangPriority | None) -> WaitingGang:
     return rival if standing is None or standing == rival.standing else replace(rival, standing=standing)
 
 
@@ -348,7 +348,7 @@ def doubtful(status: Status, nodes: Mapping[str, NodeView], reports: tuple[Repor
     return found
 
 
-def rival_of(body: Json) -> Rival | None:
+def rival_of(body: Json) -> WaitingGang | None:
     """A job whose gang has no place yet and may get one. Read sparsely: this runs over all jobs."""
     status = _part(body, "status")
     ended = any(
@@ -379,7 +379,7 @@ def rival_of(body: Json) -> Rival | None:
     if scheduling.queue and not gang.get("liftedAt") and (gang.get("queued") or not listed):
         return None  # it may have to wait for its quota for ever, whatever room there is
     unplaced = [worker for worker in gated if not worker.get("node")]
-    return Rival(
+    return WaitingGang(
         key=job_key(body),
         uid=str(body["metadata"].get("uid", "")),
         created=created,

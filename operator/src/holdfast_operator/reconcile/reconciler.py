@@ -19,7 +19,7 @@ from holdfast_operator.decision.decide import decide
 from holdfast_operator.decision.plan import Plan, Publish
 from holdfast_operator.errors import ClusterError, ConflictError
 from holdfast_operator.reconcile.act import Actor
-from holdfast_operator.reconcile.observe import Memory, Observer
+from holdfast_operator.reconcile.observe import JobMemory, JobObserver
 from holdfast_operator.runtime.logs import set_generation
 from holdfast_operator.runtime.metrics import Metrics
 from holdfast_operator.views import Observed
@@ -49,7 +49,7 @@ class Reconciler:
     def __init__(
         self,
         *,
-        observer: Observer,
+        observer: JobObserver,
         actor: Actor,
         cache: Cache,
         hub: AgentHub,
@@ -63,7 +63,7 @@ class Reconciler:
         self._metrics = metrics
         self._clock = clock
         self._lock = threading.Lock()
-        self._memories: dict[str, Memory] = {}
+        self._memories: dict[str, JobMemory] = {}
         self._uids: dict[str, str] = {}
         self._states: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
@@ -94,7 +94,7 @@ class Reconciler:
         """Keep nothing in memory of objects that are gone."""
         self._observer.forget()
 
-    def _carry_out(self, key: str, seen: Observed, plan: Plan, memory: Memory) -> ClusterError | None:
+    def _carry_out(self, key: str, seen: Observed, plan: Plan, memory: JobMemory) -> ClusterError | None:
         self._same_job(key, seen)
         set_generation(plan.status.membership.generation)
         written = self._actor.write_status(seen.job, plan)
@@ -122,9 +122,9 @@ class Reconciler:
             raise ConflictError(f"{key} was deleted and made again")
         self._uids[key] = seen.job.uid
 
-    def _memory(self, key: str) -> Memory:
+    def _memory(self, key: str) -> JobMemory:
         with self._lock:
-            return self._memories.get(key, Memory())
+            return self._memories.get(key, JobMemory())
 
     def _forget(self, key: str) -> None:
         namespace, _, name = key.partition("/")

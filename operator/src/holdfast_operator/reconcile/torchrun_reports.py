@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from holdfast_operator.api.job import Job, Pair
+from holdfast_operator.api.job import AttemptId, Job
 from holdfast_operator.api.status import Phase, Status
 from holdfast_operator.views import PodView, Report, World
 
@@ -54,7 +54,7 @@ def _world(status: Status, pods: dict[str, PodView]) -> tuple[World | None, tupl
     lost = tuple(uid for uid in uids if uid not in left)
     if not any(uid in pods and _runs(pods[uid]) for uid in left):
         return None, lost
-    pair = Pair(generation=membership.generation, attempt=1 + len(lost))
+    pair = AttemptId(generation=membership.generation, attempt=1 + len(lost))
     return World(pair=pair, publication=membership.publication, members=left, coordinator=left[0]), lost
 
 

@@ -21,9 +21,9 @@ from holdfast_operator.remediation.clouds import Cloud
 from holdfast_operator.remediation.decide import (
     Action,
     Decision,
-    Entry,
     Evict,
-    Machine,
+    HistoryEntry,
+    Node,
     Plan,
     Release,
     SetMark,
@@ -47,7 +47,7 @@ class Actor:
         self._identity = identity
         self._told: dict[str, tuple[str, str]] = {}
 
-    def carry_out(self, plan: Plan, known: tuple[Entry, ...], now: datetime) -> None:
+    def carry_out(self, plan: Plan, known: tuple[HistoryEntry, ...], now: datetime) -> None:
         """Do it and tell of it. Raises ``ClusterError`` where some of it is to be tried again."""
         if plan.history != known and plan.actions:
             self._cluster.apply_config_map(self._namespace, c.REMEDIATION_HISTORY, {"history": _lines(plan.history)})
@@ -108,7 +108,7 @@ class Actor:
             case Terminate():
                 logger.warning("node %s: %s", action.machine.name, self._cloud.replace(action.machine.provider_id))
 
-    def _patch(self, machine: Machine, mark: str | None, changes: Mapping[str, Any]) -> None:
+    def _patch(self, machine: Node, mark: str | None, changes: Mapping[str, Any]) -> None:
         meta = {
             "uid": machine.uid,
             "resourceVersion": machine.version,
@@ -149,7 +149,7 @@ def event_of(decision: Decision, now: datetime, identity: str) -> dict[str, Any]
     }
 
 
-def _lines(history: tuple[Entry, ...]) -> str:
+def _lines(history: tuple[HistoryEntry, ...]) -> str:
     values = (
         {
             "node": entry.node,

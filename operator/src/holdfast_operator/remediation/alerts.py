@@ -14,7 +14,7 @@ from holdfast_operator.api.fields import loads
 from holdfast_operator.api.job import parse_time
 from holdfast_operator.api.node_mark import mark_of
 from holdfast_operator.errors import AgentRequestError
-from holdfast_operator.remediation.settings import Mode, Rules
+from holdfast_operator.remediation.settings import Mode, RemediationSettings
 
 Json = Mapping[str, Any]
 
@@ -61,7 +61,7 @@ class Nodes:
     marked_for: Callable[[str], Collection[str]]
 
 
-def parse_body(raw: bytes, rules: Rules, nodes: Nodes, now: datetime) -> Parsed:
+def parse_body(raw: bytes, rules: RemediationSettings, nodes: Nodes, now: datetime) -> Parsed:
     """The alerts of a body. Raises ``AgentRequestError`` if it is none of Alertmanager's."""
     try:
         body = loads(raw)
@@ -86,7 +86,7 @@ def _number(value: Any) -> int:
     return min(max(value, 0), _MOST) if whole else 0
 
 
-def _alert(item: Any, rules: Rules, nodes: Nodes, now: datetime) -> Alert | str:
+def _alert(item: Any, rules: RemediationSettings, nodes: Nodes, now: datetime) -> Alert | str:
     if not isinstance(item, dict) or not isinstance(item.get("labels"), dict):
         return "malformed"
     labels, status, started = item["labels"], item.get("status"), parse_time(item.get("startsAt"))

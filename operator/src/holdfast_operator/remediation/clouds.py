@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from holdfast_operator.errors import CloudError, SettingsError
-from holdfast_operator.remediation.settings import Rules
+from holdfast_operator.remediation.settings import RemediationSettings
 
 
 class Cloud(Protocol):
@@ -93,7 +93,7 @@ def _of_boto(error: Exception) -> bool:
     return type(error).__module__.partition(".")[0] in ("boto3", "botocore")
 
 
-def cloud_of(rules: Rules) -> Cloud:
+def cloud_of(rules: RemediationSettings) -> Cloud:
     """The cloud that is set. Raises ``SettingsError`` where its library is not in the image."""
     if not rules.provider:
         return NoCloud()

@@ -18,11 +18,11 @@ from holdfast_operator.errors import ClusterError, ConflictError
 from holdfast_operator.remediation.act import Actor
 from holdfast_operator.remediation.alerts import Alert
 from holdfast_operator.remediation.clouds import Cloud, cloud_of
-from holdfast_operator.remediation.decide import Plan, Sight, remedy
+from holdfast_operator.remediation.decide import FleetSnapshot, Plan, remedy
 from holdfast_operator.remediation.inbox import Inbox, tokens_in
 from holdfast_operator.remediation.metrics import RemediationMetrics
-from holdfast_operator.remediation.observe import Observer
-from holdfast_operator.remediation.settings import Rules
+from holdfast_operator.remediation.observe import FleetObserver
+from holdfast_operator.remediation.settings import RemediationSettings
 from holdfast_operator.runtime.metrics import Metrics
 from holdfast_operator.runtime.workqueue import KeyedQueue
 
@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 _KEY = "nodes"
 
 
-class Keeper:
+class Controller:
     """One of a process. ``inbox`` is None without a token: then no alert can come."""
 
     def __init__(
         self,
         *,
-        rules: Rules,
+        rules: RemediationSettings,
         cluster: Cluster,
         cache: Cache,
         metrics: RemediationMetrics,
@@ -49,7 +49,7 @@ class Keeper:
         self._queue = KeyedQueue()
         self._metrics = metrics
         self._clock = clock
-        self._observer = Observer(
+        self._observer = FleetObserver(
             cluster=cluster, cache=cache, rules=rules, namespace=namespace, listens_since=clock()
         )
         self._actor = Actor(cluster=cluster, cloud=cloud, metrics=metrics, namespace=namespace, identity=identity)
@@ -123,14 +123,14 @@ class Keeper:
         self._carry_out(sight, plan, now)
         return plan.requeue_after
 
-    def _carry_out(self, sight: Sight, plan: Plan, now: datetime) -> None:
+    def _carry_out(self, sight: FleetSnapshot, plan: Plan, now: datetime) -> None:
         self._metrics.seen(sight)
         self._actor.forget_all_but({decision.node for decision in plan.decisions})
         self._actor.carry_out(plan, sight.history, now)
 
 
 def make_keeper(
-    rules: Rules,
+    rules: RemediationSettings,
     *,
     api: ApiClient,
     cache: Cache,
@@ -138,9 +138,9 @@ def make_keeper(
     namespace: str,
     identity: str,
     clock: Callable[[], datetime],
-) -> Keeper:
+) -> Controller:
     """The keeper of a process. Raises ``SettingsError`` if the cloud's library is missing."""
-    return Keeper(
+    return Controller(
         rules=rules,
         cluster=Cluster(api),
         cache=cache,

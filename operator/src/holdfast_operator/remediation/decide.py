@@ -19,7 +19,7 @@ from enum import StrEnum
 
 from holdfast_operator.api.node_mark import ALERTS_KEPT, Mark
 from holdfast_operator.remediation.alerts import Alert
-from holdfast_operator.remediation.settings import Mode, Rules
+from holdfast_operator.remediation.settings import Mode, RemediationSettings
 
 HOUR = timedelta(hours=1)
 POLL_DRAIN = timedelta(seconds=2)
@@ -34,7 +34,7 @@ _CONTROL_PLANE = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes
 _NAMED = 3
 
 
-class Stay(StrEnum):
+class StayReason(StrEnum):
     """Why a pod is still on a node that is drained."""
 
     EVICTABLE = "leaves"
@@ -43,13 +43,13 @@ class Stay(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Occupant:
+class NodePod:
     """A pod that the drain is about. ``patience``: so long its job gets it away by itself, with a checkpoint."""
 
     namespace: str
     name: str
     uid: str
-    stay: Stay = Stay.EVICTABLE
+    stay: StayReason = StayReason.EVICTABLE
     patience: timedelta = timedelta(0)
     deleted_at: datetime | None = None
     """When its grace period ends, if its deletion was asked for."""
@@ -64,7 +64,7 @@ class Occupant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class Node:
     """A node. ``pods`` are known of marked ones only; None: not read, which is not the same as none."""
 
     name: str
@@ -79,7 +79,7 @@ class Machine:
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     mark: Mark | None = None
     marked: bool = False
-    pods: tuple[Occupant, ...] | None = None
+    pods: tuple[NodePod, ...] | None = None
 
     @property
     def away(self) -> bool:
@@ -93,7 +93,7 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class HistoryEntry:
     """What outlives a mark, for rate and cool-down.
 
     Noted with the mark, since its node may be taken away at any time, and again when the mark is about to go.
@@ -111,13 +111,13 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class FleetSnapshot:
     """All that one plan depends on, besides the time."""
 
-    rules: Rules
+    rules: RemediationSettings
     alerts: tuple[Alert, ...] = ()
-    machines: tuple[Machine, ...] = ()
-    history: tuple[Entry, ...] = ()
+    machines: tuple[Node, ...] = ()
+    history: tuple[HistoryEntry, ...] = ()
     listens_since: datetime | None = None
     """When this process began to listen to Alertmanager."""
 
@@ -126,7 +126,7 @@ class Sight:
 class SetMark:
     """Write the mark; with ``cordon`` the node takes no new pods from then on, in the same write."""
 
-    machine: Machine
+    machine: Node
     mark: Mark
     cordon: bool = False
 
@@ -135,7 +135,7 @@ class SetMark:
 class Release:
     """Take the mark away, and the cordon with it where that is still ours."""
 
-    machine: Machine
+    machine: Node
     uncordon: bool
 
 
@@ -143,8 +143,8 @@ class Release:
 class Evict:
     """Ask for a pod's eviction; ``force``: delete it, whatever budgets say."""
 
-    machine: Machine
-    pod: Occupant
+    machine: Node
+    pod: NodePod
     force: bool = False
 
 
@@ -152,7 +152,7 @@ class Evict:
 class Terminate:
     """Have the cloud take the machine away and bring another."""
 
-    machine: Machine
+    machine: Node
 
 
 Action = SetMark | Release | Evict | Terminate
@@ -176,19 +176,19 @@ class Plan:
 
     actions: tuple[Action, ...]
     decisions: tuple[Decision, ...]
-    history: tuple[Entry, ...]
+    history: tuple[HistoryEntry, ...]
     requeue_after: float | None
 
 
 @dataclass(kw_only=True)
-class _Desk:
+class _Planner:
     """The plan under way; lives within one call."""
 
-    sight: Sight
+    sight: FleetSnapshot
     now: datetime
     firing: dict[str, list[Alert]]
     resolved: dict[str, set[str]]
-    history: tuple[Entry, ...]
+    history: tuple[HistoryEntry, ...]
     pool: frozenset[str]  # nodes that may be chosen
     away: set[str]  # of those; what this plan begins is added
     lately: tuple[tuple[datetime, str], ...]  # begun within an hour before this plan, with the UID where only begun
@@ -197,7 +197,7 @@ class _Desk:
     begun: set[str] = field(default_factory=set)
     wake: timedelta | None = None
 
-    def say(self, machine: Machine, reason: str, message: str, *, warning: bool = False) -> None:
+    def say(self, machine: Node, reason: str, message: str, *, warning: bool = False) -> None:
         self.decisions.append(
             Decision(node=machine.name, uid=machine.uid, reason=reason, message=message, warning=warning)
         )
@@ -206,25 +206,25 @@ class _Desk:
         after = max(after, timedelta(seconds=0.2))
         self.wake = after if self.wake is None else min(self.wake, after)
 
-    def note(self, machine: Machine, mark: Mark) -> None:
+    def note(self, machine: Node, mark: Mark) -> None:
         others = (
             entry
             for entry in self.history
             if (entry.node, entry.started) != (machine.name, mark.since) and not _unmarked_yet(entry, machine)
         )
-        self.history = (*others, Entry(node=machine.name, uid=machine.uid, started=mark.since, ended=self.now))
+        self.history = (*others, HistoryEntry(node=machine.name, uid=machine.uid, started=mark.since, ended=self.now))
 
 
-def _unmarked_yet(entry: Entry, machine: Machine) -> bool:
+def _unmarked_yet(entry: HistoryEntry, machine: Node) -> bool:
     """It tells of a mark that this node, which has none, did not get: the write failed."""
     return machine.mark is None and entry.only_begun and entry.uid == machine.uid
 
 
-def remedy(sight: Sight, now: datetime) -> Plan:
+def remedy(sight: FleetSnapshot, now: datetime) -> Plan:
     """What to do about all nodes."""
     # Once for all nodes: in a storm each of thousands asks for it.
     pool = frozenset(m.name for m in sight.machines if not m.control_plane and _selected(m, sight.rules))
-    desk = _Desk(
+    desk = _Planner(
         sight=sight,
         now=now,
         firing=_by_node(alert for alert in sight.alerts if alert.firing),
@@ -258,12 +258,12 @@ def _by_node(alerts: Iterable[Alert]) -> dict[str, list[Alert]]:
     return found
 
 
-def _recent(sight: Sight, now: datetime) -> tuple[Entry, ...]:
+def _recent(sight: FleetSnapshot, now: datetime) -> tuple[HistoryEntry, ...]:
     span = max(HOUR, sight.rules.cooldown)
     return tuple(entry for entry in sight.history if now - entry.ended < span)
 
 
-def _lately(sight: Sight, now: datetime) -> tuple[tuple[datetime, str], ...]:
+def _lately(sight: FleetSnapshot, now: datetime) -> tuple[tuple[datetime, str], ...]:
     starts = {(entry.node, entry.started): entry.uid if entry.only_begun else "" for entry in _recent(sight, now)}
     starts |= {(machine.name, machine.mark.since): "" for machine in sight.machines if machine.mark is not None}
     return tuple(sorted((time, uid) for (_node, time), uid in starts.items() if now - time < HOUR))
@@ -272,7 +272,7 @@ def _lately(sight: Sight, now: datetime) -> tuple[tuple[datetime, str], ...]:
 # Nodes without a mark
 
 
-def _consider(desk: _Desk, machine: Machine) -> None:
+def _consider(desk: _Planner, machine: Node) -> None:
     told = desk.firing[machine.name]
     alerts = [alert for alert in told if machine.created is None or alert.started >= machine.created]
     if not alerts:
@@ -310,7 +310,7 @@ def _consider(desk: _Desk, machine: Machine) -> None:
     desk.wake_in(POLL_DRAIN if mode >= Mode.DRAIN else POLL_MARKED)
 
 
-def _held(desk: _Desk, machine: Machine, alerts: list[Alert]) -> tuple[str, str] | None:
+def _held(desk: _Planner, machine: Node, alerts: list[Alert]) -> tuple[str, str] | None:
     """What keeps a node from being acted on."""
     rules = desk.sight.rules
     if machine.marked:
@@ -331,7 +331,7 @@ def _held(desk: _Desk, machine: Machine, alerts: list[Alert]) -> tuple[str, str]
     return _broken(desk, machine, goes_on=goes_on)
 
 
-def _broken(desk: _Desk, machine: Machine, *, goes_on: bool) -> tuple[str, str] | None:
+def _broken(desk: _Planner, machine: Node, *, goes_on: bool) -> tuple[str, str] | None:
     """The breaker: many sick nodes at once are more likely a sick alert."""
     rules = desk.sight.rules
     limit = rules.max_unavailable.of(len(desk.pool))
@@ -347,14 +347,14 @@ def _broken(desk: _Desk, machine: Machine, *, goes_on: bool) -> tuple[str, str] 
     return None
 
 
-def _selected(machine: Machine, rules: Rules) -> bool:
+def _selected(machine: Node, rules: RemediationSettings) -> bool:
     return all(machine.labels.get(key) == value for key, value in rules.node_selector.items())
 
 
 # Nodes with our mark
 
 
-def _tend(desk: _Desk, machine: Machine) -> None:
+def _tend(desk: _Planner, machine: Node) -> None:
     rules, before = desk.sight.rules, machine.mark
     if before is None or rules.dry_run or rules.mode is Mode.OBSERVE:
         words = "the node bears a mark of an earlier setting; un-cordon it when it is well"
@@ -392,7 +392,7 @@ def _tend(desk: _Desk, machine: Machine) -> None:
         )
 
 
-def _brought_up_to_date(desk: _Desk, machine: Machine, mark: Mark) -> Mark:
+def _brought_up_to_date(desk: _Planner, machine: Node, mark: Mark) -> Mark:
     firing = desk.firing.get(machine.name, [])
     told = {alert.fingerprint for alert in firing}
     still = [name for name in mark.alerts if name not in desk.resolved.get(machine.name, ())]
@@ -422,18 +422,18 @@ def _brought_up_to_date(desk: _Desk, machine: Machine, mark: Mark) -> Mark:
     )
 
 
-def _unheard(desk: _Desk, machine: Machine, mark: Mark) -> bool:
+def _unheard(desk: _Planner, machine: Node, mark: Mark) -> bool:
     """Nothing has come about any of its alerts for long, repetitions included."""
     since = [desk.sight.listens_since or desk.now, mark.since]
     since += [alert.heard for alert in desk.firing.get(machine.name, ()) if alert.fingerprint in mark.alerts]
     return bool(mark.alerts) and desk.now - max(since) >= UNHEARD
 
 
-def _rebooted(machine: Machine, mark: Mark) -> bool:
+def _rebooted(machine: Node, mark: Mark) -> bool:
     return bool(machine.boot_id and mark.boot_id) and machine.boot_id != mark.boot_id
 
 
-def _doubt(machine: Machine, mark: Mark) -> str:
+def _doubt(machine: Node, mark: Mark) -> str:
     """What speaks against giving back a node whose alerts are resolved; empty if nothing does."""
     if mark.until_reboot and not _rebooted(machine, mark):
         return "its GPU needs a reset, so that proves nothing; it is un-cordoned after a reboot"
@@ -444,7 +444,7 @@ def _doubt(machine: Machine, mark: Mark) -> str:
     return ""
 
 
-def _released(desk: _Desk, machine: Machine, mark: Mark) -> bool:
+def _released(desk: _Planner, machine: Node, mark: Mark) -> bool:
     """Un-cordon what is well again, or forget what somebody else un-cordoned."""
     if mark.terminating_since is not None:
         return False
@@ -464,7 +464,7 @@ def _released(desk: _Desk, machine: Machine, mark: Mark) -> bool:
     return True
 
 
-def _say_clear(desk: _Desk, machine: Machine, mark: Mark) -> None:
+def _say_clear(desk: _Planner, machine: Node, mark: Mark) -> None:
     wait = desk.sight.rules.release_after
     if wait is None or mark.clear_since is None:
         desk.say(machine, "AlertsResolved", f"{mark.message}: its alerts are resolved; un-cordon it when it is well")
@@ -478,7 +478,7 @@ def _say_clear(desk: _Desk, machine: Machine, mark: Mark) -> None:
     desk.say(machine, "AlertsResolved", f"{mark.message}: its alerts are resolved; it is un-cordoned if they stay so")
 
 
-def _left(desk: _Desk, machine: Machine, mark: Mark) -> tuple[Occupant, ...] | None:
+def _left(desk: _Planner, machine: Node, mark: Mark) -> tuple[NodePod, ...] | None:
     """The pods to wait for; None: not known.
 
     The kubelet of a dead node ends none that are to be deleted. With ``force``, one whose deletion hangs (a finalizer
@@ -489,21 +489,23 @@ def _left(desk: _Desk, machine: Machine, mark: Mark) -> tuple[Occupant, ...] | N
     started = mark.draining_since
     forced = desk.sight.rules.force and started is not None and desk.now - started >= desk.sight.rules.drain_deadline
 
-    def stays(pod: Occupant) -> bool:
+    def stays(pod: NodePod) -> bool:
         if pod.deleted_at is None:
             return True
-        hangs = forced and pod.stay is not Stay.OPTED_OUT and desk.now - pod.deleted_at >= _OVERDUE
+        hangs = forced and pod.stay is not StayReason.OPTED_OUT and desk.now - pod.deleted_at >= _OVERDUE
         return machine.ready and not hangs
 
     return tuple(pod for pod in machine.pods if stays(pod))
 
 
-def _drain(desk: _Desk, machine: Machine, mark: Mark) -> None:
+def _drain(desk: _Planner, machine: Node, mark: Mark) -> None:
     started = mark.draining_since or desk.now
     late = desk.now - started >= desk.sight.rules.drain_deadline
     force = late and desk.sight.rules.force
     left = _left(desk, machine, mark)
-    going = [pod for pod in left or () if pod.stay is Stay.EVICTABLE or (force and pod.stay is Stay.UNMANAGED)]
+    going = [
+        pod for pod in left or () if pod.stay is StayReason.EVICTABLE or (force and pod.stay is StayReason.UNMANAGED)
+    ]
     for pod in going:
         if not pod.deleting and desk.now - started >= pod.patience:
             desk.actions.append(Evict(machine=machine, pod=pod, force=force))
@@ -521,7 +523,7 @@ def _drain(desk: _Desk, machine: Machine, mark: Mark) -> None:
         desk.say(machine, "NodeDraining", f"{mark.message}; the node is being drained", warning=True)
 
 
-def _drained(desk: _Desk, machine: Machine, mark: Mark) -> None:
+def _drained(desk: _Planner, machine: Node, mark: Mark) -> None:
     if min(mark.mode, desk.sight.rules.mode) < Mode.REPLACE:
         desk.say(machine, "NodeDrained", f"{mark.message}; the node is drained and stays cordoned", warning=True)
         return

@@ -20,7 +20,7 @@ from typing import Any
 
 from holdfast_operator.errors import AgentRequestError
 from holdfast_operator.remediation.alerts import Alert, Nodes, Parsed, mark_reader, node_finder, parse_body
-from holdfast_operator.remediation.settings import Rules
+from holdfast_operator.remediation.settings import RemediationSettings
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Inbox:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: RemediationSettings,
         *,
         nodes: Callable[[], list[Json]],
         exists: Callable[[str], bool],

@@ -6,9 +6,9 @@ from collections import Counter as Tally
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from holdfast_operator.remediation.decide import Sight
+from holdfast_operator.remediation.decide import FleetSnapshot
 from holdfast_operator.remediation.inbox import RESULTS
-from holdfast_operator.remediation.settings import Mode, Rules
+from holdfast_operator.remediation.settings import Mode, RemediationSettings
 
 
 class RemediationMetrics:
@@ -30,7 +30,7 @@ class RemediationMetrics:
         self._marked = Gauge("holdfast_nodes_marked", "Nodes with our mark, by mode.", ["mode"], registry=registry)
         for result in RESULTS:
             self._alerts.labels(result)
-        self.seen(Sight(rules=Rules()))
+        self.seen(FleetSnapshot(rules=RemediationSettings()))
 
     def alerts(self, result: str, number: int) -> None:
         """Alerts came."""
@@ -44,7 +44,7 @@ class RemediationMetrics:
         """One action was tried."""
         self._actions.labels(action, result).inc()
 
-    def seen(self, sight: Sight) -> None:
+    def seen(self, sight: FleetSnapshot) -> None:
         """How many nodes bear a mark. Nothing is done to one that somebody un-cordoned, whatever its mark's mode."""
         marks = [machine.mark for machine in sight.machines if machine.mark is not None]
         tally = Tally("Overruled" if mark.overruled else mark.mode.word for mark in marks)

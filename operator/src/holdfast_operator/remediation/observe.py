@@ -15,8 +15,8 @@ from holdfast_operator.cluster.cache import Cache, owner_of
 from holdfast_operator.cluster.client import Cluster
 from holdfast_operator.decision.workers.cleanup import DRAIN_MARGIN
 from holdfast_operator.remediation.alerts import Alert
-from holdfast_operator.remediation.decide import Entry, Machine, Occupant, Sight, Stay
-from holdfast_operator.remediation.settings import Mode, Rules
+from holdfast_operator.remediation.decide import FleetSnapshot, HistoryEntry, Node, NodePod, StayReason
+from holdfast_operator.remediation.settings import Mode, RemediationSettings
 from holdfast_operator.views import parse_node
 
 Json = Mapping[str, Any]
@@ -26,11 +26,11 @@ _OWN_WAY = DRAIN_MARGIN + timedelta(seconds=30)
 _CHECKPOINT_SECONDS = 25
 
 
-class Observer:
+class FleetObserver:
     """Reads."""
 
     def __init__(
-        self, *, cluster: Cluster, cache: Cache, rules: Rules, namespace: str, listens_since: datetime
+        self, *, cluster: Cluster, cache: Cache, rules: RemediationSettings, namespace: str, listens_since: datetime
     ) -> None:
         self._cluster = cluster
         self._cache = cache
@@ -38,13 +38,13 @@ class Observer:
         self._namespace = namespace
         self._listens_since = listens_since
 
-    def sight(self, alerts: tuple[Alert, ...]) -> Sight:
+    def sight(self, alerts: tuple[Alert, ...]) -> FleetSnapshot:
         """What the caches know, and marked nodes as they are now."""
         machines = tuple(machine_of(body) for body in self._cache.nodes())
         acts = self._rules.mode is not Mode.OBSERVE
         concerned = acts and (bool(alerts) or any(machine.marked for machine in machines))
         history = self._history() if concerned and not self._rules.dry_run else ()
-        sight = Sight(
+        sight = FleetSnapshot(
             rules=self._rules,
             alerts=alerts,
             machines=machines,
@@ -53,14 +53,14 @@ class Observer:
         )
         return self.anew(sight, {machine.name for machine in machines if machine.marked}) if acts else sight
 
-    def anew(self, sight: Sight, names: Iterable[str]) -> Sight:
+    def anew(self, sight: FleetSnapshot, names: Iterable[str]) -> FleetSnapshot:
         """The same with these nodes read from the API server; who is gone there is gone here."""
         wanted = set(names)
         fresh = {name: self._read(name) for name in sorted(wanted)}
         machines = (fresh[machine.name] if machine.name in wanted else machine for machine in sight.machines)
         return replace(sight, machines=tuple(machine for machine in machines if machine is not None))
 
-    def _read(self, name: str) -> Machine | None:
+    def _read(self, name: str) -> Node | None:
         body = self._cluster.node(name)
         if body is None:
             return None
@@ -71,7 +71,7 @@ class Observer:
         pods = tuple(filter(None, map(self._occupant, self._cluster.pods_on(name))))
         return replace(machine, pods=tuple(sorted(pods, key=lambda pod: (pod.namespace, pod.name))))
 
-    def _occupant(self, body: Json) -> Occupant | None:
+    def _occupant(self, body: Json) -> NodePod | None:
         """A pod that has to leave; None for what has ended and what belongs to the node."""
         meta = body["metadata"]
         owner = next((owner for owner in meta.get("ownerReferences") or () if owner.get("controller")), None)
@@ -79,8 +79,11 @@ class Observer:
         mirror = "kubernetes.io/config.mirror" in (meta.get("annotations") or {})
         if ended or mirror or (owner or {}).get("kind") == "DaemonSet":
             return None
-        stay, patience = self._job_of(body) or (Stay.UNMANAGED if owner is None else Stay.EVICTABLE, timedelta(0))
-        return Occupant(
+        stay, patience = self._job_of(body) or (
+            StayReason.UNMANAGED if owner is None else StayReason.EVICTABLE,
+            timedelta(0),
+        )
+        return NodePod(
             namespace=str(meta.get("namespace", "")),
             name=str(meta["name"]),
             uid=str(meta["uid"]),
@@ -89,7 +92,7 @@ class Observer:
             deleted_at=parse_time(meta.get("deletionTimestamp")),
         )
 
-    def _job_of(self, body: Json) -> tuple[Stay, timedelta] | None:
+    def _job_of(self, body: Json) -> tuple[StayReason, timedelta] | None:
         owner = owner_of(body)
         if owner is None:
             return None
@@ -98,18 +101,18 @@ class Observer:
             return None
         spec = job.get("spec") or {}
         if (spec.get("nodeRemediation") or {}).get("optOut") is True:
-            return Stay.OPTED_OUT, timedelta(0)
+            return StayReason.OPTED_OUT, timedelta(0)
         seconds = (spec.get("interruption") or {}).get("checkpointDeadlineSeconds")
         commit = timedelta(seconds=seconds if isinstance(seconds, int) else _CHECKPOINT_SECONDS)
-        return Stay.EVICTABLE, commit + _OWN_WAY
+        return StayReason.EVICTABLE, commit + _OWN_WAY
 
-    def _history(self) -> tuple[Entry, ...]:
+    def _history(self) -> tuple[HistoryEntry, ...]:
         found = self._cluster.config_map(self._namespace, REMEDIATION_HISTORY)
         text = ((found or {}).get("data") or {}).get("history", "")
         return tuple(filter(None, map(_entry, text.splitlines())))
 
 
-def _entry(line: str) -> Entry | None:
+def _entry(line: str) -> HistoryEntry | None:
     try:
         value = json.loads(line)
         started, ended = parse_time(value["started"]), parse_time(value["ended"])
@@ -117,7 +120,7 @@ def _entry(line: str) -> Entry | None:
         return None
     if started is None or ended is None:
         return None
-    return Entry(node=str(value.get("node", "")), uid=str(value.get("uid", "")), started=started, ended=ended)
+    return HistoryEntry(node=str(value.get("node", "")), uid=str(value.get("uid", "")), started=started, ended=ended)
 
 
 def _gpus(body: Json) -> int:
@@ -126,10 +129,10 @@ def _gpus(body: Json) -> int:
     return int(told) if told.isdecimal() else 0
 
 
-def machine_of(body: Json) -> Machine:
+def machine_of(body: Json) -> Node:
     """A node from the API's JSON."""
     view, meta = parse_node(body), body["metadata"]
-    return Machine(
+    return Node(
         name=view.name,
         uid=str(meta.get("uid", "")),
         version=str(meta.get("resourceVersion", "")),

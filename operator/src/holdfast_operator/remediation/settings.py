@@ -49,7 +49,7 @@ class AlertRule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limit:
+class NodeLimit:
     """So many nodes, or a percentage of all, rounded up."""
 
     number: int
@@ -61,7 +61,7 @@ class Limit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class RemediationSettings:
     """All of it. ``mode`` bounds what any alert leads to."""
 
     mode: Mode = Mode.OBSERVE
@@ -69,7 +69,7 @@ class Rules:
     alerts: tuple[AlertRule, ...] = ()
     node_labels: tuple[str, ...] = ("node", "kubernetes_node", "Hostname", "hostname", "instance")
     node_selector: Mapping[str, str] = field(default_factory=dict, hash=False)
-    max_unavailable: Limit = Limit(number=10, percent=True)
+    max_unavailable: NodeLimit = NodeLimit(number=10, percent=True)
     max_per_hour: int = 2
     cooldown: timedelta = timedelta(hours=1)
     release_after: timedelta | None = timedelta(minutes=10)
@@ -87,7 +87,7 @@ class Rules:
         return None
 
 
-def parse_rules(text: str, token_file: str = "") -> Rules:
+def parse_rules(text: str, token_file: str = "") -> RemediationSettings:
     """Helm's ``nodeRemediation`` as JSON; empty: only observe. Raises ``SettingsError`` with what is wrong."""
     try:
         value = json.loads(text or "{}")
@@ -98,11 +98,11 @@ def parse_rules(text: str, token_file: str = "") -> Rules:
     provider = str(value.get("provider", ""))
     if provider not in ("", "AWS"):
         raise SettingsError(f"nodeRemediation.provider must be AWS or empty, not {provider!r}")
-    rules = Rules(
+    rules = RemediationSettings(
         mode=_mode(value.get("mode", "Observe"), "mode"),
         dry_run=value.get("dryRun") is True,
         alerts=tuple(_alert(item) for item in value.get("alerts") or ()),
-        node_labels=tuple(map(str, value.get("nodeLabels") or Rules.node_labels)),
+        node_labels=tuple(map(str, value.get("nodeLabels") or RemediationSettings.node_labels)),
         node_selector={str(key): str(item) for key, item in (value.get("nodeSelector") or {}).items()},
         max_unavailable=_limit(value.get("maxUnavailable", "10%")),
         max_per_hour=_number(value, "maxPerHour", 2, 1000),
@@ -134,13 +134,13 @@ def _mode(value: Any, name: str) -> Mode:
     return _MODES[value]
 
 
-def _limit(value: Any) -> Limit:
+def _limit(value: Any) -> NodeLimit:
     match = _PERCENT.match(str(value))
     if match is not None:
-        return Limit(number=int(match[1]), percent=True)
+        return NodeLimit(number=int(match[1]), percent=True)
     if not str(value).isdecimal():
         raise SettingsError(f"nodeRemediation.maxUnavailable must be a number or a percentage, not {value!r}")
-    return Limit(number=int(str(value)))
+    return NodeLimit(number=int(str(value)))
 
 
 def _number(value: Json, key: str, default: int, most: int = _SECONDS_MAX) -> int:

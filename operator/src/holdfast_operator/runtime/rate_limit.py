@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rate:
+class RateLimit:
     """What one key is granted."""
 
     a_second: float
@@ -22,7 +22,7 @@ class Rate:
 class Rates:
     """A bucket for each key: full at first, and again once its key has been silent. Thread-safe."""
 
-    def __init__(self, rate: Rate, *, keys: int = 50_000) -> None:
+    def __init__(self, rate: RateLimit, *, keys: int = 50_000) -> None:
         self._rate = rate
         self._keys = keys
         self._lock = threading.Lock()

@@ -2,7 +2,7 @@
 
 Only what our own pods take is known to be taken, so a yes may be wrong; a gang that is not bound in time is gated
 again. A no is right as far as requests, node selectors, required node affinity, required anti-affinity among our own
-pods (``Ask.namespace`` and ``labels``), taints and cordons go.
+pods (``PodRequest.namespace`` and ``labels``), taints and cordons go.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from decimal import Decimal
 from holdfast_operator.api import names as c
 from holdfast_operator.api.job import Json
 from holdfast_operator.api.quantities import SUFFIX, Amounts, add, requests
-from holdfast_operator.views import NodeView, Tenant, Usage
+from holdfast_operator.views import NodeUsage, NodeView, PodAffinityInfo
 
 # What is longer is weighed by the scheduler only: templates of other jobs must not cost this pass anything.
 _WEIGHED_EXPRESSIONS = 256
@@ -33,7 +33,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class PodRequest:
     """So many pods alike that want a place."""
 
     pod_spec: Json = field(hash=False)
@@ -42,32 +42,32 @@ class Ask:
     namespace: str = ""
     labels: Json = field(default_factory=dict, hash=False)
 
-    def within(self, key: str, domain: str) -> Ask:
+    def within(self, key: str, domain: str) -> PodRequest:
         """The same on nodes with this label only."""
         selector = {**(self.pod_spec.get("nodeSelector") or {}), key: domain}
         return replace(self, pod_spec={**self.pod_spec, "nodeSelector": selector})
 
 
-class Room:
+class FreeCapacity:
     """What is left on each node after the pods that were put there."""
 
-    def __init__(self, nodes: Iterable[NodeView], usage: Iterable[Usage], now: datetime) -> None:
+    def __init__(self, nodes: Iterable[NodeView], usage: Iterable[NodeUsage], now: datetime) -> None:
         self._nodes = [node for node in nodes if node.ready and not node.unschedulable and not node.dead(now)]
         self._left: dict[str, Amounts] = {node.name: dict(node.offers) for node in self._nodes}
-        self._tenants: dict[str, tuple[Tenant, ...]] = {}
-        self._wary: dict[str, tuple[Tenant, ...]] = {}  # those of them that keep others away
+        self._tenants: dict[str, tuple[PodAffinityInfo, ...]] = {}
+        self._wary: dict[str, tuple[PodAffinityInfo, ...]] = {}  # those of them that keep others away
         self._yielded: dict[str, Amounts] = {}  # what is free because pods of lower priority would go
         for taken in usage:
             if taken.node in self._left:
                 self._put(taken.node, taken.amounts, 1, taken.tenants)
 
-    def copy(self) -> Room:
+    def copy(self) -> FreeCapacity:
         """The same room, to try something in. What is known of a node is never changed, but replaced."""
         other = copy(self)
         other._left, other._tenants, other._wary = dict(self._left), dict(self._tenants), dict(self._wary)
         return other
 
-    def without(self, usage: Iterable[Usage]) -> Room:
+    def without(self, usage: Iterable[NodeUsage]) -> FreeCapacity:
         """The same room with these pods taken for gone. What is put there goes first where none of them has to go."""
         other = self.copy()
         other._yielded = dict(self._yielded)
@@ -76,15 +76,15 @@ class Room:
                 other._take_out(taken)
         return other
 
-    def put(self, usage: Iterable[Usage]) -> None:
+    def put(self, usage: Iterable[NodeUsage]) -> None:
         """Take what these take, whether there is so much or not."""
         for taken in usage:
             self._put(taken.node, taken.amounts, 1, taken.tenants)
 
-    def beyond(self, before: Room) -> tuple[Usage, ...]:
+    def beyond(self, before: FreeCapacity) -> tuple[NodeUsage, ...]:
         """What was put here since this was a copy of the other."""
         return tuple(
-            Usage(
+            NodeUsage(
                 node=node,
                 amounts={key: before._left[node].get(key, Decimal(0)) - value for key, value in left.items()},
                 tenants=self._tenants[node][len(before._tenants.get(node, ())) :],
@@ -106,10 +106,10 @@ class Room:
         """The values that usable nodes have of a label."""
         return sorted({str(node.labels[key]) for node in self._nodes if key in node.labels})
 
-    def place(self, ask: Ask) -> int:
+    def place(self, ask: PodRequest) -> int:
         """Put up to so many pods, the fullest nodes first; returns how many found a place."""
         asked = {key: value for key, value in requests(ask.pod_spec).items() if value > 0}
-        own = Tenant(namespace=ask.namespace, labels=ask.labels, keeps_away=keeps_away(ask.pod_spec))
+        own = PodAffinityInfo(namespace=ask.namespace, labels=ask.labels, keeps_away=keeps_away(ask.pod_spec))
         from_itself = [term for term in own.keeps_away if _means(term, own, own)]
         barred, placed = self._barred(own), 0
         for node in self._fullest_first(ask.pod_spec, ask.avoid, asked):
@@ -123,7 +123,7 @@ class Room:
             placed += here
         return placed
 
-    def _put(self, node: str, amounts: Amounts, count: int, tenants: Sequence[Tenant]) -> None:
+    def _put(self, node: str, amounts: Amounts, count: int, tenants: Sequence[PodAffinityInfo]) -> None:
         left = dict(self._left[node])
         add(left, amounts, -count)
         self._left[node] = left
@@ -132,7 +132,7 @@ class Room:
         if wary:
             self._wary[node] = (*self._wary.get(node, ()), *wary)
 
-    def _take_out(self, taken: Usage) -> None:
+    def _take_out(self, taken: NodeUsage) -> None:
         node, gone = taken.node, {id(tenant) for tenant in taken.tenants}
         for amounts in (self._left, self._yielded):
             more = dict(amounts.get(node, {}))
@@ -156,7 +156,7 @@ class Room:
         zero = Decimal(0)
         return any(left.get(key, zero) - yielded.get(key, zero) < value for key, value in asked.items())
 
-    def _barred(self, own: Tenant) -> frozenset[str]:
+    def _barred(self, own: PodAffinityInfo) -> frozenset[str]:
         """Nodes from which the pods there keep this one away, or it keeps away from them."""
         keys: set[tuple[str, str]] = set()
         for node, tenants in (self._tenants if own.keeps_away else self._wary).items():
@@ -183,7 +183,7 @@ class Room:
         return most
 
 
-def place_together(room: Room, asks: Sequence[Ask], key: str = "") -> tuple[tuple[int, ...], str]:
+def place_together(room: FreeCapacity, asks: Sequence[PodRequest], key: str = "") -> tuple[tuple[int, ...], str]:
     """How many of each find room, all in one domain where a label is given, and in which. Takes that room."""
     if not key:
         return tuple(room.place(ask) for ask in asks), ""
@@ -219,7 +219,7 @@ def _key(term: Json) -> str:
     return str(term.get("topologyKey"))
 
 
-def _means(term: Json, own: Tenant, other: Tenant) -> bool:
+def _means(term: Json, own: PodAffinityInfo, other: PodAffinityInfo) -> bool:
     """Whether a term of one pod is about another.
 
     Of namespaces only the name is known; what asks for more is left to the scheduler.

@@ -9,12 +9,12 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Worker
 from holdfast_operator.manifests.children import pod
 from holdfast_operator.manifests.placement import placed
-from holdfast_operator.scheduling.capacity import Ask, Room, place_together
-from holdfast_operator.views import Observed, Rival
+from holdfast_operator.scheduling.capacity import FreeCapacity, PodRequest, place_together
+from holdfast_operator.views import Observed, WaitingGang
 
 
 def place(
-    seen: Observed, room: Room, workers: Iterable[Worker], avoid: Sequence[str] = ()
+    seen: Observed, room: FreeCapacity, workers: Iterable[Worker], avoid: Sequence[str] = ()
 ) -> tuple[tuple[Worker, ...], str]:
     """Those that find room together, and in which domain where the job is packed and has none yet. Takes the room."""
     if seen.job.spec is None:
@@ -30,13 +30,13 @@ def place(
     return tuple(w for group, count in zip(ordered, found, strict=True) for w in group[:count]), domain
 
 
-def _ask(seen: Observed, group: Sequence[Worker], avoid: Sequence[str]) -> Ask:
+def _ask(seen: Observed, group: Sequence[Worker], avoid: Sequence[str]) -> PodRequest:
     """Pods as they would be made."""
     if seen.job.spec is None:
         raise AssertionError("a job that cannot be read asks for no pods")
     manifest = pod(seen.job, seen.job.spec, group[0], seen.platform)
     meta = manifest["metadata"]
-    return Ask(
+    return PodRequest(
         pod_spec=manifest["spec"],
         count=len(group),
         avoid=tuple(avoid),
@@ -45,16 +45,16 @@ def _ask(seen: Observed, group: Sequence[Worker], avoid: Sequence[str]) -> Ask:
     )
 
 
-def place_rival(room: Room, rival: Rival) -> int:
+def place_rival(room: FreeCapacity, rival: WaitingGang) -> int:
     """How many pods of another job's gang find room. Takes that room."""
     parts = ((True, rival.on_demand), (False, rival.pods - rival.on_demand))
     asks = [_ask_of_rival(rival, on_demand, count) for on_demand, count in parts if count > 0]
     return sum(place_together(room, asks, "" if rival.domain else rival.scheduling.packed_by)[0])
 
 
-def _ask_of_rival(rival: Rival, on_demand: bool, count: int) -> Ask:
+def _ask_of_rival(rival: WaitingGang, on_demand: bool, count: int) -> PodRequest:
     namespace, _, name = rival.key.partition("/")
-    return Ask(
+    return PodRequest(
         pod_spec=placed(
             rival.pod_spec,
             rival.scheduling,

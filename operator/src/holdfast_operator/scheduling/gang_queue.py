@@ -11,33 +11,33 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from holdfast_operator.scheduling.capacity import Room
+from holdfast_operator.scheduling.capacity import FreeCapacity
 from holdfast_operator.scheduling.fit import place_rival
-from holdfast_operator.views import NodeView, PodView, Rival, Standing, Usage
+from holdfast_operator.views import GangPriority, NodeUsage, NodeView, PodView, WaitingGang
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class GangQueueInput:
     """What a line is made of."""
 
     nodes: tuple[NodeView, ...] = ()
-    usage: tuple[Usage, ...] = ()
-    rivals: tuple[Rival, ...] = ()
+    usage: tuple[NodeUsage, ...] = ()
+    rivals: tuple[WaitingGang, ...] = ()
     jobs: frozenset[str] = frozenset()  # all that there are, whether they wait or not, but who waits unseen
 
 
-class Line:
+class GangQueue:
     """The gangs that wait: those whose gates are lifted first, then by priority, then by age."""
 
-    def __init__(self, known: Known, now: datetime) -> None:
+    def __init__(self, known: GangQueueInput, now: datetime) -> None:
         self.rivals = known.rivals
         self._later = [rival for rival in known.rivals if _tries_later(rival, now)]
         in_turn = sorted((rival for rival in known.rivals if not _tries_later(rival, now)), key=_turn)
         self._turns = [_turn(rival) for rival in in_turn]
         self._usage = known.usage
-        self._lower: dict[int, tuple[Usage, ...]] = {}
-        self._left = [(Room(known.nodes, known.usage, now), 0)]
-        self._empty = Room(known.nodes, (), now)
+        self._lower: dict[int, tuple[NodeUsage, ...]] = {}
+        self._left = [(FreeCapacity(known.nodes, known.usage, now), 0)]
+        self._empty = FreeCapacity(known.nodes, (), now)
         self._could_begin: dict[str, bool] = {}
         for rival in in_turn:
             self._left.append(self._after(rival, *self._left[-1]))
@@ -46,7 +46,7 @@ class Line:
         """Whether a gang that was to try again later may by now."""
         return not all(_tries_later(rival, now) for rival in self._later)
 
-    def could_begin(self, rival: Rival) -> bool:
+    def could_begin(self, rival: WaitingGang) -> bool:
         """Whether an empty cluster could hold as many of the gang as it may begin with."""
         if rival.key not in self._could_begin:
             least = rival.least or rival.pods
@@ -54,7 +54,7 @@ class Line:
             self._could_begin[rival.key] = place_rival(self._empty.copy(), asked) == least
         return self._could_begin[rival.key]
 
-    def before(self, standing: Standing, created: datetime, key: str) -> tuple[Iterator[Room], int]:
+    def before(self, standing: GangPriority, created: datetime, key: str) -> tuple[Iterator[FreeCapacity], int]:
         """What those who go first leave to a gang whose gates are not lifted, and how many pods they are.
 
         First as it is; then, for a gang that may displace pods of lower priority, as if these were gone.
@@ -62,13 +62,13 @@ class Line:
         room, others = self._left[bisect_left(self._turns, (True, -standing.priority, created, key))]
         return self._rooms(room, standing), others
 
-    def _rooms(self, room: Room, standing: Standing) -> Iterator[Room]:
+    def _rooms(self, room: FreeCapacity, standing: GangPriority) -> Iterator[FreeCapacity]:
         yield room.copy()
         lower = self._displaced_by(standing)
         if lower:
             yield room.without(lower)
 
-    def _displaced_by(self, standing: Standing) -> tuple[Usage, ...]:
+    def _displaced_by(self, standing: GangPriority) -> tuple[NodeUsage, ...]:
         if not standing.preempts:
             return ()
         if standing.priority not in self._lower:
@@ -76,7 +76,7 @@ class Line:
             self._lower[standing.priority] = lower
         return self._lower[standing.priority]
 
-    def _after(self, rival: Rival, room: Room, others: int) -> tuple[Room, int]:
+    def _after(self, rival: WaitingGang, room: FreeCapacity, others: int) -> tuple[FreeCapacity, int]:
         """What is left when this one has its place.
 
         A gang that not even an empty cluster could hold blocks nobody.
@@ -89,31 +89,31 @@ class Line:
         return left, others + found
 
 
-def waiting(line: Line, but: str) -> Iterable[Rival]:
+def waiting(line: GangQueue, but: str) -> Iterable[WaitingGang]:
     """The gangs of other jobs whose gates are not lifted."""
     return (rival for rival in line.rivals if not rival.lifted and rival.key != but)
 
 
-def standing_of(pods: Iterable[PodView]) -> Standing | None:
+def standing_of(pods: Iterable[PodView]) -> GangPriority | None:
     """That of a gang with these pods, of which the least counts; None without any."""
     found = tuple(pods)
     if not found:
         return None
-    return Standing(
+    return GangPriority(
         priority=min(pod.priority for pod in found),
         preempts=all(pod.preempts for pod in found),
     )
 
 
-def _tries_later(rival: Rival, now: datetime) -> bool:
+def _tries_later(rival: WaitingGang, now: datetime) -> bool:
     return not rival.lifted and rival.retry_at is not None and now < rival.retry_at
 
 
-def _turn(rival: Rival) -> tuple[bool, int, datetime, str]:
+def _turn(rival: WaitingGang) -> tuple[bool, int, datetime, str]:
     return not rival.lifted, -rival.standing.priority, rival.created, rival.key
 
 
-def _placed(rival: Rival, room: Room, lower: tuple[Usage, ...]) -> tuple[Room, int]:
+def _placed(rival: WaitingGang, room: FreeCapacity, lower: tuple[NodeUsage, ...]) -> tuple[FreeCapacity, int]:
     """The room with the gang in it, where it need be in the place of pods of lower priority, and how many found one.
 
     Who is to go is still there: to those that may not displace them, what they take is taken twice.

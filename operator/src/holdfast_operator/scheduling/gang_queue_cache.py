@@ -10,23 +10,23 @@ import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from holdfast_operator.scheduling.gang_queue import Known, Line
+from holdfast_operator.scheduling.gang_queue import GangQueue, GangQueueInput
 
 # To weigh a gang takes about a millisecond: so that lines take no more than a part of the time.
 _AGE_FOR_EACH_GANG = timedelta(milliseconds=5)
 
 
-class Lines:
+class GangQueueCache:
     """The newest line. Thread-safe."""
 
-    def __init__(self, read: Callable[[], Known]) -> None:
+    def __init__(self, read: Callable[[], GangQueueInput]) -> None:
         self._read = read
         self._lock = threading.Lock()
-        self._known = Known()
-        self._line: Line | None = None
+        self._known = GangQueueInput()
+        self._line: GangQueue | None = None
         self._looked_at: datetime | None = None
 
-    def of(self, key: str, now: datetime) -> Line | None:
+    def of(self, key: str, now: datetime) -> GangQueue | None:
         """The line in which this job may stand; None: it came after that was made, and has to be asked for again."""
         with self._lock:
             if self._looked_at is None or now - self._looked_at >= _AGE_FOR_EACH_GANG * len(self._known.rivals):
@@ -36,5 +36,5 @@ class Lines:
     def _look(self, now: datetime) -> None:
         known = self._read()
         if self._line is None or known != self._known or self._line.outlived(now):
-            self._known, self._line = known, Line(known, now)
+            self._known, self._line = known, GangQueue(known, now)
         self._looked_at = now

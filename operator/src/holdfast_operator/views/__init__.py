@@ -3,7 +3,15 @@
 Nothing here reads a cluster or a clock; ``observe.py`` does, and fills ``Observed``.
 """
 
-from holdfast_operator.decision.snapshot import Observed, Platform, Refusal, Rival, Standing, Tenant, Usage
+from holdfast_operator.decision.snapshot import (
+    CreationError,
+    GangPriority,
+    Installation,
+    NodeUsage,
+    Observed,
+    PodAffinityInfo,
+    WaitingGang,
+)
 from holdfast_operator.views.nodes import NodeView, parse_node
 from holdfast_operator.views.pods import Exit, PodView, parse_pod, priority_of
 from holdfast_operator.views.renewals import Renewals, read_renewal
@@ -14,32 +22,32 @@ from holdfast_operator.views.reports import (
     Preflight,
     Quarantined,
     Report,
+    ReportedIncident,
     Restored,
-    Told,
     World,
     parse_report,
 )
 
 __all__ = [
     "Check",
+    "CreationError",
     "Exit",
+    "GangPriority",
     "GpuError",
+    "Installation",
+    "NodeUsage",
     "NodeView",
     "Notice",
     "Observed",
-    "Platform",
+    "PodAffinityInfo",
     "PodView",
     "Preflight",
     "Quarantined",
-    "Refusal",
     "Renewals",
     "Report",
+    "ReportedIncident",
     "Restored",
-    "Rival",
-    "Standing",
-    "Tenant",
-    "Told",
-    "Usage",
+    "WaitingGang",
     "World",
     "parse_node",
     "parse_pod",

@@ -9,9 +9,9 @@ from itertools import islice
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Json, Pair, parse_time
+from holdfast_operator.api.job import AttemptId, Json, parse_time
 from holdfast_operator.api.status import Checkpoint
-from holdfast_operator.api.status.goodput import Spent, short
+from holdfast_operator.api.status.goodput import TimeBreakdown, short
 from holdfast_operator.views import values
 from holdfast_operator.views.pods import Exit
 
@@ -50,7 +50,7 @@ class Notice:
 class World:
     """A running world, as a launcher tells."""
 
-    pair: Pair
+    pair: AttemptId
     publication: str
     members: tuple[str, ...]
     coordinator: str
@@ -65,10 +65,10 @@ class Restored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class ReportedIncident:
     """An incident in a launcher's words."""
 
-    pair: Pair
+    pair: AttemptId
     cause: str
     action: str
     reason: str
@@ -81,7 +81,7 @@ class Told:
     resumed: datetime | None
     lost_steps: int | None
     restored_from: str | None = None
-    part_of: Pair | None = None  # of the incident that it is counted with
+    part_of: AttemptId | None = None  # of the incident that it is counted with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +162,8 @@ class Report:
     ready: bool = False
     store: int = c.PORT_STORE
     control: int = c.PORT_CONTROL
-    accepted: Pair | None = None
-    started: Pair | None = None
+    accepted: AttemptId | None = None
+    started: AttemptId | None = None
     world: World | None = None
     restored: Restored | None = None
     phase: str = ""
@@ -177,7 +177,7 @@ class Report:
     quarantined: tuple[Quarantined, ...] = ()
     loss: float | None = None
     throughput: float | None = None
-    incidents: tuple[Told, ...] = ()
+    incidents: tuple[ReportedIncident, ...] = ()
     notices: tuple[Notice, ...] = ()
     gpu_errors: tuple[GpuError, ...] = ()
     preflight: Preflight | None = None  # None: nothing was asked of it
@@ -185,7 +185,7 @@ class Report:
     conflict: int = 0
     checkpointing: bool = False  # a rank of it is in a checkpoint
     exit: Exit | None = None
-    books: Spent = ()  # what its ranks' seconds went into, since the launcher's start
+    books: TimeBreakdown = ()  # what its ranks' seconds went into, since the launcher's start
     unheard: int = 0  # entries of its lists beyond those that are heard
 
     def fresh(self, now: datetime) -> bool:
@@ -193,7 +193,7 @@ class Report:
         return now - self.received_at <= c.REPORT_FRESH
 
     @property
-    def highest_pair(self) -> Pair | None:
+    def highest_pair(self) -> AttemptId | None:
         """The highest world that it knows to have started."""
         pairs = [pair for pair in (self.started, self.world.pair if self.world else None) if pair]
         return max(pairs, default=None)
@@ -277,18 +277,18 @@ def _unheard(value: Json) -> int:
     return sum(max(0, len(values.listed(value.get(name))) - most) for name, most in _HEARD.items())
 
 
-def _books(accounting: Json) -> Spent:
+def _books(accounting: Json) -> TimeBreakdown:
     """Whole seconds by cause. What is booked under a cause that is not known here counts as attributed to none."""
     told = dict(values.part(accounting, "seconds"))
     known = [values.whole(told.pop(name, None)) for name in c.SPENT[:-1]]
     return short([*known, sum(map(values.whole, (*told.values(), accounting.get("unattributedSeconds"))))])
 
 
-def _told(value: Json) -> Told | None:
+def _told(value: Json) -> ReportedIncident | None:
     pair = values.pair(value)
     if pair is None:
         return None
-    return Told(
+    return ReportedIncident(
         pair=pair,
         cause=values.said(value.get("cause")),
         action=values.said(value.get("action")),

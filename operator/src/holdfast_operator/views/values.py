@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Json, Pair, parse_pair
+from holdfast_operator.api.job import AttemptId, Json, parse_pair
 from holdfast_operator.api.redaction import hide_secrets
 
 EMPTY: Mapping[str, Any] = {}
@@ -47,7 +47,7 @@ def integer(value: Any) -> int | None:
     return value if exact else None
 
 
-def pair(value: Any) -> Pair | None:
+def pair(value: Any) -> AttemptId | None:
     """A pair; a malformed one if its numbers are larger than all that can be written into the status."""
     found = parse_pair(value)
     if found is None or max(abs(found.generation), abs(found.attempt)) > c.MAX_NUMBER:

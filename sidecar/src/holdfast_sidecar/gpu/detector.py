@@ -37,7 +37,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Track:
+class GpuState:
     """What is remembered of one GPU. Times are monotonic seconds."""
 
     uuid: str
@@ -68,13 +68,13 @@ class Track:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class GpuHistory:
     """What is remembered of all GPUs of the pod."""
 
-    tracks: Mapping[str, Track] = field(default_factory=dict)
+    tracks: Mapping[str, GpuState] = field(default_factory=dict)
 
 
-def judge(known: Known, sample: Sample, now: float) -> tuple[Known, tuple[Finding, ...]]:
+def judge(known: GpuHistory, sample: Sample, now: float) -> tuple[GpuHistory, tuple[Finding, ...]]:
     """Take in a sample."""
     tracks = dict(known.tracks)
     findings: list[Finding] = []
@@ -89,7 +89,7 @@ def judge(known: Known, sample: Sample, now: float) -> tuple[Known, tuple[Findin
     for uuid in tracks.keys() - seen:
         tracks[uuid], found = _unseen(tracks[uuid], sample, now)
         findings += found
-    return Known(tracks=tracks), tuple(findings)
+    return GpuHistory(tracks=tracks), tuple(findings)
 
 
 def _is_new(finding: Finding, gpu: Gpu, devices: set[tuple[str, int | None]]) -> bool:
@@ -101,9 +101,9 @@ def _is_new(finding: Finding, gpu: Gpu, devices: set[tuple[str, int | None]]) ->
     return not told
 
 
-def _first_seen(gpu: Gpu, now: float) -> tuple[Track, list[Finding]]:
+def _first_seen(gpu: Gpu, now: float) -> tuple[GpuState, list[Finding]]:
     read = {name: one for name, fields in rules.COUNTERS.items() if (one := _field(fields, {}, gpu)) is not None}
-    track = Track(
+    track = GpuState(
         uuid=gpu.uuid,
         index=gpu.index,
         fields={one: gpu.values[one] for one in read.values()},
@@ -116,7 +116,7 @@ def _first_seen(gpu: Gpu, now: float) -> tuple[Track, list[Finding]]:
     return _states(track, gpu, now)
 
 
-def _seen(track: Track, gpu: Gpu, now: float) -> tuple[Track, list[Finding]]:
+def _seen(track: GpuState, gpu: Gpu, now: float) -> tuple[GpuState, list[Finding]]:
     pulse = _pulse(gpu)
     moved_at = track.moved_at if pulse == track.pulse else now
     track = replace(track, index=gpu.index, pulse=pulse, moved_at=moved_at, gone_since=None)
@@ -127,7 +127,7 @@ def _seen(track: Track, gpu: Gpu, now: float) -> tuple[Track, list[Finding]]:
     return track, [*xids, *counts, *states]
 
 
-def _unseen(track: Track, sample: Sample, now: float) -> tuple[Track, list[Finding]]:
+def _unseen(track: GpuState, sample: Sample, now: float) -> tuple[GpuState, list[Finding]]:
     """Gone, if the exporter shows other GPUs; an exporter that shows none has a fault of its own."""
     if not sample.present:
         return track, []
@@ -152,7 +152,7 @@ def _unseen(track: Track, sample: Sample, now: float) -> tuple[Track, list[Findi
 # XIDs
 
 
-def _xids(track: Track, gpu: Gpu) -> tuple[Track, list[Finding]]:
+def _xids(track: GpuState, gpu: Gpu) -> tuple[GpuState, list[Finding]]:
     new = _new_xids(track, gpu)
     shown = gpu.values.get(rules.XID)
     low = shown is not None and int(shown) == 0 and track.xid != 0
@@ -167,7 +167,7 @@ def _xids(track: Track, gpu: Gpu) -> tuple[Track, list[Finding]]:
     return track, [_xid_finding(track, xid, count) for xid, count in sorted(new.items())]
 
 
-def _new_xids(track: Track, gpu: Gpu) -> dict[int, int]:
+def _new_xids(track: GpuState, gpu: Gpu) -> dict[int, int]:
     shown = gpu.values.get(rules.XID)
     if gpu.xids is not None and (track.xids is not None or shown is None):
         before = track.xids or {}
@@ -176,7 +176,7 @@ def _new_xids(track: Track, gpu: Gpu) -> dict[int, int]:
     return {int(shown): 1} if shown and int(shown) != track.xid else {}
 
 
-def _xid_finding(track: Track, xid: int, count: int) -> Finding:
+def _xid_finding(track: GpuState, xid: int, count: int) -> Finding:
     rule = rules.xid_rule(xid)
     return Finding(
         uuid=track.uuid,
@@ -198,7 +198,7 @@ def _field(fields: Sequence[str], known: Mapping[str, float], gpu: Gpu) -> str |
     return next((one for shown in (known, gpu.values) for one in fields if one in shown), None)
 
 
-def _counts(track: Track, gpu: Gpu, now: float) -> tuple[Track, list[Finding]]:
+def _counts(track: GpuState, gpu: Gpu, now: float) -> tuple[GpuState, list[Finding]]:
     new: dict[str, float] = {}
     for name, fields in rules.COUNTERS.items():
         one = _field(fields, track.fields, gpu)
@@ -213,7 +213,7 @@ def _counts(track: Track, gpu: Gpu, now: float) -> tuple[Track, list[Finding]]:
     return track, findings
 
 
-def _difference(track: Track, name: str, value: float) -> tuple[Track, float]:
+def _difference(track: GpuState, name: str, value: float) -> tuple[GpuState, float]:
     last = track.fields.get(name)
     if last is not None and value < last and name not in track.dipped:
         return replace(track, dipped=track.dipped | {name}), 0.0
@@ -223,7 +223,7 @@ def _difference(track: Track, name: str, value: float) -> tuple[Track, float]:
     return track, value if value < last else value - last
 
 
-def _apply_count(rule: CountRule, track: Track, new: float, now: float) -> tuple[Track, list[Finding]]:
+def _apply_count(rule: CountRule, track: GpuState, new: float, now: float) -> tuple[GpuState, list[Finding]]:
     recent = tuple(one for one in track.recent.get(rule.kind, ()) if now - one[0] < rule.seconds)
     if new > 0:
         recent = (*recent, (now, new))
@@ -252,7 +252,7 @@ def _apply_count(rule: CountRule, track: Track, new: float, now: float) -> tuple
 # States
 
 
-def _states(track: Track, gpu: Gpu, now: float) -> tuple[Track, list[Finding]]:
+def _states(track: GpuState, gpu: Gpu, now: float) -> tuple[GpuState, list[Finding]]:
     if track.stands_still(now):
         return replace(track, since={}), []
     findings: list[Finding] = []
@@ -262,7 +262,7 @@ def _states(track: Track, gpu: Gpu, now: float) -> tuple[Track, list[Finding]]:
     return track, findings
 
 
-def _apply_state(rule: StateRule, track: Track, gpu: Gpu, now: float) -> tuple[Track, list[Finding]]:
+def _apply_state(rule: StateRule, track: GpuState, gpu: Gpu, now: float) -> tuple[GpuState, list[Finding]]:
     holds = _holds(rule, gpu)
     if not holds:
         since = {kind: at for kind, at in track.since.items() if kind != rule.kind}

@@ -6,7 +6,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from holdfast_sidecar.gpu import rules
-from holdfast_sidecar.gpu.detector import Track, throttle_reasons
+from holdfast_sidecar.gpu.detector import GpuState, throttle_reasons
 from holdfast_sidecar.gpu.exposition import Gpu
 from holdfast_sidecar.gpu.monitor import View
 
@@ -86,7 +86,7 @@ def _throttled(gpus: list[Gpu]) -> Metric:
     return family
 
 
-def _hardware(tracks: Iterable[Track]) -> Metric:
+def _hardware(tracks: Iterable[GpuState]) -> Metric:
     family = CounterMetricFamily(
         "holdfast_gpu_hardware_errors", "Errors that the GPU counted since it was first seen", labels=[*_GPU, "type"]
     )
@@ -109,5 +109,5 @@ def _errors(view: View) -> Metric:
     return family
 
 
-def _labels(gpu: Gpu | Track) -> list[str]:
+def _labels(gpu: Gpu | GpuState) -> list[str]:
     return ["" if gpu.index is None else str(gpu.index), gpu.uuid]

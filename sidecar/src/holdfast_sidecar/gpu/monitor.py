@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import ContractError, SidecarError, SourceError
-from holdfast_sidecar.gpu.detector import Known, Track, judge
+from holdfast_sidecar.gpu.detector import GpuHistory, GpuState, judge
 from holdfast_sidecar.gpu.error_log import merged
 from holdfast_sidecar.gpu.exposition import Sample, read
 from holdfast_sidecar.protocol.document import Document, GpuError, Pod, dump_document, parse_document
@@ -34,7 +34,7 @@ class View:
     sampled_at: float | None = None
     """Monotonic time of the last usable answer."""
     sample: Sample = field(default_factory=lambda: Sample(gpus=()))
-    known: Known = field(default_factory=Known)
+    known: GpuHistory = field(default_factory=GpuHistory)
     errors: tuple[GpuError, ...] = ()
 
 
@@ -142,10 +142,10 @@ class GpuWatch:
         except (ContractError, KeyError, TypeError, ValueError, AttributeError, OSError, OverflowError) as error:
             _log.error("%s is not ours and starts anew: %s", self._path.name, error)
             return View()
-        return View(known=Known(tracks=tracks), errors=errors)
+        return View(known=GpuHistory(tracks=tracks), errors=errors)
 
 
-def _memory(track: Track) -> Document:
+def _memory(track: GpuState) -> Document:
     xids = None if track.xids is None else {str(xid): count for xid, count in track.xids.items()}
     return {
         "index": track.index,
@@ -156,9 +156,9 @@ def _memory(track: Track) -> Document:
     }
 
 
-def _track(uuid: str, memory: Document, now: float) -> Track:
+def _track(uuid: str, memory: Document, now: float) -> GpuState:
     xids = memory["xids"]
-    return Track(
+    return GpuState(
         uuid=uuid,
         index=None if memory["index"] is None else int(memory["index"]),
         fields={str(name): float(value) for name, value in memory["fields"].items()},

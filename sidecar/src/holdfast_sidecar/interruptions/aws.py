@@ -13,8 +13,8 @@ from typing import Any
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import MalformedError, SourceError
 from holdfast_sidecar.interruptions.metadata import (
-    Lesser,
     OnError,
+    OptionalEndpoint,
     due,
     http_time,
     json_list,
@@ -63,8 +63,8 @@ class AwsSource:
         self._renew_at = 0.0
         self._scheduled: list[Notice] = []
         self._ask_scheduled_at = 0.0
-        self._recommendation = Lesser(self.name, REBALANCE_PATH, on_error)
-        self._schedule = Lesser(self.name, MAINTENANCE_PATH, on_error)
+        self._recommendation = OptionalEndpoint(self.name, REBALANCE_PATH, on_error)
+        self._schedule = OptionalEndpoint(self.name, MAINTENANCE_PATH, on_error)
         self._shown: dict[str, Notice] = {}
         """By path, the notice that the service has shown since its last 404 there: its times may move meanwhile."""
 

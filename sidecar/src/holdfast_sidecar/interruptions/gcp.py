@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import SidecarError, SourceError
-from holdfast_sidecar.interruptions.metadata import Lesser, OnError, due
+from holdfast_sidecar.interruptions.metadata import OnError, OptionalEndpoint, due
 from holdfast_sidecar.protocol.document import Notice
 from holdfast_sidecar.runtime.http import Response, Transport
 
@@ -49,7 +49,7 @@ class GcpSource:
         self._stayed_at: datetime | None = None
         """When the host last said that the machine stays: a termination was announced after that."""
         self._migrates_since: datetime | None = None
-        self._host = Lesser(self.name, MAINTENANCE_PATH, on_error)
+        self._host = OptionalEndpoint(self.name, MAINTENANCE_PATH, on_error)
         self.known = False
 
     def poll(self, now: datetime) -> tuple[Notice, ...]:

@@ -82,7 +82,7 @@ def readable(entries: Iterable[Any], read: Callable[[Any], Read | None]) -> list
     return found
 
 
-class Lesser:
+class OptionalEndpoint:
     """What is asked for after the interruption. A fault there is counted and said once, and hides nothing else."""
 
     def __init__(self, source: str, path: str, on_error: OnError) -> None:

@@ -69,7 +69,7 @@ def _names(values: object) -> list[str]:
     return [name for name in values if isinstance(name, str)] if isinstance(values, list) else []
 
 
-class Ledger:
+class NoticeLedger:
     """The notices that were passed on, kept in the run directory so that a restarted sidecar passes none on twice."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -167,13 +167,13 @@ class Ledger:
             return ()
 
 
-class Watcher:
+class InterruptionPoller:
     """Polls one source, at a pace that its answers set."""
 
     def __init__(
         self,
         source: Source,
-        ledger: Ledger,
+        ledger: NoticeLedger,
         clock: Clock,
         uniform: Callable[[float, float], float],
         *,

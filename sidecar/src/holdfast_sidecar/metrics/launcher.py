@@ -14,7 +14,7 @@ from holdfast_sidecar import __version__
 from holdfast_sidecar.errors import MalformedError
 from holdfast_sidecar.metrics import accounting
 from holdfast_sidecar.protocol.document import Document, Notice, parse_time
-from holdfast_sidecar.run_dir.launcher_status import Beat
+from holdfast_sidecar.run_dir.launcher_status import LauncherStatus
 from holdfast_sidecar.runtime.clock import Clock
 
 # The cause of what a launcher counts without one: an older release.
@@ -27,7 +27,7 @@ class Metrics:
     def __init__(
         self,
         clock: Clock,
-        beat: Callable[[], Beat],
+        beat: Callable[[], LauncherStatus],
         *,
         gpus: Callable[[], Iterator[Metric]] = lambda: iter(()),
         launched: bool = True,
@@ -111,7 +111,7 @@ class Metrics:
             yield _gauge("holdfast_sidecar_report_age_seconds", "Seconds since the operator took a report", age)
 
 
-def _silence(beat: Beat, monotonic: float) -> Iterator[Metric]:
+def _silence(beat: LauncherStatus, monotonic: float) -> Iterator[Metric]:
     silent = beat.silent_seconds(monotonic)
     yield _gauge("holdfast_launcher_silent_seconds", "Seconds since the launcher last wrote its status", silent)
     yield _gauge("holdfast_launcher_silent", "1 if the launcher has spoken and fell silent", float(beat.silent))

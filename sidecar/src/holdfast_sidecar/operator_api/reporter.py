@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import BusyError, ContractError, MalformedError, SidecarError, TransportError
-from holdfast_sidecar.interruptions.poller import Ledger
+from holdfast_sidecar.interruptions.poller import NoticeLedger
 from holdfast_sidecar.protocol.document import (
     GpuError,
     Pod,
@@ -25,8 +25,8 @@ from holdfast_sidecar.protocol.document import (
 from holdfast_sidecar.run_dir.files import Stamp, read_small, stamp, write_atomically
 from holdfast_sidecar.run_dir.launcher_status import (
     NOTHING_REPORTED,
-    Beat,
-    Heartbeat,
+    LauncherStatus,
+    LauncherStatusWatcher,
     ReportState,
     accepted,
     failed,
@@ -48,7 +48,7 @@ REFUSALS = {
 }
 
 
-class Trust:
+class ReloadingTlsContext:
     """The CA bundle as a TLS context: a new one whenever the file has changed. Verification cannot be turned off."""
 
     def __init__(self, ca_file: Path) -> None:
@@ -165,8 +165,8 @@ class Reporter:
         api: OperatorApi,
         pod: Pod,
         start_id: str,
-        heartbeat: Heartbeat,
-        ledger: Ledger,
+        heartbeat: LauncherStatusWatcher,
+        ledger: NoticeLedger,
         clock: Clock,
         uniform: Callable[[float, float], float],
         on_result: Callable[[bool], None] = lambda _: None,
@@ -220,14 +220,14 @@ class Reporter:
         _log.error("the last report did not reach the operator; the pod's own state has to tell it")
         return False
 
-    def _beat(self) -> Beat:
+    def _beat(self) -> LauncherStatus:
         """The newest beat; a GPU error and a check's result are as significant as what the launcher says."""
         beat, errors, preflight = self._heartbeat.current(), self._gpu(), self._preflight()
         if not errors and preflight is None:
             return beat
         return replace(beat, significance=beat.significance + repr((errors, preflight)).encode())
 
-    def _send(self, beat: Beat, timeout: float) -> bool:
+    def _send(self, beat: LauncherStatus, timeout: float) -> bool:
         self._number += 1
         notices = self._ledger.notices()
         report = Report(
@@ -368,7 +368,7 @@ def connect(
     url: str, token_file: Path, ca_file: Path, monotonic: Callable[[], float]
 ) -> tuple[OperatorApi, Connection]:
     """A connection to the operator and the API over it."""
-    connection = Connection(url, monotonic, context=Trust(ca_file))
+    connection = Connection(url, monotonic, context=ReloadingTlsContext(ca_file))
     return OperatorApi(connection, token_file, connection.turn), connection
 
 

@@ -22,7 +22,7 @@ _SHOWN: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PreflightSettings:
     """What the job wants to know."""
 
     checks: tuple[str, ...]
@@ -42,7 +42,7 @@ class Skew:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reach:
+class Reachability:
     """Which peers are reached; of the others how, and for how many seconds."""
 
     told: bool = True
@@ -53,7 +53,7 @@ class Reach:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class Inputs:
     """All that is known at one moment."""
 
     elapsed: float
@@ -67,19 +67,19 @@ class Facts:
     told: Mapping[str, Any] | None = None
     """The launcher's `preflight.json`."""
     skew: Skew | None = None
-    reach: Reach | None = None
+    reach: Reachability | None = None
     """None until the operator has answered a report of a launcher that is ready."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Words:
+class _CheckResult:
     result: str
     message: str
     unreached: tuple[str, ...] = ()
     blame: str = ""
 
 
-def judge(asked: Asked, facts: Facts) -> Preflight:
+def judge(asked: PreflightSettings, facts: Inputs) -> Preflight:
     """How all checks stand."""
     found = [(name, _CHECKS[name](asked, facts) if name in _CHECKS else _unknown()) for name in asked.checks]
     return Preflight(
@@ -96,27 +96,31 @@ def judge(asked: Asked, facts: Facts) -> Preflight:
     )
 
 
-def _unknown() -> _Words:
-    return _Words(result=SKIPPED, message="this sidecar does not know the check")
+def _unknown() -> _CheckResult:
+    return _CheckResult(result=SKIPPED, message="this sidecar does not know the check")
 
 
-def _gpu(asked: Asked, facts: Facts) -> _Words:
+def _gpu(asked: PreflightSettings, facts: Inputs) -> _CheckResult:
     if not asked.gpus:
-        return _Words(result=SKIPPED, message="the pod asks for no GPU")
+        return _CheckResult(result=SKIPPED, message="the pod asks for no GPU")
     view = facts.gpus or View()
     bad = _bad_gpus(view)
     if bad:
-        return _Words(result=FAILED, message="; ".join(bad))
+        return _CheckResult(result=FAILED, message="; ".join(bad))
     late = facts.elapsed >= asked.seconds
     there = max(len(view.known.tracks), len(facts.visible))
     count = f"{there} of {asked.gpus} GPUs are there"
     if there < asked.gpus:
-        return _Words(result=FAILED, message=count) if late else _Words(result=RUNNING, message="GPUs are counted")
+        return (
+            _CheckResult(result=FAILED, message=count)
+            if late
+            else _CheckResult(result=RUNNING, message="GPUs are counted")
+        )
     if facts.gpus is not None and view.answers is True:
-        return _Words(result=PASSED, message=f"{count}, and none shows a fault")
+        return _CheckResult(result=PASSED, message=f"{count}, and none shows a fault")
     if facts.gpus is not None and not late:
-        return _Words(result=RUNNING, message="the node's GPU exporter is asked")
-    return _Words(result=PASSED, message=f"{count}; no exporter answers, so nothing is known of their health")
+        return _CheckResult(result=RUNNING, message="the node's GPU exporter is asked")
+    return _CheckResult(result=PASSED, message=f"{count}; no exporter answers, so nothing is known of their health")
 
 
 def _bad_gpus(view: View) -> list[str]:
@@ -130,65 +134,67 @@ def _bad_gpus(view: View) -> list[str]:
     return told
 
 
-def _storage(asked: Asked, facts: Facts) -> _Words:
+def _storage(asked: PreflightSettings, facts: Inputs) -> _CheckResult:
     return _of_launcher(STORAGE, "the checkpoint volume", asked, facts)
 
 
-def _object_store(asked: Asked, facts: Facts) -> _Words:
+def _object_store(asked: PreflightSettings, facts: Inputs) -> _CheckResult:
     return _of_launcher(OBJECT_STORE, "the object store", asked, facts)
 
 
-def _of_launcher(name: str, what: str, asked: Asked, facts: Facts) -> _Words:
+def _of_launcher(name: str, what: str, asked: PreflightSettings, facts: Inputs) -> _CheckResult:
     """What the launcher tries; here it is only known whether an answer comes."""
     if facts.told is None:
         if facts.launcher:
-            return _Words(result=SKIPPED, message="the holdfast in the trainer's image is too old for this check")
-        return _Words(result=RUNNING, message="the launcher has not started")
+            return _CheckResult(
+                result=SKIPPED, message="the holdfast in the trainer's image is too old for this check"
+            )
+        return _CheckResult(result=RUNNING, message="the launcher has not started")
     found = _entry(facts.told, name, what)
     if found.result == RUNNING and facts.elapsed >= asked.seconds:
-        return _Words(result=FAILED, message=f"{what} has not answered within {asked.seconds:.0f} s")
+        return _CheckResult(result=FAILED, message=f"{what} has not answered within {asked.seconds:.0f} s")
     return found
 
 
-def _entry(told: Mapping[str, Any], name: str, what: str) -> _Words:
+def _entry(told: Mapping[str, Any], name: str, what: str) -> _CheckResult:
     checks = told.get("checks")
     for check in checks if isinstance(checks, list) else ():
         if isinstance(check, dict) and check.get("name") == name:
             result, message = str(check.get("result")), str(check.get("message") or "")
             if result in (RUNNING, PASSED, FAILED, SKIPPED):
                 blame = BLAME_JOB if check.get("blame") == BLAME_JOB else ""
-                return _Words(result=result, message=message, blame=blame)
-    return _Words(result=SKIPPED, message=f"the launcher says nothing of {what}")
+                return _CheckResult(result=result, message=message, blame=blame)
+    return _CheckResult(result=SKIPPED, message=f"the launcher says nothing of {what}")
 
 
-def _network(asked: Asked, facts: Facts) -> _Words:
+def _network(asked: PreflightSettings, facts: Inputs) -> _CheckResult:
     """Each worker tries those that listen when it is ready itself: the later one of any two tries the other."""
     reach = facts.reach
     if reach is None:
-        return _Words(result=RUNNING, message="the launcher is not ready")
+        return _CheckResult(result=RUNNING, message="the launcher is not ready")
     if not reach.told:
-        return _Words(result=SKIPPED, message="this operator is too old for the check")
+        return _CheckResult(result=SKIPPED, message="this operator is too old for the check")
     patience = min(asked.seconds, c.UNREACHED_SECONDS)
     lost = [peer for peer in reach.peers if peer.uid in reach.errors and reach.errors[peer.uid][1] >= patience]
     if lost:
         shown = [f"{peer.pod} ({peer.ip}:{peer.port}, {reach.errors[peer.uid][0]})" for peer in lost[:_SHOWN]]
         more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
         uids = tuple(peer.uid for peer in lost[: c.MAX_UNREACHED])
-        return _Words(result=FAILED, message=f"does not reach {', '.join(shown)}{more}", unreached=uids)
+        return _CheckResult(result=FAILED, message=f"does not reach {', '.join(shown)}{more}", unreached=uids)
     if all(peer.uid in reach.reached for peer in reach.peers):
-        return _Words(result=PASSED, message=f"reaches all {len(reach.peers)} other workers that listen")
-    return _Words(result=RUNNING, message="other workers are tried")
+        return _CheckResult(result=PASSED, message=f"reaches all {len(reach.peers)} other workers that listen")
+    return _CheckResult(result=RUNNING, message="other workers are tried")
 
 
-def _clock(asked: Asked, facts: Facts) -> _Words:
+def _clock(asked: PreflightSettings, facts: Inputs) -> _CheckResult:
     """Against the operator's clock. Without its answer nobody would hear of the result either."""
     skew = facts.skew
     if skew is None:
-        return _Words(result=RUNNING, message="the operator's clock is asked")
+        return _CheckResult(result=RUNNING, message="the operator's clock is asked")
     if abs(skew.seconds) - skew.error <= asked.skew_seconds:
-        return _Words(result=PASSED, message=f"within {asked.skew_seconds:g} s of the operator's clock")
+        return _CheckResult(result=PASSED, message=f"within {asked.skew_seconds:g} s of the operator's clock")
     side = "ahead of" if skew.seconds > 0 else "behind"
-    return _Words(
+    return _CheckResult(
         result=FAILED,
         message=(
             f"the node's clock is {abs(skew.seconds):.0f} s {side} the operator's, {asked.skew_seconds:g} s are"
@@ -197,7 +203,7 @@ def _clock(asked: Asked, facts: Facts) -> _Words:
     )
 
 
-_CHECKS: Final[Mapping[str, Callable[[Asked, Facts], _Words]]] = {
+_CHECKS: Final[Mapping[str, Callable[[PreflightSettings, Inputs], _CheckResult]]] = {
     GPU: _gpu,
     STORAGE: _storage,
     OBJECT_STORE: _object_store,

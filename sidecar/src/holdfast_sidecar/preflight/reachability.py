@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from holdfast_sidecar import constants as c
-from holdfast_sidecar.preflight.checks import Reach
+from holdfast_sidecar.preflight.checks import Reachability
 from holdfast_sidecar.protocol.document import Peer
 from holdfast_sidecar.runtime.clock import Clock
 
@@ -24,13 +24,13 @@ def dial(peer: Peer) -> str:
     return ""
 
 
-class Dials:
+class PeerDialer:
     """`step` belongs to one thread, the others to all. Whom the operator names no more is forgotten."""
 
     def __init__(self, clock: Clock, dial_one: Callable[[Peer], str] = dial) -> None:
         self._clock, self._dial = clock, dial_one
         self._lock = threading.Lock()
-        self._reach: Reach | None = None
+        self._reach: Reachability | None = None
         self._since: dict[Peer, float] = {}
         self._turn = 0
 
@@ -39,15 +39,15 @@ class Dials:
         with self._lock:
             known = {peer.uid for peer in peers or ()}
             self._since = {peer: at for peer, at in self._since.items() if peer in (peers or ())}
-            before = self._reach or Reach()
-            self._reach = Reach(
+            before = self._reach or Reachability()
+            self._reach = Reachability(
                 told=peers is not None,
                 peers=peers or (),
                 reached=before.reached & known,
                 errors={uid: error for uid, error in before.errors.items() if uid in known},
             )
 
-    def reach(self) -> Reach | None:
+    def reach(self) -> Reachability | None:
         """What is known now."""
         with self._lock:
             return self._reach
@@ -66,7 +66,7 @@ class Dials:
     def _take(self, peers: Sequence[Peer], errors: Sequence[str]) -> None:
         now = self._clock.monotonic()
         with self._lock:
-            reach = self._reach or Reach()
+            reach = self._reach or Reachability()
             wanted = {peer.uid for peer in reach.peers}
             found = {peer: error for peer, error in zip(peers, errors, strict=True) if peer.uid in wanted}
             for peer, error in found.items():
@@ -77,4 +77,4 @@ class Dials:
             told = {peer.uid: (error, now - self._since[peer]) for peer, error in found.items() if error}
             reached = reach.reached | {peer.uid for peer, error in found.items() if not error}
             kept = {uid: error for uid, error in reach.errors.items() if uid not in reached}
-            self._reach = Reach(told=reach.told, peers=reach.peers, reached=reached, errors={**kept, **told})
+            self._reach = Reachability(told=reach.told, peers=reach.peers, reached=reached, errors={**kept, **told})

@@ -14,8 +14,8 @@ from pathlib import Path
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import ContractError
 from holdfast_sidecar.gpu.monitor import View
-from holdfast_sidecar.preflight.checks import Asked, Facts, Skew, judge
-from holdfast_sidecar.preflight.reachability import Dials
+from holdfast_sidecar.preflight.checks import Inputs, PreflightSettings, Skew, judge
+from holdfast_sidecar.preflight.reachability import PeerDialer
 from holdfast_sidecar.protocol.document import (
     FAILED,
     RUNNING,
@@ -28,7 +28,7 @@ from holdfast_sidecar.protocol.document import (
     parse_document,
 )
 from holdfast_sidecar.run_dir.files import read_small, write_atomically
-from holdfast_sidecar.run_dir.launcher_status import Beat
+from holdfast_sidecar.run_dir.launcher_status import LauncherStatus
 from holdfast_sidecar.runtime.clock import Clock
 from holdfast_sidecar.runtime.http import Response
 
@@ -40,13 +40,13 @@ class PreflightWatch:
 
     def __init__(
         self,
-        asked: Asked,
+        asked: PreflightSettings,
         run_dir: Path,
         clock: Clock,
         *,
         gpus: Callable[[], View] | None,
         visible: Callable[[], Collection[str]],
-        beat: Callable[[], Beat],
+        beat: Callable[[], LauncherStatus],
         on_news: Callable[[], None] = lambda: None,
     ) -> None:
         self._asked = asked
@@ -57,8 +57,8 @@ class PreflightWatch:
         self._begun: float | None = None
         self._lock = threading.Lock()
         self._skew: Skew | None = None
-        self._dials = Dials(clock)
-        self._view = self._remembered() or judge(asked, Facts(elapsed=0.0))
+        self._dials = PeerDialer(clock)
+        self._view = self._remembered() or judge(asked, Inputs(elapsed=0.0))
         _say(check for check in self._view.checks if check.result != RUNNING)
 
     def view(self) -> Preflight:
@@ -90,13 +90,13 @@ class PreflightWatch:
             self._changed(before, found)
         return c.PREFLIGHT_POLL_SECONDS
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> Inputs:
         with self._lock:
             skew = self._skew
         now, launcher = self._clock.monotonic(), self._beat().status is not None
         if launcher and self._begun is None:
             self._begun = now
-        return Facts(
+        return Inputs(
             elapsed=0.0 if self._begun is None else now - self._begun,
             gpus=None if self._gpus is None else self._gpus(),
             visible=self._visible(),

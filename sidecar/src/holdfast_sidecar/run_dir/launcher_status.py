@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
+class LauncherStatus:
     """What is known of the launcher at one moment."""
 
     status: Document | None
@@ -35,7 +35,7 @@ class Beat:
         return max(0.0, monotonic - self.changed_at)
 
 
-class Heartbeat:
+class LauncherStatusWatcher:
     """Reads the status when its stamp changes. `poll` belongs to one thread, `current` to all."""
 
     def __init__(self, run_dir: Path, clock: Clock) -> None:
@@ -43,10 +43,10 @@ class Heartbeat:
         self._clock = clock
         self._stamp: Stamp | None = None
         self._lock = threading.Lock()
-        self._beat = Beat(status=None, changed_at=clock.monotonic(), significance=b"", sequence=0)
+        self._beat = LauncherStatus(status=None, changed_at=clock.monotonic(), significance=b"", sequence=0)
         self._state = Transitions(_log)
 
-    def current(self) -> Beat:
+    def current(self) -> LauncherStatus:
         """The newest beat."""
         with self._lock:
             return self._beat
@@ -75,7 +75,7 @@ class Heartbeat:
                 beat = replace(self._beat, changed_at=changed_at, silent=False, significance=significance)
                 self._beat = beat
                 return speaks_again
-            self._beat = Beat(
+            self._beat = LauncherStatus(
                 status=status,
                 changed_at=changed_at,
                 significance=significance,
@@ -135,7 +135,7 @@ NOTHING_REPORTED = ReportState(
 )
 
 
-def report_due(state: ReportState, beat: Beat, notices: int) -> tuple[float, str]:
+def report_due(state: ReportState, beat: LauncherStatus, notices: int) -> tuple[float, str]:
     """The monotonic time from which a report is due, and why then. A time in the past means now."""
     if state.failures and state.attempted_at is not None:
         return state.attempted_at + state.pause, "Retry"
@@ -150,7 +150,7 @@ def report_due(state: ReportState, beat: Beat, notices: int) -> tuple[float, str
     return state.accepted_at + c.REPORT_IDLE_SECONDS, "Idle"
 
 
-def accepted(beat: Beat, notices: int, monotonic: float, *, settled: bool = True) -> ReportState:
+def accepted(beat: LauncherStatus, notices: int, monotonic: float, *, settled: bool = True) -> ReportState:
     """The state after the operator took a report of this."""
     return ReportState(
         accepted_at=monotonic,

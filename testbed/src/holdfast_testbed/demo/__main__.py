@@ -15,7 +15,7 @@ from types import FrameType
 from holdfast_testbed.cluster import Cluster
 from holdfast_testbed.demo.story import Narrator, Teller
 from holdfast_testbed.demo.table import Check, render
-from holdfast_testbed.drill.faults import Drill, Stage, drills
+from holdfast_testbed.drill.faults import Drill, DrillJob, drills
 from holdfast_testbed.drill.install import example_job, install_chart
 from holdfast_testbed.drill.judge import Verdict, judge
 from holdfast_testbed.drill.watch import Watcher
@@ -64,7 +64,7 @@ def _play(teller: Teller, verdicts: list[Verdict]) -> list[Check]:
         cluster.kubectl("-n", NAMESPACE, "apply", "-f", "-", input=example_job())
         teller.say("you", "kubectl apply -f trainer_lib/examples/gpt/job.yaml")
         with Watcher(cluster, NAMESPACE, JOB) as watcher, Narrator(watcher, teller):
-            stage = Stage(cluster=cluster, watcher=watcher, say=teller.fault)
+            stage = DrillJob(cluster=cluster, watcher=watcher, say=teller.fault)
             verdicts.extend(_keep_promises(stage, teller))
             teller.say("demo", "no more faults: waiting for the job to complete")
             watcher.wait("the job's end", lambda: _ended(watcher), timeout=300)
@@ -105,14 +105,14 @@ def _stop_listening() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _keep_promises(stage: Stage, teller: Teller) -> Iterator[Verdict]:
+def _keep_promises(stage: DrillJob, teller: Teller) -> Iterator[Verdict]:
     stage.watcher.wait_for_world(WORKERS, steps=1, timeout=120)
     teller.say("demo", "the job trains; from here on it is hurt on purpose")
     for drill in drills(INTERVAL_STEPS):
         yield _one(drill, stage, teller)
 
 
-def _one(drill: Drill, stage: Stage, teller: Teller) -> Verdict:
+def _one(drill: Drill, stage: DrillJob, teller: Teller) -> Verdict:
     stage.watcher.wait_for_world(WORKERS, steps=INTERVAL_STEPS // 5, timeout=120)
     verdict = judge(drill.promise, drill.run(stage))
     outcome = verdict.outcome

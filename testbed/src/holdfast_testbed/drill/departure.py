@@ -22,7 +22,7 @@ from holdfast_testbed.drill.notes import COMMIT, Note
 from holdfast_testbed.drill.sight import Pair
 
 if TYPE_CHECKING:
-    from holdfast_testbed.drill.faults import Stage
+    from holdfast_testbed.drill.faults import DrillJob
     from holdfast_testbed.drill.watch import PodSight
 
 RUN_DIR = "/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/holdfast-run"
@@ -85,7 +85,7 @@ def exit_code(pod: Mapping[str, Any]) -> int | None:
 class Witness:
     """Watches one worker go, from before the notice on: its files go with its pod."""
 
-    def __init__(self, stage: Stage, pod: PodSight, world: Pair) -> None:
+    def __init__(self, stage: DrillJob, pod: PodSight, world: Pair) -> None:
         self._stage, self._pod = stage, pod
         self._run_dir = stage.cluster.node(stage.node_number(pod)).inside(RUN_DIR.format(uid=pod.uid))
         self._commit_suffix = f"g{world.generation}.a{world.attempt}"

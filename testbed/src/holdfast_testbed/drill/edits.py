@@ -11,10 +11,10 @@ from holdfast_testbed.drill.sight import parse_metrics
 from holdfast_testbed.drill.watch import METRICS_PORT, PodSight
 
 if TYPE_CHECKING:
-    from holdfast_testbed.drill.faults import Stage
+    from holdfast_testbed.drill.faults import DrillJob
 
 
-def edit(stage: Stage, spec: Mapping[str, Any]) -> None:
+def edit(stage: DrillJob, spec: Mapping[str, Any]) -> None:
     """A merge into its spec, until the launchers of all that train know of it."""
     watcher = stage.watcher
     patch = json.dumps({"spec": spec})
@@ -22,7 +22,7 @@ def edit(stage: Stage, spec: Mapping[str, Any]) -> None:
     watcher.wait("the edit to be known", lambda: _is_known(stage), timeout=60)
 
 
-def _is_known(stage: Stage) -> bool:
+def _is_known(stage: DrillJob) -> bool:
     watcher = stage.watcher
     job = json.loads(stage.cluster.kubectl("-n", watcher.namespace, "get", "ftj", watcher.job, "-o", "json"))
     status = job["status"]

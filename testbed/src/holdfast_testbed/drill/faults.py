@@ -32,7 +32,7 @@ _COMMIT = re.compile(r"step-(\d+)\.g(\d+)\.a(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class DrillJob:
     """Where the drill takes place."""
 
     cluster: Cluster
@@ -104,13 +104,13 @@ class Drill:
 
     name: str
     promise: Promise
-    inflict: Callable[[Stage], None]
-    repair: Callable[[Stage], None] | None = None
-    verify: Callable[[Stage], tuple[str, ...]] | None = None
+    inflict: Callable[[DrillJob], None]
+    repair: Callable[[DrillJob], None] | None = None
+    verify: Callable[[DrillJob], tuple[str, ...]] | None = None
     patience: float = 180.0
     takes_node: bool = False
 
-    def run(self, stage: Stage) -> Outcome:
+    def run(self, stage: DrillJob) -> Outcome:
         watcher = stage.watcher
         before = watcher.newest()
         if before is None:
@@ -179,7 +179,7 @@ def leader(cluster: Cluster) -> dict[str, Any]:
     return found
 
 
-def kill_rank(stage: Stage) -> None:
+def kill_rank(stage: DrillJob) -> None:
     pod = stage.workers()[1]
     stage.watcher.wait("a warm process to stand by", lambda: stage.watcher.warm(pod.name) > 0, timeout=90)
     process = stage.rank_process(pod)
@@ -188,7 +188,7 @@ def kill_rank(stage: Stage) -> None:
     stage.say(f"SIGKILL to the rank process in {pod.name} (pid {process.pid} on {pod.node})")
 
 
-def delete_pod(stage: Stage, pod: PodSight | None = None) -> None:
+def delete_pod(stage: DrillJob, pod: PodSight | None = None) -> None:
     """This one, or that of the last worker."""
     pod = pod or stage.workers()[-1]
     stage.strike()
@@ -196,13 +196,13 @@ def delete_pod(stage: Stage, pod: PodSight | None = None) -> None:
     stage.say(f"kubectl delete pod {pod.name}")
 
 
-def announce_interruption(stage: Stage) -> None:
+def announce_interruption(stage: DrillJob) -> None:
     pod = workers_away_from_operator(stage)[0]
     stage.cluster.notice(stage.node_number(pod), action="terminate", seconds=120)
     stage.say(f"AWS announces that {pod.node} ends in 120 s ({pod.name} runs there)")
 
 
-def reclaim_and_replace(stage: Stage) -> None:
+def reclaim_and_replace(stage: DrillJob) -> None:
     """What the cloud does after its notice: the instance goes, and another one takes its place."""
     for number in stage.cluster.noticed():
         node = stage.cluster.node(number)
@@ -212,7 +212,7 @@ def reclaim_and_replace(stage: Stage) -> None:
         stage.say(f"AWS has taken {node.name} and brought a new instance under its name")
 
 
-def kill_launcher_and_operator(stage: Stage) -> None:
+def kill_launcher_and_operator(stage: DrillJob) -> None:
     """Both are looked up first: a recovery is over before the API server has been asked where the operator is."""
     pod = stage.workers()[1]
     launcher, operator = stage.launcher(pod), stage.operator()
@@ -223,7 +223,7 @@ def kill_launcher_and_operator(stage: Stage) -> None:
     stage.say(f"SIGKILL to the operator in the middle of the recovery (pid {operator.pid})")
 
 
-def kill_all_and_damage(stage: Stage, *, interval_steps: int) -> None:
+def kill_all_and_damage(stage: DrillJob, *, interval_steps: int) -> None:
     operator = stage.operator()
     stage.cluster.signal(operator, signal.SIGSTOP)
     stage.say("the operator is stopped (SIGSTOP)")
@@ -238,7 +238,7 @@ def kill_all_and_damage(stage: Stage, *, interval_steps: int) -> None:
     stage.say("the operator goes on (SIGCONT)")
 
 
-def kill_at_once(stage: Stage, processes: Sequence[Process]) -> None:
+def kill_at_once(stage: DrillJob, processes: Sequence[Process]) -> None:
     """All are stopped before the first dies: survivors that have time to notice form another world, whose end is a
     second incident, and on a busy machine the time between two signals is enough for that."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -246,7 +246,7 @@ def kill_at_once(stage: Stage, processes: Sequence[Process]) -> None:
             stage.cluster.signal(process, number)
 
 
-def await_save(stage: Stage, interval_steps: int) -> None:
+def await_save(stage: DrillJob, interval_steps: int) -> None:
     """Until no save is on its way, nor due soon: steps go on meanwhile, and are lost beside the interval's."""
 
     def saved() -> bool:
@@ -257,7 +257,7 @@ def await_save(stage: Stage, interval_steps: int) -> None:
     stage.watcher.wait("a commit with no other on its way", saved, timeout=120)
 
 
-def damage_was_named(stage: Stage) -> tuple[str, ...]:
+def damage_was_named(stage: DrillJob) -> tuple[str, ...]:
     """The damaged commit was set aside, not deleted, and an event of the job names it."""
     aside = [path.name for path in (stage.checkpoints / "quarantine").glob("step-*") if path.is_dir()]
     if not aside:
@@ -270,11 +270,11 @@ def damage_was_named(stage: Stage) -> tuple[str, ...]:
     return () if commit in told else (f"no event names the damaged {commit}",)
 
 
-def cut_power(stage: Stage) -> None:
+def cut_power(stage: DrillJob) -> None:
     _cut_power_under(stage, lone_worker(stage))
 
 
-def cut_power_of_leader(stage: Stage) -> None:
+def cut_power_of_leader(stage: DrillJob) -> None:
     """And of the worker beside it, which nobody replaces until another operator leads."""
     beside = workers_beside_leader(stage)
     if len(beside) != 1:
@@ -282,13 +282,13 @@ def cut_power_of_leader(stage: Stage) -> None:
     _cut_power_under(stage, beside[0])
 
 
-def _cut_power_under(stage: Stage, pod: PodSight) -> None:
+def _cut_power_under(stage: DrillJob, pod: PodSight) -> None:
     stage.strike()
     stage.cluster.node(stage.node_number(pod)).kill()
     stage.say(f"power cut on {pod.node} ({pod.name} ran there)")
 
 
-def restore_power(stage: Stage) -> None:
+def restore_power(stage: DrillJob) -> None:
     for number in range(1, stage.cluster.nodes + 1):
         node = stage.cluster.node(number)
         if not node.alive():
@@ -296,7 +296,7 @@ def restore_power(stage: Stage) -> None:
             stage.say(f"power is back on node {number}")
 
 
-def restore_power_under_another_leader(stage: Stage) -> None:
+def restore_power_under_another_leader(stage: DrillJob) -> None:
     """Not before: one that is back within its Lease's time would go on leading."""
     nodes = [stage.cluster.node(number) for number in range(1, stage.cluster.nodes + 1)]
     dark = {node.name for node in nodes if not node.alive()}
@@ -308,7 +308,7 @@ def restore_power_under_another_leader(stage: Stage) -> None:
         restore_power(stage)
 
 
-def raise_in_script(stage: Stage) -> None:
+def raise_in_script(stage: DrillJob) -> None:
     newest = stage.watcher.newest()
     step = (newest.step if newest else 0) + 10
     target = stage.checkpoints / "inject.json"
@@ -349,19 +349,19 @@ def flip_one_bit(path: Path) -> None:
         file.write(bytes([byte ^ 0x10]))
 
 
-def workers_away_from_operator(stage: Stage) -> list[PodSight]:
+def workers_away_from_operator(stage: DrillJob) -> list[PodSight]:
     """Workers whose node does not host the operator that leads: its death is a drill of its own."""
     host = leader(stage.cluster)["spec"]["nodeName"]
     return [pod for pod in reversed(stage.workers()) if pod.node != host]
 
 
-def workers_beside_leader(stage: Stage) -> list[PodSight]:
+def workers_beside_leader(stage: DrillJob) -> list[PodSight]:
     """Workers on the node of the operator that leads."""
     host = leader(stage.cluster)["spec"]["nodeName"]
     return [pod for pod in stage.workers() if pod.node == host]
 
 
-def lone_worker(stage: Stage) -> PodSight:
+def lone_worker(stage: DrillJob) -> PodSight:
     """One away from the operator, alone on its node if there is such a one.
 
     Two of three would be the majority: without it nobody may go on, which is another promise.
@@ -370,12 +370,12 @@ def lone_worker(stage: Stage) -> PodSight:
     return min(workers_away_from_operator(stage), key=lambda worker: nodes.count(worker.node))
 
 
-def _sharing_worker(stage: Stage) -> PodSight | None:
+def _sharing_worker(stage: DrillJob) -> PodSight | None:
     nodes = [worker.node for worker in stage.workers()]
     return next((worker for worker in reversed(stage.workers()) if nodes.count(worker.node) > 1), None)
 
 
-def crowding_worker(stage: Stage) -> PodSight | None:
+def crowding_worker(stage: DrillJob) -> PodSight | None:
     """One that shares its node, where nobody away from the operator has one alone."""
     nodes = [worker.node for worker in stage.workers()]
     if any(nodes.count(worker.node) == 1 for worker in workers_away_from_operator(stage)):
@@ -383,7 +383,7 @@ def crowding_worker(stage: Stage) -> PodSight | None:
     return _sharing_worker(stage)
 
 
-def crowding_elsewhere(stage: Stage) -> PodSight | None:
+def crowding_elsewhere(stage: DrillJob) -> PodSight | None:
     """One that shares its node, where the leader's has not exactly one."""
     if len(workers_beside_leader(stage)) == 1:
         return None

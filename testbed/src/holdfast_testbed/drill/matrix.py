@@ -16,7 +16,7 @@ from functools import partial
 
 from holdfast_testbed.constants import OPERATOR_NAMESPACE
 from holdfast_testbed.drill.faults import (
-    Stage,
+    DrillJob,
     await_save,
     commits,
     crowding_elsewhere,
@@ -46,23 +46,23 @@ class Case:
 
     name: str
     fault: str
-    inflict: Callable[[Stage], None]
+    inflict: Callable[[DrillJob], None]
     cause: str = ""
     max_lost_steps: int = 0
-    repair: Callable[[Stage], None] | None = None
-    skip: Callable[[Stage], str] | None = None
+    repair: Callable[[DrillJob], None] | None = None
+    skip: Callable[[DrillJob], str] | None = None
     """Why it cannot be drilled here; empty if it can."""
-    misplaced: Callable[[Stage], PodSight | None] = crowding_worker
+    misplaced: Callable[[DrillJob], PodSight | None] = crowding_worker
     """A worker to be moved first. Two on one node leave it one after the other, or are the majority: that is another
     promise."""
     spoils_pod: bool = False
     """The last worker's pod is replaced afterwards: containerd calls whatever ends that container later OOMKilled."""
 
 
-def signal_rank(number: int) -> Callable[[Stage], None]:
+def signal_rank(number: int) -> Callable[[DrillJob], None]:
     """To the process that trains."""
 
-    def inflict(stage: Stage) -> None:
+    def inflict(stage: DrillJob) -> None:
         process = stage.rank_process(stage.workers()[1])
         stage.strike()
         stage.cluster.signal(process, number)
@@ -70,10 +70,10 @@ def signal_rank(number: int) -> Callable[[Stage], None]:
     return inflict
 
 
-def told(do: str, **more: int) -> Callable[[Stage], None]:
+def told(do: str, **more: int) -> Callable[[DrillJob], None]:
     """The script of the last worker fails in its own way, ten steps from now."""
 
-    def inflict(stage: Stage) -> None:
+    def inflict(stage: DrillJob) -> None:
         newest = stage.watcher.newest()
         command = {"do": do, "pod": stage.workers()[-1].name, "at": (newest.step if newest else 0) + 10, **more}
         unfinished = stage.checkpoints / "command.tmp"
@@ -83,7 +83,7 @@ def told(do: str, **more: int) -> Callable[[Stage], None]:
     return inflict
 
 
-def exhaust_container(stage: Stage) -> None:
+def exhaust_container(stage: DrillJob) -> None:
     """Memory that no process's end gives back: the kernel ends one after the other, the launcher among them.
 
     What fills it is the smallest process there, so the last to go.
@@ -94,7 +94,7 @@ def exhaust_container(stage: Stage) -> None:
     _meanwhile(stage, "-n", stage.watcher.namespace, *words)
 
 
-def evict_pod(stage: Stage) -> None:
+def evict_pod(stage: DrillJob) -> None:
     namespace, pod = stage.watcher.namespace, stage.workers()[-1]
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod.name, "namespace": namespace}}
     path = f"/api/v1/namespaces/{namespace}/pods/{pod.name}/eviction"
@@ -102,38 +102,38 @@ def evict_pod(stage: Stage) -> None:
     stage.cluster.kubectl("create", "--raw", path, "-f", "-", input=json.dumps(body))
 
 
-def drain_node(stage: Stage) -> None:
+def drain_node(stage: DrillJob) -> None:
     pod = lone_worker(stage)
     words = ("drain", pod.node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
     stage.strike()
     _meanwhile(stage, *words)
 
 
-def uncordon(stage: Stage) -> None:
+def uncordon(stage: DrillJob) -> None:
     for number in range(1, stage.cluster.nodes + 1):
         stage.cluster.kubectl("uncordon", stage.cluster.node(number).name)
 
 
-def scale_down(stage: Stage) -> None:
+def scale_down(stage: DrillJob) -> None:
     """The first thing that the cluster's autoscaler does to a node that it takes away."""
     pod = lone_worker(stage)
     stage.strike()
     stage.cluster.kubectl("taint", "nodes", pod.node, f"{SCALE_DOWN}={int(time.time())}:NoSchedule")
 
 
-def keep_nodes(stage: Stage) -> None:
+def keep_nodes(stage: DrillJob) -> None:
     for number in range(1, stage.cluster.nodes + 1):
         node = stage.cluster.node(number).name
         stage.cluster.kubectl("taint", "nodes", node, f"{SCALE_DOWN}:NoSchedule-", check=False)
 
 
-def cut_cable(stage: Stage) -> None:
+def cut_cable(stage: DrillJob) -> None:
     node = stage.cluster.node(stage.node_number(lone_worker(stage)))
     stage.strike()
     node.cut()
 
 
-def plug_cable(stage: Stage) -> None:
+def plug_cable(stage: DrillJob) -> None:
     _wait_until(stage, PARTITION_SECONDS)
     for number in range(1, stage.cluster.nodes + 1):
         node = stage.cluster.node(number)
@@ -141,62 +141,62 @@ def plug_cable(stage: Stage) -> None:
             node.heal()
 
 
-def reboot(stage: Stage) -> None:
+def reboot(stage: DrillJob) -> None:
     node = stage.cluster.node(stage.node_number(lone_worker(stage)))
     stage.strike()
     node.kill()
     node.start()
 
 
-def kill_coordinator(stage: Stage) -> None:
+def kill_coordinator(stage: DrillJob) -> None:
     kill_launcher(stage, stage.workers()[0])
 
 
-def kill_launcher(stage: Stage, pod: PodSight) -> None:
+def kill_launcher(stage: DrillJob, pod: PodSight) -> None:
     """The pod's first process, so that the pod ends."""
     launcher = stage.launcher(pod)
     stage.strike()
     stage.cluster.signal(launcher, signal.SIGKILL)
 
 
-def kill_all(stage: Stage, *, interval_steps: int) -> None:
+def kill_all(stage: DrillJob, *, interval_steps: int) -> None:
     launchers = [stage.launcher(pod) for pod in stage.workers()]
     await_save(stage, interval_steps)
     stage.strike()
     kill_at_once(stage, launchers)
 
 
-def kill_sidecar(stage: Stage) -> None:
+def kill_sidecar(stage: DrillJob) -> None:
     sidecar = stage.sidecar(stage.workers()[-1])
     stage.strike()
     stage.cluster.signal(sidecar, signal.SIGKILL)
 
 
-def lose_api_and_worker(stage: Stage) -> None:
+def lose_api_and_worker(stage: DrillJob) -> None:
     launcher = stage.launcher(stage.workers()[-1])
     stage.cluster.pause("apiserver")
     stage.strike()
     stage.cluster.signal(launcher, signal.SIGKILL)
 
 
-def return_api(stage: Stage) -> None:
+def return_api(stage: DrillJob) -> None:
     _wait_until(stage, API_AWAY_SECONDS)
     stage.cluster.resume("apiserver")
 
 
-def no_lease(stage: Stage) -> str:
+def no_lease(stage: DrillJob) -> str:
     found = stage.cluster.kubectl("-n", OPERATOR_NAMESPACE, "get", "leases", "-o", "name")
     return "" if f"/{LEASE}" in found else "this operator holds no Lease"
 
 
-def take_lease(stage: Stage) -> None:
+def take_lease(stage: DrillJob) -> None:
     """Somebody else's name in it, as after a leader that was asleep for longer than the Lease lasts."""
     patch = json.dumps({"spec": {"holderIdentity": "somebody-else"}})
     stage.strike()
     stage.cluster.kubectl("-n", OPERATOR_NAMESPACE, "patch", "lease", LEASE, "--type=merge", "-p", patch)
 
 
-def fill_disk(stage: Stage) -> None:
+def fill_disk(stage: DrillJob) -> None:
     """The folder is on a small disk of its own: see `drills/matrix.py`."""
     stage.strike()
     try:
@@ -207,7 +207,7 @@ def fill_disk(stage: Stage) -> None:
         return
 
 
-def free_disk(stage: Stage) -> None:
+def free_disk(stage: DrillJob) -> None:
     _wait_until(stage, DISK_FULL_SECONDS)
     (stage.checkpoints / BALLAST).unlink(missing_ok=True)
     known = commits(stage.checkpoints)
@@ -218,12 +218,12 @@ def free_disk(stage: Stage) -> None:
     )
 
 
-def _meanwhile(stage: Stage, *words: str) -> None:
+def _meanwhile(stage: DrillJob, *words: str) -> None:
     """A kubectl that goes on while the job is watched."""
     threading.Thread(target=lambda: stage.cluster.kubectl(*words, check=False), daemon=True).start()
 
 
-def _wait_until(stage: Stage, seconds: float) -> None:
+def _wait_until(stage: DrillJob, seconds: float) -> None:
     """So long after the harm was done."""
     time.sleep(max(0.0, stage.struck[-1] + seconds - time.time()))
 

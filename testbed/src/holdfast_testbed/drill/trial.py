@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from holdfast_testbed.drill import notes
-from holdfast_testbed.drill.faults import Stage, commits, delete_pod, step_of
+from holdfast_testbed.drill.faults import DrillJob, commits, delete_pod, step_of
 from holdfast_testbed.drill.matrix import Case
 from holdfast_testbed.drill.sight import Incident, Pair
 from holdfast_testbed.drill.watch import PodSight
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Toll:
+class Cost:
     """What all that happened since the notes were cleared has cost, by them."""
 
     lost: int = 0
@@ -61,7 +61,7 @@ class Trial:
         return whole and same and self.lost <= case.max_lost_steps and dict(self.counted) == counted
 
 
-def settle(stage: Stage, workers: int = WORKERS, *, warm: bool = True) -> None:
+def settle(stage: DrillJob, workers: int = WORKERS, *, warm: bool = True) -> None:
     """All train in one world, and (if asked for) whoever is new is warm."""
     stage.watcher.wait_for_world(workers, steps=5, timeout=240)
     if warm:
@@ -70,12 +70,12 @@ def settle(stage: Stage, workers: int = WORKERS, *, warm: bool = True) -> None:
         )
 
 
-def toll(stage: Stage) -> Toll:
+def toll(stage: DrillJob) -> Cost:
     """So far."""
     return _toll(_noted(stage))
 
 
-def run(case: Case, stage: Stage, *, warm: bool = True) -> Trial:
+def run(case: Case, stage: DrillJob, *, warm: bool = True) -> Trial:
     """Settle, hurt, watch, repair, settle again, judge. Without `warm` none waits for processes that stand by."""
     trial = _run(case, stage, warm)
     if case.spoils_pod:
@@ -83,7 +83,7 @@ def run(case: Case, stage: Stage, *, warm: bool = True) -> Trial:
     return trial
 
 
-def _run(case: Case, stage: Stage, warm: bool) -> Trial:
+def _run(case: Case, stage: DrillJob, warm: bool) -> Trial:
     settle(stage, warm=warm)
     _place(case, stage)
     known = dict(stage.watcher.sight.restarts)
@@ -119,8 +119,8 @@ def _run(case: Case, stage: Stage, warm: bool) -> Trial:
     return trial if trial.held(case) else replace(trial, complaint=_story(told))
 
 
-def _toll(seen: list[notes.Note]) -> Toll:
-    return Toll(
+def _toll(seen: list[notes.Note]) -> Cost:
+    return Cost(
         lost=notes.lost_steps(seen),
         wrong=notes.wrong_samples(seen, batch=BATCH, epoch=EPOCH_STEPS),
         equal=notes.weights_equal(seen),
@@ -132,7 +132,7 @@ def _story(told: Sequence[Incident]) -> str:
     return "; ".join(f"{one.pair} {one.cause} {one.reason}, {one.action}: {one.message}" for one in told)
 
 
-def _place(case: Case, stage: Stage) -> None:
+def _place(case: Case, stage: DrillJob) -> None:
     for _ in range(MOVES):
         pod = case.misplaced(stage)
         if pod is None:
@@ -140,7 +140,7 @@ def _place(case: Case, stage: Stage) -> None:
         _renew(stage, pod)
 
 
-def _renew(stage: Stage, pod: PodSight | None = None) -> None:
+def _renew(stage: DrillJob, pod: PodSight | None = None) -> None:
     """Another pod for this worker or the last, and its loss counted, so that the next trial sees nothing of it."""
     known = _decided(stage)
     delete_pod(stage, pod)
@@ -148,12 +148,12 @@ def _renew(stage: Stage, pod: PodSight | None = None) -> None:
     settle(stage)
 
 
-def _decided(stage: Stage) -> dict[int, str]:
+def _decided(stage: DrillJob) -> dict[int, str]:
     """Soon after its memory ran out, a container's end is the last part of that incident, and no other one."""
     return {incident.number: incident.decision for incident in stage.watcher.sight.incidents}
 
 
-def _await_commit(stage: Stage) -> None:
+def _await_commit(stage: DrillJob) -> None:
     """A commit whose steps are noted, so that what is restored from it can be compared."""
 
     def noted() -> bool:
@@ -163,13 +163,13 @@ def _await_commit(stage: Stage) -> None:
     stage.watcher.wait("a checkpoint", noted, timeout=60)
 
 
-def _noted(stage: Stage) -> list[notes.Note]:
+def _noted(stage: DrillJob) -> list[notes.Note]:
     """What is noted by now of whole steps."""
     until = time.time()
     return notes.whole(notes.read(stage.checkpoints), until)
 
 
-def _await_count(case: Case, stage: Stage, known: Mapping[str, int]) -> None:
+def _await_count(case: Case, stage: DrillJob, known: Mapping[str, int]) -> None:
     """Training does not wait for the operator, which may be behind it on a busy host. Then the time passes that would
     show a second count."""
     if case.cause:
@@ -178,11 +178,11 @@ def _await_count(case: Case, stage: Stage, known: Mapping[str, int]) -> None:
     time.sleep(LATE_COUNT_SECONDS)
 
 
-def _struck(stage: Stage, asked: float) -> float:
+def _struck(stage: DrillJob, asked: float) -> float:
     return _await("the script to fail", lambda: notes.struck_at(notes.read(stage.checkpoints), asked), 60.0)
 
 
-def _resumed(case: Case, stage: Stage, before: Pair, struck: float) -> float | None:
+def _resumed(case: Case, stage: DrillJob, before: Pair, struck: float) -> float | None:
     """A step of a later world. Without a cause none is expected, and the time passes that would show one."""
     if not case.cause:
         time.sleep(UNDISTURBED_SECONDS)

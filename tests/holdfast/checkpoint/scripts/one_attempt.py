@@ -13,20 +13,20 @@ from pathlib import Path
 
 import numpy as np  # noqa: F401
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
-from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.manager import Attempt, CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.save.protocol import Snapshot
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 
 TENSORS = {"weight": bytes(range(256)) * 4, "bias": b"b" * 64}
 
 
-def snapshot(step: int, pair: Pair) -> Snapshot:
+def snapshot(step: int, pair: AttemptId) -> Snapshot:
     return Snapshot(
-        name=CommitName(step=step, pair=pair),
+        name=CheckpointName(step=step, pair=pair),
         specs=[TensorSpec(name=name, dtype="U8", shape=(len(data),)) for name, data in TENSORS.items()],
         read=lambda piece: TENSORS[piece.spec.name],
         state={"objects": {"step": step}, "counters": {}},
@@ -36,10 +36,10 @@ def snapshot(step: int, pair: Pair) -> Snapshot:
     )
 
 
-def run(root: Path, pair: Pair, steps: list[int], announce: Callable[[int], object] = lambda step: None) -> int:
+def run(root: Path, pair: AttemptId, steps: list[int], announce: Callable[[int], object] = lambda step: None) -> int:
     """The step from which the attempt went on; then it commits `steps`."""
     attempt = Attempt(pair=pair, job_uid="job-1", publication="p1", run_id="run")
-    engine = Engine(root, keep_last=2, resume=Resume.ALWAYS, on_foreign=print)
+    engine = CheckpointManager(root, keep_last=2, resume=Resume.ALWAYS, on_foreign=print)
     engine.enter(attempt, Alone())
     found = engine.restore()
     engine.claim(step=found.step, pair=found.pair)
@@ -56,7 +56,7 @@ if __name__ == "__main__":
     Path(folder, "begin").exists()
     run(
         Path(folder),
-        Pair(1, int(attempt_number)),
+        AttemptId(1, int(attempt_number)),
         [int(step) for step in wanted],
         lambda step: os.write(1, f"committed {step}\n".encode()),
     )

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
-from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.manager import Attempt, CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.save.protocol import Snapshot
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import PeerLostError
 
 Forms = dict[str, tuple[str, tuple[int, ...]]]
@@ -70,7 +70,7 @@ class Twins:
         self._hears.close()
 
 
-def snapshot(kind: str, step: int, pair: Pair) -> Snapshot:
+def snapshot(kind: str, step: int, pair: AttemptId) -> Snapshot:
     """Some rows are others at each step, and floats a little; one in a hundred is far off."""
     forms, _ = KINDS[kind]
     state: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def snapshot(kind: str, step: int, pair: Pair) -> Snapshot:
         return bytes(state[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]].tobytes())
 
     return Snapshot(
-        name=CommitName(step=step, pair=pair),
+        name=CheckpointName(step=step, pair=pair),
         specs=[TensorSpec(name=name, dtype=dtype, shape=shape) for name, (dtype, shape) in forms.items()],
         read=read,
         state={"objects": {"step": step}, "counters": {}},
@@ -105,9 +105,9 @@ def run(
 ) -> None:
     """An attempt: what it goes on from, its claim, its commits. Before the last one it is `ready`."""
     kind, steps = wanted["kind"], wanted["steps"]
-    attempt = Attempt(pair=Pair(1, wanted["attempt"]), job_uid="job-1", publication="p1", run_id="run")
+    attempt = Attempt(pair=AttemptId(1, wanted["attempt"]), job_uid="job-1", publication="p1", run_id="run")
     every = KINDS[kind][1]
-    engine = Engine(
+    engine = CheckpointManager(
         Path(wanted["root"]),
         keep_last=2,
         resume=Resume.ALWAYS,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.save.protocol import Snapshot
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 
 
-def snapshot(step: int, pair: Pair) -> Snapshot:
+def snapshot(step: int, pair: AttemptId) -> Snapshot:
     return Snapshot(
-        name=CommitName(step=step, pair=pair),
+        name=CheckpointName(step=step, pair=pair),
         specs=[],
         read=lambda piece: b"",
         state={"objects": {}, "counters": {}},

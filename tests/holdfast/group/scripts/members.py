@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import HoldfastError
-from holdfast.training.distributed.process_group import Group, Over, store_client
+from holdfast.training.distributed.process_group import CancelToken, Group, store_client
 from holdfast.training.step.gradient_reducer import Reducer
 
 LARGE = 1 << 24  # numbers; more than sockets hold
@@ -34,7 +34,7 @@ class Rank:
         self.port: int = order["port"]
         self.prefix: str = order["prefix"]
         self.fault: str = order.get("fault", "")
-        self.over = Over()
+        self.over = CancelToken()
         self.group: Group
         self._store = store_client("127.0.0.1", self.port, f"{self.prefix}/words", PATIENCE)
 
@@ -83,7 +83,7 @@ class Rank:
         self.meet_again()
 
     def meet_again(self) -> None:
-        self.over = Over()
+        self.over = CancelToken()
         self.group = self.connect(f"{self.prefix}/next", self.size - 1)
         total = torch.tensor([self.rank + 1.0])
         self.group.sum_(total)

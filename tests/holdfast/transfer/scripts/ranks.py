@@ -22,7 +22,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from holdfast.checkpoint.state.flatten import Flat, flatten_values, unflatten
 from holdfast.core.errors import HoldfastError
-from holdfast.training.distributed.process_group import Group, Over
+from holdfast.training.distributed.process_group import CancelToken, Group
 from holdfast.training.recovery import state_transfer
 
 CPU = torch.device("cpu")
@@ -102,7 +102,7 @@ def play(order: dict[str, Any]) -> None:
     """Nobody leaves before all have spoken: a connection that ends must not be what another hears of."""
     rank, donors, to = order["rank"], order["donors"], order["to"]
     store = client(order)
-    over = Over()
+    over = CancelToken()
     threading.Thread(target=lambda: (store.wait(["over"]), over.set("a test says so")), daemon=True).start()
     mine = flatten_values(state(order["kinds"][rank], seed=0 if rank in donors else 1 + rank))
     before = digest(mine)
@@ -124,7 +124,7 @@ def play(order: dict[str, Any]) -> None:
         if rank in donors:
             state_transfer.give(channel, to, donors, mine, {**SIDE, "from": rank})
         else:
-            room = state_transfer.Room()
+            room = state_transfer.ReceiveBuffers()
             room.prepare((tensor.dtype, tuple(tensor.shape)) for tensor in mine.tensors.values())
             tree, tensors, side = state_transfer.receive(channel, donors, room)
             unflatten(tree, tensors.__getitem__)

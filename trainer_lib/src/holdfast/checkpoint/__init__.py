@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.checkpoint.folder import catalog
-from holdfast.checkpoint.format.file_names import CLAIMS, CommitName, step_number
+from holdfast.checkpoint.format.file_names import CLAIMS, CheckpointName, step_number
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.restore.search import none_whole, restore
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CheckpointError, NoneWholeError, StateError, UsageError
 from holdfast.core.paths import local_path
 
@@ -76,7 +76,7 @@ def save(
     exchange: Exchange = Alone() if group is None else Together(group)
     every = joined(flat, exchange, sampled(stateful, flat))
     number = lead(exchange, lambda: _next_attempt(root, step))
-    name = CommitName(step=step, pair=Pair(0, number))
+    name = CheckpointName(step=step, pair=AttemptId(0, number))
     snapshot = Snapshot(
         name=name,
         specs=every.specs,

@@ -21,7 +21,7 @@ from holdfast.checkpoint.folder.claims import highest_generation, list_claims, r
 from holdfast.checkpoint.folder.publish import exists
 from holdfast.checkpoint.folder.upload_marker import on_its_way
 from holdfast.checkpoint.format.failure_causes import FailureCause
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import DATA_ALIGNMENT, Holding, TensorSpec
 from holdfast.checkpoint.io.durable_files import make_folder
 from holdfast.checkpoint.io.rate_limit import UNHINDERED, WRITERS, Pace
@@ -35,13 +35,13 @@ from holdfast.checkpoint.save.checkpoint_index import Ages
 from holdfast.checkpoint.save.incremental import Chain
 from holdfast.checkpoint.save.protocol import SaveResult, Snapshot, Staged, commit, plan
 from holdfast.checkpoint.save.write_plan import Planner
-from holdfast.checkpoint.stores.base import Store
+from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.tiers.local_disk_tier import LocalSettings, LocalTier
-from holdfast.checkpoint.tiers.memory_tier import MemorySettings, MemoryTier, Terms, tier_of
-from holdfast.core.attempt import Claim, Pair
+from holdfast.checkpoint.tiers.memory_tier import FencingContext, MemorySettings, MemoryTier, tier_of
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.constants import OBJECT_TIER, SHARED_TIER
 from holdfast.core.errors import CheckpointError, ClaimError, ForeignClaimError, NoneWholeError, UnavailableError
 
@@ -62,7 +62,7 @@ class Attempt:
     """Who commits. `known` are the claims of the membership, `durable` the step of the newest checkpoint that the
     volume is known to have had."""
 
-    pair: Pair
+    pair: AttemptId
     job_uid: str
     publication: str
     run_id: str
@@ -80,7 +80,7 @@ def attempt_by_hand(root: Path | None, exchange: Exchange, run_id: str = "") -> 
     chosen = lead(exchange, choose)
     known = () if root is None else tuple(Claim.from_json(c) for c in lead(exchange, lambda: _listed(root)))
     return Attempt(
-        pair=Pair(int(chosen["generation"]), 1),
+        pair=AttemptId(int(chosen["generation"]), 1),
         job_uid=BY_HAND,
         publication=str(chosen["publication"]),
         run_id=run_id or BY_HAND,
@@ -131,7 +131,7 @@ class _Save:
         return result
 
 
-class Engine:
+class CheckpointManager:
     """A job's commits in one shared folder, attempt after attempt."""
 
     def __init__(
@@ -154,17 +154,17 @@ class Engine:
         self._root = root
         shared = FolderStore(root)
         self._copies = FallbackStore(copies, shared, in_flight=copies_in_flight) if copies else None
-        self._where: tuple[Store, ...] = (shared,) if self._copies is None else (shared, self._copies)
+        self._where: tuple[CheckpointStore, ...] = (shared,) if self._copies is None else (shared, self._copies)
         self._keep_last = keep_last
         self._rules = rules
         self._clock = clock
         self._ages = Ages(FolderStore(root))
         self._resume = resume
         self._on_foreign = on_foreign
-        self._verified: set[tuple[int, Pair]] = set()
+        self._verified: set[tuple[int, AttemptId]] = set()
         self._fence: tuple[Claim, ...] = ()
-        self._base_here: CommitName | None = None
-        self._attempt = Attempt(pair=Pair(0, 0), job_uid="", publication="", run_id="")
+        self._base_here: CheckpointName | None = None
+        self._attempt = Attempt(pair=AttemptId(0, 0), job_uid="", publication="", run_id="")
         self._exchange: Exchange = Alone()
         self._arena = arena or Arena()
         self._planner = Planner()
@@ -270,11 +270,11 @@ class Engine:
             raise CheckpointError("there is no memory tier")
         return self._memory.save(self._owned(snapshot), self._terms(), copy=copy)
 
-    def is_durable(self, name: CommitName) -> bool:
+    def is_durable(self, name: CheckpointName) -> bool:
         """Whether the shared tier has this commit. Every rank calls it."""
         return bool(lead(self._exchange, lambda: exists(self._root, name)))
 
-    def newest(self, *, waits: Callable[[], None] | None = None) -> CommitName | None:
+    def newest(self, *, waits: Callable[[], None] | None = None) -> CheckpointName | None:
         """The newest readable commit's name; nothing of it is read but the manifest. Every rank calls it.
 
         Copies are asked only where nothing else is left: who goes on from memory is in a hurry, and each of them was
@@ -288,13 +288,13 @@ class Engine:
             return [] if found is None else [found.step, found.pair.generation, found.pair.attempt]
 
         answer = lead(self._exchange, lambda: self._until_usable(look, waits))
-        return CommitName(step=answer[0], pair=Pair(answer[1], answer[2])) if answer else None
+        return CheckpointName(step=answer[0], pair=AttemptId(answer[1], answer[2])) if answer else None
 
-    def _newest_in(self, where: Sequence[Store]) -> CommitName | None:
+    def _newest_in(self, where: Sequence[CheckpointStore]) -> CheckpointName | None:
         found = newest(where, claims=self._fence, job_uid=self._attempt.job_uid, resume=self._resume)
         return None if found is None else found[0]
 
-    def _newest_copy(self) -> CommitName | None:
+    def _newest_copy(self) -> CheckpointName | None:
         if len(self._where) == 1:
             return None
         try:
@@ -379,7 +379,7 @@ class Engine:
         known = {store.url: word for store, word in zip(self._where, (SHARED_TIER, OBJECT_TIER), strict=False)}
         return list(dict.fromkeys(known.get(url) or tier_of(url) for url in found.stores))
 
-    def claim(self, *, step: int, pair: Pair | None, waits: Callable[[], None] | None = None) -> Claim:
+    def claim(self, *, step: int, pair: AttemptId | None, waits: Callable[[], None] | None = None) -> Claim:
         """Make this attempt's claim durable; after it, look again whether another has claimed meanwhile.
 
         `step` and `pair` name the state from which it goes on. ClaimError if it was read from the shared folder and
@@ -481,15 +481,15 @@ class Engine:
             run_id=self._attempt.run_id,
         )
 
-    def _near(self) -> tuple[Store, ...]:
+    def _near(self) -> tuple[CheckpointStore, ...]:
         """This node's memory and disk, then those of others."""
         terms = self._terms()
         memory = [] if self._memory is None else self._memory.stores(terms)
         disk = [] if self._local is None else self._local.stores(terms)
         return (*memory[:1], *disk[:1], *memory[1:], *disk[1:])
 
-    def _terms(self) -> Terms:
-        return Terms(claims=self._fence, job_uid=self._attempt.job_uid, resume=self._resume)
+    def _terms(self) -> FencingContext:
+        return FencingContext(claims=self._fence, job_uid=self._attempt.job_uid, resume=self._resume)
 
     def _look(self) -> None:
         make_folder(self._root)

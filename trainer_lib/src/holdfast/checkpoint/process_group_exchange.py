@@ -12,7 +12,7 @@ import xxhash
 
 from holdfast.checkpoint.format.tensor_boxes import Box
 from holdfast.checkpoint.ranks.exchange import Exchange
-from holdfast.checkpoint.ranks.merge import Joined, Part, Told, join
+from holdfast.checkpoint.ranks.merge import Joined, Part, RankReport, join
 from holdfast.checkpoint.state.flatten import Flat
 from holdfast.core.errors import PeerLostError, StateError, UsageError
 
@@ -65,10 +65,10 @@ def ranks() -> int:
 
 def joined(flat: Flat, exchange: Exchange, samples: Mapping[str, str]) -> Joined:
     """What all ranks have, and who writes what of it. Every rank calls it."""
-    own = Told(objects=flat.tree, parts=_parts(flat), mesh=_mesh_of(flat.parts), samples=samples).to_json()
+    own = RankReport(objects=flat.tree, parts=_parts(flat), mesh=_mesh_of(flat.parts), samples=samples).to_json()
     alike = exchange.gather(xxhash.xxh3_128_hexdigest(json.dumps(own, sort_keys=True).encode()))
     told = exchange.gather(own) if len(set(alike)) > 1 else [own] * exchange.size
-    return join([Told.from_json(one) for one in told])
+    return join([RankReport.from_json(one) for one in told])
 
 
 def _parts(flat: Flat) -> dict[str, Part]:

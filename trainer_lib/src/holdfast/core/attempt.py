@@ -23,7 +23,7 @@ def check_version(document: Json, what: str) -> None:
 
 
 @dataclass(frozen=True, order=True)
-class Pair:
+class AttemptId:
     """(generation, attempt); the order of pairs is the order of worlds."""
 
     generation: int
@@ -37,7 +37,7 @@ class Pair:
         return {"generation": self.generation, "attempt": self.attempt}
 
     @classmethod
-    def from_json(cls, value: Json) -> Pair:
+    def from_json(cls, value: Json) -> AttemptId:
         """Read the wire form."""
         try:
             return cls(int(value["generation"]), int(value["attempt"]))
@@ -45,12 +45,12 @@ class Pair:
             raise DocumentError(f"not a pair: {value!r}") from error
 
     @classmethod
-    def maybe(cls, value: Json | None) -> Pair | None:
+    def maybe(cls, value: Json | None) -> AttemptId | None:
         """Read a pair that may be null."""
         return None if value is None else cls.from_json(value)
 
 
-def highest(*pairs: Pair | None) -> Pair | None:
+def highest(*pairs: AttemptId | None) -> AttemptId | None:
     """The highest of some pairs, of which any may be unknown."""
     return max((pair for pair in pairs if pair is not None), default=None)
 
@@ -59,11 +59,11 @@ def highest(*pairs: Pair | None) -> Pair | None:
 class Claim:
     """An attempt's right to commit: everything older than `pair` ends at `from_step` of `from_pair`."""
 
-    pair: Pair
+    pair: AttemptId
     job_uid: str
     publication: str
     from_step: int
-    from_pair: Pair | None = None
+    from_pair: AttemptId | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Wire form (`claim.json`)."""
@@ -82,11 +82,11 @@ class Claim:
         check_version(value, "a claim")
         try:
             return cls(
-                pair=Pair.from_json(value),
+                pair=AttemptId.from_json(value),
                 job_uid=str(value["jobUID"]),
                 publication=str(value["publication"]),
                 from_step=int(value["fromStep"]),
-                from_pair=Pair.maybe(value.get("fromPair")),
+                from_pair=AttemptId.maybe(value.get("fromPair")),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DocumentError(f"not a claim: {value!r}") from error

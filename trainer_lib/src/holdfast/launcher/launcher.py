@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.tiers.uploader import UploadSettings
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.constants import (
     AGENT_SOCKET_FILE,
     CONTROL_PORT,
@@ -32,7 +32,7 @@ from holdfast.core.constants import (
 )
 from holdfast.core.errors import DocumentError, StoreError
 from holdfast.core.log_format import LogContext, rfc3339
-from holdfast.launcher.accounting.event_recorder import Chronicle
+from holdfast.launcher.accounting.event_recorder import EventRecorder
 from holdfast.launcher.accounting.timeline import Timeline
 from holdfast.launcher.drain.last_checkpoint_plan import Plan, Tier, plan
 from holdfast.launcher.drain.touch_file import Request, TouchFile
@@ -105,7 +105,7 @@ class AgentConfig:
     local: TierOptions | None = None
 
 
-class Agent:
+class Launcher:
     """One launcher."""
 
     def __init__(self, config: AgentConfig, context: LogContext) -> None:
@@ -131,7 +131,7 @@ class Agent:
         self.listening = asyncio.Event()
         self._touch = TouchFile(config.run_dir)
         timeline = Timeline(config.timeline or config.run_dir / TIMELINE_FILE, self.now)
-        self._chronicle = Chronicle(time.monotonic, timeline)
+        self._chronicle = EventRecorder(time.monotonic, timeline)
         self._uploads = Uploads(config.upload, config.checkpoint_dir, self._uploaded)
         self._socket = AgentSocket(config.run_dir / AGENT_SOCKET_FILE, self._heard)
         self._local = LocalRanks(
@@ -247,7 +247,7 @@ class Agent:
 
     def _look_for_hangs(self) -> None:
         """Of the ranks of the present world, and of those that left an earlier one."""
-        pair = self._supervisor.pair or Pair(0, 0)
+        pair = self._supervisor.pair or AttemptId(0, 0)
         now = time.monotonic()
         trains = [rank for rank in self._supervisor.ranks if rank.greeted and rank.alive and not rank.parked]
         ranks = [rank for rank in trains if not rank.ends(now)]
@@ -265,10 +265,10 @@ class Agent:
         if stalls is not None and stalls != self._state.stalls:
             self.feed(e.Stalled(stalls=stalls))
 
-    def _hang_found(self, pair: Pair, message: str) -> None:
+    def _hang_found(self, pair: AttemptId, message: str) -> None:
         self.feed(e.HangFound(pair=pair, message=message))
 
-    def _elsewhere(self, pair: Pair) -> Elsewhere:
+    def _elsewhere(self, pair: AttemptId) -> Elsewhere:
         """What the other launchers of the present attempt say of their ranks."""
         world = self._state.world
         if world is None or world.pair != pair:
@@ -310,7 +310,7 @@ class Agent:
             return _UPLOAD_SECONDS
         return self._terminated_at + self._config.grace_seconds - _UPLOAD_MARGIN_SECONDS - self.now()
 
-    def _uploaded(self, name: CommitName) -> None:
+    def _uploaded(self, name: CheckpointName) -> None:
         """It is newer there than what was there before."""
         self._local.progress.checkpoints[OBJECT_TIER] = {"step": name.step, **name.pair.to_json(), "time": self.now()}
         self._status.changed()
@@ -493,7 +493,7 @@ class Agent:
         self._local.heard(message)
         self._status.changed()
 
-    def _store_lost(self, pair: Pair, message: str) -> None:
+    def _store_lost(self, pair: AttemptId, message: str) -> None:
         attempt = self._state.attempt
         if attempt is None or attempt.world.pair != pair:
             self.feed(e.StoreFailed(pair=pair, message=message))
@@ -560,7 +560,7 @@ class Agent:
             case e.Exit():
                 self._finish(_ending(action))
 
-    def _open_store(self, pair: Pair, beside: Pair | None) -> None:
+    def _open_store(self, pair: AttemptId, beside: AttemptId | None) -> None:
         try:
             master = self._store.open(pair, self._config.host, beside=beside)
         except StoreError as error:
@@ -568,7 +568,7 @@ class Agent:
             return
         self.feed(e.StoreOpened(pair=pair, master=master))
 
-    def _start_ranks(self, world: messages.World, master: messages.Master, trained: Pair | None) -> None:
+    def _start_ranks(self, world: messages.World, master: messages.Master, trained: AttemptId | None) -> None:
         if self._state.membership is not None:
             self._local.start(world, master, self._state.membership, trained)
 

@@ -34,11 +34,11 @@ from holdfast.core.log_format import LogContext, configure
 from holdfast.launcher import command_check
 from holdfast.launcher.host import gpus, preflight, termination_log
 from holdfast.launcher.host.termination_log import Ending
-from holdfast.launcher.launcher import Agent, AgentConfig
+from holdfast.launcher.launcher import AgentConfig, Launcher
 from holdfast.launcher.ranks.supervisor import Command, resolve_command
 from holdfast.launcher.rendezvous import connection as rendezvous
 from holdfast.launcher.rendezvous import endpoint, folder_lock
-from holdfast.launcher.rendezvous.roster import Joined, Record, Roster, Terms
+from holdfast.launcher.rendezvous.roster import Joined, Record, Roster, RunRequest
 from holdfast.launcher.status.status_document import Identity
 from holdfast.launcher.tiers.options import MemoryOptions, TierOptions
 
@@ -112,7 +112,7 @@ async def _under_operator(options: RunOptions, environment: Environment, context
         memory=_memory(options, environment),
         local=_local(options, environment),
     )
-    return await Agent(config, context).run()
+    return await Launcher(config, context).run()
 
 
 def _upload(options: RunOptions, environment: Environment) -> UploadSettings | None:
@@ -216,8 +216,8 @@ def _temporary_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix="holdfast-", dir=_MEMORY_DIR if memory else None))
 
 
-def _terms(options: RunOptions, environment: Environment) -> Terms:
-    return Terms(
+def _terms(options: RunOptions, environment: Environment) -> RunRequest:
+    return RunRequest(
         min_nodes=options.min_nodes,
         max_nodes=options.max_nodes,
         processes=options.processes or 1,
@@ -236,7 +236,7 @@ def _terms(options: RunOptions, environment: Environment) -> Terms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
+class _LauncherAddress:
     """Where this launcher stands: its address, the endpoint if there is one, and whether it owns it."""
 
     host: str
@@ -250,9 +250,9 @@ class _Place:
         return self.endpoint if self.listener is None else None
 
 
-async def _find_place(options: RunOptions, environment: Environment) -> _Place:
+async def _find_place(options: RunOptions, environment: Environment) -> _LauncherAddress:
     if options.endpoint is None:
-        return _Place(host="127.0.0.1", secret=secrets.token_bytes(32))
+        return _LauncherAddress(host="127.0.0.1", secret=secrets.token_bytes(32))
     host, port = options.endpoint
     addresses = await endpoint.resolve(host, port, patience=_JOIN_SECONDS)
     address = endpoint.choose(addresses)
@@ -268,7 +268,7 @@ async def _find_place(options: RunOptions, environment: Environment) -> _Place:
     if bound.elsewhere:
         text = "--rdzv-endpoint %s is %s, which is not an address of this host: another host's launcher must own it"
         _log.info(text + " (nobody owns the address of a Service)", host, address)
-    return _Place(host=own, secret=secret, endpoint=options.endpoint, listener=bound.listener)
+    return _LauncherAddress(host=own, secret=secret, endpoint=options.endpoint, listener=bound.listener)
 
 
 def _address_towards(host: str, port: int) -> str:
@@ -299,11 +299,11 @@ def _secret(environment: Environment, host: str, address: str) -> bytes:
 class _Standalone:
     """A launcher, and beside it either the endpoint's part or the membership of one."""
 
-    def __init__(self, config: AgentConfig, context: LogContext, place: _Place, terms: Terms) -> None:
+    def __init__(self, config: AgentConfig, context: LogContext, place: _LauncherAddress, terms: RunRequest) -> None:
         self._place = place
         self._config = config
         self._terms = terms
-        self._agent = Agent(config, context)
+        self._agent = Launcher(config, context)
 
     async def run(self) -> Ending:
         """Run both until the launcher leaves."""

@@ -88,7 +88,7 @@ class Timer:
         return twin
 
 
-class Books:
+class TimeByCause:
     """Seconds by cause."""
 
     def __init__(self, seconds: Mapping[str, float] | None = None) -> None:
@@ -109,13 +109,13 @@ class Books:
         """Add to one cause."""
         self._seconds[spent] += seconds
 
-    def plus(self, other: Books) -> Books:
+    def plus(self, other: TimeByCause) -> TimeByCause:
         """The sum of two."""
-        return Books({spent: self[spent] + other[spent] for spent in Spent})
+        return TimeByCause({spent: self[spent] + other[spent] for spent in Spent})
 
-    def since(self, earlier: Books) -> Books:
+    def since(self, earlier: TimeByCause) -> TimeByCause:
         """What was added after `earlier`."""
-        return Books({spent: self[spent] - earlier[spent] for spent in Spent})
+        return TimeByCause({spent: self[spent] - earlier[spent] for spent in Spent})
 
     def to_json(self) -> dict[str, float]:
         """Wire form."""
@@ -156,7 +156,7 @@ class Ledger:
         self._told_at = float("-inf")
         self._wall = Timer(clock)
         self._timers = {activity: Timer(clock) for activity in Activity}
-        self._books = Books()
+        self._books = TimeByCause()
         self._open = 0.0
         self._activity = Activity.STARTUP
         self._step = 0
@@ -196,7 +196,7 @@ class Ledger:
         stretch = self._timers[self._activity].stretch
         books = self._books
         if self._activity not in _STEP | _OUTSIDE:
-            books = books.plus(Books({self._spent(self._activity): stretch}))
+            books = books.plus(TimeByCause({self._spent(self._activity): stretch}))
             stretch = 0.0
         return {
             "at": self._clock(),

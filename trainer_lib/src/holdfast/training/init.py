@@ -15,7 +15,7 @@ import torch
 
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.io.staging_buffer import Arena, anonymous
-from holdfast.checkpoint.manager import Engine
+from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.core.attempt import Claim
 from holdfast.core.constants import RankPhase
 from holdfast.core.environment import Environment, read_environment
@@ -29,9 +29,9 @@ from holdfast.telemetry.rank_time import Ledger
 from holdfast.training.checkpointing.pinned_memory import PinnedMemory
 from holdfast.training.job import Job
 from holdfast.training.launcher_client import exception_reporter, placement
-from holdfast.training.launcher_client.agent_client import Agent, NoAgent, RankAgent
+from holdfast.training.launcher_client.agent_client import LauncherClient, LauncherConnection, NoAgent
 from holdfast.training.launcher_client.exit_watch import exit_now, watch_exit
-from holdfast.training.launcher_client.placement import Place
+from holdfast.training.launcher_client.placement import RankPlacement
 from holdfast.training.options.config import JobConfig, effective
 
 _log = logging.getLogger("holdfast.job")
@@ -133,16 +133,16 @@ def _configure_log(environment: Environment) -> LogContext:
     return context
 
 
-def _connect(environment: Environment) -> Agent:
+def _connect(environment: Environment) -> LauncherConnection:
     first = placement.from_environment(environment)
     if environment.agent_socket is not None:
-        return RankAgent(environment.agent_socket, slot=environment.slot, place=first)
+        return LauncherClient(environment.agent_socket, slot=environment.slot, place=first)
     if first is None:
         raise LaunchError("HOLDFAST_STANDBY is set without HOLDFAST_AGENT_SOCKET: unset it")
     return NoAgent(first)
 
 
-def _engine(config: JobConfig, agent: Agent, environment: Environment) -> Engine | None:
+def _engine(config: JobConfig, agent: LauncherConnection, environment: Environment) -> CheckpointManager | None:
     if config.checkpoint_dir is None:
         return None
     catalog.check_place(config.checkpoint_dir)
@@ -150,7 +150,7 @@ def _engine(config: JobConfig, agent: Agent, environment: Environment) -> Engine
     def report(claims: tuple[Claim, ...]) -> None:
         agent.send("foreignClaims", claims=[claim.to_json() for claim in claims])
 
-    return Engine(
+    return CheckpointManager(
         config.checkpoint_dir,
         keep_last=config.keep_last,
         full_every=config.full_every,
@@ -166,7 +166,7 @@ def _engine(config: JobConfig, agent: Agent, environment: Environment) -> Engine
     )
 
 
-def _device(here: Place) -> torch.device:
+def _device(here: RankPlacement) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", here.local_rank % torch.cuda.device_count())
@@ -177,7 +177,7 @@ def _device(here: Place) -> torch.device:
 class PhaseTeller:
     """Tells the launcher what people want to see of a rank: changes that last, not each part of a step."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: LauncherConnection) -> None:
         self._agent = agent
         self._told = RankPhase.STARTUP
 

@@ -19,8 +19,8 @@ from typing import Any, Final, TypeVar
 import torch
 import torch.distributed
 
-from holdfast.checkpoint.format.file_names import CommitName
-from holdfast.checkpoint.manager import Engine
+from holdfast.checkpoint.format.file_names import CheckpointName
+from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.save.checkpoint_index import told
 from holdfast.checkpoint.save.protocol import Snapshot
 from holdfast.checkpoint.state import rng
@@ -30,22 +30,22 @@ from holdfast.core.errors import CheckpointError, HoldfastError, PeerLostError, 
 from holdfast.telemetry.activity import Activity, Meter
 from holdfast.telemetry.rank_time import Ledger
 from holdfast.training.checkpointing import final_checkpoint
-from holdfast.training.checkpointing.scheduler import Committer
+from holdfast.training.checkpointing.scheduler import CheckpointScheduler
 from holdfast.training.data import Audit, Position, expected_audit
 from holdfast.training.data.loader import Loader, MapDataset, MicroBatch, fingerprint, make_loader
 from holdfast.training.distributed.fsdp import Sharding, check_sharded
 from holdfast.training.distributed.process_group import store_client, unless_over
 from holdfast.training.launcher_client import exception_reporter
-from holdfast.training.launcher_client.agent_client import Agent, Parting
-from holdfast.training.launcher_client.placement import Place
+from holdfast.training.launcher_client.agent_client import LauncherConnection, Parting
+from holdfast.training.launcher_client.placement import RankPlacement
 from holdfast.training.options.config import JobConfig
 from holdfast.training.options.elasticity import Elasticity, Scaler
 from holdfast.training.options.validation import check_managed, check_run, check_whole
 from holdfast.training.protocol.step_ballot import Agreed
-from holdfast.training.recovery.world_entry import Lineup, Team
+from holdfast.training.recovery.world_entry import Team, WorldEntry
 from holdfast.training.step.call_mismatch import Call
 from holdfast.training.step.stepper import Stepper, StepResult, let_go
-from holdfast.training.step.train_state import Lineage
+from holdfast.training.step.train_state import TrainState
 
 _log = logging.getLogger("holdfast.job")
 Module = TypeVar("Module", bound=torch.nn.Module)
@@ -90,12 +90,12 @@ class Job:
     def __init__(
         self,
         *,
-        agent: Agent,
+        agent: LauncherConnection,
         config: JobConfig,
-        engine: Engine | None,
+        engine: CheckpointManager | None,
         meter: Meter,
         ledger: Ledger,
-        device: Callable[[Place], torch.device],
+        device: Callable[[RankPlacement], torch.device],
         interface: str = "",
     ) -> None:
         self._agent = agent
@@ -105,13 +105,13 @@ class Job:
         self._ledger = ledger
         self._device_of = device
         self._interface = interface
-        self._first: Place | None = None
+        self._first: RankPlacement | None = None
         self._team: Team | None = None
         self._sharding: Sharding | None = None
-        self._lineage = Lineage({})
+        self._lineage = TrainState({})
         self._stepper: Stepper | None = None
-        self._lineup: Lineup | None = None
-        self._committer = Committer(engine, agent, config.interval, self._lineage)
+        self._lineup: WorldEntry | None = None
+        self._committer = CheckpointScheduler(engine, agent, config.interval, self._lineage)
         self._elasticity = Elasticity()
         self._loader: Loader | None = None
         self._micro: MicroBatch | None = None
@@ -234,7 +234,7 @@ class Job:
             max_grad_norm=max_grad_norm,
             scaler=scaler,
         )
-        self._lineup = Lineup(
+        self._lineup = WorldEntry(
             agent=self._agent,
             engine=self._engine,
             config=self._config,
@@ -420,7 +420,7 @@ class Job:
     # Worlds
 
     @property
-    def _place(self) -> Place:
+    def _place(self) -> RankPlacement:
         if self._team is not None:
             return self._team.place
         if self._lineup is not None and self._lineup.place is not None:
@@ -442,7 +442,7 @@ class Job:
         standing = self._lineage.standing
         return Parting(step=standing.step, in_doubt=standing.doubt is not None, keep=not torn and not own_group)
 
-    def _line_up(self, lineup: Lineup, first: Place | None = None) -> None:
+    def _line_up(self, lineup: WorldEntry, first: RankPlacement | None = None) -> None:
         self._team = lineup.enter(first)
         self._ledger.reached(self._agent.reached)
         self._worlds += 1
@@ -600,7 +600,7 @@ class Job:
         stepper, team = self._parts()
         lineage, flat = self._lineage, self._lineage.flat()
         return Snapshot(
-            name=CommitName(step=lineage.step, pair=team.pair),
+            name=CheckpointName(step=lineage.step, pair=team.pair),
             specs=flat.specs,
             holding=team.holding(flat.sharded),
             read=flat.read,

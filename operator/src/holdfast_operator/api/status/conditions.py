@@ -49,7 +49,7 @@ class Condition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trouble:
+class StartupProblem:
     """Why workers cannot start, with the same words as in condition and event."""
 
     reason: str
@@ -61,7 +61,7 @@ class Trouble:
         return {"reason": self.reason, "message": self.message, "since": format_time(self.since)}
 
     @classmethod
-    def from_json(cls, value: Json) -> Trouble:
+    def from_json(cls, value: Json) -> StartupProblem:
         """Read back."""
         since = parse_time(value.get("since"))
         if since is None:

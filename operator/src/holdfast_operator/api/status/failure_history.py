@@ -15,7 +15,7 @@ Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tally:
+class ActionHistory:
     """When an action was taken in a scope: a pod by its name, or the whole job (empty)."""
 
     action: str
@@ -26,7 +26,7 @@ class Tally:
         """How often within the window that ends now."""
         return sum(1 for time in self.times if (now - time).total_seconds() < seconds)
 
-    def plus(self, now: datetime) -> Tally:
+    def plus(self, now: datetime) -> ActionHistory:
         """Once more."""
         return replace(self, times=(*self.times, now)[-c.TALLIED_TIMES :])
 
@@ -35,13 +35,13 @@ class Tally:
         return {"action": self.action, "scope": self.scope, "times": [format_time(time) for time in self.times]}
 
     @classmethod
-    def from_json(cls, value: Json) -> Tally:
+    def from_json(cls, value: Json) -> ActionHistory:
         """Read back."""
         return cls(action=str(value["action"]), scope=str(value.get("scope") or ""), times=_times(value))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offender:
+class NodeFailures:
     """A node on which the job failed; of the same boot, for a node that booted anew is another one."""
 
     node: str
@@ -53,7 +53,7 @@ class Offender:
         ages = (max(0.0, (now - time) / c.OFFENCE_HALVES) for time in self.times)
         return sum(math.pow(0.5, min(age, 64.0)) for age in ages)
 
-    def plus(self, now: datetime) -> Offender:
+    def plus(self, now: datetime) -> NodeFailures:
         """Once more."""
         return replace(self, times=(*self.times, now)[-c.OFFENCES_KEPT :])
 
@@ -62,7 +62,7 @@ class Offender:
         return {"node": self.node, "bootID": self.boot_id, "times": [format_time(time) for time in self.times]}
 
     @classmethod
-    def from_json(cls, value: Json) -> Offender:
+    def from_json(cls, value: Json) -> NodeFailures:
         """Read back."""
         return cls(node=str(value["node"]), boot_id=str(value.get("bootID") or ""), times=_times(value))
 

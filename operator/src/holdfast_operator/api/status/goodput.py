@@ -10,7 +10,7 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.job import Json, parse_time
 from holdfast_operator.api.status.serialization import items, number, part, time_or_none
 
-Spent = tuple[int, ...]
+TimeBreakdown = tuple[int, ...]
 """Whole seconds in the order of ``constants.SPENT``; zeros at the end are left out."""
 
 
@@ -18,7 +18,7 @@ Spent = tuple[int, ...]
 class Goodput:
     """Seconds of all rank places that the job ever had, over all launchers."""
 
-    spent: Spent = ()
+    spent: TimeBreakdown = ()
     time: datetime | None = None
 
     @property
@@ -32,7 +32,7 @@ class Goodput:
         total = sum(self.spent)
         return round(self.productive / total, 3) if total else None
 
-    def plus(self, more: Spent) -> Spent:
+    def plus(self, more: TimeBreakdown) -> TimeBreakdown:
         """The sum, as far as a status can hold it."""
         return short(min(a + b, c.MAX_NUMBER) for a, b in zip(_long(self.spent), _long(more), strict=True))
 
@@ -53,18 +53,18 @@ class Goodput:
         return cls(spent=short(map(_seconds, told)), time=parse_time(value.get("time")))
 
 
-def since(now: Spent, before: Spent) -> Spent:
+def since(now: TimeBreakdown, before: TimeBreakdown) -> TimeBreakdown:
     """What was booked after ``before``. No cause ever falls, so books in which one did are a new launcher's."""
     pairs = list(zip(_long(now), _long(before), strict=True))
     return now if any(a < b for a, b in pairs) else short(a - b for a, b in pairs)
 
 
-def read(value: Any) -> Spent:
+def read(value: Any) -> TimeBreakdown:
     """From a worker's entry."""
     return short(map(_seconds, items(value)[: len(c.SPENT)]))
 
 
-def short(values: Any) -> Spent:
+def short(values: Any) -> TimeBreakdown:
     """Without zeros at the end."""
     kept = list(values)
     while kept and not kept[-1]:
@@ -72,7 +72,7 @@ def short(values: Any) -> Spent:
     return tuple(kept)
 
 
-def _long(spent: Spent) -> Spent:
+def _long(spent: TimeBreakdown) -> TimeBreakdown:
     return (*spent, *(0,) * (len(c.SPENT) - len(spent)))
 
 

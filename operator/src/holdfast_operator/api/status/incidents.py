@@ -8,14 +8,14 @@ from datetime import datetime
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Json, Pair, format_time, parse_pair, parse_time, shorten
+from holdfast_operator.api.job import AttemptId, Json, format_time, parse_pair, parse_time, shorten
 from holdfast_operator.api.status.serialization import int_or_none, items, number, time_or_none
 
 _REASON = re.compile(r"[^A-Za-z0-9_]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Count:
+class RestartCount:
     """Incidents of one cause: since ever and the times of those within the window."""
 
     cause: str
@@ -38,7 +38,7 @@ class Count:
         }
 
     @classmethod
-    def from_json(cls, value: Json) -> Count:
+    def from_json(cls, value: Json) -> RestartCount:
         """Read back."""
         times = tuple(filter(None, map(parse_time, items(value.get("times")))))
         return cls(cause=str(value["cause"]), total=int(value.get("total") or len(times)), times=times)
@@ -49,7 +49,7 @@ class Incident:
     """One failure, from detection to resumption."""
 
     number: int
-    pair: Pair
+    pair: AttemptId
     cause: str
     action: str
     reason: str

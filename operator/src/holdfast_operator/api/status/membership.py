@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Json, Pair, parse_pair
+from holdfast_operator.api.job import AttemptId, Json, parse_pair
 from holdfast_operator.api.status.serialization import each, items, number, part
 
 
@@ -50,7 +50,7 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Previous:
+class EarlierGeneration:
     """An earlier generation whose members may still believe in it; with ``through``, numbers never published."""
 
     generation: int
@@ -64,7 +64,7 @@ class Previous:
         return entry if self.through is None else {**entry, "through": self.through}
 
     @classmethod
-    def from_json(cls, value: Json) -> Previous:
+    def from_json(cls, value: Json) -> EarlierGeneration:
         """Read back."""
         return cls(
             generation=int(value["generation"]),
@@ -81,12 +81,12 @@ class Membership:
     revision: int = 0
     generation: int = 0
     publication: str = ""
-    active: Pair | None = None
-    previous: tuple[Previous, ...] = ()
+    active: AttemptId | None = None
+    previous: tuple[EarlierGeneration, ...] = ()
     gone: tuple[str, ...] = ()
     claims: tuple[Json, ...] = field(default=(), hash=False)
     members: tuple[Member, ...] = ()
-    acknowledged: tuple[Pair, ...] = ()
+    acknowledged: tuple[AttemptId, ...] = ()
     checkpoint: Json | None = field(default=None, hash=False)
     drain: tuple[str, ...] = ()
 
@@ -125,7 +125,7 @@ class Membership:
             generation=number(value.get("generation")),
             publication=str(value.get("publication") or ""),
             active=parse_pair(value.get("active")),
-            previous=each(value.get("previous"), Previous.from_json),
+            previous=each(value.get("previous"), EarlierGeneration.from_json),
             gone=tuple(map(str, items(value.get("gone")))),
             claims=tuple(_claim(claim) for claim in items(value.get("claims")) if isinstance(claim, Mapping)),
             members=each(value.get("members"), Member.from_json),

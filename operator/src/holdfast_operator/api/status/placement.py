@@ -48,7 +48,7 @@ class AvoidedNode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gang:
+class GangAttempt:
     """The wait for all workers to start together."""
 
     attempts: int = 0
@@ -72,7 +72,7 @@ class Gang:
         }
 
     @classmethod
-    def from_json(cls, value: Json) -> Gang:
+    def from_json(cls, value: Json) -> GangAttempt:
         """Read back."""
         return cls(
             attempts=number(value.get("attempts")),

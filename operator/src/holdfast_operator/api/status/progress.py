@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from holdfast_operator.api.job import Json, Pair, format_time, parse_pair, parse_time
+from holdfast_operator.api.job import AttemptId, Json, format_time, parse_pair, parse_time
 from holdfast_operator.api.status.serialization import number, time_or_none
 
 
@@ -16,7 +16,7 @@ class Checkpoint:
     """The newest durable commit."""
 
     step: int
-    pair: Pair
+    pair: AttemptId
     tier: str
     time: datetime
 
@@ -34,11 +34,11 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
+class StartingPoint:
     """Where training began or, after a suspension, went on. ``after``: the last generation before that."""
 
     after: int = 0
-    pair: Pair | None = None
+    pair: AttemptId | None = None
     step: int = 0
     message: str = ""
 
@@ -49,7 +49,7 @@ class Origin:
         return {"after": self.after, **pair, "step": self.step, "message": self.message}
 
     @classmethod
-    def from_json(cls, value: Json) -> Origin:
+    def from_json(cls, value: Json) -> StartingPoint:
         """Read back."""
         return cls(
             after=number(value.get("after")),

@@ -7,21 +7,21 @@ from datetime import datetime
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Json, Pair, parse_pair, parse_time
-from holdfast_operator.api.status.conditions import Condition, Trouble
-from holdfast_operator.api.status.failure_history import Offender, Tally
+from holdfast_operator.api.job import AttemptId, Json, parse_pair, parse_time
+from holdfast_operator.api.status.conditions import Condition, StartupProblem
+from holdfast_operator.api.status.failure_history import ActionHistory, NodeFailures
 from holdfast_operator.api.status.goodput import Goodput
-from holdfast_operator.api.status.incidents import Count, Incident
+from holdfast_operator.api.status.incidents import Incident, RestartCount
 from holdfast_operator.api.status.membership import Membership
-from holdfast_operator.api.status.placement import AvoidedNode, Gang
-from holdfast_operator.api.status.progress import Checkpoint, Origin, Progress
+from holdfast_operator.api.status.placement import AvoidedNode, GangAttempt
+from holdfast_operator.api.status.progress import Checkpoint, Progress, StartingPoint
 from holdfast_operator.api.status.serialization import each, items, number, optional, part, time_or_none
 from holdfast_operator.api.status.workers import Phase, Worker
 
-_NO_WORLD = Pair(generation=0, attempt=0)
+_NO_WORLD = AttemptId(generation=0, attempt=0)
 _NOBODY = Membership()
-_NOWHERE = Origin()
-_NO_WAIT = Gang()
+_NOWHERE = StartingPoint()
+_NO_WAIT = GangAttempt()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,25 +37,25 @@ class Status:
     restart_count: int = 0
     incarnations: int = 0
     membership: Membership = _NOBODY
-    restarts: tuple[Count, ...] = ()
+    restarts: tuple[RestartCount, ...] = ()
     incidents: tuple[Incident, ...] = ()
-    forgotten: Pair = _NO_WORLD  # the highest world whose incident fell off that list
+    forgotten: AttemptId = _NO_WORLD  # the highest world whose incident fell off that list
     last_checkpoint: Checkpoint | None = None
     progress: Progress | None = None
     goodput: Goodput | None = None
-    origin: Origin = _NOWHERE
+    origin: StartingPoint = _NOWHERE
     avoided: tuple[AvoidedNode, ...] = ()
-    gang: Gang = _NO_WAIT
+    gang: GangAttempt = _NO_WAIT
     workers: tuple[Worker, ...] = ()
     extra: int = 0  # workers wanted beyond replicas
     grown_at: datetime | None = None
-    trouble: Trouble | None = None
+    trouble: StartupProblem | None = None
     backoff_until: datetime | None = None
     held_back: int = 0  # replacements that wait for that
     stalled_since: datetime | None = None
     counted_batch: int = -1
-    tallies: tuple[Tally, ...] = ()
-    offenders: tuple[Offender, ...] = ()
+    tallies: tuple[ActionHistory, ...] = ()
+    offenders: tuple[NodeFailures, ...] = ()
     document: str = ""
     applied: str = ""  # digest of the children that were applied last
     quarantined: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class Status:
         """Complete or Failed: for good."""
         return self.holds(c.COMPLETE) or self.holds(c.FAILED)
 
-    def forgot(self, pair: Pair) -> bool:
+    def forgot(self, pair: AttemptId) -> bool:
         """Whether the incident of a world was recorded, and fell off the list since."""
         return pair <= self.forgotten and all(incident.pair != pair for incident in self.incidents)
 
@@ -144,25 +144,25 @@ class Status:
             restart_count=number(value.get("restartCount")),
             incarnations=number(value.get("incarnations")),
             membership=Membership.from_json(part(value.get("membership"))),
-            restarts=each(value.get("restarts"), Count.from_json),
+            restarts=each(value.get("restarts"), RestartCount.from_json),
             incidents=incidents,
             forgotten=parse_pair(placement.get("forgotten")) or _below(incidents),
             last_checkpoint=optional(value.get("lastCheckpoint"), Checkpoint.from_json),
             progress=optional(value.get("progress"), Progress.from_json),
             goodput=optional(value.get("goodput"), Goodput.from_json),
-            origin=Origin.from_json(part(value.get("startedFrom"))),
+            origin=StartingPoint.from_json(part(value.get("startedFrom"))),
             avoided=each(value.get("avoidedNodes"), AvoidedNode.from_json),
-            gang=Gang.from_json(part(value.get("gang"))),
+            gang=GangAttempt.from_json(part(value.get("gang"))),
             workers=each(placement.get("workers"), Worker.from_json),
             extra=max(0, number(placement.get("extra"))),
             grown_at=parse_time(placement.get("grownAt")),
-            trouble=optional(placement.get("trouble"), Trouble.from_json),
+            trouble=optional(placement.get("trouble"), StartupProblem.from_json),
             backoff_until=parse_time(placement.get("backoffUntil")),
             held_back=max(0, number(placement.get("heldBack"))),
             stalled_since=parse_time(placement.get("stalledSince")),
             counted_batch=number(placement.get("countedBatch"), -1),
-            tallies=each(placement.get("tallies"), Tally.from_json),
-            offenders=each(placement.get("offenders"), Offender.from_json),
+            tallies=each(placement.get("tallies"), ActionHistory.from_json),
+            offenders=each(placement.get("offenders"), NodeFailures.from_json),
             document=str(placement.get("document") or ""),
             applied=str(placement.get("applied") or ""),
             quarantined=tuple(map(str, items(placement.get("quarantined")))),
@@ -171,9 +171,9 @@ class Status:
         )
 
 
-def _below(incidents: tuple[Incident, ...]) -> Pair:
+def _below(incidents: tuple[Incident, ...]) -> AttemptId:
     """What an earlier release, which kept no note of it, may have forgotten: all below those of a full list."""
     if len(incidents) < c.MAX_INCIDENTS:
         return _NO_WORLD
     lowest = min(incident.pair for incident in incidents)
-    return Pair(generation=lowest.generation, attempt=max(0, lowest.attempt - 1))
+    return AttemptId(generation=lowest.generation, attempt=max(0, lowest.attempt - 1))

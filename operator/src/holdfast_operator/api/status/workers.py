@@ -7,9 +7,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from holdfast_operator.api.job import Json, Pair, parse_pair, parse_time
+from holdfast_operator.api.job import AttemptId, Json, parse_pair, parse_time
 from holdfast_operator.api.status import goodput
-from holdfast_operator.api.status.goodput import Spent
+from holdfast_operator.api.status.goodput import TimeBreakdown
 from holdfast_operator.api.status.serialization import int_or_none, items, time_or_none
 
 
@@ -52,10 +52,10 @@ class Worker:
     message: str = ""
     exit_code: int | None = None
     final: bool = False
-    pair: Pair | None = None
+    pair: AttemptId | None = None
     counted: bool = False
     ordered: bool = False  # it goes because we say so: no incident
-    booked: Spent = ()  # of its launcher's books, what stands in the job's
+    booked: TimeBreakdown = ()  # of its launcher's books, what stands in the job's
     symptoms: tuple[str, ...] = ()  # what was seen of it while it ran, and has been answered
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 
 from holdfast_operator.api.status import AvoidedNode
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.views import NodeView
 
 # Why a node is avoided only as long as it shows it.
@@ -20,7 +20,7 @@ _SHOWN: Mapping[str, Callable[[NodeView, datetime], bool]] = {
 }
 
 
-def avoiding(draft: Draft, node: str, reason: str, span: timedelta, message: str = "") -> Draft:
+def avoiding(draft: PlanDraft, node: str, reason: str, span: timedelta, message: str = "") -> PlanDraft:
     """Avoid a node from now on, for a while."""
     if any((entry.node, entry.reason) == (node, reason) for entry in draft.status.avoided):
         return draft
@@ -30,14 +30,14 @@ def avoiding(draft: Draft, node: str, reason: str, span: timedelta, message: str
     return draft.but(avoided=tuple(sorted((*draft.status.avoided, entry), key=lambda item: (item.node, item.reason))))
 
 
-def avoided_already(draft: Draft, node: str, reason: str, span: timedelta) -> bool:
+def avoided_already(draft: PlanDraft, node: str, reason: str, span: timedelta) -> bool:
     """For this reason, or as long for another one that does not pass sooner."""
     entries = (entry for entry in draft.status.avoided if entry.node == node and entry.required)
     here = (entry for entry in entries if entry.reason not in _SHOWN)
     return any(entry.reason == reason or entry.until >= draft.now + span for entry in here)
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Forget nodes whose time is over, that are gone or booted since, were dead and live again, or stay after all.
 
     A node that booted since is another machine under the same name, or the same after its repair.
@@ -45,7 +45,7 @@ def apply(draft: Draft) -> Draft:
     return draft.but(avoided=tuple(entry for entry in draft.status.avoided if _still(draft, entry)))
 
 
-def _still(draft: Draft, entry: AvoidedNode) -> bool:
+def _still(draft: PlanDraft, entry: AvoidedNode) -> bool:
     node = draft.seen.node(entry.node)
     if node is None or draft.now >= entry.until:
         return False

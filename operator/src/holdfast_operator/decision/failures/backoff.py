@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.job import Backoff
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 
 
 def pause(backoff: Backoff, count: int, key: str) -> timedelta:
@@ -20,7 +20,7 @@ def pause(backoff: Backoff, count: int, key: str) -> timedelta:
     return timedelta(seconds=whole * (1.0 - backoff.jitter_percent / 100.0 * share(key)))
 
 
-def start_retry(draft: Draft) -> timedelta:
+def start_retry(draft: PlanDraft) -> timedelta:
     """The wait before the next try of what cannot start: as long as that has lasted, so each wait is doubled."""
     trouble = draft.status.trouble
     lasted = draft.now - trouble.since if trouble is not None else timedelta(0)

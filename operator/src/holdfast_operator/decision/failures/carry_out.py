@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Incident, Phase, Worker
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.avoided_nodes import avoiding
 from holdfast_operator.decision.failures.recovery_decision import Decision
 from holdfast_operator.decision.lifecycle.finished import finish
@@ -17,7 +17,7 @@ from holdfast_operator.decision.workers.replicas import order_away
 GATHER = timedelta(seconds=8)
 
 
-def carry_out(draft: Draft, incident: Incident, decision: Decision, worker: Worker | None) -> Draft:
+def carry_out(draft: PlanDraft, incident: Incident, decision: Decision, worker: Worker | None) -> PlanDraft:
     """Order what the decision asks for. In place and ignored: the launchers do what is needed."""
     node = incident.node or (worker.node if worker is not None else "")
     match decision.action:
@@ -31,7 +31,7 @@ def carry_out(draft: Draft, incident: Incident, decision: Decision, worker: Work
     return draft
 
 
-def _away(draft: Draft, workers: Iterable[Worker], decision: Decision) -> Draft:
+def _away(draft: PlanDraft, workers: Iterable[Worker], decision: Decision) -> PlanDraft:
     """Those that are still wanted leave by our order, which is no further incident."""
     wanted = {worker.incarnation: worker for worker in draft.status.in_phase(Phase.WANTED)}
     for worker in workers:
@@ -40,13 +40,13 @@ def _away(draft: Draft, workers: Iterable[Worker], decision: Decision) -> Draft:
     return draft
 
 
-def _bound_for(draft: Draft, node: str) -> list[Worker]:
+def _bound_for(draft: PlanDraft, node: str) -> list[Worker]:
     """All workers there, and those without a node yet that may still come there."""
     wanted = draft.status.in_phase(Phase.WANTED)
     return [worker for worker in wanted if worker.node == node or (not worker.node and node not in worker.avoid)]
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Fail the job about which that was decided, once its launchers had the time to end by themselves."""
     incident = next((item for item in draft.status.incidents if item.decision.startswith(c.FAIL_JOB)), None)
     if incident is None:
@@ -60,7 +60,7 @@ def apply(draft: Draft) -> Draft:
     return finish(draft, c.FAILED, incident.decision, f"{incident.why}. {said}")
 
 
-def launchers_live(draft: Draft) -> bool:
+def launchers_live(draft: PlanDraft) -> bool:
     """They judge as well, and end by themselves with the traceback and their logs kept."""
     reports = [draft.seen.report(worker.pod_uid) for worker in draft.status.in_phase(Phase.WANTED)]
     return any(report is not None and report.fresh(draft.now) for report in reports)

@@ -38,7 +38,7 @@ _COMPARE = "compare the template with what the node allows"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ExitCause:
     """A cause (empty: no incident) with the words for it."""
 
     cause: str
@@ -56,18 +56,20 @@ def _cut_off(pod: PodView, node: NodeView | None) -> bool:
     return pod.disruption == TAINT_MANAGER and node is not None and node.tainted_silent
 
 
-def of_departure(pod: PodView, node: NodeView | None, now: datetime) -> Verdict:
+def of_departure(pod: PodView, node: NodeView | None, now: datetime) -> ExitCause:
     """Somebody deletes the pod, or its object is gone, and it was not us."""
     if pod.bound and (node_dead(node, now) or _cut_off(pod, node)):
-        return Verdict(
+        return ExitCause(
             cause=c.CAUSE_INFRASTRUCTURE,
             reason="NodeLost",
             message=f"{pod.name} is lost: its node {pod.node} is not heard of",
         )
     if pod.disruption:
         told = ": ".join(filter(None, (pod.disruption, pod.disruption_note)))
-        return Verdict(cause=c.CAUSE_INTERRUPTION, reason=pod.disruption, message=f"{pod.name} is disrupted: {told}")
-    return Verdict(
+        return ExitCause(
+            cause=c.CAUSE_INTERRUPTION, reason=pod.disruption, message=f"{pod.name} is disrupted: {told}"
+        )
+    return ExitCause(
         cause=c.CAUSE_INTERRUPTION, reason="PodDeleted", message=f"{pod.name} was deleted, not by the operator"
     )
 
@@ -77,26 +79,26 @@ def fails(code: int | None, *, launched: bool) -> bool:
     return code not in ((None, c.EXIT_COMPLETE, c.EXIT_LEFT) if launched else (None, c.EXIT_COMPLETE))
 
 
-def of_exit(pod: PodView, node: NodeView | None, now: datetime, *, launched: bool = True) -> Verdict:
+def of_exit(pod: PodView, node: NodeView | None, now: datetime, *, launched: bool = True) -> ExitCause:
     """The pod ended. Eviction and deletion count before what the container made of them.
 
     What runs without our launcher answers SIGTERM with a code of its own choice, also 0.
     """
     ended = pod.exit
     if ended is not None and ended.reason == "OOMKilled":
-        return Verdict(cause=c.CAUSE_OOM, reason="OOMKilled", message=f"{pod.name} ran out of its memory limit")
+        return ExitCause(cause=c.CAUSE_OOM, reason="OOMKilled", message=f"{pod.name} ran out of its memory limit")
     if pod.over_limit:
         # Whatever the SIGTERM before it made of the container's end: the next pod would be evicted as well.
         message = f"the kubelet of {pod.node} evicted {pod.name} for exceeding a limit of its own: {pod.failure}"
-        return Verdict(cause=c.CAUSE_APPLICATION, reason=c.EVICTED, message=message)
+        return ExitCause(cause=c.CAUSE_APPLICATION, reason=c.EVICTED, message=message)
     if pod.leaving and (not launched or ended is None or ended.code in (c.EXIT_LEFT, c.EXIT_SIGKILL, 143)):
         return of_departure(pod, node, now)
     if ended is None and pod.unprepared:
-        return Verdict(cause="", reason=INIT_FAILED, message=f"{pod.name} cannot start: {pod.unprepared}")
+        return ExitCause(cause="", reason=INIT_FAILED, message=f"{pod.name} cannot start: {pod.unprepared}")
     if ended is None:
-        return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=POD_REFUSED, message=_refusal(pod))
+        return ExitCause(cause=c.CAUSE_INFRASTRUCTURE, reason=POD_REFUSED, message=_refusal(pod))
     if launched and ended.code == c.EXIT_LEFT:
-        return Verdict(cause=c.CAUSE_INTERRUPTION, reason=LEFT, message=f"{pod.name} left after an agreed commit")
+        return ExitCause(cause=c.CAUSE_INTERRUPTION, reason=LEFT, message=f"{pod.name} left after an agreed commit")
     return _of_code(pod, ended, launched=launched)
 
 
@@ -107,25 +109,25 @@ def _refusal(pod: PodView) -> str:
     return f"the kubelet of {pod.node or 'its node'} refused {pod.name}: {said.rstrip('. ')}; {helps}"
 
 
-def _of_code(pod: PodView, ended: Exit, *, launched: bool) -> Verdict:
+def _of_code(pod: PodView, ended: Exit, *, launched: bool) -> ExitCause:
     words = ended.words()
     if ended.code == c.EXIT_COMPLETE:
-        return Verdict(cause="", reason="Completed", message=f"{pod.name} has done its part")
+        return ExitCause(cause="", reason="Completed", message=f"{pod.name} has done its part")
     if ended.cause in c.CAUSES:
-        return Verdict(cause=ended.cause, reason=ended.reason or ended.cause, message=f"{pod.name}: {words}")
+        return ExitCause(cause=ended.cause, reason=ended.reason or ended.cause, message=f"{pod.name}: {words}")
     cannot_start = ended.reason in ("StartError", "ContainerCannotRun")
     if ended.code == c.EXIT_NOT_FOUND or cannot_start:
-        return Verdict(cause="", reason=_start_reason(ended), message=_start_message(pod, ended))
+        return ExitCause(cause="", reason=_start_reason(ended), message=_start_message(pod, ended))
     if ended.unseen:
         message = f"{pod.name} ended while its node, or containerd there, was down: how is not known"
-        return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=END_UNSEEN, message=message)
+        return ExitCause(cause=c.CAUSE_INFRASTRUCTURE, reason=END_UNSEEN, message=message)
     signal = f"signal {ended.code - 128}" if ended.code > 128 else f"exit code {ended.code}"
     message = f"{pod.name} ended with {signal}" + (f": {words}" if words else "")
     if ended.code in (c.EXIT_SIGKILL, 143):
-        return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=KILLED, message=message)
+        return ExitCause(cause=c.CAUSE_INFRASTRUCTURE, reason=KILLED, message=message)
     if launched and ended.code == c.EXIT_LAUNCHER:
-        return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason="LauncherFailed", message=message)
-    return Verdict(cause=c.CAUSE_APPLICATION, reason="ExitCode", message=message)
+        return ExitCause(cause=c.CAUSE_INFRASTRUCTURE, reason="LauncherFailed", message=message)
+    return ExitCause(cause=c.CAUSE_APPLICATION, reason="ExitCode", message=message)
 
 
 def _start_reason(ended: Exit) -> str:

@@ -8,9 +8,9 @@ from datetime import datetime
 from holdfast_operator.api import names as c
 from holdfast_operator.api.job import pod_name
 from holdfast_operator.api.status import Worker
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import causes
-from holdfast_operator.views import GpuError, Told
+from holdfast_operator.views import GpuError, ReportedIncident
 
 HUNG = "Hung"
 OUT_OF_MEMORY = "OutOfMemory"
@@ -20,7 +20,7 @@ COLLATERAL = frozenset({"PeerLost", "MemberLost"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class FailureEvidence:
     """One failure as rules see it."""
 
     exit_code: int | None = None
@@ -36,10 +36,12 @@ class Facts:
         return code - 128 if code is not None and 128 < code <= 192 else None
 
 
-def of_incident(draft: Draft, worker: Worker | None, told: Told | None, detected: datetime) -> Facts:
+def of_incident(
+    draft: PlanDraft, worker: Worker | None, told: ReportedIncident | None, detected: datetime
+) -> FailureEvidence:
     """All that is known of a failure: its process's own end before its container's."""
     reason = told.reason if told is not None else ""
-    return Facts(
+    return FailureEvidence(
         exit_code=_exit_code(draft, worker, told),
         oom=_oom(worker, reason),
         hung=reason == HUNG,
@@ -48,7 +50,7 @@ def of_incident(draft: Draft, worker: Worker | None, told: Told | None, detected
     )
 
 
-def gpu_errors(draft: Draft, worker: Worker | None) -> tuple[GpuError, ...]:
+def gpu_errors(draft: PlanDraft, worker: Worker | None) -> tuple[GpuError, ...]:
     """What the worker's sidecar says of its GPUs."""
     report = draft.seen.report(worker.pod_uid) if worker is not None else None
     return report.gpu_errors if report is not None else ()
@@ -59,19 +61,19 @@ def fault_of(error: GpuError) -> str:
     return f"{error.kind}/{error.xid}"
 
 
-def faults(draft: Draft, pod: str | None, moment: datetime) -> frozenset[str]:
+def faults(draft: PlanDraft, pod: str | None, moment: datetime) -> frozenset[str]:
     """What the GPUs of a pod showed about that time: what several pods show may be one fault."""
     named = (w for w in draft.status.workers if pod_name(draft.seen.job.name, w.incarnation) == pod)
     errors = gpu_errors(draft, next(named, None))
     return frozenset(fault_of(error) for error in errors if _recent(error, moment))
 
 
-def of_running(draft: Draft, worker: Worker) -> Facts:
+def of_running(draft: PlanDraft, worker: Worker) -> FailureEvidence:
     """What can be seen of a worker that has not failed."""
-    return Facts(conditions=_conditions(draft, worker), gpu_errors=gpu_errors(draft, worker))
+    return FailureEvidence(conditions=_conditions(draft, worker), gpu_errors=gpu_errors(draft, worker))
 
 
-def _exit_code(draft: Draft, worker: Worker | None, told: Told | None) -> int | None:
+def _exit_code(draft: PlanDraft, worker: Worker | None, told: ReportedIncident | None) -> int | None:
     if told is not None and told.exit_code is not None and told.reason not in COLLATERAL:
         return told.exit_code
     if worker is None or worker.cause == c.CAUSE_INTERRUPTION or worker.reason == c.EVICTED:
@@ -86,7 +88,7 @@ def _oom(worker: Worker | None, reason: str) -> str:
     return c.OOM_PROCESS if reason == OUT_OF_MEMORY else ""
 
 
-def _conditions(draft: Draft, worker: Worker | None) -> tuple[tuple[str, str, str], ...]:
+def _conditions(draft: PlanDraft, worker: Worker | None) -> tuple[tuple[str, str, str], ...]:
     pod = draft.pod(worker) if worker is not None else None
     return pod.conditions if pod is not None else ()
 

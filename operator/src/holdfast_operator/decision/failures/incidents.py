@@ -11,14 +11,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Pair, pod_name
+from holdfast_operator.api.job import AttemptId, pod_name
 from holdfast_operator.api.status import Incident, Phase, Worker, reason_word, say
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import causes, evidence, oom
 from holdfast_operator.decision.failures.record_incident import judged_anew, record
-from holdfast_operator.decision.plan import Recovered
+from holdfast_operator.decision.plan import RecoveryMetric
 from holdfast_operator.decision.reporting.progress import newest_progress
-from holdfast_operator.views import Report, Told
+from holdfast_operator.views import Report, ReportedIncident
 
 # Launchers' words for an end of which they do not know the reason.
 _MEMBER_LOST = "MemberLost"
@@ -27,7 +27,7 @@ _DRAINED = "Drained"
 _HOW = frozenset({causes.LEFT, causes.KILLED})
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Record what launchers report, then what only the operator can know; close what was recovered from."""
     for told in _told(draft):
         draft = _take(draft, told)
@@ -36,12 +36,12 @@ def apply(draft: Draft) -> Draft:
     return _resumed(_windows(draft))
 
 
-def _told(draft: Draft) -> list[Told]:
+def _told(draft: PlanDraft) -> list[ReportedIncident]:
     found = [told for report in draft.seen.reports for told in report.incidents]
     return sorted(found, key=lambda told: told.pair)
 
 
-def _take(draft: Draft, told: Told) -> Draft:
+def _take(draft: PlanDraft, told: ReportedIncident) -> PlanDraft:
     if draft.status.forgot(told.pair):
         return draft
     known = next((incident for incident in draft.status.incidents if incident.pair == told.pair), None)
@@ -66,7 +66,7 @@ def _take(draft: Draft, told: Told) -> Draft:
     return _completed(draft, draft.status.incidents[-1], told)
 
 
-def loss_before(draft: Draft, told: Told) -> Incident | None:
+def loss_before(draft: PlanDraft, told: ReportedIncident) -> Incident | None:
     """The counted loss of this very pod: cut off, it was given up, came back, and left again as it was deleted.
 
     A worker that is forgotten had all its losses counted.
@@ -78,11 +78,11 @@ def loss_before(draft: Draft, told: Told) -> Incident | None:
     return next((known for known in reversed(draft.status.incidents) if _earlier(known, told)), None)
 
 
-def _earlier(known: Incident, told: Told) -> bool:
+def _earlier(known: Incident, told: ReportedIncident) -> bool:
     return known.pod == told.pod and known.pair < told.pair
 
 
-def _symptom_of(draft: Draft, incident: Incident) -> Incident | None:
+def _symptom_of(draft: PlanDraft, incident: Incident) -> Incident | None:
     """What was seen of the pod a moment before it failed is that failure, and has been counted.
 
     So is a fault of its GPUs that was counted for another pod which shows it too.
@@ -96,7 +96,7 @@ def _symptom_of(draft: Draft, incident: Incident) -> Incident | None:
     return None
 
 
-def _end_is_due(draft: Draft, told: Told, worker: Worker | None) -> bool:
+def _end_is_due(draft: PlanDraft, told: ReportedIncident, worker: Worker | None) -> bool:
     """Launchers see at once that one is gone or was sent SIGTERM; its container's end, a moment later, says why."""
     blind = told.reason in (_MEMBER_LOST, _DRAINED)
     if not blind or told.detected is None or worker is None or worker.phase is not Phase.WANTED:
@@ -104,7 +104,7 @@ def _end_is_due(draft: Draft, told: Told, worker: Worker | None) -> bool:
     return timedelta(0) <= draft.now - told.detected < c.END_SEEN
 
 
-def _as_told(draft: Draft, told: Told) -> Incident:
+def _as_told(draft: PlanDraft, told: ReportedIncident) -> Incident:
     incident = Incident(
         number=0,
         pair=told.pair,
@@ -120,7 +120,7 @@ def _as_told(draft: Draft, told: Told) -> Incident:
     return _corrected(draft, incident)
 
 
-def _corrected(draft: Draft, incident: Incident) -> Incident:
+def _corrected(draft: PlanDraft, incident: Incident) -> Incident:
     """Launchers see a peer vanish or a SIGTERM; who deleted it, whose node died or what it exceeded is known here."""
     worker = _worker_of(draft, incident)
     if incident.cause not in (c.CAUSE_INFRASTRUCTURE, c.CAUSE_INTERRUPTION) or worker is None:
@@ -137,12 +137,12 @@ def _as_of(incident: Incident, worker: Worker) -> Incident:
     return replace(incident, cause=worker.cause, reason=worker.reason, message=worker.message)
 
 
-def _worker_of(draft: Draft, incident: Incident) -> Worker | None:
+def _worker_of(draft: PlanDraft, incident: Incident) -> Worker | None:
     job = draft.seen.job.name
     return next((worker for worker in draft.status.workers if f"{job}-w{worker.incarnation}" == incident.pod), None)
 
 
-def _completed(draft: Draft, known: Incident, told: Told) -> Draft:
+def _completed(draft: PlanDraft, known: Incident, told: ReportedIncident) -> PlanDraft:
     """Take what was not known before; what is recorded stays."""
     changed = replace(
         known,
@@ -155,21 +155,21 @@ def _completed(draft: Draft, known: Incident, told: Told) -> Draft:
     return _replaced(draft, known, changed)
 
 
-def _prolonged(draft: Draft, known: Incident, told: Told) -> Draft:
+def _prolonged(draft: PlanDraft, known: Incident, told: ReportedIncident) -> PlanDraft:
     """It began with another attempt: what ended this one is the same failure, which lasts until training goes on."""
     lost = [steps for steps in (known.lost_steps, told.lost_steps) if steps is not None]
     later = max(filter(None, (known.resumed, told.resumed)), default=None)
     return _replaced(draft, known, replace(known, resumed=later, lost_steps=max(lost, default=None)))
 
 
-def _replaced(draft: Draft, known: Incident, changed: Incident) -> Draft:
+def _replaced(draft: PlanDraft, known: Incident, changed: Incident) -> PlanDraft:
     if changed == known:
         return draft
     kept = tuple(changed if incident is known else incident for incident in draft.status.incidents)
     draft = draft.but(incidents=kept)
     if known.resumed is None and changed.resumed is not None:
         seconds = (changed.resumed - changed.detected).total_seconds()
-        recovered = Recovered(cause=changed.cause, seconds=max(0.0, seconds), lost_steps=changed.lost_steps or 0)
+        recovered = RecoveryMetric(cause=changed.cause, seconds=max(0.0, seconds), lost_steps=changed.lost_steps or 0)
         draft = replace(draft, recovered=(*draft.recovered, recovered))
         lost = f", {changed.lost_steps} steps lost" if changed.lost_steps is not None else ""
         origin = f", state from: {changed.restored_from}" if changed.restored_from else ""
@@ -178,7 +178,7 @@ def _replaced(draft: Draft, known: Incident, changed: Incident) -> Draft:
     return draft
 
 
-def _of_worker(draft: Draft, worker: Worker) -> Draft:
+def _of_worker(draft: PlanDraft, worker: Worker) -> PlanDraft:
     if worker.counted or worker.ordered or not worker.cause or worker.phase is Phase.LEAVING:
         return draft
     if _covered(draft, worker):
@@ -193,13 +193,13 @@ def _of_worker(draft: Draft, worker: Worker) -> Draft:
     return draft.changed_worker(worker, counted=True)
 
 
-def _last_part(draft: Draft, known: Incident, worker: Worker) -> Draft:
+def _last_part(draft: PlanDraft, known: Incident, worker: Worker) -> PlanDraft:
     """The container's end says more than its processes' did."""
     moment = worker.since or draft.now
     return judged_anew(draft, known, known, evidence.of_incident(draft, worker, None, moment), worker)[0]
 
 
-def _explained(draft: Draft, worker: Worker) -> Draft:
+def _explained(draft: PlanDraft, worker: Worker) -> PlanDraft:
     """Why a launcher was sent SIGTERM is in its pod's last status, maybe long after it reported that it leaves."""
     name = pod_name(draft.seen.job.name, worker.incarnation)
     of_pod = (known for known in draft.status.incidents if (known.pod, known.reason) == (name, _DRAINED))
@@ -212,7 +212,7 @@ def _explained(draft: Draft, worker: Worker) -> Draft:
     return draft.tell(known.reason, f"{known.cause}: {known.message}", warning=True)
 
 
-def _covered(draft: Draft, worker: Worker) -> bool:
+def _covered(draft: PlanDraft, worker: Worker) -> bool:
     """An incident of the world that it was in, or a later one that names it, is recorded."""
     if worker.pair is None:
         return False
@@ -225,7 +225,7 @@ def _covered(draft: Draft, worker: Worker) -> bool:
     ) or draft.status.forgot(worker.pair)
 
 
-def _taken_along(draft: Draft, worker: Worker) -> bool:
+def _taken_along(draft: PlanDraft, worker: Worker) -> bool:
     """A ``torchrun`` that gives up takes the others with it, one after the other."""
     if draft.spec.rendezvous != c.C10D or worker.cause != c.CAUSE_APPLICATION:
         return False
@@ -233,7 +233,7 @@ def _taken_along(draft: Draft, worker: Worker) -> bool:
     return any(timedelta(0) <= moment - incident.detected <= c.TORCHRUNS_END for incident in draft.status.incidents)
 
 
-def _at_startup(draft: Draft, worker: Worker) -> Draft:
+def _at_startup(draft: PlanDraft, worker: Worker) -> PlanDraft:
     """It was in no world. Only what ended by itself counts, and once for all that were made together.
 
     What was done to it while the job recovers, or while a member's loss is yet to be counted, is part of that.
@@ -253,24 +253,24 @@ def _at_startup(draft: Draft, worker: Worker) -> Draft:
             return draft.changed_worker(worker, counted=True).but(backoff_until=draft.now + wait)
         if _members_to_count(draft):
             return draft.wake_in(c.POLL_OPEN)
-    pair = Pair(generation=draft.status.membership.generation, attempt=0)
+    pair = AttemptId(generation=draft.status.membership.generation, attempt=0)
     draft = _recorded(draft.changed_worker(worker, counted=True), worker, pair)
     return draft.but(counted_batch=worker.batch)
 
 
-def _recorded(draft: Draft, worker: Worker, pair: Pair) -> Draft:
+def _recorded(draft: PlanDraft, worker: Worker, pair: AttemptId) -> PlanDraft:
     # Should no launcher be left, this is from where the steps are counted that were lost.
     draft = newest_progress(draft, force=True)
     incident = _seen_here(draft, worker, pair)
     return record(draft, incident, evidence.of_incident(draft, worker, None, incident.detected), worker)
 
 
-def _members_to_count(draft: Draft) -> bool:
+def _members_to_count(draft: PlanDraft) -> bool:
     ended = draft.status.in_phase(Phase.LOST, Phase.ENDED)
     return any(worker.cause and worker.pair and not worker.counted and not worker.ordered for worker in ended)
 
 
-def _somebody_reports(draft: Draft, worker: Worker) -> bool:
+def _somebody_reports(draft: PlanDraft, worker: Worker) -> bool:
     """A launcher that was in its world lives on, so it will tell."""
     if not draft.spec.launched:
         return False
@@ -281,7 +281,7 @@ def _somebody_reports(draft: Draft, worker: Worker) -> bool:
     return not draft.seen.warmed_up(draft.now) and bool(draft.status.in_phase(Phase.WANTED))
 
 
-def _seen_here(draft: Draft, worker: Worker, pair: Pair) -> Incident:
+def _seen_here(draft: PlanDraft, worker: Worker, pair: AttemptId) -> Incident:
     return Incident(
         number=0,
         pair=pair,
@@ -296,7 +296,7 @@ def _seen_here(draft: Draft, worker: Worker, pair: Pair) -> Incident:
     )
 
 
-def _windows(draft: Draft) -> Draft:
+def _windows(draft: PlanDraft) -> PlanDraft:
     """Incidents older than their budget's window no longer count."""
     kept = []
     for count in draft.status.restarts:
@@ -306,7 +306,7 @@ def _windows(draft: Draft) -> Draft:
     return draft.but(restarts=tuple(kept))
 
 
-def _resumed(draft: Draft) -> Draft:
+def _resumed(draft: PlanDraft) -> PlanDraft:
     """Close what no launcher is left to close: a later world has committed a step since.
 
     Where a launcher still tells of the incident, it tells of the end as well, and of the steps lost. Where none does,
@@ -325,14 +325,14 @@ def _resumed(draft: Draft) -> Draft:
     return draft
 
 
-def _told_by_the_living(draft: Draft) -> set[Pair]:
+def _told_by_the_living(draft: PlanDraft) -> set[AttemptId]:
     """A launcher that is gone tells of no end, and meanwhile the next world's steps are taken for those before it."""
     living = {pod.uid for pod in draft.seen.pods if not (pod.terminal or pod.absent)}
     reports = (report for report in draft.seen.reports if report.pod_uid in living and report.fresh(draft.now))
     return {item.pair for report in reports for item in report.incidents}
 
 
-def _first_commit(draft: Draft, incident: Incident) -> tuple[datetime, Report] | None:
+def _first_commit(draft: PlanDraft, incident: Incident) -> tuple[datetime, Report] | None:
     committed = [
         (report.committed_at, report)
         for report in draft.seen.reports
@@ -348,7 +348,7 @@ def _trained_on(incident: Incident, report: Report) -> bool:
     return of_no_world and report.world is not None and report.world.pair.generation == incident.pair.generation
 
 
-def _as_seen(draft: Draft, incident: Incident, resumed: datetime, report: Report) -> Incident:
+def _as_seen(draft: PlanDraft, incident: Incident, resumed: datetime, report: Report) -> Incident:
     restored, reached = report.restored, draft.status.progress
     if restored is None or _trained_on(incident, report):
         return replace(incident, resumed=resumed)

@@ -15,27 +15,29 @@ from dataclasses import replace
 from holdfast_operator.api import names as c
 from holdfast_operator.api.job import pod_name
 from holdfast_operator.api.status import Incident, Phase, Worker, reason_word, say
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import evidence
 from holdfast_operator.decision.failures.record_incident import judged_anew
-from holdfast_operator.views import Told
+from holdfast_operator.views import ReportedIncident
 
 
-def whole(draft: Draft, told: Told) -> Incident | None:
+def whole(draft: PlanDraft, told: ReportedIncident) -> Incident | None:
     """The incident that this one is counted with."""
     if told.part_of is None or told.part_of >= told.pair:
         return None
     return next((known for known in draft.status.incidents if known.pair == told.part_of), None)
 
 
-def taken_in(draft: Draft, told: Told) -> bool:
+def taken_in(draft: PlanDraft, told: ReportedIncident) -> bool:
     """Whether it needs no record of its own: what it is part of is recorded, or was and is forgotten."""
     if told.part_of is None or told.part_of >= told.pair:
         return False
     return whole(draft, told) is not None or draft.status.forgot(told.part_of)
 
 
-def informed(draft: Draft, known: Incident, told: Told, worker: Worker | None) -> tuple[Draft, Incident]:
+def informed(
+    draft: PlanDraft, known: Incident, told: ReportedIncident, worker: Worker | None
+) -> tuple[PlanDraft, Incident]:
     """The incident with what a launcher knows better than those who spoke first."""
     blind = known.reason in evidence.COLLATERAL and known.cause == c.CAUSE_INFRASTRUCTURE
     if not blind or told.cause != c.CAUSE_OOM:
@@ -52,14 +54,14 @@ def informed(draft: Draft, known: Incident, told: Told, worker: Worker | None) -
     return judged_anew(draft, known, changed, evidence.of_incident(draft, worker, told, known.detected), worker)
 
 
-def told_of(draft: Draft, worker: Worker) -> Incident | None:
+def told_of(draft: PlanDraft, worker: Worker) -> Incident | None:
     """The incident with which launchers count the end of the world that this worker's container ended."""
     tales = (tale for report in draft.seen.reports for tale in report.incidents if tale.pair == worker.pair)
     found = (whole(draft, tale) for tale in tales)
     return next((known for known in found if known is not None), None)
 
 
-def of_container(draft: Draft, worker: Worker) -> Incident | None:
+def of_container(draft: PlanDraft, worker: Worker) -> Incident | None:
     """The incident of this pod's memory that its container's end is the last part of, where no launcher says it."""
     killed = worker.cause == c.CAUSE_OOM or worker.exit_code == c.EXIT_SIGKILL
     if not killed or worker.phase is not Phase.ENDED:

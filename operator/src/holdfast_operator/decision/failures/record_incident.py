@@ -9,18 +9,18 @@ from dataclasses import replace
 from datetime import datetime
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.status import Count, Incident, Worker, say
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.api.status import Incident, RestartCount, Worker, say
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import recovery_decision as decisions
 from holdfast_operator.decision.failures.backoff import pause
 from holdfast_operator.decision.failures.carry_out import carry_out
-from holdfast_operator.decision.failures.evidence import Facts
+from holdfast_operator.decision.failures.evidence import FailureEvidence
 from holdfast_operator.decision.failures.recovery_decision import Decision
 from holdfast_operator.decision.failures.repeat_offenders import offended
-from holdfast_operator.decision.plan import Decided
+from holdfast_operator.decision.plan import DecisionMetric
 
 
-def record(draft: Draft, incident: Incident, facts: Facts, worker: Worker | None) -> Draft:
+def record(draft: PlanDraft, incident: Incident, facts: FailureEvidence, worker: Worker | None) -> PlanDraft:
     """Decide, count, tell, and order what was decided."""
     decision = decisions.of(draft, incident, facts, worker)
     number = max((known.number for known in draft.status.incidents), default=0) + 1
@@ -34,7 +34,7 @@ def record(draft: Draft, incident: Incident, facts: Facts, worker: Worker | None
     return offended(carry_out(draft, incident, decision, worker), incident, worker)
 
 
-def _listed(draft: Draft, incident: Incident) -> Draft:
+def _listed(draft: PlanDraft, incident: Incident) -> PlanDraft:
     """The newest are shown. Of what falls off, launchers that are gone may still tell: it is counted."""
     incidents = (*draft.status.incidents, incident)
     off = [known.pair for known in incidents[: -c.MAX_INCIDENTS] if known.pair.attempt > 0]
@@ -48,16 +48,16 @@ def decided(incident: Incident, decision: Decision) -> Incident:
     return replace(incident, action=action, decision=decision.reason, why=say(decision.message))
 
 
-def announced(draft: Draft, incident: Incident, decision: Decision) -> Draft:
+def announced(draft: PlanDraft, incident: Incident, decision: Decision) -> PlanDraft:
     """The decision in event, log and metric."""
-    word = Decided(cause=incident.cause, action=decision.action, reason=decision.reason)
+    word = DecisionMetric(cause=incident.cause, action=decision.action, reason=decision.reason)
     return draft.decide(word).tell(decision.reason, decision.message, warning=decision.action == c.FAIL_JOB)
 
 
-def _counted(draft: Draft, incident: Incident) -> Draft:
+def _counted(draft: PlanDraft, incident: Incident) -> PlanDraft:
     status = draft.status
     counts = {count.cause: count for count in status.restarts}
-    count = counts.get(incident.cause, Count(cause=incident.cause))
+    count = counts.get(incident.cause, RestartCount(cause=incident.cause))
     budget = draft.spec.budget(incident.cause)
     kept = max(c.COUNTED_TIMES, budget.max_restarts + 1 if budget is not None else 0)
     times = (*count.times, draft.now)[-kept:]
@@ -67,7 +67,7 @@ def _counted(draft: Draft, incident: Incident) -> Draft:
     return replace(draft, counted=(*draft.counted, incident.cause))
 
 
-def recounted(draft: Draft, before: str, decision: Decision) -> Draft:
+def recounted(draft: PlanDraft, before: str, decision: Decision) -> PlanDraft:
     """The newest incident of a cause turns out to be another's, or nobody's: its budget gets it back."""
     counts = {count.cause: count for count in draft.status.restarts}
     old = counts.get(before)
@@ -75,7 +75,7 @@ def recounted(draft: Draft, before: str, decision: Decision) -> Draft:
         return draft
     counts[before] = replace(old, times=old.times[:-1])
     if decision.counts:
-        new = counts.get(decision.cause, Count(cause=decision.cause))
+        new = counts.get(decision.cause, RestartCount(cause=decision.cause))
         times = tuple(sorted((*new.times, old.times[-1])))
         counts[before] = replace(counts[before], total=old.total - 1)
         counts[decision.cause] = replace(new, total=new.total + 1, times=times)
@@ -83,8 +83,8 @@ def recounted(draft: Draft, before: str, decision: Decision) -> Draft:
 
 
 def judged_anew(
-    draft: Draft, known: Incident, changed: Incident, facts: Facts, worker: Worker | None
-) -> tuple[Draft, Incident]:
+    draft: PlanDraft, known: Incident, changed: Incident, facts: FailureEvidence, worker: Worker | None
+) -> tuple[PlanDraft, Incident]:
     """What is known better of an incident, in the list, in the counts, and in what is done about it."""
     decision = decisions.of(draft, changed, facts, worker)
     new = decided(replace(changed, cause=decision.cause), decision)
@@ -101,7 +101,7 @@ def judged_anew(
     return carry_out(announced(draft, new, decision), new, decision, worker), new
 
 
-def _backoff(draft: Draft, incident: Incident, decision: Decision) -> datetime | None:
+def _backoff(draft: PlanDraft, incident: Incident, decision: Decision) -> datetime | None:
     """What would fail again at once waits, and what keeps failing; what was done to the job does not.
 
     What shows again of each new pod waits as well: the first time costs nothing.

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from holdfast_operator.api import names as c
 from holdfast_operator.api.recovery import Escalation
 from holdfast_operator.api.status import Incident, Phase, Worker
-from holdfast_operator.api.status.failure_history import Tally
-from holdfast_operator.decision.draft import Draft
-from holdfast_operator.decision.failures.evidence import Facts
+from holdfast_operator.api.status.failure_history import ActionHistory
+from holdfast_operator.decision.draft import PlanDraft
+from holdfast_operator.decision.failures.evidence import FailureEvidence
 from holdfast_operator.decision.failures.rules import first_match, gpu_error
 from holdfast_operator.views import GpuError
 
@@ -48,17 +48,17 @@ class Decision:
         return self.action != c.IGNORE
 
 
-def of(draft: Draft, incident: Incident, facts: Facts, worker: Worker | None) -> Decision:
+def of(draft: PlanDraft, incident: Incident, facts: FailureEvidence, worker: Worker | None) -> Decision:
     """The decision about one incident."""
     return _escalated(draft, incident, first(draft, incident, facts, worker))
 
 
-def advised(facts: Facts) -> GpuError | None:
+def advised(facts: FailureEvidence) -> GpuError | None:
     """A GPU's error for which the sidecar's table advises to leave the pod or its node."""
     return next((error for error in facts.gpu_errors if error.action in _ADVICE), None)
 
 
-def first(draft: Draft, incident: Incident, facts: Facts, worker: Worker | None) -> Decision:
+def first(draft: PlanDraft, incident: Incident, facts: FailureEvidence, worker: Worker | None) -> Decision:
     """The decision as if it were the first of its kind."""
     match = first_match(draft.spec.rules, facts)
     if match is not None:
@@ -80,7 +80,7 @@ def first(draft: Draft, incident: Incident, facts: Facts, worker: Worker | None)
     return Decision(action=action, how=BY_DEFAULT, why=f"no rule matches; {why}", cause=incident.cause)
 
 
-def _can_leave(draft: Draft, incident: Incident, worker: Worker | None) -> bool:
+def _can_leave(draft: PlanDraft, incident: Incident, worker: Worker | None) -> bool:
     """All of the job's workers on the node find another one, or those elsewhere may go on without them."""
     node = incident.node or (worker.node if worker is not None else "")
     wanted = draft.needed
@@ -94,7 +94,7 @@ def _can_leave(draft: Draft, incident: Incident, worker: Worker | None) -> bool:
     return draft.fits_without(node, moved)
 
 
-def _default(draft: Draft, incident: Incident, worker: Worker | None) -> tuple[str, str]:
+def _default(draft: PlanDraft, incident: Incident, worker: Worker | None) -> tuple[str, str]:
     """What happens without any rule: launchers go on by themselves, what is gone is replaced."""
     if incident.pod is None or (worker is not None and worker.phase is Phase.WANTED):
         return c.IN_PLACE, "the launchers go on with the pods that there are"
@@ -105,7 +105,7 @@ def _default(draft: Draft, incident: Incident, worker: Worker | None) -> tuple[s
     return c.RECREATE_POD, f"another pod takes the place of {incident.pod}{where}"
 
 
-def _escalated(draft: Draft, incident: Incident, first: Decision) -> Decision:
+def _escalated(draft: PlanDraft, incident: Incident, first: Decision) -> Decision:
     """Up the ladder past each action that was taken too often; what was done to the job climbs nothing."""
     ladder = draft.spec.escalation
     if ladder is None or first.action not in ladder.actions or first.cause == c.CAUSE_INTERRUPTION:
@@ -126,13 +126,13 @@ def _scope(action: str, incident: Incident) -> str:
     return incident.pod or "" if action == c.IN_PLACE else ""
 
 
-def _taken(draft: Draft, action: str, incident: Incident, ladder: Escalation) -> int:
+def _taken(draft: PlanDraft, action: str, incident: Incident, ladder: Escalation) -> int:
     wanted = (action, _scope(action, incident))
     found = (tally for tally in draft.status.tallies if (tally.action, tally.scope) == wanted)
     return sum(tally.within(draft.now, ladder.window_seconds) for tally in found)
 
 
-def tallied(draft: Draft, incident: Incident, decision: Decision) -> Draft:
+def tallied(draft: PlanDraft, incident: Incident, decision: Decision) -> PlanDraft:
     """Remember the decision for as long as it may matter."""
     ladder = draft.spec.escalation
     if ladder is None and decision.counts:
@@ -140,12 +140,12 @@ def tallied(draft: Draft, incident: Incident, decision: Decision) -> Draft:
     span = ladder.window_seconds if ladder is not None else c.DEFAULT_WINDOW_SECONDS
     name = (decision.action, _scope(decision.action, incident))
     known = {(tally.action, tally.scope): tally for tally in draft.status.tallies if tally.within(draft.now, span)}
-    known[name] = known.get(name, Tally(action=name[0], scope=name[1])).plus(draft.now)
+    known[name] = known.get(name, ActionHistory(action=name[0], scope=name[1])).plus(draft.now)
     newest = sorted(known.values(), key=lambda tally: (tally.times[-1], tally.action, tally.scope))
     return draft.but(tallies=tuple(newest[-c.TALLIES_KEPT :]))
 
 
-def ignored(draft: Draft) -> int:
+def ignored(draft: PlanDraft) -> int:
     """How many incidents were lately ignored: they count in no budget, but a tight loop still waits."""
     found = (tally for tally in draft.status.tallies if tally.action == c.IGNORE)
     return sum(tally.within(draft.now, c.DEFAULT_WINDOW_SECONDS) for tally in found)

@@ -11,17 +11,17 @@ from datetime import timedelta
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Incident, Worker
-from holdfast_operator.api.status.failure_history import Offender
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.api.status.failure_history import NodeFailures
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.avoided_nodes import avoided_already, avoiding
-from holdfast_operator.decision.plan import Decided
+from holdfast_operator.decision.plan import DecisionMetric
 
 REASON = "RepeatOffender"
 KEPT = "RepeatOffenderKept"
 _MARGIN = 0.5
 
 
-def offended(draft: Draft, incident: Incident, worker: Worker | None) -> Draft:
+def offended(draft: PlanDraft, incident: Incident, worker: Worker | None) -> PlanDraft:
     """Hold a failure against its node, and avoid the node if that was one too many."""
     limit = draft.spec.avoid_repeat_offenders
     node = incident.node or (worker.node if worker is not None else "")
@@ -43,7 +43,7 @@ def until_below(weight: float, limit: int) -> timedelta:
     return max(0.0, math.log2(weight / (limit - _MARGIN))) * c.OFFENCE_HALVES
 
 
-def _avoid(draft: Draft, offender: Offender, moved: Worker, span: timedelta) -> Draft:
+def _avoid(draft: PlanDraft, offender: NodeFailures, moved: Worker, span: timedelta) -> PlanDraft:
     count = len(offender.times)
     times = "1 time" if count == 1 else f"{count} times"
     message = f"node {offender.node} failed this job {times}"
@@ -55,20 +55,20 @@ def _avoid(draft: Draft, offender: Offender, moved: Worker, span: timedelta) -> 
     return _said(avoiding(draft, offender.node, REASON, span), REASON, told)
 
 
-def _said(draft: Draft, reason: str, message: str) -> Draft:
-    word = Decided(cause=c.CAUSE_INFRASTRUCTURE, action="AvoidNode", reason=reason)
+def _said(draft: PlanDraft, reason: str, message: str) -> PlanDraft:
+    word = DecisionMetric(cause=c.CAUSE_INFRASTRUCTURE, action="AvoidNode", reason=reason)
     return draft.decide(word).tell(reason, message, warning=True)
 
 
-def _known(draft: Draft, node: str) -> Offender:
+def _known(draft: PlanDraft, node: str) -> NodeFailures:
     """What is held against the node since it booted."""
     view = draft.seen.node(node)
     boot_id = view.boot_id if view is not None else ""
     known = next((entry for entry in draft.status.offenders if entry.node == node), None)
     if known is None or (boot_id and known.boot_id and known.boot_id != boot_id):
-        return Offender(node=node, boot_id=boot_id)
+        return NodeFailures(node=node, boot_id=boot_id)
     return known
 
 
-def _matters(draft: Draft, entry: Offender) -> bool:
+def _matters(draft: PlanDraft, entry: NodeFailures) -> bool:
     return entry.weight(draft.now) > 1 / 16

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Phase, Worker
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.carry_out import GATHER, launchers_live
 from holdfast_operator.decision.lifecycle.finished import finish
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Fail the job where one of the two holds."""
     ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if worker.final and worker.exit_code]
     if ended:
@@ -25,7 +25,7 @@ def apply(draft: Draft) -> Draft:
     return draft
 
 
-def _final(draft: Draft, ended: list[Worker]) -> Draft:
+def _final(draft: PlanDraft, ended: list[Worker]) -> PlanDraft:
     told = max(ended, key=lambda worker: (worker.message.count("\n"), len(worker.message)))
     others = [worker for worker in draft.status.in_phase(Phase.WANTED) if worker.pair is not None]
     oldest = min(worker.since or draft.now for worker in ended)
@@ -34,7 +34,7 @@ def _final(draft: Draft, ended: list[Worker]) -> Draft:
     return finish(draft, c.FAILED, told.reason, told.message)
 
 
-def _spent(draft: Draft, cause: str, count: int, limit: int, window: int) -> Draft:
+def _spent(draft: PlanDraft, cause: str, count: int, limit: int, window: int) -> PlanDraft:
     last = next((incident for incident in reversed(draft.status.incidents) if incident.cause == cause), None)
     words = f" The last one: {last.message}" if last else ""
     message = f"{count} incidents of cause {cause} within {_span(window)}, {limit} are allowed.{words}"

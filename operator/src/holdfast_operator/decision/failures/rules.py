@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from holdfast_operator.api.recovery import Rule
-from holdfast_operator.decision.failures.evidence import Facts
+from holdfast_operator.decision.failures.evidence import FailureEvidence
 from holdfast_operator.views import GpuError
 
 
@@ -22,34 +22,34 @@ class Match:
     why: str
 
 
-def first_match(rules: Sequence[Rule], facts: Facts) -> Match | None:
+def first_match(rules: Sequence[Rule], facts: FailureEvidence) -> Match | None:
     """The first rule that matches, if any does."""
     found = ((rule, _why(rule, facts)) for rule in rules)
     return next((Match(rule=rule, why=why) for rule, why in found if why), None)
 
 
-def _why(rule: Rule, facts: Facts) -> str:
+def _why(rule: Rule, facts: FailureEvidence) -> str:
     """Why it holds; empty if anything that it asks for does not."""
     told = [ask(rule, facts) for asked, ask in _ASKS if asked(rule)]
     return " and ".join(told) if all(told) else ""
 
 
-def _exit_code(rule: Rule, facts: Facts) -> str:
+def _exit_code(rule: Rule, facts: FailureEvidence) -> str:
     code, asked = facts.exit_code, rule.exit_codes
     return f"exit code {code}" if code is not None and asked is not None and asked.hold(code) else ""
 
 
-def _signal(rule: Rule, facts: Facts) -> str:
+def _signal(rule: Rule, facts: FailureEvidence) -> str:
     number = facts.signal
     return f"signal {signal.Signals(number).name}" if number is not None and number in rule.signals else ""
 
 
-def _oom(rule: Rule, facts: Facts) -> str:
+def _oom(rule: Rule, facts: FailureEvidence) -> str:
     fits = bool(facts.oom) and rule.oom in {"Any", facts.oom}
     return f"out of memory ({facts.oom.lower()})" if fits else ""
 
 
-def _condition(rule: Rule, facts: Facts) -> str:
+def _condition(rule: Rule, facts: FailureEvidence) -> str:
     for asked in rule.pod_conditions:
         found = next((condition for condition in facts.conditions if asked.holds(condition)), None)
         if found is not None:
@@ -57,14 +57,14 @@ def _condition(rule: Rule, facts: Facts) -> str:
     return ""
 
 
-def _gpu_error(rule: Rule, facts: Facts) -> str:
+def _gpu_error(rule: Rule, facts: FailureEvidence) -> str:
     error = gpu_error(rule, facts)
     if error is None:
         return ""
     return f"GPU error {error.kind}" + (f" {error.xid}" if error.xid is not None else "")
 
 
-def gpu_error(rule: Rule, facts: Facts) -> GpuError | None:
+def gpu_error(rule: Rule, facts: FailureEvidence) -> GpuError | None:
     """The first error that the rule asks about."""
     asked = rule.gpu_errors
     if asked is None:
@@ -72,11 +72,11 @@ def gpu_error(rule: Rule, facts: Facts) -> GpuError | None:
     return next((error for error in facts.gpu_errors if asked.mean(error.kind, error.xid)), None)
 
 
-def _hang(_rule: Rule, facts: Facts) -> str:
+def _hang(_rule: Rule, facts: FailureEvidence) -> str:
     return "a hang" if facts.hung else ""
 
 
-_ASKS: tuple[tuple[Callable[[Rule], bool], Callable[[Rule, Facts], str]], ...] = (
+_ASKS: tuple[tuple[Callable[[Rule], bool], Callable[[Rule, FailureEvidence], str]], ...] = (
     (lambda rule: rule.exit_codes is not None, _exit_code),
     (lambda rule: bool(rule.signals), _signal),
     (lambda rule: bool(rule.oom), _oom),

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Pair, pod_name
+from holdfast_operator.api.job import AttemptId, pod_name
 from holdfast_operator.api.status import Incident, Phase, Worker, say
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import evidence as found
 from holdfast_operator.decision.failures import recovery_decision as decisions
 from holdfast_operator.decision.failures.avoided_nodes import avoiding
 from holdfast_operator.decision.failures.carry_out import carry_out
-from holdfast_operator.decision.failures.evidence import Facts
+from holdfast_operator.decision.failures.evidence import FailureEvidence
 from holdfast_operator.decision.failures.record_incident import announced, decided, record, recounted
 from holdfast_operator.decision.failures.rules import first_match
 from holdfast_operator.decision.workers.replicas import order_away
@@ -30,10 +30,10 @@ class _Symptom:
     reason: str
     message: str
     cause: str
-    facts: Facts
+    facts: FailureEvidence
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Answer what is new; one symptom of a worker a pass."""
     for worker in draft.status.in_phase(Phase.WANTED):
         # An answer may send others away as well: what they show is then no news.
@@ -43,7 +43,7 @@ def apply(draft: Draft) -> Draft:
     return draft
 
 
-def _unfit(draft: Draft, worker: Worker, symptom: _Symptom) -> Draft:
+def _unfit(draft: PlanDraft, worker: Worker, symptom: _Symptom) -> PlanDraft:
     """A spare that shows it is no incident: nobody trains with it. It leaves for what a worker would leave for."""
     draft = draft.changed_worker(worker, symptoms=(*worker.symptoms, symptom.key)[-_KEPT:])
     match, error = first_match(draft.spec.rules, symptom.facts), decisions.advised(symptom.facts)
@@ -56,7 +56,7 @@ def _unfit(draft: Draft, worker: Worker, symptom: _Symptom) -> Draft:
     return order_away(draft, worker, symptom.reason, message).tell("SpareLost", message, warning=True)
 
 
-def _new(draft: Draft, worker: Worker) -> _Symptom | None:
+def _new(draft: PlanDraft, worker: Worker) -> _Symptom | None:
     """Before its launcher is ready, conditions such as Ready say nothing yet."""
     pod = draft.pod(worker)
     if pod is None or pod.absent or pod.terminal or worker.ready_at is None:
@@ -65,7 +65,7 @@ def _new(draft: Draft, worker: Worker) -> _Symptom | None:
     return next((item for item in new if _asked_about(draft, item)), None)
 
 
-def _shown(draft: Draft, worker: Worker) -> Iterator[_Symptom]:
+def _shown(draft: PlanDraft, worker: Worker) -> Iterator[_Symptom]:
     """GPU errors, each with the conditions that there are; then conditions."""
     facts = found.of_running(draft, worker)
     name = pod_name(draft.seen.job.name, worker.incarnation)
@@ -88,11 +88,11 @@ def _shown(draft: Draft, worker: Worker) -> Iterator[_Symptom]:
         )
 
 
-def _asked_about(draft: Draft, symptom: _Symptom) -> bool:
+def _asked_about(draft: PlanDraft, symptom: _Symptom) -> bool:
     return first_match(draft.spec.rules, symptom.facts) is not None or decisions.advised(symptom.facts) is not None
 
 
-def _answered(draft: Draft, worker: Worker, symptom: _Symptom) -> Draft:
+def _answered(draft: PlanDraft, worker: Worker, symptom: _Symptom) -> PlanDraft:
     worker = replace(worker, symptoms=(*worker.symptoms, symptom.key)[-_KEPT:])
     draft = draft.with_worker(worker)
     incident = _incident(draft, worker, symptom)
@@ -105,10 +105,10 @@ def _answered(draft: Draft, worker: Worker, symptom: _Symptom) -> Draft:
     return record(draft, incident, symptom.facts, worker)
 
 
-def _incident(draft: Draft, worker: Worker, symptom: _Symptom) -> Incident:
+def _incident(draft: PlanDraft, worker: Worker, symptom: _Symptom) -> Incident:
     return Incident(
         number=0,
-        pair=Pair(generation=draft.status.membership.generation, attempt=0),
+        pair=AttemptId(generation=draft.status.membership.generation, attempt=0),
         cause=symptom.cause,
         action="",
         reason=symptom.reason,
@@ -120,7 +120,7 @@ def _incident(draft: Draft, worker: Worker, symptom: _Symptom) -> Incident:
     )
 
 
-def same_failure(draft: Draft, incident: Incident) -> Incident | None:
+def same_failure(draft: PlanDraft, incident: Incident) -> Incident | None:
     """The newest incident of this pod, if it was but a moment ago."""
     of_pod = [known for known in draft.status.incidents if known.pod == incident.pod and known.pair.attempt > 0]
     newest = of_pod[-1] if of_pod else None
@@ -128,7 +128,7 @@ def same_failure(draft: Draft, incident: Incident) -> Incident | None:
     return newest if recent else None
 
 
-def _known_better(draft: Draft, known: Incident, facts: Facts, worker: Worker) -> Draft:
+def _known_better(draft: PlanDraft, known: Incident, facts: FailureEvidence, worker: Worker) -> PlanDraft:
     """It was counted when the process died: now it is known what of, so its cause and what is done may change."""
     if not known.decision.endswith(decisions.BY_DEFAULT):
         return draft
@@ -139,7 +139,7 @@ def _known_better(draft: Draft, known: Incident, facts: Facts, worker: Worker) -
     return carry_out(announced(draft, changed, decision), changed, decision, worker)
 
 
-def _elsewhere(draft: Draft, incident: Incident, symptom: _Symptom, worker: Worker) -> Incident | None:
+def _elsewhere(draft: PlanDraft, incident: Incident, symptom: _Symptom, worker: Worker) -> Incident | None:
     """The incident of another pod whose GPUs showed the same fault a moment ago, when this one was there.
 
     What a pod shows that came later is news: the fault was not left behind.
@@ -153,7 +153,9 @@ def _elsewhere(draft: Draft, incident: Incident, symptom: _Symptom, worker: Work
     return None
 
 
-def _also_here(draft: Draft, known: Incident, incident: Incident, facts: Facts, worker: Worker) -> Draft:
+def _also_here(
+    draft: PlanDraft, known: Incident, incident: Incident, facts: FailureEvidence, worker: Worker
+) -> PlanDraft:
     """It was counted for the other pod; what the rule says is done for this one as well."""
     decision = decisions.first(draft, incident, facts, worker)
     draft = draft.tell(decision.reason, f"{incident.pod}: {decision.message}; counted with {known.pod}", warning=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 
 from holdfast_operator.api import names as c
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.lifecycle.finished import finish
 
 REASON = "DeadlineExceeded"
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Fail a job whose time is over; its workers are deleted and commit within their grace period."""
     limit, start = draft.spec.active_deadline_seconds, draft.status.start_time
     if limit is None or start is None or draft.spec.suspend:

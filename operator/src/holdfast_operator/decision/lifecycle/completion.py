@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Worker
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.lifecycle.finished import finish
 from holdfast_operator.decision.reporting.progress import newest_progress
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Complete the job once a trainer has ended with 0, or its launcher says that it will."""
     if not _complete(draft):
         return draft
@@ -22,7 +22,7 @@ def apply(draft: Draft) -> Draft:
     return finish(draft, c.COMPLETE, "Completed", f"training is complete{where}")
 
 
-def _complete(draft: Draft) -> bool:
+def _complete(draft: PlanDraft) -> bool:
     if draft.spec.rendezvous == c.NO_RENDEZVOUS:
         return 0 < draft.target <= len(draft.finished)
     uids = {worker.pod_uid for worker in draft.status.workers if worker.known and _speaks_for_all(draft, worker)}
@@ -31,7 +31,7 @@ def _complete(draft: Draft) -> bool:
     return any(ended is not None and ended.code == c.EXIT_COMPLETE for ended in exits)
 
 
-def _speaks_for_all(draft: Draft, worker: Worker) -> bool:
+def _speaks_for_all(draft: PlanDraft, worker: Worker) -> bool:
     """A launcher ends with 0 only when all agreed; a ``torchrun`` also when it is told to end."""
     pod = draft.pod(worker)
     return draft.spec.launched or (worker.left_alone and not (pod is not None and pod.leaving))

@@ -6,16 +6,16 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from holdfast_operator.api import names as c
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.plan import DeleteJob, DeletePod
 from holdfast_operator.decision.reporting import goodput
-from holdfast_operator.decision.set_condition import Words, set_condition
+from holdfast_operator.decision.set_condition import Reason, set_condition
 from holdfast_operator.views import PodView
 
 SIDE_CONTAINER = "its trainer has ended, and another container of the template still runs"
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """End the pass of a job that has ended. Ended pods stay, for their logs, until the job is deleted."""
     if not draft.status.terminal:
         return draft
@@ -36,7 +36,7 @@ def apply(draft: Draft) -> Draft:
     return replace(_deleted(draft, since), ended=True)
 
 
-def _outlasted(draft: Draft, since: datetime) -> Draft:
+def _outlasted(draft: PlanDraft, since: datetime) -> PlanDraft:
     """Pods that a container beside the trainer keeps."""
     pods = [pod for pod in draft.seen.pods if pod.outlasted]
     due = since + c.SIDE_CONTAINER_GRACE
@@ -45,7 +45,7 @@ def _outlasted(draft: Draft, since: datetime) -> Draft:
     return draft.act(*(DeletePod(name=pod.name, uid=pod.uid, why=SIDE_CONTAINER) for pod in pods))
 
 
-def _deleted(draft: Draft, since: datetime) -> Draft:
+def _deleted(draft: PlanDraft, since: datetime) -> PlanDraft:
     """The job itself goes once its time is over and nothing of it runs; nodes that are away are not waited for."""
     ttl = draft.spec.ttl_seconds
     if ttl is None:
@@ -62,11 +62,11 @@ def _runs(pod: PodView) -> bool:
     return not pod.absent and not pod.terminal and pod.deleted_at is None
 
 
-def finish(draft: Draft, kind: str, reason: str, message: str) -> Draft:
+def finish(draft: PlanDraft, kind: str, reason: str, message: str) -> PlanDraft:
     """Complete or fail the job, in this pass."""
     draft = goodput.settled(draft)
     generation = draft.seen.job.generation
-    status, words = draft.status, Words(reason=reason, message=message)
+    status, words = draft.status, Reason(reason=reason, message=message)
     suspended = (c.SUSPENDED,) if status.condition(c.SUSPENDED) else ()
     for condition in (*suspended, c.READY, c.RESTARTING, c.DEGRADED, kind):
         holds = condition == kind

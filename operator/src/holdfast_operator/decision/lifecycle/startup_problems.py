@@ -10,14 +10,14 @@ from dataclasses import replace
 from datetime import timedelta
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.status import Phase, Trouble, Worker, reason_word, say
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.api.status import Phase, StartupProblem, Worker, reason_word, say
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import causes
 from holdfast_operator.decision.failures.avoided_nodes import avoiding
 from holdfast_operator.decision.failures.backoff import start_retry
 from holdfast_operator.decision.lifecycle.finished import finish
 from holdfast_operator.decision.reporting.progress import newest_report
-from holdfast_operator.decision.set_condition import Words
+from holdfast_operator.decision.set_condition import Reason
 from holdfast_operator.decision.workers import preflight
 from holdfast_operator.decision.workers.replicas import unplaced
 from holdfast_operator.scheduling.capacity import no_node
@@ -44,7 +44,7 @@ _START_EVENTS = frozenset(
 _NEVER_RAN = frozenset({causes.HOLDFAST_MISSING, causes.CONTAINER_FAILED, causes.INIT_FAILED})
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Keep ``status.trouble`` true to what is seen."""
     if draft.spec.suspend:
         return draft
@@ -56,28 +56,28 @@ def apply(draft: Draft) -> Draft:
     reason, message = reason_word(found.reason), say(found.message)
     if known is None or known.reason != reason:
         since = draft.now if known is None or _waits_for_room(draft, known) else known.since
-        draft = draft.but(trouble=Trouble(reason=reason, message=message, since=since))
+        draft = draft.but(trouble=StartupProblem(reason=reason, message=message, since=since))
     elif known.message != message:
         draft = draft.but(trouble=replace(known, message=message))
     return _overdue(draft)
 
 
-def _slow(draft: Draft) -> Draft:
+def _slow(draft: PlanDraft) -> PlanDraft:
     """No trouble yet, but a person who wonders should see what is waited for."""
     for worker in draft.needed:
         pod = draft.pod(worker)
         if pod is not None and pod.held_by and not (pod.absent or pod.gated or worker.gated):
-            words = Words(
+            words = Reason(
                 reason="WaitingForQueue", message=f"{pod.name} waits for {', '.join(pod.held_by)} to be lifted"
             )
             return replace(draft, hold=words).look_again()
         if pod is not None and pod.pulling and not pod.absent:
-            words = Words(reason="ImagePulling", message=f"{pod.name}: {pod.pulling}")
+            words = Reason(reason="ImagePulling", message=f"{pod.name}: {pod.pulling}")
             return replace(draft, hold=words).look_again()
     return draft
 
 
-def _overdue(draft: Draft) -> Draft:
+def _overdue(draft: PlanDraft) -> PlanDraft:
     trouble = draft.status.trouble
     if trouble is None or newest_report(draft) is not None:
         return draft
@@ -97,25 +97,25 @@ def _overdue(draft: Draft) -> Draft:
     return finish(draft, c.FAILED, trouble.reason, f"{trouble.message} (for {limit} s, startupDeadlineSeconds)")
 
 
-def _waits_for_room(draft: Draft, trouble: Trouble) -> bool:
+def _waits_for_room(draft: PlanDraft, trouble: StartupProblem) -> bool:
     """Its template has proved good, and room comes and goes: activeDeadlineSeconds says for how long."""
     return draft.status.membership.active is not None and trouble.reason in _ROOM
 
 
-def _over(draft: Draft) -> bool:
+def _over(draft: PlanDraft) -> bool:
     """All workers run: what was wrong is mended."""
     pods = [draft.pod(worker) for worker in draft.needed]
     return bool(pods) and all(pod is not None and pod.phase == "Running" and not pod.waiting for pod in pods)
 
 
-def _find(draft: Draft) -> Words | None:
+def _find(draft: PlanDraft) -> Reason | None:
     if draft.seen.refusal is not None and not _only_spares_lack(draft):
-        return Words(reason=draft.seen.refusal.reason, message=draft.seen.refusal.message)
+        return Reason(reason=draft.seen.refusal.reason, message=draft.seen.refusal.message)
     workers = draft.needed
     placed = any(worker.node for worker in workers)
     impossible = "" if placed else no_node(draft.spec.pod_spec, draft.seen.nodes)
     if impossible:
-        return Words(reason="Unschedulable", message=impossible)
+        return Reason(reason="Unschedulable", message=impossible)
     for worker in workers:
         pod = draft.pod(worker)
         words = _of_pod(pod) if pod is not None and not pod.absent else None
@@ -124,35 +124,35 @@ def _find(draft: Draft) -> Words | None:
     return _start_failed(draft) or _unscheduled(draft) or _unheard(draft) or preflight.held(draft)
 
 
-def _only_spares_lack(draft: Draft) -> bool:
+def _only_spares_lack(draft: PlanDraft) -> bool:
     """A quota with room for the workers, and none for what stands by."""
     return bool(draft.spec.spares) and all(worker.known for worker in draft.needed)
 
 
-def _of_pod(pod: PodView) -> Words | None:
+def _of_pod(pod: PodView) -> Reason | None:
     for container, reason, message in pod.waiting:
         if reason in _PULL:
             told = f"the image of {container} in {pod.name} cannot be pulled: {message or reason}"
-            return Words(reason="ImagePullFailed", message=told)
+            return Reason(reason="ImagePullFailed", message=told)
         if reason in _CONFIG:
             told = f"container {container} of {pod.name} cannot be made: {message or reason}"
-            return Words(reason="ContainerConfigError", message=told)
+            return Reason(reason="ContainerConfigError", message=told)
         if reason == "CrashLoopBackOff" and pod.running_since is None:
             told = f"container {container} of {pod.name} ends again and again before the trainer starts: {message}"
-            return Words(reason="ContainerCrashes", message=told)
+            return Reason(reason="ContainerCrashes", message=told)
     for reason, note in () if pod.terminal else pod.warnings:
         if reason in _VOLUME_EVENTS:
-            return Words(reason="VolumeFailed", message=f"a volume of {pod.name} cannot be used: {note}")
+            return Reason(reason="VolumeFailed", message=f"a volume of {pod.name} cannot be used: {note}")
         if reason in _START_EVENTS:
-            return Words(reason="PodNotStarted", message=f"{pod.name} does not start on {pod.node}: {note}")
+            return Reason(reason="PodNotStarted", message=f"{pod.name} does not start on {pod.node}: {note}")
     if "persistentvolumeclaim" in pod.unschedulable:
-        return Words(reason="VolumeMissing", message=f"{pod.name} waits for a volume: {pod.unschedulable}")
+        return Reason(reason="VolumeMissing", message=f"{pod.name} waits for a volume: {pod.unschedulable}")
     if pod.unschedulable and not pod.nominated:
-        return Words(reason="Unschedulable", message=f"{pod.name} finds no node: {pod.unschedulable}")
+        return Reason(reason="Unschedulable", message=f"{pod.name} finds no node: {pod.unschedulable}")
     return None
 
 
-def _unscheduled(draft: Draft) -> Words | None:
+def _unscheduled(draft: PlanDraft) -> Reason | None:
     """No scheduler has said a word of them. When a queue let a pod go is not known, so those of one are left out."""
     for worker in () if draft.spec.scheduling.queue else draft.needed:
         pod = draft.pod(worker)
@@ -162,11 +162,11 @@ def _unscheduled(draft: Draft) -> Words | None:
             continue
         since = max(filter(None, (worker.since, draft.status.gang.lifted_at)), default=draft.now)
         if draft.now - since >= c.SCHEDULER_HEARD:
-            return Words(reason="NotScheduled", message=f"{pod.name} has no node: {_why_unscheduled(draft, pod)}")
+            return Reason(reason="NotScheduled", message=f"{pod.name} has no node: {_why_unscheduled(draft, pod)}")
     return None
 
 
-def _why_unscheduled(draft: Draft, pod: PodView) -> str:
+def _why_unscheduled(draft: PlanDraft, pod: PodView) -> str:
     """The newest warning of any component; only without one the scheduler itself is in doubt."""
     if pod.warnings:
         reason, note = pod.warnings[-1]
@@ -175,7 +175,7 @@ def _why_unscheduled(draft: Draft, pod: PodView) -> str:
     return f"no scheduler has reported why. Check that a scheduler named {name} runs"
 
 
-def _unheard(draft: Draft) -> Words | None:
+def _unheard(draft: PlanDraft) -> Reason | None:
     """Their containers run, and nothing in them has ever spoken to their sidecars as a launcher does."""
     silent = [pod for worker in draft.needed if (pod := draft.pod(worker)) and _mute(draft, worker, pod)]
     if not silent:
@@ -189,23 +189,23 @@ def _unheard(draft: Draft) -> Words | None:
         message = f"{names}: the trainer runs, and {what} (`holdfast run -- python train.py …`)"
     else:
         message = f"{names}: the trainer runs, and its sidecar is not heard: see the log of holdfast-sidecar"
-    return Words(reason=_NOT_HEARD, message=message)
+    return Reason(reason=_NOT_HEARD, message=message)
 
 
-def _as_said(draft: Draft) -> Words | None:
+def _as_said(draft: PlanDraft) -> Reason | None:
     """Who has just started has heard nobody: it neither finds a launcher silent, nor takes back what was found."""
     known = draft.status.trouble
-    return Words(reason=known.reason, message=known.message) if known and known.reason == _NOT_HEARD else None
+    return Reason(reason=known.reason, message=known.message) if known and known.reason == _NOT_HEARD else None
 
 
-def _mute(draft: Draft, worker: Worker, pod: PodView) -> bool:
+def _mute(draft: PlanDraft, worker: Worker, pod: PodView) -> bool:
     report = draft.seen.report(pod.uid)
     heard = worker.ready_at is not None or (report is not None and report.has_launcher)
     running = pod.running_since if not (heard or pod.absent or pod.terminal or pod.leaving) else None
     return running is not None and draft.now - running >= c.LAUNCHER_HEARD
 
 
-def _start_failed(draft: Draft) -> Words | None:
+def _start_failed(draft: PlanDraft) -> Reason | None:
     """The newest batch could not start its trainer."""
     ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if _cannot_start(worker)]
     if not ended:
@@ -214,10 +214,10 @@ def _start_failed(draft: Draft) -> Words | None:
     later = [worker for worker in draft.status.workers if worker.batch > newest.batch]
     if any(worker.ready_at is not None for worker in later):
         return None
-    return Words(reason=newest.reason, message=newest.message)
+    return Reason(reason=newest.reason, message=newest.message)
 
 
-def pause(draft: Draft) -> Draft:
+def pause(draft: PlanDraft) -> PlanDraft:
     """What cannot start is tried again now and then, not at once; elsewhere if its node refused it."""
     ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if not worker.counted and _cannot_start(worker)]
     for worker in ended:
@@ -232,7 +232,7 @@ def _cannot_start(worker: Worker) -> bool:
     return refused or (not worker.cause and worker.reason in _NEVER_RAN)
 
 
-def _refused(draft: Draft, worker: Worker) -> Draft:
+def _refused(draft: PlanDraft, worker: Worker) -> PlanDraft:
     """Avoid the node, unless no kubelet takes such a pod or the job needs the node."""
     taken = any(pod.phase == "Running" for other in draft.needed if (pod := draft.pod(other)) is not None)
     avoided = sum(entry.reason == causes.POD_REFUSED for entry in draft.status.avoided)

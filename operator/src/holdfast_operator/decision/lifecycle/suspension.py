@@ -9,41 +9,41 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.status import Gang, Origin, Phase
-from holdfast_operator.decision.draft import Draft
-from holdfast_operator.decision.set_condition import Words, set_condition
+from holdfast_operator.api.status import GangAttempt, Phase, StartingPoint
+from holdfast_operator.decision.draft import PlanDraft
+from holdfast_operator.decision.set_condition import Reason, set_condition
 from holdfast_operator.decision.workers.replicas import order_away
 
 SUSPENDING = "Suspending"
-RESUMED = Words(reason="JobResumed", message="the job is no longer suspended")
-_NOTHING = Words(reason=c.SUSPENDED, message="the job is suspended")
+RESUMED = Reason(reason="JobResumed", message="the job is no longer suspended")
+_NOTHING = Reason(reason=c.SUSPENDED, message="the job is suspended")
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Send all workers away while the job is suspended, and take note when it no longer is."""
     if not draft.spec.suspend:
         return _resumed(draft)
     # Waits and deadlines of what was asked for before are over: a resumed job starts anew.
-    draft = draft.but(backoff_until=None, stalled_since=None, trouble=None, gang=Gang(), start_time=None)
+    draft = draft.but(backoff_until=None, stalled_since=None, trouble=None, gang=GangAttempt(), start_time=None)
     for worker in draft.status.in_phase(Phase.WANTED):
         draft = order_away(draft, worker, c.SUSPENDED, "the job is suspended")
     # Who is lost may come back (``loss``), then it leaves like the others; reports wake nobody.
     return draft.look_again() if draft.status.in_phase(Phase.LOST) else draft
 
 
-def _resumed(draft: Draft) -> Draft:
+def _resumed(draft: PlanDraft) -> PlanDraft:
     known = draft.status.condition(c.SUSPENDED)
     if known is None or known.reason == RESUMED.reason:
         return draft
     return _set(draft, c.SUSPENDED, False, RESUMED).tell(RESUMED.reason, RESUMED.message)
 
 
-def shown(draft: Draft) -> Draft:
+def shown(draft: PlanDraft) -> PlanDraft:
     """The conditions of a suspended job."""
     left = sum(1 for worker in draft.status.in_phase(Phase.WANTED, Phase.LEAVING) if worker.known)
-    words = _leaving(draft, left) if left else Words(reason=c.SUSPENDED, message=_goes_on_from(draft))
+    words = _leaving(draft, left) if left else Reason(reason=c.SUSPENDED, message=_goes_on_from(draft))
     if not left:
-        draft = draft.but(origin=Origin(after=draft.status.membership.generation))
+        draft = draft.but(origin=StartingPoint(after=draft.status.membership.generation))
     before = draft.status.condition(c.SUSPENDED)
     draft = _set(draft, c.SUSPENDED, not left, words)
     for kind in (c.READY, c.RESTARTING, c.DEGRADED):
@@ -54,13 +54,13 @@ def shown(draft: Draft) -> Draft:
     return draft
 
 
-def _leaving(draft: Draft, left: int) -> Words:
+def _leaving(draft: PlanDraft, left: int) -> Reason:
     message = f"{left} workers leave" if left > 1 else "one worker leaves"
     how = "after a commit on which all agree" if draft.spec.launched else "on SIGTERM, within their grace period"
-    return Words(reason=SUSPENDING, message=f"{message} {how}")
+    return Reason(reason=SUSPENDING, message=f"{message} {how}")
 
 
-def _goes_on_from(draft: Draft) -> str:
+def _goes_on_from(draft: PlanDraft) -> str:
     if not draft.spec.launched:
         return "no worker is left; from where the script goes on is its own affair (rendezvous.backend)"
     newest = draft.status.last_checkpoint
@@ -73,7 +73,7 @@ def _goes_on_from(draft: Draft) -> str:
     return "no worker is left; no checkpoint is known"
 
 
-def _set(draft: Draft, kind: str, holds: bool, words: Words) -> Draft:
+def _set(draft: PlanDraft, kind: str, holds: bool, words: Reason) -> PlanDraft:
     generation = draft.seen.job.generation
     status = set_condition(draft.status, kind, holds, words, generation=generation, now=draft.now)
     return replace(draft, status=status)

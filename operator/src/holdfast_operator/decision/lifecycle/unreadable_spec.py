@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast_operator.api import names as c
-from holdfast_operator.decision.draft import Draft
-from holdfast_operator.decision.set_condition import Words, set_condition
+from holdfast_operator.decision.draft import PlanDraft
+from holdfast_operator.decision.set_condition import Reason, set_condition
 
 REASON = "Unreadable"
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """End the pass on a spec that cannot be read; nothing that runs is touched."""
     job = draft.seen.job
     if job.spec is not None:
         return draft
     message = f"this version of the operator cannot read the resource: {job.unreadable}"
     before = draft.status.condition(c.DEGRADED)
-    words = Words(reason=REASON, message=message)
+    words = Reason(reason=REASON, message=message)
     status = set_condition(draft.status, c.DEGRADED, True, words, generation=job.generation, now=draft.now)
     draft = replace(draft, status=replace(status, status=REASON), ended=True)
     if before is None or before.reason != REASON:

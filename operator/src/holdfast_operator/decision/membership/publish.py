@@ -10,18 +10,18 @@ from datetime import datetime
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api import status as st
-from holdfast_operator.api.job import Json, Pair, parse_pair, pod_name
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.api.job import AttemptId, Json, parse_pair, pod_name
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import incidents, oom
 from holdfast_operator.decision.membership import rules
 from holdfast_operator.decision.plan import LabelPod, Publish
-from holdfast_operator.decision.set_condition import Words
+from holdfast_operator.decision.set_condition import Reason
 from holdfast_operator.decision.workers.fencing import proved_gone
 from holdfast_operator.manifests.children import Manifest, digest, membership_document
-from holdfast_operator.views import PodView, Report, Told
+from holdfast_operator.views import PodView, Report, ReportedIncident
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Decide the membership, then serve whatever of the document is new."""
     before = draft.status.membership
     draft = _decided(draft, before)
@@ -32,13 +32,15 @@ def apply(draft: Draft) -> Draft:
     return _labelled(_served(draft))
 
 
-def _decided(draft: Draft, before: st.Membership) -> Draft:
+def _decided(draft: PlanDraft, before: st.Membership) -> PlanDraft:
     verdict = rules.decide(_observed(draft, before), draft.now.timestamp())
     if isinstance(verdict, rules.Hold):
         quiet = verdict.reason is rules.Reason.UP_TO_DATE
         keep = draft.hold is not None and verdict.reason is not rules.Reason.AWAITING_FENCE
         words = (
-            draft.hold if quiet or keep else Words(reason=str(verdict.reason), message=_named(draft, verdict.message))
+            draft.hold
+            if quiet or keep
+            else Reason(reason=str(verdict.reason), message=_named(draft, verdict.message))
         )
         return replace(draft, hold=words)
     after = _back(verdict.membership, before)
@@ -47,11 +49,11 @@ def _decided(draft: Draft, before: st.Membership) -> Draft:
         told = f"generation {after.generation}: {_named(draft, verdict.message)} ({names})"
         draft = draft.tell("GenerationPublished", told)
     elif verdict.reason not in (rules.Reason.UP_TO_DATE, rules.Reason.RECORDED) and draft.hold is None:
-        draft = replace(draft, hold=Words(reason=str(verdict.reason), message=_named(draft, verdict.message)))
+        draft = replace(draft, hold=Reason(reason=str(verdict.reason), message=_named(draft, verdict.message)))
     return draft.but(membership=after)
 
 
-def _named(draft: Draft, message: str) -> str:
+def _named(draft: PlanDraft, message: str) -> str:
     """The message with pods and their nodes in place of UIDs, which say nothing to people."""
     for worker in draft.status.workers:
         if worker.known:
@@ -64,7 +66,7 @@ def _named(draft: Draft, message: str) -> str:
 _UNTOLD = ("revision", "jobKey", "durableStep")
 
 
-def _served(draft: Draft) -> Draft:
+def _served(draft: PlanDraft) -> PlanDraft:
     membership = draft.status.membership
     document = _document(draft)
     name = digest({key: value for key, value in document.items() if key not in _UNTOLD})
@@ -77,7 +79,7 @@ def _served(draft: Draft) -> Draft:
     return draft
 
 
-def _document(draft: Draft) -> Manifest:
+def _document(draft: PlanDraft) -> Manifest:
     status, newest = draft.status, draft.status.last_checkpoint
     step = None if newest is None else newest.step
     return membership_document(
@@ -85,7 +87,7 @@ def _document(draft: Draft) -> Manifest:
     )
 
 
-def _restarts(draft: Draft) -> dict[str, int]:
+def _restarts(draft: PlanDraft) -> dict[str, int]:
     """Those acknowledged: launchers add the others themselves."""
     acknowledged = set(draft.status.membership.acknowledged)
     counted = [i for i in draft.status.incidents if i.pair.attempt > 0 and i.action != c.IGNORE]
@@ -94,7 +96,7 @@ def _restarts(draft: Draft) -> dict[str, int]:
     return {cause: max(0, count) for cause, count in counts.items()}
 
 
-def _acknowledged(draft: Draft) -> tuple[Pair, ...]:
+def _acknowledged(draft: PlanDraft) -> tuple[AttemptId, ...]:
     """Recorded for good: with the steps lost, or no longer told, or told so long that nothing more will come."""
     tales = [incident for report in draft.seen.reports for incident in report.incidents]
     told = {tale.pair for tale in tales}
@@ -108,28 +110,28 @@ def _acknowledged(draft: Draft) -> tuple[Pair, ...]:
     return tuple(sorted(done | parts | forgotten | before))
 
 
-def _counted_with_another(draft: Draft, told: Told) -> bool:
+def _counted_with_another(draft: PlanDraft, told: ReportedIncident) -> bool:
     if told.pair in {incident.pair for incident in draft.status.incidents}:
         return False
     return oom.taken_in(draft, told) or incidents.loss_before(draft, told) is not None
 
 
-def _over(now: datetime, told: Told) -> bool:
+def _over(now: datetime, told: ReportedIncident) -> bool:
     return told.resumed is not None or told.detected is None or now - told.detected > c.ACKNOWLEDGE_AFTER
 
 
-def _closed(now: datetime, incident: st.Incident, told: set[Pair]) -> bool:
+def _closed(now: datetime, incident: st.Incident, told: set[AttemptId]) -> bool:
     return incident.resumed is not None or incident.pair not in told or now - incident.detected > c.ACKNOWLEDGE_AFTER
 
 
-def _drain(draft: Draft) -> tuple[str, ...]:
+def _drain(draft: PlanDraft) -> tuple[str, ...]:
     """Those who must leave, as long as a generation that may live lists them: also when the newest omits them."""
     named = draft.status.membership.named()
     leaving = draft.status.in_phase(st.Phase.LEAVING)
     return tuple(sorted(worker.pod_uid for worker in leaving if worker.pod_uid in named))
 
 
-def _labelled(draft: Draft) -> Draft:
+def _labelled(draft: PlanDraft) -> PlanDraft:
     """The index on the pod follows the generation."""
     places = {member.pod_uid: str(member.index) for member in draft.status.membership.members}
     for worker in draft.status.workers:
@@ -145,13 +147,13 @@ def _labelled(draft: Draft) -> Draft:
 # To and from the words of ``membership``
 
 
-def _observed(draft: Draft, before: st.Membership) -> rules.Observed:
+def _observed(draft: PlanDraft, before: st.Membership) -> rules.Observed:
     spec = draft.spec
     return rules.Observed(
         membership=_there(before),
         workers=tuple(_worker(draft, worker, pod) for worker in draft.status.workers if (pod := draft.pod(worker))),
         proved_gone=proved_gone(draft) | frozenset(before.gone),
-        rules=rules.Rules(
+        rules=rules.MembershipRules(
             replicas=draft.target or spec.replicas,
             min_replicas=spec.min_replicas,
             replica_step=spec.replica_step,
@@ -166,7 +168,7 @@ def _observed(draft: Draft, before: st.Membership) -> rules.Observed:
     )
 
 
-def _worker(draft: Draft, worker: st.Worker, pod: PodView) -> rules.Worker:
+def _worker(draft: PlanDraft, worker: st.Worker, pod: PodView) -> rules.Worker:
     report = draft.seen.report(worker.pod_uid)
     return rules.Worker(
         pod_uid=pod.uid,
@@ -185,7 +187,7 @@ def _worker(draft: Draft, worker: st.Worker, pod: PodView) -> rules.Worker:
     )
 
 
-def _report(draft: Draft, report: Report, worker: st.Worker, pod: PodView) -> rules.Report:
+def _report(draft: PlanDraft, report: Report, worker: st.Worker, pod: PodView) -> rules.Report:
     """Ready also means that it passed its preflight: once it did, it stays so (``roster``)."""
     world = report.world
     own = _claim(report.highest_claim) if report.highest_claim else None
@@ -250,9 +252,9 @@ def _back(after: rules.Membership, before: st.Membership) -> st.Membership:
         revision=after.revision,
         generation=after.generation,
         publication=after.publication,
-        active=Pair(generation=after.active.generation, attempt=after.active.attempt) if after.active else None,
+        active=AttemptId(generation=after.active.generation, attempt=after.active.attempt) if after.active else None,
         previous=tuple(
-            st.Previous(
+            st.EarlierGeneration(
                 generation=entry.generation,
                 publication=entry.publication,
                 members=entry.members,
@@ -277,7 +279,7 @@ def _back(after: rules.Membership, before: st.Membership) -> st.Membership:
     )
 
 
-def _pair(pair: Pair | None) -> rules.Pair | None:
+def _pair(pair: AttemptId | None) -> rules.Pair | None:
     return rules.Pair(pair.generation, pair.attempt) if pair else None
 
 

@@ -135,7 +135,7 @@ class Worker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class MembershipRules:
     """From the spec: what a generation must look like."""
 
     replicas: int
@@ -190,7 +190,7 @@ class Observed:
     membership: Membership | None
     workers: tuple[Worker, ...]
     proved_gone: frozenset[str]
-    rules: Rules
+    rules: MembershipRules
     publication: str
     job_uid: str
     stalled_since: float | None = None
@@ -489,7 +489,7 @@ def _agree_on_loss(observed: Observed, uids: frozenset[str], absent: frozenset[s
     return all(uid in observed.proved_gone or all(uid in report.lost for report in reports) for uid in absent)
 
 
-def _right_size(rules: Rules, chosen: tuple[Worker, ...]) -> Hold | None:
+def _right_size(rules: MembershipRules, chosen: tuple[Worker, ...]) -> Hold | None:
     size, world = len(chosen), _world_of(rules, len(chosen))
     if world < max(rules.min_replicas, 1) or (world < size and not rules.may_shrink):
         wanted = f"at least {rules.min_replicas}" + (
@@ -499,7 +499,7 @@ def _right_size(rules: Rules, chosen: tuple[Worker, ...]) -> Hold | None:
     return None
 
 
-def _world_of(rules: Rules, size: int) -> int:
+def _world_of(rules: MembershipRules, size: int) -> int:
     """How many of so many train. The rest of a step stands by; being fewer than a step, they are no majority."""
     return size - size % rules.replica_step
 

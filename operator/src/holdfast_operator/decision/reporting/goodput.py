@@ -13,10 +13,10 @@ from dataclasses import replace
 from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Goodput, Phase, Worker
 from holdfast_operator.api.status.goodput import since
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Take over what was booked, where that is due."""
     known = draft.status.goodput
     if known is None or known.time is None or draft.now - known.time >= c.GOODPUT_EVERY:
@@ -24,7 +24,7 @@ def apply(draft: Draft) -> Draft:
     return _book(draft, draft.status.in_phase(Phase.ENDED))
 
 
-def settled(draft: Draft) -> Draft:
+def settled(draft: PlanDraft) -> PlanDraft:
     """Take over all that is told: now, and as of now."""
     booked = _book(draft, draft.status.workers)
     goodput = booked.status.goodput
@@ -33,7 +33,7 @@ def settled(draft: Draft) -> Draft:
     return booked.but(goodput=replace(goodput, time=draft.now))
 
 
-def _book(draft: Draft, workers: Iterable[Worker]) -> Draft:
+def _book(draft: PlanDraft, workers: Iterable[Worker]) -> PlanDraft:
     for worker in workers:
         report = draft.seen.report(worker.pod_uid)
         if report is None or not report.books or report.books == worker.booked:

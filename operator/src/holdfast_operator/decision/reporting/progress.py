@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Phase, Progress
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.views import Report
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Take over progress and checkpoint."""
     return _quarantined(newest_progress(draft))
 
 
-def newest_progress(draft: Draft, *, force: bool = False) -> Draft:
+def newest_progress(draft: PlanDraft, *, force: bool = False) -> PlanDraft:
     """The newest step, at most every few seconds unless asked for."""
     best = newest_report(draft)
     known = draft.status.progress
@@ -26,17 +26,17 @@ def newest_progress(draft: Draft, *, force: bool = False) -> Draft:
     return _checkpoint(draft.but(progress=progress))
 
 
-def newest_report(draft: Draft) -> Report | None:
+def newest_report(draft: PlanDraft) -> Report | None:
     """The report of the highest world, the newest step of it."""
     return _newest(draft, draft.seen.reports)
 
 
-def newest_living_report(draft: Draft) -> Report | None:
+def newest_living_report(draft: PlanDraft) -> Report | None:
     """The same of those whose pod has not ended: a world is over when all who told of it are."""
     return _newest(draft, _living(draft))
 
 
-def reports_of_newest_world(draft: Draft) -> tuple[Report, ...]:
+def reports_of_newest_world(draft: PlanDraft) -> tuple[Report, ...]:
     """All fresh ones from the world of the newest living report."""
     best = newest_living_report(draft)
     if best is None or best.world is None:
@@ -45,19 +45,19 @@ def reports_of_newest_world(draft: Draft) -> tuple[Report, ...]:
     return tuple(report for report in told if report.world is not None and report.world.pair == pair)
 
 
-def _living(draft: Draft) -> tuple[Report, ...]:
+def _living(draft: PlanDraft) -> tuple[Report, ...]:
     ended = {worker.pod_uid for worker in draft.status.in_phase(Phase.ENDED)}
     return tuple(report for report in draft.seen.reports if report.pod_uid not in ended)
 
 
-def _newest(draft: Draft, reports: tuple[Report, ...]) -> Report | None:
+def _newest(draft: PlanDraft, reports: tuple[Report, ...]) -> Report | None:
     running = [report for report in reports if report.world is not None and report.fresh(draft.now)]
     return max(
         running, key=lambda r: (r.world.pair if r.world else None, r.committed_step or 0, r.pod_uid), default=None
     )
 
 
-def _checkpoint(draft: Draft) -> Draft:
+def _checkpoint(draft: PlanDraft) -> PlanDraft:
     found = [draft.status.last_checkpoint] if draft.status.last_checkpoint else []
     told = (checkpoint for report in draft.seen.reports for checkpoint in report.checkpoints)
     # A node has one every few steps; it is what a restart may find, and nothing to rely on beyond the pods.
@@ -66,7 +66,7 @@ def _checkpoint(draft: Draft) -> Draft:
     return draft if newest == draft.status.last_checkpoint else draft.but(last_checkpoint=newest)
 
 
-def _quarantined(draft: Draft) -> Draft:
+def _quarantined(draft: PlanDraft) -> PlanDraft:
     """A damaged checkpoint is named once."""
     known = draft.status.quarantined
     for report in draft.seen.reports:

@@ -7,12 +7,12 @@ The same is said once more after each suspension.
 from __future__ import annotations
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Json, Pair, parse_pair
-from holdfast_operator.api.status import Origin
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.api.job import AttemptId, Json, parse_pair
+from holdfast_operator.api.status import StartingPoint
+from holdfast_operator.decision.draft import PlanDraft
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Say it as soon as the first claim is known."""
     known = draft.status.origin
     if known.pair is not None:
@@ -24,22 +24,22 @@ def apply(draft: Draft) -> Draft:
     step = int(claim.get("fromStep") or 0)
     resumes = parse_pair(claim.get("fromPair")) is not None
     message = _resumes(known, step) if resumes else _starts(draft, known)
-    origin = Origin(after=known.after, pair=pair, step=step, message=message)
+    origin = StartingPoint(after=known.after, pair=pair, step=step, message=message)
     return draft.but(origin=origin).tell("ResumesFromCheckpoint" if resumes else "StartsFromNothing", message)
 
 
-def _first_claim(draft: Draft, after: int) -> tuple[Pair, Json] | None:
+def _first_claim(draft: PlanDraft, after: int) -> tuple[AttemptId, Json] | None:
     own = [claim for claim in draft.status.membership.claims if claim.get("jobUID") == draft.seen.job.uid]
     pairs = [(pair, claim) for claim in own if (pair := parse_pair(claim)) is not None and pair.generation > after]
     return min(pairs, key=lambda found: found[0], default=None)
 
 
-def _resumes(known: Origin, step: int) -> str:
+def _resumes(known: StartingPoint, step: int) -> str:
     told = f"training goes on from the checkpoint of step {step}"
     return told if known.after else f"{told} that was in the job's folder (checkpoint.resume: Always)"
 
 
-def _starts(draft: Draft, known: Origin) -> str:
+def _starts(draft: PlanDraft, known: StartingPoint) -> str:
     if known.after or draft.spec.checkpoint.resume == c.RESUME_ALWAYS:
         return "training starts at step 0: there was no checkpoint to go on from"
     return (

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Phase, Worker
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import causes
 from holdfast_operator.decision.lifecycle.finished import SIDE_CONTAINER
 from holdfast_operator.decision.plan import DeletePod
@@ -20,7 +20,7 @@ from holdfast_operator.views import PodView
 DRAIN_MARGIN = timedelta(seconds=30)
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Delete and forget."""
     for worker in draft.status.in_phase(Phase.LEAVING):
         draft = _leaving(draft, worker)
@@ -34,7 +34,7 @@ def apply(draft: Draft) -> Draft:
     return draft.but(workers=kept)
 
 
-def _leaving(draft: Draft, worker: Worker) -> Draft:
+def _leaving(draft: PlanDraft, worker: Worker) -> PlanDraft:
     """A ready launcher gets the time to drain; nothing else has anything to lose."""
     if not worker.known:
         return draft
@@ -48,7 +48,7 @@ def _leaving(draft: Draft, worker: Worker) -> Draft:
     return _delete(draft, worker, f"{worker.reason}: it did not leave by itself")
 
 
-def _lost(draft: Draft, worker: Worker) -> Draft:
+def _lost(draft: PlanDraft, worker: Worker) -> PlanDraft:
     # With ``Wait`` who is cut off may come back.
     severed = worker.reason == causes.CUT_OFF and draft.spec.on_failure != c.WAIT
     if worker.reason == causes.LAUNCHER_SILENT or severed:
@@ -59,7 +59,7 @@ def _lost(draft: Draft, worker: Worker) -> Draft:
     return _delete(draft, worker, f"{worker.reason}: training goes on without it")
 
 
-def _outlasted(draft: Draft, worker: Worker) -> Draft:
+def _outlasted(draft: PlanDraft, worker: Worker) -> PlanDraft:
     """Its GPUs are needed by the worker that takes its place."""
     pod = draft.pod(worker)
     if pod is None or not pod.outlasted:
@@ -68,14 +68,14 @@ def _outlasted(draft: Draft, worker: Worker) -> Draft:
     return draft.wake_at(due) if draft.now < due else _delete(draft, worker, SIDE_CONTAINER)
 
 
-def _delete(draft: Draft, worker: Worker, why: str) -> Draft:
+def _delete(draft: PlanDraft, worker: Worker, why: str) -> PlanDraft:
     pod = draft.pod(worker)
     if pod is None or pod.absent or pod.deleted_at is not None:
         return draft
     return draft.act(DeletePod(name=pod.name, uid=pod.uid, why=why))
 
 
-def _spent(draft: Draft) -> list[Worker]:
+def _spent(draft: PlanDraft) -> list[Worker]:
     """Ended pods beyond the few that are kept for their logs."""
     ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if _exists(draft.pod(worker))]
     ended.sort(key=lambda worker: worker.incarnation, reverse=True)
@@ -86,7 +86,7 @@ def _exists(pod: PodView | None) -> bool:
     return pod is not None and not pod.absent
 
 
-def _forgettable(draft: Draft, worker: Worker) -> bool:
+def _forgettable(draft: PlanDraft, worker: Worker) -> bool:
     """Nothing is left to be said of it: no object, no place in a generation that may live, no incident due."""
     if worker in draft.finished or (worker.phase is not Phase.ENDED and not _never_was(draft, worker)):
         return False
@@ -96,7 +96,7 @@ def _forgettable(draft: Draft, worker: Worker) -> bool:
     return fenced and not due and not _exists(draft.pod(worker))
 
 
-def _never_was(draft: Draft, worker: Worker) -> bool:
+def _never_was(draft: PlanDraft, worker: Worker) -> bool:
     """Ordered away before its pod was seen: after a while it surely was never made."""
     if worker.known or worker.phase is not Phase.LEAVING:
         return False

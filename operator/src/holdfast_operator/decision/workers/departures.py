@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Phase, Worker, reason_word, say
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import causes
 from holdfast_operator.decision.failures.avoided_nodes import avoiding
 from holdfast_operator.decision.workers.replicas import unplaced
@@ -18,12 +18,12 @@ from holdfast_operator.views import Notice, PodView
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Going:
-    verdict: causes.Verdict
+class _Departure:
+    verdict: causes.ExitCause
     shun_node: bool
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Move workers from Wanted to Leaving."""
     for node in _recommended(draft):
         draft = avoiding(draft, node, c.ADVISED, c.AVOID_NOTICED)
@@ -37,7 +37,7 @@ def apply(draft: Draft) -> Draft:
     return draft
 
 
-def _leave(draft: Draft, worker: Worker, pod: PodView, going: _Going) -> Draft:
+def _leave(draft: PlanDraft, worker: Worker, pod: PodView, going: _Departure) -> PlanDraft:
     verdict = going.verdict
     worker = replace(
         worker,
@@ -53,40 +53,40 @@ def _leave(draft: Draft, worker: Worker, pod: PodView, going: _Going) -> Draft:
     return draft
 
 
-def _must_go(draft: Draft, worker: Worker, pod: PodView) -> _Going | None:
+def _must_go(draft: PlanDraft, worker: Worker, pod: PodView) -> _Departure | None:
     node = draft.node(worker)
     if pod.leaving:
-        return _Going(verdict=causes.of_departure(pod, node, draft.now), shun_node=False)
+        return _Departure(verdict=causes.of_departure(pod, node, draft.now), shun_node=False)
     notice = _notice(draft, pod)
     if notice is not None:
         words = f"{notice.source} announces that node {pod.node} of {pod.name} goes: {notice.reason}"
         reason = f"{notice.source}Notice"
-        return _Going(verdict=_interrupted(reason, words), shun_node=True)
+        return _Departure(verdict=_interrupted(reason, words), shun_node=True)
     if node is not None and node.announced:
         words = f"node {node.name} of {pod.name} is tainted {node.announced}: it will go"
-        return _Going(verdict=_interrupted("NodeLeaving", words), shun_node=True)
+        return _Departure(verdict=_interrupted("NodeLeaving", words), shun_node=True)
     mark = node.mark if node is not None and not draft.spec.remediation_opt_out else None
     if mark is not None and mark.drains:
         words = f"node {pod.node} of {pod.name} is taken out of service: {mark.message}"
-        return _Going(verdict=_interrupted("NodeRemediation", words), shun_node=True)
+        return _Departure(verdict=_interrupted("NodeRemediation", words), shun_node=True)
     return None
 
 
-def _may_go(draft: Draft, worker: Worker, pod: PodView) -> _Going | None:
+def _may_go(draft: PlanDraft, worker: Worker, pod: PodView) -> _Departure | None:
     node = draft.node(worker)
     if node is None or not node.unschedulable or (node.mark is not None and draft.spec.remediation_opt_out):
         return None
     if not draft.fits_without(pod.node, (worker, *unplaced(draft))):
         return None
     words = f"node {node.name} of {pod.name} is cordoned, another one has room"
-    return _Going(verdict=_interrupted("NodeCordoned", words), shun_node=False)
+    return _Departure(verdict=_interrupted("NodeCordoned", words), shun_node=False)
 
 
-def _interrupted(reason: str, message: str) -> causes.Verdict:
-    return causes.Verdict(cause=c.CAUSE_INTERRUPTION, reason=reason, message=message)
+def _interrupted(reason: str, message: str) -> causes.ExitCause:
+    return causes.ExitCause(cause=c.CAUSE_INTERRUPTION, reason=reason, message=message)
 
 
-def _notice(draft: Draft, pod: PodView) -> Notice | None:
+def _notice(draft: PlanDraft, pod: PodView) -> Notice | None:
     """A notice for the pod's node, told by any worker's sidecar there."""
     for worker in draft.status.workers:
         report = draft.seen.report(worker.pod_uid)
@@ -98,7 +98,7 @@ def _notice(draft: Draft, pod: PodView) -> Notice | None:
     return None
 
 
-def _recommended(draft: Draft) -> list[str]:
+def _recommended(draft: PlanDraft) -> list[str]:
     """Nodes with a notice that only advises: no worker leaves, and new ones go elsewhere if there is capacity."""
     return [
         worker.node

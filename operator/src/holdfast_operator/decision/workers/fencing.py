@@ -15,13 +15,13 @@ from datetime import datetime, timedelta
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Phase, Worker
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.views import NodeView, PodView
 
 logger = logging.getLogger(__name__)
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Move proved workers from Lost (or Leaving) to Ended."""
     for worker in draft.status.in_phase(Phase.LOST, Phase.LEAVING):
         if _proved(draft, worker):
@@ -31,13 +31,13 @@ def apply(draft: Draft) -> Draft:
     return draft
 
 
-def _proved(draft: Draft, worker: Worker) -> bool:
+def _proved(draft: PlanDraft, worker: Worker) -> bool:
     if not worker.known or not worker.node:
         return worker.absent_since is not None and not worker.node
     return _shown_gone(draft, worker) and not _reports(draft, worker)
 
 
-def _shown_gone(draft: Draft, worker: Worker) -> bool:
+def _shown_gone(draft: PlanDraft, worker: Worker) -> bool:
     node = draft.node(worker)
     if node is None or node.out_of_service:
         return True
@@ -46,7 +46,7 @@ def _shown_gone(draft: Draft, worker: Worker) -> bool:
     return worker.absent_since is not None and _ended_by_kubelet(draft, worker, node, worker.absent_since)
 
 
-def _reports(draft: Draft, worker: Worker) -> bool:
+def _reports(draft: PlanDraft, worker: Worker) -> bool:
     """Whether it reported a moment ago, whatever else proves that it ended."""
     own = draft.seen.report(worker.pod_uid)
     if own is None or draft.now - own.received_at > c.REPORTS_NOW:
@@ -60,7 +60,7 @@ def _reports(draft: Draft, worker: Worker) -> bool:
     return True
 
 
-def _ended_by_kubelet(draft: Draft, worker: Worker, node: NodeView, absent_since: datetime) -> bool:
+def _ended_by_kubelet(draft: PlanDraft, worker: Worker, node: NodeView, absent_since: datetime) -> bool:
     """Whether the node's kubelet was connected for long enough to end the pod, and renewed its Lease once more."""
     row = node.renewals
     if not node.ready or row is None or row.since is None or row.first_at is None or _trains(draft, worker):
@@ -86,7 +86,7 @@ def _extra(worker: Worker, *, unbroken: bool) -> timedelta:
     return timedelta(0) if unbroken else c.AFTER_GAP
 
 
-def left_in_time(draft: Draft, worker: Worker, pod: PodView | None, absent_since: datetime) -> bool:
+def left_in_time(draft: PlanDraft, worker: Worker, pod: PodView | None, absent_since: datetime) -> bool:
     """Whether the pod vanished before or soon after the deadline of its deletion.
 
     If its last state is not known, the deadline may be as early as the last moment at which an operator knew that
@@ -98,7 +98,7 @@ def left_in_time(draft: Draft, worker: Worker, pod: PodView | None, absent_since
     return deadline is not None and absent_since <= deadline + c.GONE_MARGIN
 
 
-def _last_known(draft: Draft, worker: Worker) -> datetime | None:
+def _last_known(draft: PlanDraft, worker: Worker) -> datetime | None:
     """When the status last said that the pod was there, and that no deadline was over."""
     if worker.phase is Phase.LEAVING:
         return worker.since
@@ -106,12 +106,12 @@ def _last_known(draft: Draft, worker: Worker) -> datetime | None:
     return progress.time if progress is not None and worker.phase is Phase.WANTED else None
 
 
-def _trains(draft: Draft, worker: Worker) -> bool:
+def _trains(draft: PlanDraft, worker: Worker) -> bool:
     """Whether a peer that reports is in a world with it."""
     worlds = (report.world for report in draft.seen.reports if report.fresh(draft.now))
     return any(world is not None and worker.pod_uid in world.members for world in worlds)
 
 
-def proved_gone(draft: Draft) -> frozenset[str]:
+def proved_gone(draft: PlanDraft) -> frozenset[str]:
     """Pod UIDs that can never train again."""
     return frozenset(worker.pod_uid for worker in draft.status.in_phase(Phase.ENDED) if worker.known)

@@ -13,20 +13,20 @@ from datetime import datetime, timedelta
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.job import pod_name
-from holdfast_operator.api.status import Gang, Phase, Worker
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.api.status import GangAttempt, Phase, Worker
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.backoff import share
 from holdfast_operator.decision.plan import CreatePod, LiftGate
-from holdfast_operator.decision.set_condition import Words
+from holdfast_operator.decision.set_condition import Reason
 from holdfast_operator.decision.workers import rendezvous
 from holdfast_operator.decision.workers.replicas import order_away
 from holdfast_operator.manifests.children import pod as pod_manifest
 from holdfast_operator.scheduling.fit import place
-from holdfast_operator.scheduling.gang_queue import Line, standing_of
-from holdfast_operator.views import PodView, Standing
+from holdfast_operator.scheduling.gang_queue import GangQueue, standing_of
+from holdfast_operator.views import GangPriority, PodView
 
 
-def time_out(draft: Draft) -> Draft:
+def time_out(draft: PlanDraft) -> PlanDraft:
     """Before the roster is filled: send away a gang that was not bound in time, and what waits for an old reason."""
     lifted_at = draft.status.gang.lifted_at
     unbound = [worker for worker in _gated(draft) if not worker.node]
@@ -37,25 +37,25 @@ def time_out(draft: Draft) -> Draft:
     return _outdated(_stranded(_give_back(draft)))
 
 
-def _promised(draft: Draft, unbound: list[Worker]) -> Draft:
+def _promised(draft: PlanDraft, unbound: list[Worker]) -> PlanDraft:
     """Note since when the scheduler does not make room for all of these: it may take its word back for a moment."""
     gang = draft.status.gang
     since = None if all(_nominated(draft, worker) for worker in unbound) else gang.unpromised_since or draft.now
     return draft if since == gang.unpromised_since else draft.but(gang=replace(gang, unpromised_since=since))
 
 
-def _deadline(gang: Gang, lifted_at: datetime) -> datetime:
+def _deadline(gang: GangAttempt, lifted_at: datetime) -> datetime:
     at_last = lifted_at + c.GANG_PREEMPT
     return at_last if gang.unpromised_since is None else min(at_last, gang.unpromised_since + c.GANG_BIND)
 
 
-def _nominated(draft: Draft, worker: Worker) -> bool:
+def _nominated(draft: PlanDraft, worker: Worker) -> bool:
     """The scheduler makes room for it: who has that may take a while to go."""
     pod = draft.pod(worker)
     return pod is not None and pod.nominated
 
 
-def _send_away(draft: Draft, missing: int) -> Draft:
+def _send_away(draft: PlanDraft, missing: int) -> PlanDraft:
     gated = _gated(draft)
     named = draft.status.membership.named()
     if any(worker.pod_uid in named for worker in gated) or _enough(draft, len(gated) - missing)[1]:
@@ -65,20 +65,20 @@ def _send_away(draft: Draft, missing: int) -> Draft:
     return _taken_back(draft, gated, "GangTimeout", missed, wait)
 
 
-def _waited(draft: Draft) -> int:
+def _waited(draft: PlanDraft) -> int:
     return int((draft.now - (draft.status.gang.lifted_at or draft.now)).total_seconds())
 
 
-def _taken_back(draft: Draft, gated: list[Worker], reason: str, missed: str, wait: timedelta) -> Draft:
+def _taken_back(draft: PlanDraft, gated: list[Worker], reason: str, missed: str, wait: timedelta) -> PlanDraft:
     message = f"{missed}: all are taken back, the next try is in {wait.seconds} s"
     for worker in gated:
         draft = order_away(draft, worker, reason, message)
     gang = draft.status.gang
-    gang = Gang(attempts=gang.attempts + 1, since=gang.since, retry_at=draft.now + wait)
+    gang = GangAttempt(attempts=gang.attempts + 1, since=gang.since, retry_at=draft.now + wait)
     return draft.but(gang=gang).tell(reason, message, warning=True)
 
 
-def _give_back(draft: Draft) -> Draft:
+def _give_back(draft: PlanDraft) -> PlanDraft:
     """The quota that some of a gang hold may be what another gang waits for, and the other way round.
 
     The wait differs from job to job, or two that began together would meet again.
@@ -99,18 +99,18 @@ def _give_back(draft: Draft) -> Draft:
     return _taken_back(draft, gated, "QueueTimeout", missed, wait)
 
 
-def _held(draft: Draft, gated: list[Worker]) -> list[Worker]:
+def _held(draft: PlanDraft, gated: list[Worker]) -> list[Worker]:
     """Those whose pods somebody else keeps from being scheduled as well."""
     return [worker for worker in gated if (pod := draft.pod(worker)) is not None and pod.held_by and not pod.absent]
 
 
-def _by(draft: Draft, held: list[Worker]) -> str:
+def _by(draft: PlanDraft, held: list[Worker]) -> str:
     queue = draft.spec.scheduling.queue
     gates = {gate for worker in held if (pod := draft.pod(worker)) is not None for gate in pod.held_by}
     return f" by the queue {queue}" if queue else f" by who set {', '.join(sorted(gates))}"
 
 
-def _go_on_with_fewer(draft: Draft, gated: list[Worker], missing: int) -> Draft:
+def _go_on_with_fewer(draft: PlanDraft, gated: list[Worker], missing: int) -> PlanDraft:
     """Enough of them were bound for a generation: what may train already is no gang that waits."""
     message = (
         f"{missing} of {len(gated)} workers found no node within {_waited(draft)} s:"
@@ -121,10 +121,10 @@ def _go_on_with_fewer(draft: Draft, gated: list[Worker], missing: int) -> Draft:
             draft = draft.changed_worker(worker, gated=False)
         else:
             draft = order_away(draft, worker, "GangTimeout", message)
-    return draft.but(gang=Gang()).tell("GangTimeout", message, warning=True)
+    return draft.but(gang=GangAttempt()).tell("GangTimeout", message, warning=True)
 
 
-def _stranded(draft: Draft) -> Draft:
+def _stranded(draft: PlanDraft) -> PlanDraft:
     """Those who were to follow the others of a packed job, of whom none is left: they go with the next gang."""
     wanted = draft.status.in_phase(Phase.WANTED)
     if any(worker.node for worker in wanted):
@@ -135,7 +135,7 @@ def _stranded(draft: Draft) -> Draft:
     return draft
 
 
-def _outdated(draft: Draft) -> Draft:
+def _outdated(draft: PlanDraft) -> PlanDraft:
     """A replacement that finds no node, and was told to avoid ones that are good again, is made anew."""
     avoided = {entry.node for entry in draft.status.avoided}
     held = _held(draft, list(draft.status.in_phase(Phase.WANTED)))  # these would lose their turn
@@ -156,7 +156,7 @@ def _outdated(draft: Draft) -> Draft:
     return draft
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Make the pods that are missing, and lift the gates when their time has come."""
     missing = [] if _keeps_out(draft) else _missing(draft)
     waits = rendezvous.waits(draft) if missing else None
@@ -173,7 +173,7 @@ def apply(draft: Draft) -> Draft:
     return _lift(draft, gated)
 
 
-def _create(draft: Draft, missing: list[Worker]) -> Draft:
+def _create(draft: PlanDraft, missing: list[Worker]) -> PlanDraft:
     for worker in missing:
         name = pod_name(draft.seen.job.name, worker.incarnation)
         if draft.seen.pod_named(name) is None:
@@ -182,15 +182,15 @@ def _create(draft: Draft, missing: list[Worker]) -> Draft:
     return draft
 
 
-def _missing(draft: Draft) -> list[Worker]:
+def _missing(draft: PlanDraft) -> list[Worker]:
     return [worker for worker in draft.status.in_phase(Phase.WANTED) if not worker.known]
 
 
-def _gated(draft: Draft) -> list[Worker]:
+def _gated(draft: PlanDraft) -> list[Worker]:
     return [worker for worker in draft.status.in_phase(Phase.WANTED) if worker.gated]
 
 
-def _wait_or_lift(draft: Draft, gated: list[Worker]) -> Draft:
+def _wait_or_lift(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
     draft = draft.look_again()
     held = _held(draft, gated)
     draft = _queued(draft, bool(held))
@@ -217,27 +217,27 @@ def _wait_or_lift(draft: Draft, gated: list[Worker]) -> Draft:
     return _lift(*_settled(draft.but(gang=gang), gated, places))
 
 
-def _not_admitted(draft: Draft, gated: list[Worker], held: list[Worker]) -> str:
+def _not_admitted(draft: PlanDraft, gated: list[Worker], held: list[Worker]) -> str:
     told = f"{len(gated) - len(held)} of {len(gated)} workers are admitted{_by(draft, held)}; they start together"
     if len(held) < len(gated) or not draft.spec.scheduling.queue:
         return told
     return f"{told} (Kueue, with its integration of pods, takes {c.QUEUE_GATE} from those that it admits)"
 
 
-def _queued(draft: Draft, queued: bool) -> Draft:
+def _queued(draft: PlanDraft, queued: bool) -> PlanDraft:
     """Noted for other jobs: they need not keep room for a gang that may not start."""
     gang = draft.status.gang
     return draft if gang.queued == queued else draft.but(gang=replace(gang, queued=queued))
 
 
-def _keeps_out(draft: Draft) -> bool:
+def _keeps_out(draft: PlanDraft) -> bool:
     """A queue admits pods as soon as they are made, so none are made before the next try is due."""
     retry_at = draft.status.gang.retry_at
     waits = draft.status.gang.lifted_at is None and retry_at is not None and draft.now < retry_at
     return waits and bool(draft.spec.scheduling.queue)
 
 
-def _lacking(draft: Draft, gated: list[Worker], places: _Places) -> str:
+def _lacking(draft: PlanDraft, gated: list[Worker], places: _Placement) -> str:
     scheduling = draft.spec.scheduling
     where = f" with one {scheduling.packed_by}" if scheduling.packed_by else ""
     on_demand = sum(worker.on_demand for worker in gated)
@@ -249,7 +249,7 @@ def _lacking(draft: Draft, gated: list[Worker], places: _Places) -> str:
     )
 
 
-def _settled(draft: Draft, gated: list[Worker], places: _Places) -> tuple[Draft, list[Worker]]:
+def _settled(draft: PlanDraft, gated: list[Worker], places: _Placement) -> tuple[PlanDraft, list[Worker]]:
     """Those of a packed job know where they go before their gates lift."""
     if places.domain:
         gated = [replace(worker, domain=places.domain) for worker in gated]
@@ -258,7 +258,7 @@ def _settled(draft: Draft, gated: list[Worker], places: _Places) -> tuple[Draft,
     return draft, gated
 
 
-def _enough(draft: Draft, placed: int) -> tuple[Draft, int]:
+def _enough(draft: PlanDraft, placed: int) -> tuple[PlanDraft, int]:
     """With how many an elastic job begins that has waited long enough for room for all; 0: it waits."""
     spec, since = draft.spec, draft.status.gang.since or draft.now
     size = placed - placed % spec.replica_step
@@ -268,7 +268,7 @@ def _enough(draft: Draft, placed: int) -> tuple[Draft, int]:
     return (draft.wake_at(due), 0) if draft.now < due else (draft, size)
 
 
-def _start_with(draft: Draft, gated: list[Worker], places: _Places, size: int) -> Draft:
+def _start_with(draft: PlanDraft, gated: list[Worker], places: _Placement, size: int) -> PlanDraft:
     """The others are made anew once these have their places, and join when there is room for them."""
     message = f"the cluster has room for {size} of {len(gated)} workers: they begin, the others join when they can"
     begin = sorted(places.workers, key=lambda worker: (not worker.on_demand, worker.incarnation))[:size]
@@ -280,35 +280,35 @@ def _start_with(draft: Draft, gated: list[Worker], places: _Places, size: int) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Places:
+class _Placement:
     workers: tuple[Worker, ...]
     domain: str
     of_others: int
 
 
-def _places(draft: Draft, line: Line, gated: list[Worker]) -> _Places:
+def _places(draft: PlanDraft, line: GangQueue, gated: list[Worker]) -> _Placement:
     """Who of the gang finds room after the pods that run and the gangs before it, where, and how many those take.
 
     Nobody is displaced where all find room without that.
     """
-    standing = standing_of(_pods(draft, gated)) or Standing()
+    standing = standing_of(_pods(draft, gated)) or GangPriority()
     rooms, others = line.before(standing, draft.seen.job.created, draft.seen.job.key)
-    best = _Places(workers=(), domain="", of_others=others)
+    best = _Placement(workers=(), domain="", of_others=others)
     for room in rooms:
         room.vacate({worker.node for worker in gated if worker.node})
         found, domain = place(draft.seen, room, gated)
         if len(found) > len(best.workers):
-            best = _Places(workers=found, domain=domain, of_others=others)
+            best = _Placement(workers=found, domain=domain, of_others=others)
         if len(found) == len(gated):
             break
     return best
 
 
-def _pods(draft: Draft, workers: list[Worker]) -> list[PodView]:
+def _pods(draft: PlanDraft, workers: list[Worker]) -> list[PodView]:
     return [pod for worker in workers if (pod := draft.pod(worker)) is not None and not pod.absent]
 
 
-def _lift(draft: Draft, gated: list[Worker]) -> Draft:
+def _lift(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
     for worker in gated:
         pod = draft.pod(worker)
         if pod is not None and pod.gated and not pod.absent:
@@ -323,11 +323,11 @@ def _lift(draft: Draft, gated: list[Worker]) -> Draft:
     return _hold(draft, "Scheduling", f"{len(waiting)} of {len(gated)} workers wait for a node{until}")
 
 
-def _bound(draft: Draft, gated: list[Worker]) -> Draft:
+def _bound(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
     for worker in gated:
         draft = draft.changed_worker(worker, gated=False)
-    return draft.but(gang=Gang())
+    return draft.but(gang=GangAttempt())
 
 
-def _hold(draft: Draft, reason: str, message: str) -> Draft:
-    return replace(draft, hold=Words(reason=reason, message=message))
+def _hold(draft: PlanDraft, reason: str, message: str) -> PlanDraft:
+    return replace(draft, hold=Reason(reason=reason, message=message))

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Phase, Worker, reason_word, say
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import causes
 from holdfast_operator.decision.failures.avoided_nodes import avoiding
 from holdfast_operator.decision.workers.network_partition import cut_off
 from holdfast_operator.views import PodView
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Move workers to Lost or Ended, and back if one turns out to live."""
     severed = cut_off(draft)
     for worker in draft.status.workers:
@@ -31,7 +31,7 @@ def apply(draft: Draft) -> Draft:
     return draft
 
 
-def _judge(draft: Draft, worker: Worker, pod: PodView | None, severed: frozenset[str]) -> Draft:
+def _judge(draft: PlanDraft, worker: Worker, pod: PodView | None, severed: frozenset[str]) -> PlanDraft:
     if pod is not None and pod.terminal:
         return draft.with_worker(_ended(draft, worker, pod))
     if worker.absent_since is not None:
@@ -51,7 +51,7 @@ def _judge(draft: Draft, worker: Worker, pod: PodView | None, severed: frozenset
     return draft
 
 
-def _ended(draft: Draft, worker: Worker, pod: PodView) -> Worker:
+def _ended(draft: PlanDraft, worker: Worker, pod: PodView) -> Worker:
     """Proved by the kubelet. Who was on the way out keeps the cause of that, unless memory ran out meanwhile."""
     verdict = causes.of_exit(pod, draft.node(worker), draft.now, launched=draft.spec.launched)
     keeps = worker.phase in (Phase.LEAVING, Phase.LOST) and (worker.ordered or verdict.cause != c.CAUSE_OOM)
@@ -65,7 +65,7 @@ def _ended(draft: Draft, worker: Worker, pod: PodView) -> Worker:
     )
 
 
-def _vanished(draft: Draft, worker: Worker, pod: PodView | None) -> Draft:
+def _vanished(draft: PlanDraft, worker: Worker, pod: PodView | None) -> PlanDraft:
     if worker.phase is Phase.LOST:
         return draft
     if worker.phase is Phase.WANTED:
@@ -77,7 +77,7 @@ def _vanished(draft: Draft, worker: Worker, pod: PodView | None) -> Draft:
     return draft.with_worker(replace(worker, phase=Phase.LOST, since=draft.now))
 
 
-def _silent(draft: Draft, worker: Worker, pod: PodView) -> bool:
+def _silent(draft: PlanDraft, worker: Worker, pod: PodView) -> bool:
     """On a node that is not heard of, and not heard of by us or by its peers."""
     if worker.phase is Phase.LOST or not pod.bound or not causes.node_dead(draft.node(worker), draft.now):
         return False
@@ -88,28 +88,28 @@ def _silent(draft: Draft, worker: Worker, pod: PodView) -> bool:
     return draft.seen.warmed_up(draft.now) and (own is None or not own.fresh(draft.now))
 
 
-def _silenced(draft: Draft, worker: Worker, pod: PodView) -> Draft:
+def _silenced(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
     message = f"{pod.name} is lost: its node {pod.node} is not heard of"
     if worker.phase is Phase.WANTED:
-        verdict = causes.Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason="NodeLost", message=message)
+        verdict = causes.ExitCause(cause=c.CAUSE_INFRASTRUCTURE, reason="NodeLost", message=message)
         worker = _blamed(worker, verdict)
     draft = draft.with_worker(replace(worker, phase=Phase.LOST, since=draft.now))
     return avoiding(draft, pod.node, "NodeLost", c.AVOID_DEAD)
 
 
-def _severed(draft: Draft, worker: Worker, pod: PodView) -> Draft:
+def _severed(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
     """Its kubelet is heard of, so the pod's deletion (``disposal``) proves it gone."""
     seconds = c.CUT_OFF.total_seconds()
     message = (
         f"{pod.name} is cut off: its node {pod.node} is heard of, and neither its peers nor the operator have heard"
         f" of it for {seconds:.0f} s"
     )
-    verdict = causes.Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=causes.CUT_OFF, message=message)
+    verdict = causes.ExitCause(cause=c.CAUSE_INFRASTRUCTURE, reason=causes.CUT_OFF, message=message)
     draft = draft.with_worker(replace(_blamed(worker, verdict), phase=Phase.LOST, since=draft.now))
     return avoiding(draft, pod.node, causes.CUT_OFF, c.AVOID_DEAD)
 
 
-def _hangs(draft: Draft, pod: PodView) -> bool:
+def _hangs(draft: PlanDraft, pod: PodView) -> bool:
     """It spoke before: a launcher that is not there yet has nothing to say."""
     own = draft.seen.report(pod.uid)
     if own is None or not own.has_launcher or not own.fresh(draft.now):
@@ -117,14 +117,14 @@ def _hangs(draft: Draft, pod: PodView) -> bool:
     return (own.silent_seconds or 0.0) >= c.LAUNCHER_HUNG.total_seconds()
 
 
-def _hung(draft: Draft, worker: Worker, pod: PodView) -> Draft:
+def _hung(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
     """Its node is well, so the pod's deletion (``disposal``) proves it gone."""
     message = f"{pod.name} hangs: its launcher has said nothing for {c.LAUNCHER_HUNG.total_seconds():.0f} s"
-    verdict = causes.Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=causes.LAUNCHER_SILENT, message=message)
+    verdict = causes.ExitCause(cause=c.CAUSE_INFRASTRUCTURE, reason=causes.LAUNCHER_SILENT, message=message)
     return draft.with_worker(replace(_blamed(worker, verdict), phase=Phase.LOST, since=draft.now))
 
 
-def _returned(draft: Draft, worker: Worker, pod: PodView) -> bool:
+def _returned(draft: PlanDraft, worker: Worker, pod: PodView) -> bool:
     """Once its loss is counted, another takes its place; but not with ``Wait``, nor while the job is suspended."""
     own = draft.seen.report(pod.uid)
     alive = own is not None and own.ready and own.fresh(draft.now) and not _hangs(draft, pod)
@@ -132,9 +132,9 @@ def _returned(draft: Draft, worker: Worker, pod: PodView) -> bool:
     return alive and not pod.leaving and not replaced and not causes.node_dead(draft.node(worker), draft.now)
 
 
-def _blamed(worker: Worker, verdict: causes.Verdict) -> Worker:
+def _blamed(worker: Worker, verdict: causes.ExitCause) -> Worker:
     return replace(worker, cause=verdict.cause, reason=reason_word(verdict.reason), message=say(verdict.message))
 
 
-def _name(draft: Draft, worker: Worker) -> str:
+def _name(draft: PlanDraft, worker: Worker) -> str:
     return f"{draft.seen.job.name}-w{worker.incarnation}"

@@ -13,11 +13,11 @@ from collections import Counter
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Phase
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.views import Report
 
 
-def cut_off(draft: Draft) -> frozenset[str]:
+def cut_off(draft: PlanDraft) -> frozenset[str]:
     """Pod UIDs of wanted workers that are."""
     members = frozenset(draft.status.membership.member_uids())
     silent = frozenset(
@@ -34,13 +34,13 @@ def cut_off(draft: Draft) -> frozenset[str]:
     return silent - _trains(draft) - _not_lost(heard, members)
 
 
-def _heard(draft: Draft, members: frozenset[str]) -> list[Report]:
+def _heard(draft: PlanDraft, members: frozenset[str]) -> list[Report]:
     """What launchers of the generation say now."""
     reports = (draft.seen.report(uid) for uid in members)
     return [report for report in reports if report is not None and report.has_launcher and report.fresh(draft.now)]
 
 
-def _may_train_alone(draft: Draft, unheard: frozenset[str]) -> bool:
+def _may_train_alone(draft: PlanDraft, unheard: frozenset[str]) -> bool:
     """Whether so many of the generation may be a world of which nobody tells."""
     ended = {pod.uid for pod in draft.seen.pods if pod.terminal} | set(draft.status.membership.gone)
     alive = len(unheard - ended)
@@ -48,7 +48,7 @@ def _may_train_alone(draft: Draft, unheard: frozenset[str]) -> bool:
     return majority and alive >= draft.spec.min_replicas and draft.spec.shrinkable
 
 
-def _trains(draft: Draft) -> frozenset[str]:
+def _trains(draft: PlanDraft) -> frozenset[str]:
     worlds = (report.world for report in draft.seen.reports if report.fresh(draft.now))
     return frozenset(uid for world in worlds if world is not None for uid in world.members)
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Pair, pod_name
+from holdfast_operator.api.job import AttemptId, pod_name
 from holdfast_operator.api.status import Phase, Worker
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.workers import preflight
 from holdfast_operator.decision.workers.fencing import left_in_time
 from holdfast_operator.views import PodView
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Write down what was seen of each worker."""
     if draft.status.start_time is None and not draft.spec.suspend:
         draft = draft.but(start_time=draft.now)
@@ -23,7 +23,7 @@ def apply(draft: Draft) -> Draft:
     return draft.but(workers=workers, selector=f"{c.LABEL_JOB}={draft.seen.job.name}")
 
 
-def _adopted(draft: Draft) -> Draft:
+def _adopted(draft: PlanDraft) -> PlanDraft:
     """Pods of ours that the status does not know, as after a restored backup: nothing that trains is doubled."""
     known = {worker.incarnation for worker in draft.status.workers}
     unknown = [
@@ -36,7 +36,7 @@ def _adopted(draft: Draft) -> Draft:
     return draft.but(workers=(*draft.status.workers, *adopted), incarnations=max(draft.status.incarnations, least))
 
 
-def _adopt(draft: Draft, pod: PodView) -> Worker:
+def _adopt(draft: PlanDraft, pod: PodView) -> Worker:
     phase = Phase.ENDED if pod.terminal else Phase.WANTED
     return Worker(
         incarnation=pod.incarnation,
@@ -52,7 +52,7 @@ def _adopt(draft: Draft, pod: PodView) -> Worker:
     )
 
 
-def _facts(draft: Draft, worker: Worker) -> Worker:
+def _facts(draft: PlanDraft, worker: Worker) -> Worker:
     if worker.phase is Phase.ENDED:
         return worker
     pod = _its_pod(draft, worker)
@@ -62,21 +62,21 @@ def _facts(draft: Draft, worker: Worker) -> Worker:
     return _seen_in(draft, _placed(draft, _with(worker, pod_uid=pod.uid, absent_since=None), pod))
 
 
-def _its_pod(draft: Draft, worker: Worker) -> PodView | None:
+def _its_pod(draft: PlanDraft, worker: Worker) -> PodView | None:
     if worker.known:
         return draft.pod(worker)
     named = draft.seen.pod_named(pod_name(draft.seen.job.name, worker.incarnation))
     return named if named is not None and named.incarnation == worker.incarnation else None
 
 
-def _absent(draft: Draft, worker: Worker, pod: PodView | None) -> Worker:
+def _absent(draft: PlanDraft, worker: Worker, pod: PodView | None) -> Worker:
     if not worker.known or (worker.absent_since is not None and pod is None):
         return worker
     since = worker.absent_since or draft.now
     return _with(worker, absent_since=since, left_in_time=left_in_time(draft, worker, pod, since))
 
 
-def _placed(draft: Draft, worker: Worker, pod: PodView) -> Worker:
+def _placed(draft: PlanDraft, worker: Worker, pod: PodView) -> Worker:
     worker = _with(worker, grace_seconds=pod.grace_seconds)
     if not pod.bound:
         return worker
@@ -95,12 +95,12 @@ def _with(worker: Worker, **facts: Any) -> Worker:
     return worker if known else replace(worker, **facts)
 
 
-def _seen_in(draft: Draft, worker: Worker) -> Worker:
+def _seen_in(draft: PlanDraft, worker: Worker) -> Worker:
     """The highest world that it was in, by its own word and that of others; and when it was first ready.
 
     Who was lost in a world was in it, also where the operator that saw it there was lost as well.
     """
-    pairs: list[Pair] = [worker.pair] if worker.pair else []
+    pairs: list[AttemptId] = [worker.pair] if worker.pair else []
     own = draft.seen.report(worker.pod_uid)
     if own is not None and own.started is not None and own.accepted is not None:
         # Launchers tell each other what has started: one that leaves may know of the world that goes on without it.

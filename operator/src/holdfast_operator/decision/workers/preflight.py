@@ -21,11 +21,11 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.job import pod_name, shorten
 from holdfast_operator.api.preflight import CLOCK, NETWORK, OBJECT_STORE, STORAGE
 from holdfast_operator.api.status import AvoidedNode, Phase, Worker, reason_word, say
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.avoided_nodes import avoiding
 from holdfast_operator.decision.lifecycle.finished import finish
-from holdfast_operator.decision.plan import Decided
-from holdfast_operator.decision.set_condition import Words
+from holdfast_operator.decision.plan import DecisionMetric
+from holdfast_operator.decision.set_condition import Reason
 from holdfast_operator.decision.workers.replicas import order_away, planned
 from holdfast_operator.decision.workers.unreachable_peers import to_blame
 from holdfast_operator.views import Check, Report
@@ -37,7 +37,7 @@ _AVOIDED = "Preflight"
 _SHARED = frozenset({STORAGE, OBJECT_STORE, CLOCK})
 
 
-class _Blame(Enum):
+class _FailureScope(Enum):
     NODE = "the node"
     SHARED = "what all nodes share"
     JOB = "what the job says"
@@ -45,18 +45,18 @@ class _Blame(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Unfit:
+class _FailedPreflight:
     worker: Worker
     failed: tuple[Check, ...]
 
 
-def admits(draft: Draft, own: Report) -> bool:
+def admits(draft: PlanDraft, own: Report) -> bool:
     """Whether the preflight lets a worker join that reports this. An older pod was asked nothing."""
     asked = draft.spec.preflight
     return asked is None or asked.on_failure == c.IGNORE or own.preflight is None or own.preflight.passed
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Answer what failed, as the job says."""
     answer = _answer(draft)
     if not answer or draft.spec.suspend:
@@ -73,7 +73,7 @@ def apply(draft: Draft) -> Draft:
     return _named(draft)
 
 
-def held(draft: Draft) -> Words | None:
+def held(draft: PlanDraft) -> Reason | None:
     """What keeps a worker out whose node is not to be left, with the mend."""
     if _answer(draft) != c.AVOID_NODE:
         return None
@@ -83,23 +83,23 @@ def held(draft: Draft) -> Words | None:
             continue
         told = _told(draft, unfit)
         match _blame(draft, unfit):
-            case _Blame.JOB:
+            case _FailureScope.JOB:
                 message = (
                     f"{told}; no node is to blame. A changed secret is read by new pods only: delete those that wait"
                 )
-                return Words(reason=REASON, message=message)
-            case _Blame.SHARED:
+                return Reason(reason=REASON, message=message)
+            case _FailureScope.SHARED:
                 message = f"{told}; it is so on each node that tried, so none is left for it"
-                return Words(reason=REASON, message=message)
-            case _Blame.NODE:
+                return Reason(reason=REASON, message=message)
+            case _FailureScope.NODE:
                 mend = "mend the node, add another one, or set preflight.onFailure to Ignore"
-                return Words(reason=REASON, message=f"{told}; no other node has room: {mend}")
+                return Reason(reason=REASON, message=f"{told}; no other node has room: {mend}")
             case _:
                 continue
     return None
 
 
-def _answer(draft: Draft) -> str:
+def _answer(draft: PlanDraft) -> str:
     """What follows a failed check; empty if none is asked for. A job that has trained is not failed for one node."""
     asked = draft.spec.preflight
     if asked is None:
@@ -108,7 +108,7 @@ def _answer(draft: Draft) -> str:
     return c.AVOID_NODE if asked.on_failure == c.FAIL and trained else asked.on_failure
 
 
-def _all_unfit(draft: Draft) -> list[_Unfit]:
+def _all_unfit(draft: PlanDraft) -> list[_FailedPreflight]:
     """Workers that are to blame for a failed check, their own or, of the network, another's."""
     told = list(_failing(draft))
     culprits = _not_reached(draft, told)
@@ -116,18 +116,18 @@ def _all_unfit(draft: Draft) -> list[_Unfit]:
     for unfit in told:
         failed = tuple(x for x in unfit.failed if x.name != NETWORK or unfit.worker.pod_uid in culprits)
         if failed:
-            found.append(_Unfit(worker=unfit.worker, failed=failed))
+            found.append(_FailedPreflight(worker=unfit.worker, failed=failed))
     known = {unfit.worker.pod_uid for unfit in told}
     for worker in draft.status.in_phase(Phase.WANTED):
         if worker.pod_uid in culprits and worker.pod_uid not in known:
             by = [x.worker for x in told if any(worker.pod_uid in check.unreached for check in x.failed)]
             names = ", ".join(sorted(pod_name(draft.seen.job.name, other.incarnation) for other in by))
             check = Check(name=NETWORK, result="Failed", message=f"not reached by {names}")
-            found.append(_Unfit(worker=worker, failed=(check,)))
+            found.append(_FailedPreflight(worker=worker, failed=(check,)))
     return found
 
 
-def _failing(draft: Draft, *, joined: bool = False) -> Iterator[_Unfit]:
+def _failing(draft: PlanDraft, *, joined: bool = False) -> Iterator[_FailedPreflight]:
     """Workers whose checks failed and that wait to join; with ``joined`` also those that wait no more."""
     for worker in draft.status.in_phase(Phase.WANTED):
         report, pod = draft.seen.report(worker.pod_uid), draft.pod(worker)
@@ -135,10 +135,10 @@ def _failing(draft: Draft, *, joined: bool = False) -> Iterator[_Unfit]:
             continue
         waits = worker.ready_at is None or joined
         if waits and pod is not None and not pod.absent and not pod.terminal and report.preflight.failed:
-            yield _Unfit(worker=worker, failed=report.preflight.failed)
+            yield _FailedPreflight(worker=worker, failed=report.preflight.failed)
 
 
-def _not_reached(draft: Draft, told: Sequence[_Unfit]) -> frozenset[str]:
+def _not_reached(draft: PlanDraft, told: Sequence[_FailedPreflight]) -> frozenset[str]:
     """UIDs of the workers that are to blame for what was not reached."""
     here = {worker.pod_uid: worker for worker in draft.status.in_phase(Phase.WANTED) if worker.known}
     pairs = [
@@ -156,19 +156,19 @@ def _not_reached(draft: Draft, told: Sequence[_Unfit]) -> frozenset[str]:
     return to_blame(pairs, [uid for uid in order if uid not in members])
 
 
-def _told(draft: Draft, unfit: _Unfit) -> str:
+def _told(draft: PlanDraft, unfit: _FailedPreflight) -> str:
     checks = "; ".join(f"{check.name}: {check.message}" for check in unfit.failed)
     name = pod_name(draft.seen.job.name, unfit.worker.incarnation)
     return f"{name} failed its preflight on {unfit.worker.node}: {checks}"
 
 
-def _fail(draft: Draft, unfit: _Unfit) -> Draft:
+def _fail(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
     message = say(f"{_told(draft, unfit)} (preflight.onFailure: Fail)")
-    draft = draft.decide(Decided(cause=c.CAUSE_INFRASTRUCTURE, action=c.FAIL_JOB, reason=REASON))
+    draft = draft.decide(DecisionMetric(cause=c.CAUSE_INFRASTRUCTURE, action=c.FAIL_JOB, reason=REASON))
     return finish(draft, c.FAILED, REASON, message)
 
 
-def _ignore(draft: Draft, unfit: _Unfit) -> Draft:
+def _ignore(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
     """Say it once for each worker and check."""
     keys = tuple(f"{_AVOIDED}/{check.name}" for check in unfit.failed)
     new = tuple(key for key in keys if key not in unfit.worker.symptoms)
@@ -179,14 +179,14 @@ def _ignore(draft: Draft, unfit: _Unfit) -> Draft:
     return _said(draft, c.IGNORE, IGNORED, message)
 
 
-def _leave(draft: Draft, unfit: _Unfit) -> Draft:
+def _leave(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
     node = unfit.worker.node
     blame = _blame(draft, unfit)
-    if blame is _Blame.UNKNOWN:
+    if blame is _FailureScope.UNKNOWN:
         return draft.wake_in(c.POLL_OPEN)
     lacking = max(0, draft.target - len(draft.status.in_phase(Phase.WANTED)))
     moved = (*(other.worker for other in _all_unfit(draft) if other.worker.node == node), *planned(draft, lacking))
-    if blame in (_Blame.SHARED, _Blame.JOB) or not draft.fits_without(node, moved):
+    if blame in (_FailureScope.SHARED, _FailureScope.JOB) or not draft.fits_without(node, moved):
         return draft
     hours = c.AVOID_UNFIT.total_seconds() / 3600
     message = say(f"{_told(draft, unfit)}; another node takes its place, no worker is placed there for {hours:.0f} h")
@@ -195,8 +195,8 @@ def _leave(draft: Draft, unfit: _Unfit) -> Draft:
     return _said(order_away(draft, unfit.worker, REASON, message), c.AVOID_NODE, REASON, message)
 
 
-def _said(draft: Draft, action: str, reason: str, message: str) -> Draft:
-    word = Decided(cause=c.CAUSE_INFRASTRUCTURE, action=action, reason=reason)
+def _said(draft: PlanDraft, action: str, reason: str, message: str) -> PlanDraft:
+    word = DecisionMetric(cause=c.CAUSE_INFRASTRUCTURE, action=action, reason=reason)
     return draft.decide(word).tell(reason, say(message), warning=True)
 
 
@@ -204,41 +204,41 @@ def _word(failed: Sequence[Check]) -> str:
     return reason_word(_AVOIDED + "".join(check.name for check in failed))
 
 
-def _blame(draft: Draft, unfit: _Unfit) -> _Blame:
+def _blame(draft: PlanDraft, unfit: _FailedPreflight) -> _FailureScope:
     """By what other nodes found: one check that is well elsewhere is enough to blame the node."""
     found = [_of_check(draft, unfit.worker.node, check) for check in unfit.failed]
-    for blame in (_Blame.NODE, _Blame.UNKNOWN, _Blame.JOB):
+    for blame in (_FailureScope.NODE, _FailureScope.UNKNOWN, _FailureScope.JOB):
         if blame in found:
             return blame
-    return _Blame.SHARED
+    return _FailureScope.SHARED
 
 
-def _of_check(draft: Draft, node: str, check: Check) -> _Blame:
+def _of_check(draft: PlanDraft, node: str, check: Check) -> _FailureScope:
     if check.of_the_job:
-        return _Blame.JOB
+        return _FailureScope.JOB
     name = check.name
     if name == NETWORK:
         return _of_network(draft)
     if name not in _SHARED:
-        return _Blame.NODE
+        return _FailureScope.NODE
     results = [result for worker, result in _results(draft, name) if worker.node != node]
     if "Passed" in results:
-        return _Blame.NODE
+        return _FailureScope.NODE
     if "Running" in results:
-        return _Blame.UNKNOWN
+        return _FailureScope.UNKNOWN
     before = any(_names(entry, name) for entry in draft.status.avoided if entry.node != node)
-    return _Blame.SHARED if before or "Failed" in results else _Blame.NODE
+    return _FailureScope.SHARED if before or "Failed" in results else _FailureScope.NODE
 
 
-def _of_network(draft: Draft) -> _Blame:
+def _of_network(draft: PlanDraft) -> _FailureScope:
     """Who reaches whom tells more once all have tried; what several nodes could not mend is none of theirs."""
     if any(result == "Running" for _, result in _results(draft, NETWORK)):
-        return _Blame.UNKNOWN
+        return _FailureScope.UNKNOWN
     left = len({entry.node for entry in draft.status.avoided if _names(entry, NETWORK)})
-    return _Blame.SHARED if left >= c.UNREACHED_NODES else _Blame.NODE
+    return _FailureScope.SHARED if left >= c.UNREACHED_NODES else _FailureScope.NODE
 
 
-def _results(draft: Draft, name: str) -> Iterator[tuple[Worker, str]]:
+def _results(draft: PlanDraft, name: str) -> Iterator[tuple[Worker, str]]:
     """What each worker with a node found; ``Running`` of one that may still tell."""
     asked = draft.spec.preflight
     span = timedelta(seconds=asked.timeout_seconds if asked is not None else 0) + c.PREFLIGHT_MARGIN
@@ -255,7 +255,7 @@ def _names(entry: AvoidedNode, check: str) -> bool:
     return entry.reason.startswith(_AVOIDED) and check in entry.reason
 
 
-def _named(draft: Draft) -> Draft:
+def _named(draft: PlanDraft) -> PlanDraft:
     """A start that waits for another node says so in the condition too."""
     if draft.status.membership.active is not None or draft.hold is not None:
         return draft
@@ -264,4 +264,4 @@ def _named(draft: Draft) -> Draft:
     if not left or not any(waits):
         return draft
     newest = max(left, key=lambda entry: (entry.until, entry.node))
-    return replace(draft, hold=Words(reason=REASON, message=newest.message))
+    return replace(draft, hold=Reason(reason=REASON, message=newest.message))

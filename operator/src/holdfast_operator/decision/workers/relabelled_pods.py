@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Phase, Worker
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.plan import RestorePod
 from holdfast_operator.manifests.children import worker_marks
 from holdfast_operator.views import PodView
@@ -15,7 +15,7 @@ from holdfast_operator.views import PodView
 SHOWN = 5
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Put back what was removed, and name the pods in one event."""
     changed = [
         (worker, pod)
@@ -39,5 +39,5 @@ def _strayed(pod: PodView) -> bool:
     return pod.relabelled and not pod.absent
 
 
-def _restored(draft: Draft, worker: Worker, pod: PodView) -> RestorePod:
+def _restored(draft: PlanDraft, worker: Worker, pod: PodView) -> RestorePod:
     return RestorePod(name=pod.name, uid=pod.uid, marks=worker_marks(draft.seen.job, worker.incarnation))

@@ -12,14 +12,14 @@ from dataclasses import replace
 from holdfast_operator.api import names as c
 from holdfast_operator.api.job import pod_name
 from holdfast_operator.api.status import Phase, Worker
-from holdfast_operator.decision.draft import Draft
-from holdfast_operator.decision.set_condition import Words
+from holdfast_operator.decision.draft import PlanDraft
+from holdfast_operator.decision.set_condition import Reason
 from holdfast_operator.decision.workers.replicas import order_away
 
 HOST_LOST = "RendezvousHostLost"
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Send those away whose host is none any more; a host that comes back finds another in its place."""
     if draft.spec.rendezvous != c.C10D:
         return draft
@@ -31,17 +31,17 @@ def apply(draft: Draft) -> Draft:
     return draft
 
 
-def _left_behind(draft: Draft, host: int) -> str:
+def _left_behind(draft: PlanDraft, host: int) -> str:
     name = pod_name(draft.seen.job.name, host)
     return f"{name} hosted the store by which the workers find each other, and leaves: all begin anew"
 
 
-def waits(draft: Draft) -> Draft | None:
+def waits(draft: PlanDraft) -> PlanDraft | None:
     """What is waited for before pods are made; None: nothing."""
     if draft.spec.rendezvous != c.C10D:
         return None
     if not draft.seen.rendezvous_ip:
-        words = Words(reason="WaitingForService", message="the Service of the rendezvous is being made")
+        words = Reason(reason="WaitingForService", message="the Service of the rendezvous is being made")
         return replace(draft, hold=words).wake_in(c.POLL_OPEN)
     before = _earlier_host(draft)
     if before is None:
@@ -53,10 +53,10 @@ def waits(draft: Draft) -> Draft | None:
         " node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, once the machine is surely off"
     )
     reason = "AwaitingFence" if before.phase is Phase.LOST else "WaitingForWorkers"
-    return replace(draft, hold=Words(reason=reason, message=message)).look_again()
+    return replace(draft, hold=Reason(reason=reason, message=message)).look_again()
 
 
-def _earlier_host(draft: Draft) -> Worker | None:
+def _earlier_host(draft: PlanDraft) -> Worker | None:
     """One whose pod may still be there. Without it, its world is over."""
     present = host_of(draft.status.in_phase(Phase.WANTED))
     going = draft.status.in_phase(Phase.LEAVING, Phase.LOST)

@@ -12,20 +12,20 @@ from dataclasses import replace
 from holdfast_operator.api import names as c
 from holdfast_operator.api.job import pod_name
 from holdfast_operator.api.status import Phase, Worker
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.backoff import start_retry
-from holdfast_operator.decision.set_condition import Words
+from holdfast_operator.decision.set_condition import Reason
 
 _NO_PLACE = 1 << 30
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Add or remove workers from the roster."""
     draft = _filled(draft)
     return draft.but(replicas=len(draft.needed))
 
 
-def _filled(draft: Draft) -> Draft:
+def _filled(draft: PlanDraft) -> PlanDraft:
     surplus = len(draft.status.in_phase(Phase.WANTED)) + len(draft.finished) - _total(draft)
     waited_for = _waited_for(draft)
     missing = max(0, -surplus - len(waited_for))
@@ -38,7 +38,7 @@ def _filled(draft: Draft) -> Draft:
     return _more(draft, missing) if missing else draft
 
 
-def _held_back(draft: Draft, missing: int) -> Draft:
+def _held_back(draft: PlanDraft, missing: int) -> PlanDraft:
     """The pause is for those that may fail as fast again: no other replacement waits for it, nor a larger job."""
     until = draft.status.backoff_until
     if until is None or draft.now >= until:
@@ -60,7 +60,7 @@ def _failed(worker: Worker) -> bool:
     return at_startup or worker.cause not in (c.CAUSE_INTERRUPTION, c.CAUSE_INFRASTRUCTURE)
 
 
-def _total(draft: Draft) -> int:
+def _total(draft: PlanDraft) -> int:
     """Workers and spares. These are asked for once all others have their places, and not at once after one failed."""
     there = draft.status.in_phase(Phase.WANTED)
     most = draft.target + (draft.spec.spares if draft.target else 0)
@@ -70,7 +70,7 @@ def _total(draft: Draft) -> int:
     return most
 
 
-def _spare_failed(draft: Draft) -> bool:
+def _spare_failed(draft: PlanDraft) -> bool:
     """By itself, a moment ago: the next one may do so as fast."""
     failed = (worker for worker in draft.status.in_phase(Phase.ENDED) if worker.spare and worker.pair is None)
     return any(
@@ -80,20 +80,20 @@ def _spare_failed(draft: Draft) -> bool:
     )
 
 
-def _waited_for(draft: Draft) -> tuple[Worker, ...]:
+def _waited_for(draft: PlanDraft) -> tuple[Worker, ...]:
     """With ``onFailure: Wait``, a lost worker keeps its place until it is back or proved gone."""
     if draft.spec.on_failure != c.WAIT:
         return ()
     return tuple(w for w in draft.status.in_phase(Phase.LOST, Phase.LEAVING) if w.known and not w.ordered)
 
 
-def _waits(draft: Draft, workers: tuple[Worker, ...]) -> Draft:
+def _waits(draft: PlanDraft, workers: tuple[Worker, ...]) -> PlanDraft:
     names = ", ".join(pod_name(draft.seen.job.name, worker.incarnation) for worker in workers)
     message = f"waits for {names}, which is to come back or be proved gone before it is replaced (onFailure: Wait)"
-    return replace(draft, hold=Words(reason="WaitingForLost", message=message))
+    return replace(draft, hold=Reason(reason="WaitingForLost", message=message))
 
 
-def _more(draft: Draft, count: int) -> Draft:
+def _more(draft: PlanDraft, count: int) -> PlanDraft:
     """All that are made together share a batch; a batch waits behind gates if nothing of the job has a place yet."""
     new = planned(draft, count)
     incarnations = draft.status.incarnations + count
@@ -104,7 +104,7 @@ def _more(draft: Draft, count: int) -> Draft:
     return replace(draft, status=status)
 
 
-def planned(draft: Draft, count: int) -> tuple[Worker, ...]:
+def planned(draft: PlanDraft, count: int) -> tuple[Worker, ...]:
     """The next workers, as they would be asked for now: first those that stay off spot capacity, where some lack."""
     first = draft.status.incarnations
     wanted = draft.status.in_phase(Phase.WANTED)
@@ -131,7 +131,7 @@ def planned(draft: Draft, count: int) -> tuple[Worker, ...]:
     )
 
 
-def unplaced(draft: Draft) -> tuple[Worker, ...]:
+def unplaced(draft: PlanDraft) -> tuple[Worker, ...]:
     """Who has no node yet, and who is still to be asked for."""
     wanted = draft.status.in_phase(Phase.WANTED)
     total = draft.target + draft.spec.spares if draft.target else 0
@@ -139,13 +139,13 @@ def unplaced(draft: Draft) -> tuple[Worker, ...]:
     return (*(worker for worker in wanted if not worker.node), *planned(draft, lacking))
 
 
-def _host(draft: Draft, wanted: tuple[Worker, ...]) -> int:
+def _host(draft: PlanDraft, wanted: tuple[Worker, ...]) -> int:
     """Theirs that are there, else the first of the new ones."""
     found = (worker.incarnation for worker in wanted if worker.hosts)
     return max(found, default=draft.status.incarnations)
 
 
-def _domain(draft: Draft, wanted: tuple[Worker, ...]) -> str:
+def _domain(draft: PlanDraft, wanted: tuple[Worker, ...]) -> str:
     """Where most of a packed job is, or is bound for; empty if nothing of it is."""
     key = draft.spec.scheduling.packed_by
     if not key:
@@ -156,7 +156,7 @@ def _domain(draft: Draft, wanted: tuple[Worker, ...]) -> str:
     return max(sorted(found), key=lambda domain: found[domain], default="")
 
 
-def _to_avoid(draft: Draft, *, required: bool) -> tuple[str, ...]:
+def _to_avoid(draft: PlanDraft, *, required: bool) -> tuple[str, ...]:
     """The nodes that stay bad for longest; the status could not hold all of them for each of many workers."""
     entries = (entry for entry in draft.status.avoided if entry.required is required)
     longest = sorted(entries, key=lambda entry: entry.until, reverse=True)
@@ -164,7 +164,7 @@ def _to_avoid(draft: Draft, *, required: bool) -> tuple[str, ...]:
     return tuple(sorted(list(nodes)[: c.AVOIDED_BY_A_WORKER]))
 
 
-def _fewer(draft: Draft, surplus: int) -> Draft:
+def _fewer(draft: PlanDraft, surplus: int) -> PlanDraft:
     """Those without a place in the generation first, the youngest of them first; then the highest places.
 
     Those that stay off spot capacity are the last, and spares stay where it is those with places that are too many.
@@ -177,13 +177,13 @@ def _fewer(draft: Draft, surplus: int) -> Draft:
     return draft
 
 
-def _holders(draft: Draft) -> list[Worker]:
+def _holders(draft: PlanDraft) -> list[Worker]:
     """Who trains, or comes to a place that is kept for those off spot capacity; first who may leave first."""
     members, steady = _places(draft), _steady(draft)
     return [w for w in _dispensable(draft) if w.pod_uid in members or (w in steady and not w.spare)]
 
 
-def _dispensable(draft: Draft) -> list[Worker]:
+def _dispensable(draft: PlanDraft) -> list[Worker]:
     places, steady = _places(draft), _steady(draft)
     return sorted(
         draft.status.in_phase(Phase.WANTED),
@@ -197,7 +197,7 @@ def _dispensable(draft: Draft) -> list[Worker]:
     )
 
 
-def _steady(draft: Draft) -> list[Worker]:
+def _steady(draft: PlanDraft) -> list[Worker]:
     """As many of those off spot capacity as there are to be."""
     places = _places(draft)
     found = (worker for worker in draft.status.in_phase(Phase.WANTED) if worker.on_demand)
@@ -205,11 +205,11 @@ def _steady(draft: Draft) -> list[Worker]:
     return ordered[: draft.spec.scheduling.on_demand]
 
 
-def _places(draft: Draft) -> dict[str, int]:
+def _places(draft: PlanDraft) -> dict[str, int]:
     return {member.pod_uid: member.index for member in draft.status.membership.members}
 
 
-def order_away(draft: Draft, worker: Worker, reason: str, message: str) -> Draft:
+def order_away(draft: PlanDraft, worker: Worker, reason: str, message: str) -> PlanDraft:
     """The worker leaves because we say so: no incident."""
     leaving = replace(
         worker, phase=Phase.LEAVING, since=draft.now, ordered=True, cause="", reason=reason, message=message

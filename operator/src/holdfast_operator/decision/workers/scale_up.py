@@ -13,15 +13,15 @@ from datetime import datetime, timedelta
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Phase, Worker
-from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.reporting.progress import newest_report
 from holdfast_operator.decision.workers.replicas import planned
-from holdfast_operator.scheduling.capacity import Room
+from holdfast_operator.scheduling.capacity import FreeCapacity
 from holdfast_operator.scheduling.fit import place
 from holdfast_operator.scheduling.gang_queue import waiting
 
 
-def apply(draft: Draft) -> Draft:
+def apply(draft: PlanDraft) -> PlanDraft:
     """Decide how many workers beyond ``replicas`` there are to be."""
     most = draft.spec.max_replicas - draft.spec.replicas
     if draft.spec.suspend or most <= 0:
@@ -39,12 +39,12 @@ def apply(draft: Draft) -> Draft:
     return _grown(draft) if _room(draft) else draft.wake_in(c.GROWTH_POLL)
 
 
-def _in_steps(draft: Draft, extra: int) -> int:
+def _in_steps(draft: PlanDraft, extra: int) -> int:
     """What is left of a step would stand by for ever: nobody asks for the rest of it."""
     return extra - extra % draft.spec.replica_step
 
 
-def _ranked(draft: Draft) -> int:
+def _ranked(draft: PlanDraft) -> int:
     """Workers that train or are to: what is lost of a growth is not replaced at once by a spare either."""
     wanted = draft.status.in_phase(Phase.WANTED)
     members = frozenset(draft.status.membership.member_uids())
@@ -52,7 +52,7 @@ def _ranked(draft: Draft) -> int:
     return len(wanted) - min(draft.spec.spares, idle)
 
 
-def _unplaced(draft: Draft) -> Draft:
+def _unplaced(draft: PlanDraft) -> PlanDraft:
     """There was no room after all: what found no node is not waited for, and not asked for again at once."""
     if not draft.status.extra:
         return draft
@@ -67,12 +67,12 @@ def _unplaced(draft: Draft) -> Draft:
     return draft if extra == draft.status.extra else draft.but(extra=extra, grown_at=draft.now)
 
 
-def _youngest(draft: Draft, count: int) -> list[Worker]:
+def _youngest(draft: PlanDraft, count: int) -> list[Worker]:
     wanted = (worker for worker in draft.status.in_phase(Phase.WANTED) if not worker.spare)
     return sorted(wanted, key=lambda worker: worker.incarnation)[-count:]
 
 
-def _wanted_elsewhere(draft: Draft) -> bool:
+def _wanted_elsewhere(draft: PlanDraft) -> bool:
     """Another job's gang has waited for a while. Every gang waits for a moment when it starts.
 
     One that not even an empty cluster could hold would wait on in whatever room it is left.
@@ -84,14 +84,14 @@ def _wanted_elsewhere(draft: Draft) -> bool:
     return any(map(line.could_begin, others))
 
 
-def _given_back(draft: Draft) -> Draft:
+def _given_back(draft: PlanDraft) -> PlanDraft:
     if not draft.status.extra:
         return draft
     message = f"{draft.status.extra} workers beyond replicas leave: another job waits for their room"
     return draft.but(extra=0, grown_at=draft.now).tell("RoomGivenBack", message)
 
 
-def _all_is_well(draft: Draft) -> bool:
+def _all_is_well(draft: PlanDraft) -> bool:
     """All workers train in one world, and nothing is being recovered from."""
     best = newest_report(draft)
     needed = draft.needed
@@ -102,7 +102,7 @@ def _all_is_well(draft: Draft) -> bool:
     return draft.status.holds(c.READY) and {worker.pod_uid for worker in needed} == set(best.world.members)
 
 
-def _due(draft: Draft) -> datetime | None:
+def _due(draft: PlanDraft) -> datetime | None:
     ready = draft.status.condition(c.READY)
     if ready is None:
         return None
@@ -112,13 +112,13 @@ def _due(draft: Draft) -> datetime | None:
     return since + timedelta(seconds=draft.spec.grow_cooldown_seconds)
 
 
-def _room(draft: Draft) -> bool:
-    room = Room(draft.seen.nodes, draft.seen.usage, draft.now)
+def _room(draft: PlanDraft) -> bool:
+    room = FreeCapacity(draft.seen.nodes, draft.seen.usage, draft.now)
     found, _ = place(draft.seen, room, planned(draft, draft.spec.replica_step), draft.avoided())
     return len(found) == draft.spec.replica_step
 
 
-def _grown(draft: Draft) -> Draft:
+def _grown(draft: PlanDraft) -> PlanDraft:
     extra = draft.status.extra + draft.spec.replica_step
     message = (
         f"the cluster has room: the job grows to {draft.spec.replicas + extra} workers,"

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-Pair = tuple[str, str]
+PeerPair = tuple[str, str]
 
 
-def to_blame(pairs: Iterable[Pair], order: Sequence[str]) -> frozenset[str]:
+def to_blame(pairs: Iterable[PeerPair], order: Sequence[str]) -> frozenset[str]:
     """Again and again the one in most pairs; of equals the first in ``order``. Who is not in it is never blamed."""
     left = set(pairs)
     blamed: set[str] = set()

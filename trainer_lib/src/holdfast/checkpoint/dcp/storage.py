@@ -38,7 +38,14 @@ from torch.futures import Future
 
 from holdfast.checkpoint.dcp.metadata import KEY, boxed, check_described
 from holdfast.checkpoint.folder import catalog, publish
-from holdfast.checkpoint.format.file_names import CLAIMS, MANIFEST, CommitName, slices_file, step_number, tensors_file
+from holdfast.checkpoint.format.file_names import (
+    CLAIMS,
+    MANIFEST,
+    CheckpointName,
+    slices_file,
+    step_number,
+    tensors_file,
+)
 from holdfast.checkpoint.format.manifest import LARGEST, Chunk, FileRecord, Manifest, TensorRecord, check, digest
 from holdfast.checkpoint.format.mapping_order import text_bytes, too_much
 from holdfast.checkpoint.format.shard_layout import METADATA, plan_shard, whole
@@ -51,7 +58,7 @@ from holdfast.checkpoint.restore.search import Where, as_stores, is_gone, newest
 from holdfast.checkpoint.state.flatten import Flat, check_name, check_tensor, flatten_values, torch_dtype, unflatten
 from holdfast.checkpoint.state.numerics import fingerprint
 from holdfast.checkpoint.stores.base import open_file
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CheckpointError, DamagedError, HoldfastError, StateError
 from holdfast.core.gc_pause import uncollected
 from holdfast.core.paths import local_path
@@ -122,7 +129,7 @@ class StorageWriter(storage.StorageWriter):
     def finish(self, metadata: meta.Metadata, results: list[list[WriteResult]]) -> None:
         """Bring the files of all ranks together and publish the manifest: from now on it is a commit."""
         older = [name.pair.attempt for name in catalog.list_commits(self._root) if name.step == self._step]
-        name = CommitName(step=self._step, pair=Pair(0, 1 + max(older, default=0)))
+        name = CheckpointName(step=self._step, pair=AttemptId(0, 1 + max(older, default=0)))
         manifest = _manifest(name, metadata, results)
         folder = self._begin()
         folders = {rank: one.storage_data["folder"] for rank, many in enumerate(results) for one in _tensors(many)}
@@ -139,7 +146,7 @@ class StorageWriter(storage.StorageWriter):
         """The folder that this rank writes into, which no other rank and no other save does."""
         if not self._staging:
             make_folder(self._root)
-            self._staging = publish.begin(self._root, CommitName(step=self._step, pair=Pair(0, 0)))
+            self._staging = publish.begin(self._root, CheckpointName(step=self._step, pair=AttemptId(0, 0)))
         return self._root / self._staging
 
     @classmethod
@@ -256,7 +263,7 @@ class _Written:
     chunk: Chunk
 
 
-def _manifest(name: CommitName, metadata: meta.Metadata, results: Sequence[Sequence[WriteResult]]) -> Manifest:
+def _manifest(name: CheckpointName, metadata: meta.Metadata, results: Sequence[Sequence[WriteResult]]) -> Manifest:
     values = {
         one.index.fqn: one.storage_data["value"] for many in results for one in many if "value" in one.storage_data
     }
@@ -334,7 +341,7 @@ class StorageReader(storage.StorageReader):
     def __init__(self, where: str | os.PathLike[str] | Where, *, step: int | None = None) -> None:
         self._where: Where = local_path(where) if isinstance(where, (str, os.PathLike)) else where
         self._step = None if step is None else step_number(step)
-        self._name: CommitName | None = None
+        self._name: CheckpointName | None = None
         self._manifest: Manifest | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -410,7 +417,7 @@ class StorageReader(storage.StorageReader):
         done.set_result(None)
         return done
 
-    def _found(self) -> tuple[CommitName, Manifest]:
+    def _found(self) -> tuple[CheckpointName, Manifest]:
         if self._manifest is None or self._name is None:
             raise CheckpointError("a plan was made, or read, before read_metadata()")
         return self._name, self._manifest

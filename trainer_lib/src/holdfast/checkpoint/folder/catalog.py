@@ -26,12 +26,12 @@ from holdfast.checkpoint.format.file_names import (
     QUARANTINE,
     RUN_LOCK,
     UPLOADING,
-    CommitName,
+    CheckpointName,
     parse_commit,
 )
 from holdfast.checkpoint.format.manifest import LARGEST, Manifest, decode
 from holdfast.checkpoint.io.durable_files import encode_json, read_regular, sync_folder
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CheckpointError, DamagedError, UnknownFormatError, UsageError
 
 _log = logging.getLogger("holdfast.checkpoint.tier")
@@ -50,7 +50,7 @@ class Quarantined:
     reason: str
 
 
-def list_commits(root: Path) -> tuple[CommitName, ...]:
+def list_commits(root: Path) -> tuple[CheckpointName, ...]:
     """The folders that are commits by name; half-deleted ones are none."""
     try:
         names = [path.name for path in root.iterdir()]
@@ -98,7 +98,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
 
 
-def read_manifest(root: Path, name: CommitName) -> Manifest:
+def read_manifest(root: Path, name: CheckpointName) -> Manifest:
     """The manifest of a commit; DamagedError or UnknownFormatError if it cannot be used."""
     path = root / str(name) / MANIFEST
     with reading(path):
@@ -128,7 +128,7 @@ class reading:  # noqa: N801  (reads like the context manager that it is)
         ) from error
 
 
-def quarantine(root: Path, name: CommitName, reason: str) -> bool:
+def quarantine(root: Path, name: CheckpointName, reason: str) -> bool:
     """Move a bad commit out of the way; False if it cannot be moved (it is then ignored where it is)."""
     try:
         target = set_aside(root, name, reason)
@@ -139,7 +139,7 @@ def quarantine(root: Path, name: CommitName, reason: str) -> bool:
     return True
 
 
-def set_aside(root: Path, name: CommitName, reason: str) -> Path:
+def set_aside(root: Path, name: CheckpointName, reason: str) -> Path:
     """Move a commit to `quarantine/`, where retention deletes nothing; returns where it is now."""
     target = root / QUARANTINE / f"{name}.{uuid4().hex[:8]}"
     if (root / QUARANTINE).is_symlink():
@@ -152,7 +152,7 @@ def set_aside(root: Path, name: CommitName, reason: str) -> Path:
     return target
 
 
-def delete(root: Path, names: Iterable[CommitName]) -> None:
+def delete(root: Path, names: Iterable[CheckpointName]) -> None:
     """Delete commits, each one's manifest first. One that this release cannot read is left alone."""
     for name in names:
         folder = root / str(name)
@@ -167,7 +167,7 @@ def delete(root: Path, names: Iterable[CommitName]) -> None:
             _log.warning("retention could not delete %s: %s", name, error)
 
 
-def _remove(folder: Path, name: CommitName) -> None:
+def _remove(folder: Path, name: CheckpointName) -> None:
     """It takes another name of something unfinished before its files go: a crash leaves no empty commit, and a save
     that would still make one of this folder finds it gone, instead of half gone."""
     leftover = folder.with_name(f"{name}.tmp-{uuid4().hex}")
@@ -200,7 +200,7 @@ def remove_leftovers(root: Path, names: Iterable[str]) -> None:
             _clean_one(root / leftover, name)
 
 
-def clean(root: Path, *, own: Pair) -> None:
+def clean(root: Path, *, own: AttemptId) -> None:
     """Remove what dead attempts left half done. Only pairs below `own` are touched: those can never be read."""
     for entry in list(root.iterdir()):
         name = parse_commit(entry.name)
@@ -211,7 +211,7 @@ def clean(root: Path, *, own: Pair) -> None:
     clean_claims(root, own)
 
 
-def _clean_one(folder: Path, name: CommitName) -> None:
+def _clean_one(folder: Path, name: CheckpointName) -> None:
     try:
         if name.staging:
             _remove(folder, name)

@@ -18,7 +18,7 @@ from holdfast.checkpoint.io.durable_files import (
     read_regular,
     sync_folder,
 )
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import ClaimError, DamagedError, DocumentError
 
 _TRIES: Final = 10
@@ -50,7 +50,7 @@ def _listed(root: Path) -> tuple[Claim, ...]:
     return tuple(_read(root / CLAIMS / claim_file(pair), pair) for pair in pairs)
 
 
-def _names(root: Path) -> list[tuple[Pair, bool]]:
+def _names(root: Path) -> list[tuple[AttemptId, bool]]:
     """The pair of each file, and whether it is only a leftover of writing one."""
     try:
         return [parsed for path in (root / CLAIMS).iterdir() if (parsed := parse_claim(path.name)) is not None]
@@ -58,7 +58,7 @@ def _names(root: Path) -> list[tuple[Pair, bool]]:
         return []
 
 
-def _read(path: Path, pair: Pair) -> Claim:
+def _read(path: Path, pair: AttemptId) -> Claim:
     try:
         raw = read_regular(path, LARGEST)
     except DamagedError as error:
@@ -68,7 +68,7 @@ def _read(path: Path, pair: Pair) -> Claim:
     return parse_document(raw, pair, str(path))
 
 
-def parse_document(raw: bytes, pair: Pair, path: str) -> Claim:
+def parse_document(raw: bytes, pair: AttemptId, path: str) -> Claim:
     """The claim that a file named after `pair` holds."""
     try:
         document = json.loads(raw)
@@ -118,7 +118,7 @@ def remove_claims(root: Path, claims: Iterable[Claim]) -> None:
             (root / CLAIMS / claim_file(claim.pair)).unlink()
 
 
-def clean_claims(root: Path, below: Pair) -> None:
+def clean_claims(root: Path, below: AttemptId) -> None:
     """Remove what attempts below this one left of writing their claims."""
     with contextlib.suppress(OSError):
         for path in (root / CLAIMS).iterdir():

@@ -17,7 +17,14 @@ from typing import Any
 from uuid import uuid4
 
 from holdfast.checkpoint.dcp.metadata import KEY
-from holdfast.checkpoint.format.file_names import LATEST, MANIFEST, CommitName, rank_file, slices_file, tensors_file
+from holdfast.checkpoint.format.file_names import (
+    LATEST,
+    MANIFEST,
+    CheckpointName,
+    rank_file,
+    slices_file,
+    tensors_file,
+)
 from holdfast.checkpoint.format.manifest import LARGEST, Chunk, FileRecord, Manifest, Patch, encode
 from holdfast.checkpoint.format.mapping_order import parts, text_bytes, too_much
 from holdfast.checkpoint.format.shard_layout import ShardPlan
@@ -55,7 +62,7 @@ class ShardRecord:
         )
 
 
-def begin(root: Path, name: CommitName) -> str:
+def begin(root: Path, name: CheckpointName) -> str:
     """Make a fresh folder to write in; its name."""
     staging = f"{name}.tmp-{uuid4().hex}"
     (root / staging).mkdir()
@@ -105,7 +112,7 @@ def publish(root: Path, staging: str, manifest: Manifest) -> Path:
             f"step {manifest.step} was not saved: {MANIFEST} would have {len(raw)} bytes, more than the {LARGEST} "
             f"that are read. {_too_much(manifest)}"
         )
-    name = CommitName(step=manifest.step, pair=manifest.pair)
+    name = CheckpointName(step=manifest.step, pair=manifest.pair)
     unnamed = folder / f"{MANIFEST}.tmp"
     create_durably(unnamed, raw)
     unnamed.rename(folder / MANIFEST)
@@ -128,7 +135,7 @@ def _too_much(manifest: Manifest) -> str:
     )
 
 
-def _hint(root: Path, name: CommitName) -> None:
+def _hint(root: Path, name: CheckpointName) -> None:
     """`LATEST` is for people; nothing reads it back, so it may fail and need not be durable."""
     fresh = root / f"{LATEST}.tmp-{uuid4().hex}"
     with contextlib.suppress(OSError):
@@ -144,6 +151,6 @@ def discard(root: Path, staging: str) -> None:
     shutil.rmtree(root / staging, ignore_errors=True)
 
 
-def exists(root: Path, name: CommitName) -> bool:
+def exists(root: Path, name: CheckpointName) -> bool:
     """Whether this very step of this very attempt is committed."""
     return os.path.lexists(root / str(name) / MANIFEST)

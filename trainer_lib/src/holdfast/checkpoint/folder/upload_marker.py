@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from holdfast.checkpoint.format.file_names import UPLOADING, CommitName, parse_commit
+from holdfast.checkpoint.format.file_names import UPLOADING, CheckpointName, parse_commit
 from holdfast.checkpoint.io.durable_files import read_regular
 from holdfast.core.errors import CheckpointError
 
@@ -22,7 +22,7 @@ _LARGEST: Final = 1 << 10
 
 
 @contextlib.contextmanager
-def held(root: Path, name: CommitName) -> Iterator[None]:
+def held(root: Path, name: CheckpointName) -> Iterator[None]:
     """Hold a commit back. A volume that does not take the word (it may be full) holds up no copy."""
     word = f"{name}\n{uuid4().hex}\n".encode()
     with contextlib.suppress(OSError):
@@ -37,7 +37,7 @@ def held(root: Path, name: CommitName) -> Iterator[None]:
                 (root / UPLOADING).unlink()
 
 
-def on_its_way(root: Path) -> CommitName | None:
+def on_its_way(root: Path) -> CheckpointName | None:
     """What is held back now."""
     name = parse_commit(_read(root).partition(b"\n")[0].decode(errors="replace"))
     return None if name is None or _age(root) > LONGEST_SECONDS else name

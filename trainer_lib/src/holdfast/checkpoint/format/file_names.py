@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import UsageError
 
 MANIFEST: Final = "MANIFEST.json"
@@ -34,11 +34,11 @@ _SHARD: Final = re.compile(r"rank-(0|[1-9]\d{0,8})\.(safetensors|json)", re.ASCI
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommitName:
+class CheckpointName:
     """What the name of a commit's folder says."""
 
     step: int
-    pair: Pair
+    pair: AttemptId
     staging: bool = False
 
     def __str__(self) -> str:
@@ -53,24 +53,24 @@ def step_number(value: object) -> int:
     return number
 
 
-def parse_commit(name: str) -> CommitName | None:
+def parse_commit(name: str) -> CheckpointName | None:
     """Read a folder's name; None if it is nobody's commit."""
     match = _COMMIT.fullmatch(name)
     if match is None:
         return None
     step, generation, attempt = (int(part) for part in match.groups()[:3])
-    return CommitName(step=step, pair=Pair(generation, attempt), staging=match[4] is not None)
+    return CheckpointName(step=step, pair=AttemptId(generation, attempt), staging=match[4] is not None)
 
 
-def claim_file(pair: Pair) -> str:
+def claim_file(pair: AttemptId) -> str:
     """The file of an attempt's claim."""
     return f"{pair.generation}.{pair.attempt}.json"
 
 
-def parse_claim(name: str) -> tuple[Pair, bool] | None:
+def parse_claim(name: str) -> tuple[AttemptId, bool] | None:
     """The pair that a claim's file names, and whether it is only a leftover of writing one."""
     match = _CLAIM.fullmatch(name)
-    return None if match is None else (Pair(int(match[1]), int(match[2])), match[3] is not None)
+    return None if match is None else (AttemptId(int(match[1]), int(match[2])), match[3] is not None)
 
 
 def tensors_file(rank: int) -> str:
@@ -98,14 +98,14 @@ def is_shard(name: str) -> bool:
     return _SHARD.fullmatch(name) is not None
 
 
-def inherited(file: str) -> CommitName | None:
+def inherited(file: str) -> CheckpointName | None:
     """The earlier commit in whose folder a file lies that a manifest names; None for all other names."""
     folder, slash, shard = file.partition("/")
     name = parse_commit(folder) if slash and is_shard(shard) else None
     return name if name is not None and not name.staging and str(name) == folder else None
 
 
-def located(name: CommitName, file: str) -> tuple[CommitName, str]:
+def located(name: CheckpointName, file: str) -> tuple[CheckpointName, str]:
     """Where a file lies that the manifest of this commit names: in which commit's folder, under which name."""
     home = inherited(f"{file.removesuffix(_SLICES)}.safetensors" if file.endswith(_SLICES) else file)
     return (name, file) if home is None else (home, file.partition("/")[2])

@@ -19,7 +19,7 @@ import xxhash
 from holdfast.checkpoint.format.file_names import inherited, is_shard, parse_commit, shard_rank
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES
 from holdfast.checkpoint.format.tensor_boxes import tiles
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.constants import LARGEST_THRESHOLD
 from holdfast.core.errors import DamagedError, UnknownFormatError
 from holdfast.core.gc_pause import uncollected
@@ -242,7 +242,7 @@ class Manifest:
     """One commit. `state` and `data` are JSON trees whose meaning belongs to others."""
 
     step: int
-    pair: Pair
+    pair: AttemptId
     job_uid: str
     publication: str
     run_id: str
@@ -402,7 +402,7 @@ def _read(document: Mapping[str, Any], texts: Mapping[str, str]) -> Manifest:
         tensors.text = texts[_TENSORS]
         return Manifest(
             step=whole_number(document["step"]),
-            pair=Pair(whole_number(document["generation"]), whole_number(document["attempt"])),
+            pair=AttemptId(whole_number(document["generation"]), whole_number(document["attempt"])),
             job_uid=_text(document["jobUID"]),
             publication=_text(document["publication"]),
             run_id=_text(document["runID"]),

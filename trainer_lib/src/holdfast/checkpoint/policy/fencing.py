@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 
 
 class Resume(StrEnum):
@@ -36,13 +36,13 @@ class Commit:
     """A folder `step-<step>.g<generation>.a<attempt>`. Its manifest names the owner; None if it is unreadable."""
 
     step: int
-    pair: Pair
+    pair: AttemptId
     job_uid: str | None = None
     publication: str | None = None
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FencingDecision:
     """Whether a commit may be read, and why not."""
 
     ok: bool
@@ -54,7 +54,7 @@ def union(*sets: Iterable[Claim]) -> tuple[Claim, ...]:
     return tuple(sorted({claim for claims in sets for claim in claims}, key=lambda claim: claim.pair))
 
 
-def first_own(claims: Iterable[Claim], job_uid: str) -> Pair | None:
+def first_own(claims: Iterable[Claim], job_uid: str) -> AttemptId | None:
     """The pair of the job's first claim: what others have above it is void."""
     return min((claim.pair for claim in claims if claim.job_uid == job_uid), default=None)
 
@@ -108,19 +108,21 @@ def superfluous(claims: Iterable[Claim], own: Claim) -> tuple[Claim, ...]:
     return tuple(c for c in claims if c.job_uid == own.job_uid and c.pair != first and covers(own, c))
 
 
-def readable(commit: Commit, claims: Iterable[Claim], *, job_uid: str, resume: Resume = Resume.ALWAYS) -> Verdict:
+def readable(
+    commit: Commit, claims: Iterable[Claim], *, job_uid: str, resume: Resume = Resume.ALWAYS
+) -> FencingDecision:
     """Whether the job may restore the commit; `claims` is the union over all tiers and the membership."""
     claims = tuple(claims)
     first = first_own(claims, job_uid)
     own = _is_own(commit, claims, job_uid)
     if not own and first is not None and commit.pair >= first:
-        return Verdict(False, f"written by another job above this job's first claim {first}")
+        return FencingDecision(False, f"written by another job above this job's first claim {first}")
     if not own and resume is Resume.NEVER:
-        return Verdict(False, "written by another job, and resume is Never")
+        return FencingDecision(False, "written by another job, and resume is Never")
     for claim in binding(claims, job_uid):
         if cuts(claim, commit):
-            return Verdict(False, f"fenced by claim {claim.pair} from step {claim.from_step}")
-    return Verdict(True)
+            return FencingDecision(False, f"fenced by claim {claim.pair} from step {claim.from_step}")
+    return FencingDecision(True)
 
 
 def _is_own(commit: Commit, claims: Sequence[Claim], job_uid: str) -> bool:
@@ -147,7 +149,7 @@ def order(
 
 
 def inherits(
-    pair: Pair, *, synced: Pair | None, claimed: Iterable[int | None], trained: Iterable[Pair | None]
+    pair: AttemptId, *, synced: AttemptId | None, claimed: Iterable[int | None], trained: Iterable[AttemptId | None]
 ) -> bool:
     """Whether the attempt `pair` may commit under the claim that its generation has, and writes none of its own.
 
@@ -162,7 +164,7 @@ def inherits(
 
 
 def foreign(
-    claims: Iterable[Claim], *, known: Iterable[Claim], job_uid: str, pair: Pair, publication: str
+    claims: Iterable[Claim], *, known: Iterable[Claim], job_uid: str, pair: AttemptId, publication: str
 ) -> tuple[Claim, ...]:
     """Claims on a tier that stop the attempt `pair` of `publication`; `known` are those of its membership.
 

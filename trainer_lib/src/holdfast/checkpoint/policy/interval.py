@@ -62,7 +62,7 @@ def retry_after(failed: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Books:
+class LauncherFailures:
     """What one launcher counted since it started; `id` tells it from others, and from itself after a restart."""
 
     id: str
@@ -74,7 +74,7 @@ class Books:
         return {"id": self.id, "failures": self.failures, "seconds": round(self.seconds, 3)}
 
     @classmethod
-    def maybe(cls, value: Any) -> Books | None:
+    def maybe(cls, value: Any) -> LauncherFailures | None:
         """Read the wire form; None if there is none, as with launchers of before."""
         if not isinstance(value, Mapping):
             return None
@@ -87,10 +87,10 @@ class Failures:
 
     count: int = 0
     seconds: float = 0.0
-    heard: Books | None = None
+    heard: LauncherFailures | None = None
     """Whose books were counted last, and what stood in them then."""
 
-    def told(self, books: Books | None) -> Failures:
+    def told(self, books: LauncherFailures | None) -> Failures:
         """Another world has lined up, and its launcher's books say this. A launcher that did not count before stands
         for one failure: whoever kept the books before it is lost."""
         if books is None:
@@ -125,7 +125,11 @@ class Failures:
     def maybe(cls, value: Any) -> Failures:
         """Read what a commit has; nothing is known if it has none, or what is none."""
         try:
-            count, seconds, heard = int(value["count"]), float(value["seconds"]), Books.maybe(value["heard"])
+            count, seconds, heard = (
+                int(value["count"]),
+                float(value["seconds"]),
+                LauncherFailures.maybe(value["heard"]),
+            )
         except (KeyError, TypeError, ValueError, OverflowError):
             return cls()
         sound = count >= 0 and 0 <= seconds < math.inf

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.policy.fencing import Commit, order
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import UsageError
 
 _COUNTED: Final = ("hours", "daily", "weekly", "every")
@@ -88,9 +88,9 @@ class Entry:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def name(self) -> CommitName:
+    def name(self) -> CheckpointName:
         """Its folder's name."""
-        return CommitName(step=self.commit.step, pair=self.commit.pair)
+        return CheckpointName(step=self.commit.step, pair=self.commit.pair)
 
     @property
     def unread(self) -> bool:
@@ -114,13 +114,13 @@ def decide(
     claims: Iterable[Claim],
     *,
     job_uid: str,
-    own: Pair,
-    verified: Collection[tuple[int, Pair]],
+    own: AttemptId,
+    verified: Collection[tuple[int, AttemptId]],
     keep_last: int,
     rules: Rules,
     now: datetime,
-    uploading: CommitName | None = None,
-    spared: Iterable[CommitName] = (),
+    uploading: CheckpointName | None = None,
+    spared: Iterable[CheckpointName] = (),
     others: bool = False,
 ) -> list[Decision]:
     """For each commit, the oldest first. `verified` are those that were written or read back whole, and `uploading`
@@ -155,13 +155,15 @@ def decide(
     return [_decision(entry, kept, readable, keep_last) for entry in entries]
 
 
-def leaving(decisions: Iterable[Decision]) -> list[CommitName]:
+def leaving(decisions: Iterable[Decision]) -> list[CheckpointName]:
     """Those that go, the newest first: whoever is killed on the way has left nothing that stands on what is gone."""
     gone = sorted((one.commit for one in decisions if one.goes), key=_key, reverse=True)
-    return [CommitName(step=commit.step, pair=commit.pair) for commit in gone]
+    return [CheckpointName(step=commit.step, pair=commit.pair) for commit in gone]
 
 
-def _decision(entry: Entry, kept: Mapping[str, str], readable: Collection[tuple[int, Pair]], last: int) -> Decision:
+def _decision(
+    entry: Entry, kept: Mapping[str, str], readable: Collection[tuple[int, AttemptId]], last: int
+) -> Decision:
     reason, fenced = kept.get(str(entry.name), ""), _key(entry.commit) not in readable
     if reason:
         return Decision(commit=entry.commit, goes=False, reason=reason, fenced=fenced)
@@ -170,7 +172,11 @@ def _decision(entry: Entry, kept: Mapping[str, str], readable: Collection[tuple[
 
 
 def _must_stay(
-    commit: Commit, good: Sequence[Commit], readable: Collection[tuple[int, Pair]], own: Pair, keep_last: int
+    commit: Commit,
+    good: Sequence[Commit],
+    readable: Collection[tuple[int, AttemptId]],
+    own: AttemptId,
+    keep_last: int,
 ) -> str:
     """The reason for which it stays whatever the rules say; empty if there is none."""
     if keep_last < 1 or len(good) < keep_last:
@@ -242,9 +248,9 @@ def _keep_parents(entries: Iterable[Entry], kept: dict[str, str]) -> None:
             waiting.append(parent)
 
 
-def _key(commit: Commit) -> tuple[int, Pair]:
+def _key(commit: Commit) -> tuple[int, AttemptId]:
     return commit.step, commit.pair
 
 
-def _age(entry: Entry) -> tuple[int, Pair]:
+def _age(entry: Entry) -> tuple[int, AttemptId]:
     return _key(entry.commit)

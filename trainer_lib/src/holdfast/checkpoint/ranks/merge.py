@@ -40,7 +40,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class RankReport:
     """What one rank has."""
 
     objects: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Told:
         return {**vars(self), "parts": {name: part.to_json() for name, part in self.parts.items()}}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Told:
+    def from_json(cls, value: Mapping[str, Any]) -> RankReport:
         """From another."""
         parts = {name: Part.from_json(name, one) for name, one in value["parts"].items()}
         return cls(objects=value["objects"], parts=parts, mesh=value["mesh"], samples=value["samples"])
@@ -69,7 +69,7 @@ class Joined:
     mesh: Mapping[str, int] | None
 
 
-def join(told: Sequence[Told]) -> Joined:
+def join(told: Sequence[RankReport]) -> Joined:
     """All of it, in order of ranks; StateError if it does not fit together."""
     specs = _specs(told)
     return Joined(
@@ -77,7 +77,7 @@ def join(told: Sequence[Told]) -> Joined:
     )
 
 
-def _specs(told: Sequence[Told]) -> dict[str, TensorSpec]:
+def _specs(told: Sequence[RankReport]) -> dict[str, TensorSpec]:
     found: dict[str, TensorSpec] = {}
     for rank, one in enumerate(told):
         for name, part in one.parts.items():
@@ -90,7 +90,7 @@ def _specs(told: Sequence[Told]) -> dict[str, TensorSpec]:
     return dict(sorted(found.items()))
 
 
-def _objects(told: Sequence[Told]) -> dict[str, Any]:
+def _objects(told: Sequence[RankReport]) -> dict[str, Any]:
     """Each object as the ranks that have it say it."""
     found: dict[str, tuple[int, Any]] = {}
     for rank, one in enumerate(told):
@@ -123,7 +123,7 @@ def tensors_in(tree: Any) -> Iterator[str]:
                 yield from tensors_in(item)
 
 
-def _share_out(specs: Mapping[str, TensorSpec], told: Sequence[Told]) -> Shares:
+def _share_out(specs: Mapping[str, TensorSpec], told: Sequence[RankReport]) -> Shares:
     """Boxes to one of those who have them, the largest first, each to who has the least to write until then. What
     some ranks have whole is divided among these."""
     shares: list[list[Piece]] = [[] for _ in told]
@@ -151,7 +151,7 @@ def _share_out(specs: Mapping[str, TensorSpec], told: Sequence[Told]) -> Shares:
     return Shares(pieces=tuple(map(tuple, shares)))
 
 
-def _holders(name: str, told: Sequence[Told]) -> dict[Box, list[int]]:
+def _holders(name: str, told: Sequence[RankReport]) -> dict[Box, list[int]]:
     found: dict[Box, list[int]] = {}
     for rank, one in enumerate(told):
         part = one.parts.get(name)
@@ -160,7 +160,7 @@ def _holders(name: str, told: Sequence[Told]) -> dict[Box, list[int]]:
     return found
 
 
-def _mesh(told: Sequence[Told]) -> dict[str, int] | None:
+def _mesh(told: Sequence[RankReport]) -> dict[str, int] | None:
     """All meshes' dimensions by name; another one of the same name gets a prime."""
     found: dict[str, int] = {}
     for one in told:

@@ -72,7 +72,7 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
+class _ChunkSlice:
     """The wanted bytes of one chunk of a tensor: `place` is where they begin within what is wanted of the tensor."""
 
     name: str
@@ -88,7 +88,7 @@ def lay_out(manifest: Manifest, rows: Rows | None = None) -> Layout:
     """Find memory for all tensors, or for some rows of some."""
     tensors: dict[str, memoryview] = {}
     extents: dict[str, list[Extent]] = {}
-    lone: dict[str, list[_Part]] = {}
+    lone: dict[str, list[_ChunkSlice]] = {}
     for name, record in manifest.tensors.items():
         parts = _wanted(name, record, (rows or {}).get(name))
         if len(parts) == 1:
@@ -118,7 +118,7 @@ def needed(manifest: Manifest, rows: Rows) -> set[str]:
     return patched | {file for name, record in every for file, _ in _wanted(name, record, rows.get(name))}
 
 
-def _wanted(name: str, record: TensorRecord, rows: tuple[int, int] | None) -> list[tuple[str, _Part]]:
+def _wanted(name: str, record: TensorRecord, rows: tuple[int, int] | None) -> list[tuple[str, _ChunkSlice]]:
     begin, end = rows or (0, record.shape[0] if record.shape else 1)
     if not record.in_rows:
         return _one_after_the_other(name, record) if end > begin else []
@@ -128,7 +128,7 @@ def _wanted(name: str, record: TensorRecord, rows: tuple[int, int] | None) -> li
         low, high = max(begin, start), min(end, start + count)
         row = chunk.nbytes // count if count else 0
         if high > low and row:
-            part = _Part(
+            part = _ChunkSlice(
                 name=name,
                 offset=chunk.offset + (low - start) * row,
                 nbytes=(high - low) * row,
@@ -138,16 +138,16 @@ def _wanted(name: str, record: TensorRecord, rows: tuple[int, int] | None) -> li
     return found
 
 
-def _one_after_the_other(name: str, record: TensorRecord) -> list[tuple[str, _Part]]:
+def _one_after_the_other(name: str, record: TensorRecord) -> list[tuple[str, _ChunkSlice]]:
     """Boxes as they lie: `state.adopt` knows where their elements belong."""
     ends = accumulate(chunk.nbytes for chunk in record.chunks)
     return [
-        (chunk.file, _Part(name=name, offset=chunk.offset, nbytes=chunk.nbytes, place=end - chunk.nbytes))
+        (chunk.file, _ChunkSlice(name=name, offset=chunk.offset, nbytes=chunk.nbytes, place=end - chunk.nbytes))
         for chunk, end in zip(record.chunks, ends, strict=True)
     ]
 
 
-def _runs(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
+def _runs(parts: Sequence[_ChunkSlice]) -> Iterator[list[_ChunkSlice]]:
     """Neighbours in a file, of one managed object, together."""
     run = [parts[0]]
     for before, part in pairwise(parts):
@@ -159,7 +159,7 @@ def _runs(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
     yield run
 
 
-def _owner(part: _Part) -> str:
+def _owner(part: _ChunkSlice) -> str:
     return part.name.partition("/")[0]
 
 

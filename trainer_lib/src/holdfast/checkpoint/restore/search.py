@@ -28,7 +28,7 @@ from typing import Any, Final, Self, TypeVar
 import xxhash
 
 from holdfast.checkpoint.folder import catalog
-from holdfast.checkpoint.format.file_names import CommitName, parse_commit, rank_file
+from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit, rank_file
 from holdfast.checkpoint.format.manifest import Manifest, decode, encode
 from holdfast.checkpoint.format.safetensors_header import check_json, check_source
 from holdfast.checkpoint.policy import fencing
@@ -48,9 +48,9 @@ from holdfast.checkpoint.restore.chunk_reader import (
 from holdfast.checkpoint.restore.chunk_reader import Fault as CopyFault
 from holdfast.checkpoint.restore.fault_check import Fault, Outcome, Part, asked, suspects
 from holdfast.checkpoint.save import lossy_delta
-from holdfast.checkpoint.stores.base import Store, manifest_of, open_file
+from holdfast.checkpoint.stores.base import CheckpointStore, manifest_of, open_file
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, DamagedError, SuspectError, UnknownFormatError
 from holdfast.core.gc_pause import uncollected
 
@@ -61,7 +61,7 @@ _TOLD: Final = 5
 # A job may delete commits while they are read. So often the newest one is looked for again.
 _LOOKS: Final = 5
 
-Where = Path | Sequence[Store]
+Where = Path | Sequence[CheckpointStore]
 """One folder, or stores in the order in which they are asked."""
 _Found = TypeVar("_Found")
 Select = Callable[[Manifest], Rows]
@@ -75,7 +75,7 @@ class Loaded:
     Of the tensors that `Select` named, only the rows that were asked for are here.
     """
 
-    name: CommitName
+    name: CheckpointName
     manifest: Manifest
     tensors: Mapping[str, memoryview]
     alone: Any
@@ -103,7 +103,7 @@ class Restored:
         return self.loaded.name.step if self.loaded else 0
 
     @property
-    def pair(self) -> Pair | None:
+    def pair(self) -> AttemptId | None:
         """The attempt that made the commit."""
         return self.loaded.name.pair if self.loaded else None
 
@@ -120,7 +120,7 @@ def newest(
     job_uid: str,
     resume: fencing.Resume = fencing.Resume.ALWAYS,
     step: int | None = None,
-) -> tuple[CommitName, Manifest] | None:
+) -> tuple[CheckpointName, Manifest] | None:
     """The newest readable commit (of `step`) with a good manifest, as one rank sees it."""
     begin = partial(
         _Search,
@@ -237,7 +237,7 @@ def none_whole(found: Restored, urls: Sequence[str]) -> str:
     )
 
 
-def as_stores(where: Where) -> tuple[Store, ...]:
+def as_stores(where: Where) -> tuple[CheckpointStore, ...]:
     """The stores that are meant."""
     return (FolderStore(where),) if isinstance(where, Path) else tuple(where)
 
@@ -272,7 +272,7 @@ class _View:
 class _Search:
     """What every rank remembers alike while it looks. `held` is, store by store, what lies there."""
 
-    stores: Sequence[Store]
+    stores: Sequence[CheckpointStore]
     exchange: Exchange
     claims: tuple[Claim, ...]
     job_uid: str
@@ -281,7 +281,7 @@ class _Search:
     lone: bool = False
     bad: list[catalog.Quarantined] = field(default_factory=list)
     lost: list[catalog.Quarantined] = field(default_factory=list)
-    aside: list[tuple[Store, CommitName, str]] = field(default_factory=list)
+    aside: list[tuple[CheckpointStore, CheckpointName, str]] = field(default_factory=list)
     """The copies that this rank is to move aside, and why."""
     held: list[frozenset[str]] = field(default_factory=list)
     doubted: tuple[Fault, ...] = ()
@@ -291,7 +291,7 @@ class _Search:
     another: bool = False
     """Whether another edition of the commit at hand is tried next."""
 
-    def commits(self) -> Iterator[tuple[CommitName, Manifest]]:
+    def commits(self) -> Iterator[tuple[CheckpointName, Manifest]]:
         """The readable commits with a good manifest, newest first, the same on every rank."""
         for name in self._names():
             self.edition = _BOTH
@@ -302,7 +302,7 @@ class _Search:
                 yield from self._whole(name)
             yield name, manifest
 
-    def _whole(self, name: CommitName) -> Iterator[tuple[CommitName, Manifest]]:
+    def _whole(self, name: CheckpointName) -> Iterator[tuple[CheckpointName, Manifest]]:
         """The commit as it lies in memory, if it does; after it, only the durable stores count."""
         durable, self.edition = self.doubted, frozenset({False})
         manifest, view = self._view(name)
@@ -315,14 +315,14 @@ class _Search:
             self.another = False
         self.doubted, self.edition = durable, frozenset({True})
 
-    def holding(self, name: CommitName) -> list[Store]:
+    def holding(self, name: CheckpointName) -> list[CheckpointStore]:
         """This rank's stores that have the commit, those with a bad manifest last."""
         held = zip(self.stores, self.held, strict=True)
         found = [store for store, names in held if str(name) in names and store.shared in self.edition]
         doubted = {fault.url for fault in self.doubted}
         return sorted(found, key=lambda store: store.url in doubted)
 
-    def _names(self) -> list[CommitName]:
+    def _names(self) -> list[CheckpointName]:
         answers = each(self.exchange, self._list)
         shared = answers[0]["held"]
         self.held = [
@@ -343,7 +343,7 @@ class _Search:
             "claims": [claim.to_json() for store in seen if store is not None for claim in store.claims()],
         }
 
-    def _manifest(self, name: CommitName) -> Manifest | None:
+    def _manifest(self, name: CheckpointName) -> Manifest | None:
         """The commit's manifest, the same on every rank; None if it may not or cannot be used."""
         self.doubted = ()
         manifest, view = self._view(name)
@@ -371,7 +371,7 @@ class _Search:
         every = (fault for one in views for fault in one.faults)
         return tuple(fault for fault in every if fault.url in bad or fault.url not in shared)
 
-    def _view(self, name: CommitName) -> tuple[Manifest | None, _View]:
+    def _view(self, name: CheckpointName) -> tuple[Manifest | None, _View]:
         faults: list[Fault] = []
         foreign = error = ""
         # The durable one decides: a step may be committed in memory first, and again with what changed since.
@@ -393,7 +393,7 @@ class _Search:
                 )
         return None, _View(faults=tuple(faults), foreign=foreign, error=error)
 
-    def _readable(self, name: CommitName, view: _View | None) -> bool:
+    def _readable(self, name: CheckpointName, view: _View | None) -> bool:
         commit = fencing.Commit(
             step=name.step,
             pair=name.pair,
@@ -402,7 +402,7 @@ class _Search:
         )
         return fencing.readable(commit, self.claims, job_uid=self.job_uid, resume=self.resume).ok
 
-    def _without_manifest(self, name: CommitName, views: Sequence[_View]) -> None:
+    def _without_manifest(self, name: CheckpointName, views: Sequence[_View]) -> None:
         foreign = next((view.foreign for view in views if view.foreign), "")
         if foreign:
             raise UnknownFormatError(
@@ -417,7 +417,7 @@ class _Search:
 
     # Judging what was read
 
-    def judge(self, name: CommitName, outcomes: Sequence[Outcome]) -> dict[str, str]:
+    def judge(self, name: CheckpointName, outcomes: Sequence[Outcome]) -> dict[str, str]:
         """Which stores have a bad copy, and why."""
         faults = [*self.doubted, *(fault for one in outcomes for fault in one.faults)]
         faulty = {fault.url: fault.reason for fault in reversed(faults)}
@@ -433,7 +433,7 @@ class _Search:
                 _log.error("%s in %s is damaged (%s); another copy was used", name, url, reason)
         return dict(reversed(faulty.items()))
 
-    def condemn(self, name: CommitName, own: Sequence[Fault], faulty: Mapping[str, str]) -> None:
+    def condemn(self, name: CheckpointName, own: Sequence[Fault], faulty: Mapping[str, str]) -> None:
         """What is to be moved aside: by rank 0 in what all share, by each rank what it found in its own stores."""
         mine = {fault.url for fault in (*own, *self.doubted)}
         several = len(self.stores) > 1
@@ -464,7 +464,7 @@ class _Search:
         durable = {name for store, names in shared if store.shared for name in names}
         return tuple(one for one in self.lost if one.path in durable)
 
-    def _lose(self, name: CommitName, reason: str) -> None:
+    def _lose(self, name: CheckpointName, reason: str) -> None:
         """On every rank. _DeletedError if every store that had it says that it is there no more."""
         had = [store for store, names in zip(self.stores, self.held, strict=True) if str(name) in names]
         own = [store for store in had if self.exchange.rank == 0 or not store.shared]
@@ -475,7 +475,7 @@ class _Search:
             _log.error("%s is lost: no store has a good copy of all of it (%s)", name, reason)
 
 
-def is_gone(store: Store, name: CommitName) -> bool:
+def is_gone(store: CheckpointStore, name: CheckpointName) -> bool:
     """Whether a store says so; one that cannot be asked says nothing, though it may list nothing either."""
     try:
         if name not in store.commits():
@@ -487,7 +487,7 @@ def is_gone(store: Store, name: CommitName) -> bool:
     return False
 
 
-def _owned(name: CommitName, manifest: Manifest) -> fencing.Commit:
+def _owned(name: CheckpointName, manifest: Manifest) -> fencing.Commit:
     return fencing.Commit(step=name.step, pair=name.pair, job_uid=manifest.job_uid, publication=manifest.publication)
 
 
@@ -497,7 +497,9 @@ def _owned(name: CommitName, manifest: Manifest) -> fencing.Commit:
 class _Reading:
     """One rank's reading of one commit. Its files stay open until the block ends."""
 
-    def __init__(self, name: CommitName, manifest: Manifest, stores: Sequence[Store], exchange: Exchange) -> None:
+    def __init__(
+        self, name: CheckpointName, manifest: Manifest, stores: Sequence[CheckpointStore], exchange: Exchange
+    ) -> None:
         self._name = name
         self._manifest = manifest
         self._stores = stores
@@ -602,13 +604,13 @@ class _Reading:
         return min(offsets, default=self._manifest.files[file].nbytes)
 
 
-def _told(fault: CopyFault, store: Store) -> Fault:
+def _told(fault: CopyFault, store: CheckpointStore) -> Fault:
     begin, end = (0, 0) if fault.span is None else (fault.span.begin, fault.span.end)
     own = fault.settled or not store.shared
     return Fault(url=store.url, reason=fault.reason, file=fault.file, begin=begin, end=end, own=own)
 
 
-def _confirmed(name: CommitName, outcomes: list[Outcome], own: _Reading, exchange: Exchange) -> list[Outcome]:
+def _confirmed(name: CheckpointName, outcomes: list[Outcome], own: _Reading, exchange: Exchange) -> list[Outcome]:
     """The outcomes without what other ranks can read; SuspectError if somebody lacks it. No fault, no question."""
     questions = asked(outcomes)
     if not questions:

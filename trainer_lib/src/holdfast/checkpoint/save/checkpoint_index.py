@@ -11,12 +11,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.policy.fencing import Commit
 from holdfast.checkpoint.policy.retention import Entry
 from holdfast.checkpoint.save.protocol import Snapshot
-from holdfast.checkpoint.stores.base import Store, manifest_of
-from holdfast.core.attempt import Pair
+from holdfast.checkpoint.stores.base import CheckpointStore, manifest_of
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import DamagedError, UnknownFormatError
 
 _log = logging.getLogger("holdfast.checkpoint.aging")
@@ -27,10 +27,10 @@ History = dict[int, dict[str, float]]
 class Ages:
     """The commits of one store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: CheckpointStore) -> None:
         self._store = store
-        self._known: dict[CommitName, tuple[Entry, History]] = {}
-        self._told: set[CommitName] = set()
+        self._known: dict[CheckpointName, tuple[Entry, History]] = {}
+        self._told: set[CheckpointName] = set()
 
     def look(self) -> list[Entry]:
         """All that lie there now, with what was measured at their steps: a later commit may be the first to tell."""
@@ -47,7 +47,7 @@ class Ages:
         commit = Commit(step=name.step, pair=name.pair, job_uid=snapshot.job_uid, publication=snapshot.publication)
         self._known[name] = Entry(commit=commit, created=snapshot.created), metrics(snapshot.state)
 
-    def _read(self, name: CommitName) -> tuple[Entry, History]:
+    def _read(self, name: CheckpointName) -> tuple[Entry, History]:
         try:
             manifest = manifest_of(self._store, name)
         except (DamagedError, UnknownFormatError) as error:
@@ -65,7 +65,7 @@ class Ages:
         return entry, metrics(manifest.state)
 
 
-def _age(known: tuple[Entry, History]) -> tuple[int, Pair]:
+def _age(known: tuple[Entry, History]) -> tuple[int, AttemptId]:
     return known[0].commit.step, known[0].commit.pair
 
 

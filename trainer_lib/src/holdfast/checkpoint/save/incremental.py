@@ -21,7 +21,7 @@ from typing import Final
 import xxhash
 
 from holdfast.checkpoint.folder.publish import ShardRecord
-from holdfast.checkpoint.format.file_names import CommitName, tensors_file
+from holdfast.checkpoint.format.file_names import CheckpointName, tensors_file
 from holdfast.checkpoint.format.manifest import Chunk, FileRecord, Patch
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES, Piece, ShardPlan, lay_out
 from holdfast.checkpoint.io.staging_buffer import Arena
@@ -38,7 +38,7 @@ _WORTH: Final = 0.5
 # Who asked for sparse differences has accepted that: of a dense Adam the moments, two thirds, change anyway.
 _WORTH_SPARSE: Final = 0.9
 
-Place = tuple[str, int]
+FileOffset = tuple[str, int]
 """A file, named as a later manifest names it (`<commit>/<file>`), and an offset in it."""
 
 
@@ -47,7 +47,7 @@ class Blocks:
     """The blocks of a piece in order of rows."""
 
     digests: tuple[bytes, ...]
-    places: tuple[Place, ...]
+    places: tuple[FileOffset, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Base:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class RankShare:
     """What a rank writes into a commit, and what it leaves where it is."""
 
     plan: ShardPlan
@@ -98,7 +98,7 @@ def subtract(
     room: Arena,
     *,
     differ: lossy_delta.Differ = lossy_delta.exactly,
-) -> Share:
+) -> RankShare:
     """What is left of a share without the blocks that did not change; `home` is the file that it is written to.
 
     `differ` says of which pieces a patch is left instead of blocks.
@@ -111,7 +111,7 @@ def subtract(
     left = sum(end - begin for blocks in changed.values() for begin, end in blocks.values())
     left += sum(one.nbytes for one in differences.values())
     if left > (_WORTH_SPARSE if differences else _WORTH) * plan.nbytes:
-        return Share(plan=plan, image=image, pieces=_in_place(parts, home, digests))
+        return RankShare(plan=plan, image=image, pieces=_in_place(parts, home, digests))
     stacks = [_stacked(piece, blocks) for piece, blocks in changed.items() if blocks]
     stacks += [stack for one in differences.values() for stack in one.stacks]
     packed, target = _packed(stacks, home, room)
@@ -132,14 +132,14 @@ def subtract(
         pieces[piece] = Blocks(digests=digests[piece], places=tuple(places))
     file = home.partition("/")[2]
     patches = {piece.spec.name: one.write(target, begins, file) for piece, one in differences.items()}
-    return Share(plan=packed, image=target, pieces=pieces, patches=patches)
+    return RankShare(plan=packed, image=target, pieces=pieces, patches=patches)
 
 
-def whole(plan: ShardPlan, image: memoryview, home: str) -> Share:
+def whole(plan: ShardPlan, image: memoryview, home: str) -> RankShare:
     """All of a share."""
     parts = list(_parts(plan, image))
     digests = {piece: digests_of(piece, data) for piece, _, data in parts}
-    return Share(plan=plan, image=image, pieces=_in_place(parts, home, digests))
+    return RankShare(plan=plan, image=image, pieces=_in_place(parts, home, digests))
 
 
 def _parts(plan: ShardPlan, image: memoryview) -> Iterator[tuple[Piece, int, memoryview]]:
@@ -169,7 +169,7 @@ def chunks_of(piece: Piece, blocks: Blocks, own: str) -> tuple[Chunk, ...]:
     """Where the piece lies, neighbours of one file together. `own` is the commit that names it."""
     step, rows = rows_of(piece)
     row = ITEM_BYTES[piece.spec.dtype] * math.prod(piece.shape[1:])
-    runs: list[tuple[Place, int, int]] = []  # where, and which rows
+    runs: list[tuple[FileOffset, int, int]] = []  # where, and which rows
     for index, (file, offset) in enumerate(blocks.places):
         begin, end = index * step, min(rows, (index + 1) * step)
         if runs and runs[-1][0][0] == file and runs[-1][0][1] + (runs[-1][2] - runs[-1][1]) * row == offset:
@@ -218,7 +218,7 @@ class Chain:
 
     every: int
     threshold: float = 0.0
-    links: list[CommitName] = field(default_factory=list)
+    links: list[CheckpointName] = field(default_factory=list)
     _base: Base | None = None
     _pending: Base | None = None
     _room: Arena = field(default_factory=Arena)
@@ -231,7 +231,7 @@ class Chain:
             )
         self._bases = lossy_delta.Bases(threshold=lossy_delta.threshold(self.threshold))
 
-    def parent(self, exists: Callable[[CommitName], bool]) -> CommitName | None:
+    def parent(self, exists: Callable[[CheckpointName], bool]) -> CheckpointName | None:
         """What the next commit is to stand on; None if it is to be a full one."""
         if not self.links or len(self.links) >= self.every or not all(map(exists, self.links)):
             return None
@@ -239,14 +239,14 @@ class Chain:
 
     def share(
         self,
-        name: CommitName,
+        name: CheckpointName,
         rank: int,
         plan: ShardPlan,
         image: memoryview,
         *,
         alone: bool,
         inexact: Collection[str] = (),
-    ) -> Share:
+    ) -> RankShare:
         """What this rank writes; `alone`: the commit stands on nothing. Of tensors that may be `inexact` it is enough
         that a restored element is within the threshold of what is here."""
         home = f"{name}/{tensors_file(rank)}"
@@ -258,7 +258,7 @@ class Chain:
         except (MemoryError, OSError):  # a whole share needs no room beside the image
             return whole(plan, image, home)
 
-    def record(self, name: CommitName, share: Share, written: Mapping[str, FileRecord]) -> ShardRecord:
+    def record(self, name: CheckpointName, share: RankShare, written: Mapping[str, FileRecord]) -> ShardRecord:
         """What the manifest must say of this rank's share, and what this rank is to remember of it."""
         files = {} if self._base is None else dict(self._base.files)
         files |= {f"{name}/{file}": record for file, record in written.items()}
@@ -273,7 +273,7 @@ class Chain:
 
     def settled(
         self,
-        name: CommitName,
+        name: CheckpointName,
         plan: ShardPlan,
         image: memoryview,
         *,

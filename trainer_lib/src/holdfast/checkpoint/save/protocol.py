@@ -17,7 +17,7 @@ import xxhash
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.folder.publish import ShardRecord, begin, discard, exists, publish, write_shard
 from holdfast.checkpoint.format.failure_causes import FailureCause, cause_among, failed
-from holdfast.checkpoint.format.file_names import CommitName, inherited
+from holdfast.checkpoint.format.file_names import CheckpointName, inherited
 from holdfast.checkpoint.format.manifest import Chunk, FileRecord, Manifest, Records, check
 from holdfast.checkpoint.format.shard_layout import Holding, Piece, ShardPlan, Shares, TensorSpec
 from holdfast.checkpoint.io.durable_files import Buffer, make_folder, sync_folder
@@ -45,7 +45,7 @@ class Snapshot:
     """What is to be committed. The same on every rank, but for `alone` and the parts of what `holding` or `shares` is
     about."""
 
-    name: CommitName
+    name: CheckpointName
     specs: Sequence[TensorSpec]
     read: Callable[[Piece], Buffer]
     state: Any
@@ -222,7 +222,7 @@ def _digests(snapshot: Snapshot, exchange: Exchange) -> dict[str, str]:
     return {} if exchange.size == 1 or snapshot.shares else digests(snapshot.state, snapshot.samples)
 
 
-def _begin(root: Path, name: CommitName, chain: Chain | None) -> dict[str, Any]:
+def _begin(root: Path, name: CheckpointName, chain: Chain | None) -> dict[str, Any]:
     try:
         make_folder(root)
         if exists(root, name):

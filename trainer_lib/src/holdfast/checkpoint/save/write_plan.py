@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from holdfast.checkpoint.format.file_names import CommitName, tensors_file
+from holdfast.checkpoint.format.file_names import CheckpointName, tensors_file
 from holdfast.checkpoint.format.manifest import Chunk, Records, TensorRecord
 from holdfast.checkpoint.format.shard_layout import (
     Holding,
@@ -22,15 +22,15 @@ from holdfast.checkpoint.format.shard_layout import (
     lay_out,
 )
 
-Held = Holding | Shares | None
+Ownership = Holding | Shares | None
 """How ranks hold it, where not all have all of it."""
-_Key = tuple[tuple[TensorSpec, ...], Held, int]
+_Key = tuple[tuple[TensorSpec, ...], Ownership, int]
 
 
 class Layouts:
     """The files of all ranks of a world."""
 
-    def __init__(self, specs: Sequence[TensorSpec], holding: Held, size: int) -> None:
+    def __init__(self, specs: Sequence[TensorSpec], holding: Ownership, size: int) -> None:
         self._specs = specs
         self._shares = _shares(specs, holding, size)
         self._layouts: dict[int, Layout] = {}
@@ -43,7 +43,7 @@ class Layouts:
             self._layouts[rank] = lay_out(self._shares[rank])
         return self._layouts[rank]
 
-    def plan(self, name: CommitName, rank: int) -> ShardPlan:
+    def plan(self, name: CheckpointName, rank: int) -> ShardPlan:
         """The same for one commit."""
         return self.of(rank).headed({"format": "pt", "commit": str(name), "rank": str(rank)})
 
@@ -69,7 +69,7 @@ class Planner:
         self._key: _Key = ((), None, 0)
         self._layouts: Layouts | None = None
 
-    def layouts(self, specs: Sequence[TensorSpec], holding: Held, size: int) -> Layouts:
+    def layouts(self, specs: Sequence[TensorSpec], holding: Ownership, size: int) -> Layouts:
         """Those of a world of this size."""
         key = (tuple(specs), holding, size)
         if self._layouts is None or key != self._key:
@@ -93,7 +93,7 @@ def _begin_of(chunk: Chunk) -> tuple[int, ...]:
     return chunk.start
 
 
-def _shares(specs: Sequence[TensorSpec], holding: Held, size: int) -> Sequence[Sequence[Piece]]:
+def _shares(specs: Sequence[TensorSpec], holding: Ownership, size: int) -> Sequence[Sequence[Piece]]:
     if isinstance(holding, Shares):
         return holding.pieces
     if holding is None:

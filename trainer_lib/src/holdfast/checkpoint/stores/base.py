@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Protocol, Self
 
-from holdfast.checkpoint.format.file_names import CommitName, located
+from holdfast.checkpoint.format.file_names import CheckpointName, located
 from holdfast.checkpoint.format.manifest import FileRecord, Manifest
 from holdfast.checkpoint.io.durable_files import Buffer
 from holdfast.core.attempt import Claim
@@ -57,7 +57,7 @@ class Incoming(Protocol):
         """Give it up. What cannot be removed now is nobody's commit."""
 
 
-class Store(Protocol):
+class CheckpointStore(Protocol):
     """One tier's commits."""
 
     @property
@@ -69,30 +69,30 @@ class Store(Protocol):
         """Whether all ranks see the same commits here, each with all its files; if not, it is this node's own, and
         of a commit it may have only some files."""
 
-    def commits(self) -> tuple[CommitName, ...]:
+    def commits(self) -> tuple[CheckpointName, ...]:
         """What is a commit by name."""
 
     def claims(self) -> tuple[Claim, ...]:
         """Every claim that lies here; a claim that cannot be read is an error."""
 
-    def manifest(self, name: CommitName) -> Manifest:
+    def manifest(self, name: CheckpointName) -> Manifest:
         """The manifest of a commit, whole and of this commit; DamagedError or UnknownFormatError."""
 
-    def open(self, name: CommitName, file: str) -> Source:
+    def open(self, name: CheckpointName, file: str) -> Source:
         """One of its files; DamagedError if it is missing."""
 
-    def receive(self, name: CommitName, content: str) -> Incoming:
+    def receive(self, name: CheckpointName, content: str) -> Incoming:
         """Begin a commit of this name. `content` stands for all that it will hold: CheckpointError if another one is
         begun here under the name, and the two would meet."""
 
-    def quarantine(self, name: CommitName, reason: str) -> bool:
+    def quarantine(self, name: CheckpointName, reason: str) -> bool:
         """Move a bad commit aside, never delete it; False if it cannot be moved (it is then ignored where it is)."""
 
-    def delete(self, name: CommitName) -> None:
+    def delete(self, name: CheckpointName) -> None:
         """Delete a commit, its manifest first. One that this release cannot read is left alone."""
 
 
-def needed_by(store: Store, name: CommitName) -> CommitName | None:
+def needed_by(store: CheckpointStore, name: CheckpointName) -> CheckpointName | None:
     """A commit of which some bytes lie in this one's folder, if there is one: moved, it would take that along."""
     for other in store.commits():
         try:
@@ -103,7 +103,7 @@ def needed_by(store: Store, name: CommitName) -> CommitName | None:
     return None
 
 
-def manifest_of(store: Store, name: CommitName) -> Manifest:
+def manifest_of(store: CheckpointStore, name: CheckpointName) -> Manifest:
     """The manifest of a commit. One that is found bad is read once more: bytes may be flipped on their way."""
     try:
         return store.manifest(name)
@@ -111,7 +111,7 @@ def manifest_of(store: Store, name: CommitName) -> Manifest:
         return store.manifest(name)
 
 
-def open_file(store: Store, name: CommitName, file: str) -> Source:
+def open_file(store: CheckpointStore, name: CheckpointName, file: str) -> Source:
     """A file that a commit's manifest names: one of its own, or one of an earlier commit on which it stands."""
     home, own = located(name, file)
     try:

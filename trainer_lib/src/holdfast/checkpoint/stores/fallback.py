@@ -13,9 +13,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TypeVar
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.stores.base import Incoming, Source, Store
+from holdfast.checkpoint.stores.base import CheckpointStore, Incoming, Source
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import UnavailableError
@@ -28,7 +28,7 @@ Found = TypeVar("Found")
 class FallbackStore:
     """A store by its URL, opened when it is first asked, behind another that holds what counts."""
 
-    def __init__(self, url: str, first: Store, *, in_flight: int | None = None) -> None:
+    def __init__(self, url: str, first: CheckpointStore, *, in_flight: int | None = None) -> None:
         self._url = url
         self._in_flight = in_flight
         self._first = first
@@ -45,7 +45,7 @@ class FallbackStore:
         return True
 
     @cached_property
-    def _inner(self) -> Store:
+    def _inner(self) -> CheckpointStore:
         return open_store(self._url, in_flight=self._in_flight)
 
     @property
@@ -53,7 +53,7 @@ class FallbackStore:
         """As the store says."""
         return int(getattr(self._inner, "readers", 0))
 
-    def commits(self) -> tuple[CommitName, ...]:
+    def commits(self) -> tuple[CheckpointName, ...]:
         """What is there; nothing if it cannot be asked and the first has commits."""
         return self._asked(lambda store: store.commits())
 
@@ -61,23 +61,23 @@ class FallbackStore:
         """Every claim; none if it cannot be asked and the first has commits."""
         return self._asked(lambda store: store.claims())
 
-    def manifest(self, name: CommitName) -> Manifest:
+    def manifest(self, name: CheckpointName) -> Manifest:
         """The manifest of a commit."""
         return self._inner.manifest(name)
 
-    def open(self, name: CommitName, file: str) -> Source:
+    def open(self, name: CheckpointName, file: str) -> Source:
         """One of its files."""
         return self._inner.open(name, file)
 
-    def receive(self, name: CommitName, content: str) -> Incoming:
+    def receive(self, name: CheckpointName, content: str) -> Incoming:
         """Begin a commit."""
         return self._inner.receive(name, content)
 
-    def quarantine(self, name: CommitName, reason: str) -> bool:
+    def quarantine(self, name: CheckpointName, reason: str) -> bool:
         """Move a bad commit aside."""
         return self._inner.quarantine(name, reason)
 
-    def delete(self, name: CommitName) -> None:
+    def delete(self, name: CheckpointName) -> None:
         """Delete a commit."""
         self._inner.delete(name)
 
@@ -89,7 +89,7 @@ class FallbackStore:
         self._left_out = False
         return True
 
-    def _asked(self, ask: Callable[[Store], tuple[Found, ...]]) -> tuple[Found, ...]:
+    def _asked(self, ask: Callable[[CheckpointStore], tuple[Found, ...]]) -> tuple[Found, ...]:
         try:
             return ask(self._inner)
         except UnavailableError as error:

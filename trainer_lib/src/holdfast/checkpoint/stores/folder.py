@@ -13,12 +13,12 @@ from typing import Final, Self
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.folder import publish as commit
 from holdfast.checkpoint.folder.claims import list_claims, write_claim
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import FileRecord, Manifest
 from holdfast.checkpoint.io.durable_files import Buffer, make_folder, open_one_more, open_regular, write_file
 from holdfast.checkpoint.io.huge_pages import PAGE, address_of
 from holdfast.checkpoint.stores.base import needed_by
-from holdfast.checkpoint.stores.memory.slots import Place
+from holdfast.checkpoint.stores.memory.slots import FileRange
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import DamagedError
 
@@ -55,11 +55,11 @@ class FolderSource:
         """What comes straight from a disk comes faster in few pieces, and is then copied."""
         return self._direct >= 0
 
-    def place(self, offset: int, nbytes: int) -> Place:
+    def place(self, offset: int, nbytes: int) -> FileRange:
         """Where the bytes are."""
         if not 0 <= offset <= offset + nbytes <= self._nbytes:
             raise DamagedError(f"{self._path.name} ends before byte {offset + nbytes}")
-        return Place(fd=self._fd, offset=offset, nbytes=nbytes)
+        return FileRange(fd=self._fd, offset=offset, nbytes=nbytes)
 
     def verify(self) -> None:
         """Nothing overwrites a commit in a folder."""
@@ -121,7 +121,7 @@ def _read_direct(fd: int, offset: int, target: memoryview) -> int:
 class FolderIncoming:
     """A folder under a name that is nobody's."""
 
-    def __init__(self, root: Path, name: CommitName) -> None:
+    def __init__(self, root: Path, name: CheckpointName) -> None:
         make_folder(root)
         self._root = root
         self._staging = commit.begin(root, name)
@@ -156,7 +156,7 @@ class FolderStore:
         """The folder's path."""
         return str(self._root)
 
-    def commits(self) -> tuple[CommitName, ...]:
+    def commits(self) -> tuple[CheckpointName, ...]:
         """What is a commit by name."""
         return catalog.list_commits(self._root)
 
@@ -170,23 +170,23 @@ class FolderStore:
             make_folder(self._root)
             write_claim(self._root, claim)
 
-    def sweep(self, below: CommitName) -> None:
+    def sweep(self, below: CheckpointName) -> None:
         """Remove what attempts before this commit's left half done."""
         catalog.clean(self._root, own=below.pair)
 
-    def manifest(self, name: CommitName) -> Manifest:
+    def manifest(self, name: CheckpointName) -> Manifest:
         """The manifest of a commit."""
         return catalog.read_manifest(self._root, name)
 
-    def open(self, name: CommitName, file: str) -> FolderSource:
+    def open(self, name: CheckpointName, file: str) -> FolderSource:
         """One of its files."""
         return FolderSource(self._root / str(name) / file)
 
-    def receive(self, name: CommitName, content: str) -> FolderIncoming:
+    def receive(self, name: CheckpointName, content: str) -> FolderIncoming:
         """Begin a commit, in a folder that nobody else writes."""
         return FolderIncoming(self._root, name)
 
-    def quarantine(self, name: CommitName, reason: str) -> bool:
+    def quarantine(self, name: CheckpointName, reason: str) -> bool:
         """Move a bad commit to `quarantine/`, unless another one needs what is still good of it."""
         needing = needed_by(self, name)
         if needing is not None:
@@ -194,6 +194,6 @@ class FolderStore:
             return False
         return catalog.quarantine(self._root, name, reason)
 
-    def delete(self, name: CommitName) -> None:
+    def delete(self, name: CheckpointName) -> None:
         """Delete a commit."""
         catalog.delete(self._root, [name])

@@ -13,7 +13,7 @@ from typing import Final
 import xxhash
 
 from holdfast.checkpoint.folder import catalog
-from holdfast.checkpoint.format.file_names import MANIFEST, CommitName
+from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.stores.folder import FolderIncoming, FolderSource
 from holdfast.core.attempt import Claim
@@ -56,7 +56,7 @@ class LocalStore:
         """It is this node's alone."""
         return False
 
-    def commits(self) -> tuple[CommitName, ...]:
+    def commits(self) -> tuple[CheckpointName, ...]:
         """What any rank has a manifest of."""
         names = {name for folder in self._folders() for name in catalog.list_commits(folder)}
         return tuple(sorted(names, key=lambda name: (name.step, name.pair)))
@@ -65,7 +65,7 @@ class LocalStore:
         """None: claims are where all can see them, on the shared tier and in the membership."""
         return ()
 
-    def manifest(self, name: CommitName) -> Manifest:
+    def manifest(self, name: CheckpointName) -> Manifest:
         """The manifest, from any rank that has a good one."""
         trouble = DamagedError(f"{MANIFEST} is missing")
         for folder in self._having(name):
@@ -75,7 +75,7 @@ class LocalStore:
                 trouble = error
         raise trouble
 
-    def open(self, name: CommitName, file: str) -> FolderSource:
+    def open(self, name: CheckpointName, file: str) -> FolderSource:
         """One of its files, if a rank of this node wrote it."""
         if file != Path(file).name:
             raise DamagedError(f"{file!r} is no file of a commit")
@@ -84,16 +84,16 @@ class LocalStore:
                 return FolderSource(folder / str(name) / file)
         raise DamagedError(f"{file} is missing in {self.url}")
 
-    def receive(self, name: CommitName, content: str) -> FolderIncoming:
+    def receive(self, name: CheckpointName, content: str) -> FolderIncoming:
         """Begin a commit that is copied here whole."""
         return FolderIncoming(own_folder(self._folder, "", 0), name)
 
-    def quarantine(self, name: CommitName, reason: str) -> bool:
+    def quarantine(self, name: CheckpointName, reason: str) -> bool:
         """Move it aside, as long as there is room for it: the next commit here removes it."""
         moved = [catalog.quarantine(folder, name, reason) for folder in self._having(name)]
         return all(moved)
 
-    def delete(self, name: CommitName) -> None:
+    def delete(self, name: CheckpointName) -> None:
         """Delete it."""
         for folder in self._having(name):
             catalog.delete(folder, [name])
@@ -101,5 +101,5 @@ class LocalStore:
     def _folders(self) -> list[Path]:
         return own_folders(self._folder, self._jobs)
 
-    def _having(self, name: CommitName) -> Iterator[Path]:
+    def _having(self, name: CheckpointName) -> Iterator[Path]:
         return (folder for folder in self._folders() if (folder / str(name)).is_dir())

@@ -26,7 +26,7 @@ from uuid import uuid4
 from holdfast.checkpoint.folder.catalog import read_manifest
 from holdfast.checkpoint.folder.publish import begin, discard, publish
 from holdfast.checkpoint.format.failure_causes import FailureCause, cause_among, cause_of, failed
-from holdfast.checkpoint.format.file_names import CommitName, parse_commit
+from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit
 from holdfast.checkpoint.format.manifest import LARGEST, decode, encode
 from holdfast.checkpoint.io.durable_files import encode_json, make_folder, sync_folder
 from holdfast.checkpoint.io.rate_limit import WRITERS, Pace
@@ -34,10 +34,10 @@ from holdfast.checkpoint.io.slice_digests import LEAST_BYTES
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.ranks.exchange import Exchange
 from holdfast.checkpoint.save.protocol import SaveResult, Staged, manifest_by, write_share
-from holdfast.checkpoint.stores.base import Store
+from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.local_disk import LocalStore, own_folder, own_folders
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour, Peer, PeerStore
-from holdfast.checkpoint.tiers.memory_tier import Terms
+from holdfast.checkpoint.tiers.memory_tier import FencingContext
 from holdfast.core.constants import LOCAL_TIER
 from holdfast.core.errors import CheckpointError, DocumentError
 
@@ -96,7 +96,7 @@ def announced(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class HeldFiles:
     """What one node's ranks have of a commit: its owner, all files that it is made of, and which of them are here."""
 
     job_uid: str
@@ -110,20 +110,20 @@ class Held:
         return {**vars(self), "files": sorted(self.files), "here": sorted(self.here)}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Held:
+    def from_json(cls, value: Mapping[str, Any]) -> HeldFiles:
         """From another rank."""
         return cls(**{**value, "files": frozenset(value["files"]), "here": frozenset(value["here"])})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class LocalDiskReport:
     """What one rank says before a commit: what lies on its node, and what its part needs."""
 
     rank: int
     pod: str
     need: int
     limit: int | None
-    held: Mapping[CommitName, Held] = field(default_factory=dict)
+    held: Mapping[CheckpointName, HeldFiles] = field(default_factory=dict)
     error: str = ""
     cause: str = ""
 
@@ -132,10 +132,10 @@ class Told:
         return {**vars(self), "held": {str(name): one.to_json() for name, one in self.held.items()}}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Told:
+    def from_json(cls, value: Mapping[str, Any]) -> LocalDiskReport:
         """From another rank."""
         named = ((parse_commit(text), one) for text, one in value["held"].items())
-        held = {name: Held.from_json(one) for name, one in named if name is not None}
+        held = {name: HeldFiles.from_json(one) for name, one in named if name is not None}
         return cls(**{**value, "held": held})
 
 
@@ -143,13 +143,13 @@ class Told:
 class Decision:
     """Which commit every rank spares, and why none is made."""
 
-    keep: CommitName | None
+    keep: CheckpointName | None
     error: str = ""
     cause: str = ""
     full: bool = False
 
 
-def decide(told: Sequence[Told], terms: Terms) -> Decision:
+def decide(told: Sequence[LocalDiskReport], terms: FencingContext) -> Decision:
     """Spare the newest that counts and of which every file is somewhere; refuse what does not fit beside it."""
     keep = _newest(told, terms)
     troubles = [one for one in told if one.error]
@@ -161,8 +161,8 @@ def decide(told: Sequence[Told], terms: Terms) -> Decision:
     return Decision(keep=keep, error="; ".join(lacks), cause=cause, full=bool(lacks) and keep is None)
 
 
-def _newest(told: Sequence[Told], terms: Terms) -> CommitName | None:
-    held: dict[CommitName, list[Held]] = {}
+def _newest(told: Sequence[LocalDiskReport], terms: FencingContext) -> CheckpointName | None:
+    held: dict[CheckpointName, list[HeldFiles]] = {}
     for one in told:
         for name, here in one.held.items():
             held.setdefault(name, []).append(here)
@@ -172,14 +172,14 @@ def _newest(told: Sequence[Told], terms: Terms) -> CommitName | None:
         if ones[0].files <= frozenset[str]().union(*(one.here for one in ones))
     ]
     found = fencing.order(commits, terms.claims, job_uid=terms.job_uid, resume=terms.resume)
-    return next((CommitName(step=one.step, pair=one.pair) for one in found), None)
+    return next((CheckpointName(step=one.step, pair=one.pair) for one in found), None)
 
 
-def _of(told: Sequence[Told], pod: str) -> list[Told]:
+def _of(told: Sequence[LocalDiskReport], pod: str) -> list[LocalDiskReport]:
     return [one for one in told if one.pod == pod]
 
 
-def _lacks(pod: Sequence[Told], keep: CommitName | None) -> str:
+def _lacks(pod: Sequence[LocalDiskReport], keep: CheckpointName | None) -> str:
     """Why one pod's ranks cannot commit; the smallest limit that lets them always holds two parts of each."""
     need, limit = sum(one.need for one in pod), pod[0].limit
     held = None if keep is None else pod[0].held.get(keep)
@@ -207,7 +207,7 @@ class LocalTier:
         self._settings = settings
         self._peers = [Peer(one, settings.key, check) for one in sorted(members - {settings.me})]
         self._local_rank = local_rank
-        self._known: dict[Path, Held] = {}
+        self._known: dict[Path, HeldFiles] = {}
 
     def pace(self) -> Pace:
         """How fast this rank may write its next part, and how much at once."""
@@ -217,7 +217,7 @@ class LocalTier:
         """Whether every rank is to commit this step here, or the first one after it that it can."""
         return step % self._settings.interval == 0
 
-    def stores(self, terms: Terms) -> list[Store]:
+    def stores(self, terms: FencingContext) -> list[CheckpointStore]:
         """This node's disk, then those of the others."""
         there = (PeerStore(peer, terms.jobs, tier=LOCAL_TIER) for peer in self._peers)
         return [LocalStore(self._settings.folder, terms.jobs), *there]
@@ -228,7 +228,7 @@ class LocalTier:
             peer.close()
 
     def commit(
-        self, staged: Staged, exchange: Exchange, terms: Terms, *, check: Callable[[], None] = lambda: None
+        self, staged: Staged, exchange: Exchange, terms: FencingContext, *, check: Callable[[], None] = lambda: None
     ) -> SaveResult:
         """Commit what is staged; every rank gets the same answer. `check` may raise to give this rank's part up."""
         name = staged.snapshot.name
@@ -237,7 +237,7 @@ class LocalTier:
         if decision.error:
             return SaveResult(committed=False, message=decision.error, cause=decision.cause, full=decision.full)
         root = own_folder(self._settings.folder, staged.snapshot.job_uid, self._local_rank)
-        part = _Part(root, name)
+        part = _StagedRank(root, name)
         try:
             self._prune(decision.keep, name)
             own = part.write(staged, exchange, check)
@@ -257,29 +257,29 @@ class LocalTier:
 
     # Inside
 
-    def _agree(self, staged: Staged, exchange: Exchange, terms: Terms) -> Decision:
+    def _agree(self, staged: Staged, exchange: Exchange, terms: FencingContext) -> Decision:
         told = exchange.gather(self._tell(staged, exchange.rank, terms).to_json())
         decided: dict[str, Any] = {}
         if exchange.rank == 0:
-            decision = decide([Told.from_json(one) for one in told], terms)
+            decision = decide([LocalDiskReport.from_json(one) for one in told], terms)
             decided = {**vars(decision), "keep": decision.keep and str(decision.keep)}
         decided = exchange.share(decided)
         return Decision(**{**decided, "keep": parse_commit(decided["keep"] or "")})
 
-    def _tell(self, staged: Staged, rank: int, terms: Terms) -> Told:
+    def _tell(self, staged: Staged, rank: int, terms: FencingContext) -> LocalDiskReport:
         need = staged.plan.nbytes + len(encode_json(staged.snapshot.alone)) + _beside(staged)
         error, cause = staged.error, FailureCause.MEMORY if staged.error else ""
-        held: dict[CommitName, Held] = {}
+        held: dict[CheckpointName, HeldFiles] = {}
         try:
             held = self._held(terms)
         except OSError as trouble:
             error, cause = (error, cause) if error else (str(trouble), cause_of(trouble))
         me, limit = self._settings.me, self._settings.limit
-        return Told(rank=rank, pod=me.pod, need=need, limit=limit, held=held, error=error, cause=cause)
+        return LocalDiskReport(rank=rank, pod=me.pod, need=need, limit=limit, held=held, error=error, cause=cause)
 
-    def _held(self, terms: Terms) -> dict[CommitName, Held]:
+    def _held(self, terms: FencingContext) -> dict[CheckpointName, HeldFiles]:
         """All of this node; each manifest is read once."""
-        found: dict[CommitName, Held] = {}
+        found: dict[CheckpointName, HeldFiles] = {}
         known, self._known = self._known, {}
         for path in _commits(own_folders(self._settings.folder, terms.jobs)):
             name = parse_commit(path.name)
@@ -291,11 +291,11 @@ class LocalTier:
             found[name] = here if other is None else _both(here, other)
         return found
 
-    def _prune(self, keep: CommitName | None, making: CommitName) -> None:
+    def _prune(self, keep: CheckpointName | None, making: CheckpointName) -> None:
         """Leave nothing on this node but what is spared and what its ranks are making. Several may do it at once."""
         for path in _commits(own_folders(self._settings.folder)):
             name = parse_commit(path.name)
-            same = None if name is None else CommitName(step=name.step, pair=name.pair)
+            same = None if name is None else CheckpointName(step=name.step, pair=name.pair)
             if same != making and (name is None or name != keep):
                 _remove(path)
 
@@ -307,10 +307,10 @@ class LocalTier:
         return said
 
 
-class _Part:
+class _StagedRank:
     """One rank's files of a commit on their way to its folder."""
 
-    def __init__(self, root: Path, name: CommitName) -> None:
+    def __init__(self, root: Path, name: CheckpointName) -> None:
         self._root = root
         self._name = name
         self._staging = ""
@@ -372,7 +372,7 @@ def _commits(folders: Iterable[Path]) -> list[Path]:
     return found
 
 
-def _look(path: Path) -> Held | None:
+def _look(path: Path) -> HeldFiles | None:
     """What lies in a commit's folder, if its manifest is good."""
     name = parse_commit(path.name)
     if name is None or name.staging:
@@ -385,7 +385,7 @@ def _look(path: Path) -> Held | None:
     except OSError:
         return None  # another rank of this node removes it
     here = {file for file, record in manifest.files.items() if sizes.get(file) == record.nbytes}
-    return Held(
+    return HeldFiles(
         job_uid=manifest.job_uid,
         publication=manifest.publication,
         files=frozenset(manifest.files),
@@ -394,9 +394,9 @@ def _look(path: Path) -> Held | None:
     )
 
 
-def _both(one: Held, other: Held) -> Held:
+def _both(one: HeldFiles, other: HeldFiles) -> HeldFiles:
     """Of two ranks of one node."""
-    return Held(
+    return HeldFiles(
         job_uid=one.job_uid,
         publication=one.publication,
         files=one.files,

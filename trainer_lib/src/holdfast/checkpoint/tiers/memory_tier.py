@@ -26,7 +26,7 @@ import xxhash
 
 from holdfast.checkpoint.folder.publish import ShardRecord
 from holdfast.checkpoint.format.failure_causes import cause_among, failed
-from holdfast.checkpoint.format.file_names import CommitName, parse_commit, rank_file, tensors_file
+from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit, rank_file, tensors_file
 from holdfast.checkpoint.format.manifest import CHUNK_BYTES, Chunk, FileRecord, Manifest, Records
 from holdfast.checkpoint.format.mapping_order import has_order, without_order
 from holdfast.checkpoint.format.shard_layout import LEAST_CUT_BYTES, Piece, ShardPlan, TensorSpec
@@ -37,7 +37,7 @@ from holdfast.checkpoint.ranks.exchange import Exchange
 from holdfast.checkpoint.save.finite_check import Inspection
 from holdfast.checkpoint.save.protocol import SaveResult, Snapshot, manifest_with, records_of
 from holdfast.checkpoint.save.write_plan import Planner
-from holdfast.checkpoint.stores.base import Store
+from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.memory import peer_client as peers
 from holdfast.checkpoint.stores.memory.peer_client import (
     STREAMS,
@@ -113,7 +113,7 @@ def announced(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class FencingContext:
     """By which commits are told from those that do not count."""
 
     claims: tuple[Claim, ...]
@@ -143,8 +143,8 @@ class MemoryTier:
         self._peers: dict[Neighbour, Peer] = {}
         self._target: Neighbour | None = None
         self._exchange: Exchange | None = None
-        self._newest: CommitName | None = None
-        self._copied: CommitName | None = None
+        self._newest: CheckpointName | None = None
+        self._copied: CheckpointName | None = None
         self._planner = Planner()
         self._looked = False
         self._made = False
@@ -183,7 +183,7 @@ class MemoryTier:
                 me.node,
             )
 
-    def stores(self, terms: Terms) -> list[Store]:
+    def stores(self, terms: FencingContext) -> list[CheckpointStore]:
         """This node's memory, then that of the others."""
         there = (PeerStore(peer, terms.jobs) for peer in self._peers.values())
         return [MemoryStore(self._settings.folder, terms.jobs), *there]
@@ -192,16 +192,16 @@ class MemoryTier:
         """Whether every rank commits this step here."""
         return step % self._settings.interval == 0
 
-    def restored(self, name: CommitName) -> None:
+    def restored(self, name: CheckpointName) -> None:
         """Training goes on from this commit: it is overwritten last."""
         self._newest = name
 
-    def save(self, snapshot: Snapshot, terms: Terms, *, copy: bool = False) -> SaveResult:
+    def save(self, snapshot: Snapshot, terms: FencingContext, *, copy: bool = False) -> SaveResult:
         """Commit; every rank gets the same answer. NoRoomError if there is no room for the very first one: training
         would go on without what it was asked for. `copy`: to the other nodes too, also if that is not due."""
         exchange = self._world()
         self._look(exchange, terms)
-        part = _Part(snapshot, exchange, self._planner)
+        part = _RankFiles(snapshot, exchange, self._planner)
         copied = self._copies_at(snapshot.name.step) or (copy and self.copies)
         trouble: Exception | None = None
         record = writer = None
@@ -257,14 +257,14 @@ class MemoryTier:
         self._slots.count = 2 if self._settings.peer_interval in (None, self._settings.interval) else 3
 
     @property
-    def _keep(self) -> tuple[CommitName, ...]:
+    def _keep(self) -> tuple[CheckpointName, ...]:
         return tuple(name for name in (self._newest, self._copied) if name is not None)
 
     def _copies_at(self, step: int) -> bool:
         every = self._settings.peer_interval
         return self._target is not None and every is not None and step % every == 0
 
-    def _look(self, exchange: Exchange, terms: Terms) -> None:
+    def _look(self, exchange: Exchange, terms: FencingContext) -> None:
         """Once an attempt: which commits here are the newest that count. All ranks must spare the same ones."""
         if self._looked:
             return
@@ -280,16 +280,16 @@ class MemoryTier:
             if (name := parse_commit(text)) is not None
         ]
         found = fencing.order(commits, terms.claims, job_uid=terms.job_uid, resume=terms.resume)
-        names = [CommitName(step=one.step, pair=one.pair) for one in found]
+        names = [CheckpointName(step=one.step, pair=one.pair) for one in found]
         self._newest = self._newest or next(iter(names), None)
         if self._target is not None:  # else none will be that could take its place
             copied = {text for one in told for text, _, _, there in one if there}
             self._copied = next((name for name in names if str(name) in copied), None)
         self._looked = True
 
-    def _have(self, terms: Terms) -> list[tuple[str, str, str, bool]]:
+    def _have(self, terms: FencingContext) -> list[tuple[str, str, str, bool]]:
         store, found = MemoryStore(self._settings.folder, terms.jobs), []
-        copied = frozenset[CommitName]() if self._slots is None else self._slots.copied()
+        copied = frozenset[CheckpointName]() if self._slots is None else self._slots.copied()
         for name in store.commits():
             try:
                 manifest = store.manifest(name)
@@ -298,7 +298,7 @@ class MemoryTier:
             found.append((str(name), manifest.job_uid, manifest.publication, name in copied))
         return found
 
-    def _stage(self, part: _Part) -> tuple[SlotWriter, ShardRecord]:
+    def _stage(self, part: _RankFiles) -> tuple[SlotWriter, ShardRecord]:
         if self._slots is None:
             raise CheckpointError("no world has lined up yet")
         writer = self._begin(self._slots, part.snapshot, part.room)
@@ -322,14 +322,14 @@ class MemoryTier:
                 launcher.close()
             return slots.begin(name, room, keep=keep, job=job, promised=promised)
 
-    def _copy(self, part: _Part, writer: SlotWriter, record: ShardRecord) -> float:
+    def _copy(self, part: _RankFiles, writer: SlotWriter, record: ShardRecord) -> float:
         """How long it took."""
         began, copy = time.monotonic(), self._outgoing(part, record.files)
         places = [writer.place(file) for file in copy.files]
         peers.send(self._neighbour(), copy, places, per_second=self._settings.per_second)
         return time.monotonic() - began
 
-    def _outgoing(self, part: _Part, files: Mapping[str, FileRecord]) -> Copy:
+    def _outgoing(self, part: _RankFiles, files: Mapping[str, FileRecord]) -> Copy:
         source = f"{xxhash.xxh3_64_hexdigest(self._settings.me.pod)}-{self._owner}"
         return Copy(
             owner=source,
@@ -379,7 +379,7 @@ class MemoryTier:
             self._located = specs, records_of(specs, [self._chunks[rank] for rank in range(size)])
         return self._located[1]
 
-    def _seal(self, part: _Part, writer: SlotWriter, manifest: Manifest, copied: bool) -> dict[str, Any]:
+    def _seal(self, part: _RankFiles, writer: SlotWriter, manifest: Manifest, copied: bool) -> dict[str, Any]:
         there = False
         try:
             writer.seal(manifest, copied=copied)
@@ -391,7 +391,7 @@ class MemoryTier:
         return {}
 
 
-class _Part:
+class _RankFiles:
     """One rank's files of a commit, as they are to lie in a slot."""
 
     def __init__(self, snapshot: Snapshot, exchange: Exchange, planner: Planner) -> None:

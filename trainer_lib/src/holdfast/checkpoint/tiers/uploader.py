@@ -19,15 +19,15 @@ from typing import Any, Final, Protocol
 import xxhash
 
 from holdfast.checkpoint.format.failure_causes import FailureCause, cause_of
-from holdfast.checkpoint.format.file_names import CommitName, parse_commit, slices_file
+from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit, slices_file
 from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord, Manifest, digest
 from holdfast.checkpoint.io.rate_limit import Pace
 from holdfast.checkpoint.io.slice_digests import decode
 from holdfast.checkpoint.policy import retention
 from holdfast.checkpoint.restore.chunk_reader import read_slices
 from holdfast.checkpoint.save.checkpoint_index import Ages
-from holdfast.checkpoint.stores.base import Incoming, Source, Store
-from holdfast.core.attempt import Claim, Pair
+from holdfast.checkpoint.stores.base import CheckpointStore, Incoming, Source
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, DamagedError, UnavailableError, UsageError
 
 _PIECE: Final = 16 << 20
@@ -38,13 +38,13 @@ FENCED_SECONDS: Final = 24 * 3600.0
 _NO_RULES: Final = retention.Rules()
 
 
-class Target(Store, Protocol):
+class Target(CheckpointStore, Protocol):
     """A store that keeps claims as well."""
 
     def keep_claim(self, claim: Claim) -> None:
         """Write a claim, exclusively; the same claim again is none too many."""
 
-    def sweep(self, below: CommitName) -> None:
+    def sweep(self, below: CheckpointName) -> None:
         """Remove what was never finished of the commits before this one."""
 
 
@@ -81,8 +81,8 @@ class UploadSettings:
 class Queue:
     """What is known of the commits; of those that wait only the newest counts."""
 
-    newest: CommitName | None = None
-    done: CommitName | None = None
+    newest: CheckpointName | None = None
+    done: CheckpointName | None = None
     began: float | None = None
     failures: int = 0
     retry_at: float = 0.0
@@ -93,11 +93,11 @@ class Queue:
         wait = min(_LONGEST_WAIT, _SHORTEST_WAIT * 2**self.failures)
         return replace(self, failures=self.failures + 1, retry_at=now + wait)
 
-    def arrived(self, name: CommitName) -> Queue:
+    def arrived(self, name: CheckpointName) -> Queue:
         """An upload is over."""
         return replace(self, done=name, failures=0, retry_at=0.0)
 
-    def given_up(self, name: CommitName) -> Queue:
+    def given_up(self, name: CheckpointName) -> Queue:
         """Nothing came of an upload, and the same again would end no better: another commit need not wait."""
         return replace(self.arrived(name), began=None)
 
@@ -106,7 +106,7 @@ class Queue:
 class Upload:
     """Upload this commit now."""
 
-    name: CommitName
+    name: CheckpointName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class _ReplacedError(CheckpointError):
 class Outcome:
     """How one upload went; `gone`: its source, or what it stands on, was deleted, which a newer commit makes good."""
 
-    name: CommitName
+    name: CheckpointName
     nbytes: int = 0
     seconds: float = 0.0
     cause: str = ""
@@ -164,22 +164,22 @@ class Outcome:
 class Uploader:
     """Uploads commits of one job, one after the other."""
 
-    source: Store
+    source: CheckpointStore
     target: Target
     settings: UploadSettings
     pace: Pace
     now: Callable[[], float] = time.monotonic
-    hold: Callable[[CommitName], AbstractContextManager[object]] = nullcontext
-    _begun: dict[CommitName, Incoming] = field(default_factory=dict, init=False)
+    hold: Callable[[CheckpointName], AbstractContextManager[object]] = nullcontext
+    _begun: dict[CheckpointName, Incoming] = field(default_factory=dict, init=False)
     _kept: set[Claim] | None = field(default=None, init=False)
-    _verified: set[tuple[int, Pair]] = field(default_factory=set, init=False)
-    _fenced: dict[CommitName, float] = field(default_factory=dict, init=False)
+    _verified: set[tuple[int, AttemptId]] = field(default_factory=set, init=False)
+    _fenced: dict[CheckpointName, float] = field(default_factory=dict, init=False)
     _ages: Ages = field(init=False)
 
     def __post_init__(self) -> None:
         self._ages = Ages(self.target)
 
-    def upload(self, name: CommitName) -> Outcome:
+    def upload(self, name: CheckpointName) -> Outcome:
         """Copy one commit; raises nothing but defects."""
         try:
             with self.hold(name):
@@ -188,7 +188,7 @@ class Uploader:
             said = f"the shared tier cannot be read: {error}"
             return Outcome(name=name, cause=FailureCause.SOURCE, message=said)
 
-    def _upload(self, name: CommitName) -> Outcome:
+    def _upload(self, name: CheckpointName) -> Outcome:
         if name not in self.source.commits():
             return Outcome(name=name, gone=True)
         began = self.now()
@@ -208,7 +208,7 @@ class Uploader:
             return Outcome(name=name, cause=cause, message=str(error))
         return Outcome(name=name, nbytes=nbytes, seconds=self.now() - began)
 
-    def tidy(self, name: CommitName) -> str:
+    def tidy(self, name: CheckpointName) -> str:
         """Delete what the new commit replaces, and what was never finished; what went wrong, if anything."""
         try:
             manifest = self.target.manifest(name)
@@ -240,14 +240,14 @@ class Uploader:
         for name in sorted(above, key=_age, reverse=True):
             self.target.delete(name)
 
-    def _fenced_lately(self, decided: Iterable[retention.Decision]) -> list[CommitName]:
+    def _fenced_lately(self, decided: Iterable[retention.Decision]) -> list[CheckpointName]:
         """Of those that are fenced, the ones that this uploader has not known as such for a day."""
         now = self.now()
-        names = (CommitName(step=one.commit.step, pair=one.commit.pair) for one in decided if one.fenced)
+        names = (CheckpointName(step=one.commit.step, pair=one.commit.pair) for one in decided if one.fenced)
         self._fenced = {name: self._fenced.get(name, now) for name in names}
         return [name for name, since in self._fenced.items() if now - since < FENCED_SECONDS]
 
-    def _copy(self, name: CommitName, there: set[CommitName]) -> int:
+    def _copy(self, name: CheckpointName, there: set[CheckpointName]) -> int:
         manifest = self.source.manifest(name)
         if name in there:
             return 0
@@ -266,7 +266,7 @@ class Uploader:
         there.add(name)
         return before + sum(record.nbytes for record in manifest.own.values())
 
-    def _fill(self, incoming: Incoming, name: CommitName, manifest: Manifest) -> None:
+    def _fill(self, incoming: Incoming, name: CheckpointName, manifest: Manifest) -> None:
         for file, record in sorted(manifest.own.items()):
             with self.source.open(name, file) as opened:
                 bad = DamagedError(f"{file} of {name} on the shared tier is not what was written")
@@ -278,7 +278,7 @@ class Uploader:
                 incoming.write(slices_file(file), [beside])
         incoming.publish(manifest)
 
-    def _let_go(self, name: CommitName) -> None:
+    def _let_go(self, name: CheckpointName) -> None:
         """Of what was interrupted, all on which this commit does not stand."""
         needed = {str(name), *self.source.manifest(name).stands_on}
         for other in [other for other in self._begun if str(other) not in needed]:
@@ -306,11 +306,11 @@ class Uploader:
             yield piece
 
 
-def _age(name: CommitName) -> tuple[int, Pair]:
+def _age(name: CheckpointName) -> tuple[int, AttemptId]:
     return name.step, name.pair
 
 
-def source_at(folder: Path) -> Store:
+def source_at(folder: Path) -> CheckpointStore:
     """The shared tier."""
     from holdfast.checkpoint.stores.folder import FolderStore
 

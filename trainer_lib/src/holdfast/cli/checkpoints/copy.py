@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from holdfast.checkpoint.format.file_names import CommitName, parse_commit, slices_file
+from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit, slices_file
 from holdfast.checkpoint.format.manifest import Manifest, digest
 from holdfast.checkpoint.io.slice_digests import decode
 from holdfast.checkpoint.restore.chunk_reader import read_slices
-from holdfast.checkpoint.stores.base import Incoming, Store
+from holdfast.checkpoint.stores.base import CheckpointStore, Incoming
 from holdfast.cli.checkpoints.access.commit_reader import nbytes, read_file
-from holdfast.cli.checkpoints.access.locate import Place, fenced, read_manifest
+from holdfast.cli.checkpoints.access.locate import CheckpointLocation, fenced, read_manifest
 from holdfast.cli.checkpoints.access.progress_bar import Progress, progress
 from holdfast.cli.checkpoints.verify import verify
 from holdfast.core.errors import CheckpointError, DamagedError, UnknownFormatError
@@ -25,7 +25,7 @@ _BAD: Final = (DamagedError, UnknownFormatError)
 class Copied:
     """A commit that is now in the target; `fresh` if it was not there before."""
 
-    name: CommitName
+    name: CheckpointName
     nbytes: int
     fresh: bool
 
@@ -34,14 +34,14 @@ class Copied:
 class Uncopied:
     """A commit that is not in the target as it should be, and why; `damaged`, or of a format that is not known."""
 
-    name: CommitName
+    name: CheckpointName
     reason: str
     damaged: bool
     fine: bool = False
     """Nothing is wrong with that: it does not count where it is, or was deleted meanwhile."""
 
 
-def left_out(place: Place, wanted: Sequence[CommitName]) -> list[Uncopied]:
+def left_out(place: CheckpointLocation, wanted: Sequence[CheckpointName]) -> list[Uncopied]:
     """Those that the claims of their store fence. A copy has no claims: it would make them count again. One that was
     named itself is meant as it is."""
     if place.name is not None:
@@ -55,10 +55,12 @@ def left_out(place: Place, wanted: Sequence[CommitName]) -> list[Uncopied]:
     ]
 
 
-def copy_all(source: Store, wanted: Sequence[CommitName], target: Store) -> Iterator[Copied | Uncopied]:
+def copy_all(
+    source: CheckpointStore, wanted: Sequence[CheckpointName], target: CheckpointStore
+) -> Iterator[Copied | Uncopied]:
     """Copy these and all that they stand on, the oldest first. What is bad is passed over, and what stands on it."""
-    order: dict[CommitName, list[CommitName]] = {}
-    bad: dict[CommitName, Uncopied] = {}
+    order: dict[CheckpointName, list[CheckpointName]] = {}
+    bad: dict[CheckpointName, Uncopied] = {}
     for name in reversed(wanted):
         try:
             *below, _ = lineage(source, name)
@@ -82,20 +84,20 @@ def copy_all(source: Store, wanted: Sequence[CommitName], target: Store) -> Iter
             yield copied
 
 
-def _uncopied(source: Store, name: CommitName, error: CheckpointError) -> Uncopied:
+def _uncopied(source: CheckpointStore, name: CheckpointName, error: CheckpointError) -> Uncopied:
     if name not in source.commits():  # retention was faster
         return Uncopied(name=name, reason="deleted while it was read", damaged=False, fine=True)
     reason = str(error).removeprefix(f"{name}: ")
     return Uncopied(name=name, reason=reason, damaged=isinstance(error, DamagedError))
 
 
-def lineage(store: Store, name: CommitName) -> list[CommitName]:
+def lineage(store: CheckpointStore, name: CheckpointName) -> list[CheckpointName]:
     """A commit and all that it stands on, the oldest first."""
     below = filter(None, map(parse_commit, read_manifest(store, name).stands_on))
     return [*sorted(below, key=lambda one: (one.step, one.pair)), name]
 
 
-def copy(source: Store, name: CommitName, target: Store, shown: Progress) -> Copied:
+def copy(source: CheckpointStore, name: CheckpointName, target: CheckpointStore, shown: Progress) -> Copied:
     """Copy one commit; its bytes are checked against its manifest, and against what the target says it has. One that
     is there already is read back."""
     manifest = read_manifest(source, name)
@@ -121,7 +123,9 @@ def copy(source: Store, name: CommitName, target: Store, shown: Progress) -> Cop
     return Copied(name=name, nbytes=total, fresh=True)
 
 
-def _fill(source: Store, name: CommitName, manifest: Manifest, incoming: Incoming, shown: Progress) -> None:
+def _fill(
+    source: CheckpointStore, name: CheckpointName, manifest: Manifest, incoming: Incoming, shown: Progress
+) -> None:
     for file, record in sorted(manifest.own.items()):
         with source.open(name, file) as opened:
             written = incoming.write(file, read_file(file, opened, record))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.save.lossy_delta import told
-from holdfast.checkpoint.stores.base import Store
+from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.cli.checkpoints.access.commit_reader import nbytes, tensor_bytes
 from holdfast.cli.checkpoints.access.locate import fenced, read_manifest
 from holdfast.cli.checkpoints.access.node_store import NearStore
@@ -18,7 +18,7 @@ from holdfast.core.errors import DamagedError, UnknownFormatError
 Row = dict[str, Any]
 
 
-def listed(store: Store, names: Sequence[CommitName]) -> list[Row]:
+def listed(store: CheckpointStore, names: Sequence[CheckpointName]) -> list[Row]:
     """A line for each commit. What cannot be used says why in `note`."""
     claims = store.claims()
     lines = [_line(store, name, fenced(store, name, claims)) for name in names]
@@ -26,7 +26,7 @@ def listed(store: Store, names: Sequence[CommitName]) -> list[Row]:
     return [line for line in lines if line["state"] != "damaged" or line["commit"] in left]
 
 
-def _line(store: Store, name: CommitName, fence: str) -> Row:
+def _line(store: CheckpointStore, name: CheckpointName, fence: str) -> Row:
     line: Row = {"step": name.step, "commit": str(name)}
     try:
         manifest = store.manifest(name)
@@ -46,7 +46,7 @@ def _line(store: Store, name: CommitName, fence: str) -> Row:
     }
 
 
-def _part_here(store: Store, name: CommitName, manifest: Manifest) -> str:
+def _part_here(store: CheckpointStore, name: CheckpointName, manifest: Manifest) -> str:
     """On a node's own tier, where a commit may be in part."""
     if not isinstance(store, NearStore) or len(here := store.here(name, manifest.files)) == len(manifest.files):
         return ""
@@ -83,7 +83,7 @@ def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     return "\n".join(lines)
 
 
-def shown(store: Store, name: CommitName) -> Row:
+def shown(store: CheckpointStore, name: CheckpointName) -> Row:
     """All that a manifest says of its commit."""
     manifest = read_manifest(store, name)
     return {

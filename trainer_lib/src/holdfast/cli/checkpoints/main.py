@@ -22,7 +22,7 @@ from holdfast.checkpoint.save.lossy_delta import told
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints import list_show
 from holdfast.cli.checkpoints.access.commit_reader import Content, tensor_bytes
-from holdfast.cli.checkpoints.access.locate import Place, choose, every, fenced, find
+from holdfast.cli.checkpoints.access.locate import CheckpointLocation, choose, every, fenced, find
 from holdfast.cli.checkpoints.access.node_store import NearStore
 from holdfast.cli.checkpoints.access.progress_bar import printable, progress, size
 from holdfast.cli.checkpoints.copy import Copied, Uncopied, copy_all, left_out
@@ -32,7 +32,7 @@ from holdfast.cli.checkpoints.prune import Pruning, carry_out, plan
 from holdfast.cli.checkpoints.rewind import Rewinding
 from holdfast.cli.checkpoints.rewind import carry_out as go_back
 from holdfast.cli.checkpoints.rewind import plan as rewind
-from holdfast.cli.checkpoints.verify import Verdict, verify
+from holdfast.cli.checkpoints.verify import Verification, verify
 from holdfast.core.errors import DamagedError, HoldfastError, UsageError
 from holdfast.core.paths import local_path
 from holdfast.launcher.rendezvous.folder_lock import hold
@@ -112,13 +112,13 @@ def _verify(known: argparse.Namespace) -> Exit:
     return Exit.UNREADABLE if unread else Exit.FINE
 
 
-def _changeable(place: Place) -> Place:
+def _changeable(place: CheckpointLocation) -> CheckpointLocation:
     if isinstance(place.store, NearStore):
         raise place.store.refusal()
     return place
 
 
-def _told(verdict: Verdict, *, moved: bool) -> str:
+def _told(verdict: Verification, *, moved: bool) -> str:
     if verdict.unknown:
         return f"{verdict.name}: not verified: {verdict.unknown}"
     if verdict.gone:
@@ -134,7 +134,7 @@ def _told(verdict: Verdict, *, moved: bool) -> str:
     return "\n".join(lines)
 
 
-def _unseen(verdict: Verdict) -> str:
+def _unseen(verdict: Verification) -> str:
     if not verdict.elsewhere:
         return ""
     return f"; not known from here, as they lie on other nodes: {', '.join(verdict.elsewhere)}"

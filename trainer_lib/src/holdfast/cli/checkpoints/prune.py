@@ -10,14 +10,14 @@ from typing import Any, Final
 
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.folder.upload_marker import on_its_way
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.policy.retention import Decision, Entry, Rules, decide, leaving
 from holdfast.checkpoint.save.checkpoint_index import Ages
-from holdfast.checkpoint.stores.base import Store
+from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.verify import verify
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError
 
 LEFT: Final = timedelta(days=1)
@@ -30,14 +30,15 @@ class Pruning:
 
     decisions: Sequence[Decision]
     claims: tuple[Claim, ...]
-    damaged: tuple[CommitName, ...]
+    damaged: tuple[CheckpointName, ...]
     leftovers: tuple[str, ...]
 
     @property
-    def lines(self) -> list[tuple[CommitName, bool, str]]:
+    def lines(self) -> list[tuple[CheckpointName, bool, str]]:
         """Each commit, whether it goes, and why; the newest first."""
         return [
-            (CommitName(step=d.commit.step, pair=d.commit.pair), d.goes, d.reason) for d in reversed(self.decisions)
+            (CheckpointName(step=d.commit.step, pair=d.commit.pair), d.goes, d.reason)
+            for d in reversed(self.decisions)
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -47,7 +48,7 @@ class Pruning:
         return {"commits": lines, "damaged": damaged, "leftovers": list(self.leftovers)}
 
 
-def plan(store: Store, rules: Rules, keep_last: int, *, now: datetime, others: bool = False) -> Pruning:
+def plan(store: CheckpointStore, rules: Rules, keep_last: int, *, now: datetime, others: bool = False) -> Pruning:
     """Decide as the job of the newest claim would; the newest commits are read back until `keep_last` are whole.
 
     `others`: what other jobs left in the folder, and this one never read, may go as well.
@@ -75,25 +76,25 @@ def plan(store: Store, rules: Rules, keep_last: int, *, now: datetime, others: b
     return Pruning(decisions=decisions, claims=claims, damaged=tuple(damaged), leftovers=left)
 
 
-def _leftovers(store: Store, now: datetime) -> tuple[str, ...]:
+def _leftovers(store: CheckpointStore, now: datetime) -> tuple[str, ...]:
     """Of folders only: uploads that were broken off are the object store's to expire."""
     root = _folder(store)
     return () if root is None or not root.is_dir() else catalog.leftovers(root, before=now - LEFT)
 
 
-def _folder(store: Store) -> Path | None:
+def _folder(store: CheckpointStore) -> Path | None:
     return Path(store.url) if isinstance(store, FolderStore) else None
 
 
 def _last_whole(
-    store: Store, line: Sequence[fencing.Commit], wanted: int
-) -> tuple[list[fencing.Commit], list[CommitName]]:
+    store: CheckpointStore, line: Sequence[fencing.Commit], wanted: int
+) -> tuple[list[fencing.Commit], list[CheckpointName]]:
     whole: list[fencing.Commit] = []
-    damaged: list[CommitName] = []
+    damaged: list[CheckpointName] = []
     for commit in line:
         if len(whole) == wanted:
             break
-        verdict = verify(store, CommitName(step=commit.step, pair=commit.pair))
+        verdict = verify(store, CheckpointName(step=commit.step, pair=commit.pair))
         if verdict.whole:
             whole.append(commit)
         elif verdict.damaged:
@@ -101,17 +102,17 @@ def _last_whole(
     return whole, damaged
 
 
-def _highest(entries: Sequence[Entry], newest: Claim | None) -> Pair:
+def _highest(entries: Sequence[Entry], newest: Claim | None) -> AttemptId:
     """The attempt above which nothing is touched: that of the newest claim, or the last one that made a commit under
     it. Of others nothing is known, and an attempt that goes on from a commit claims before it commits: `carry_out`
     finds that out."""
     if newest is None:
-        return max((entry.commit.pair for entry in entries), default=Pair(0, 0))
+        return max((entry.commit.pair for entry in entries), default=AttemptId(0, 0))
     own = (entry.commit.pair for entry in entries if entry.commit.job_uid == newest.job_uid)
     return max([newest.pair, *(pair for pair in own if pair.generation == newest.pair.generation)])
 
 
-def carry_out(store: Store, pruning: Pruning) -> None:
+def carry_out(store: CheckpointStore, pruning: Pruning) -> None:
     """Delete; not if an attempt has claimed since, which may stand on any of them."""
     if store.claims() != pruning.claims:
         raise CheckpointError(f"{store.url}: an attempt has claimed meanwhile; nothing was deleted: try again")
@@ -122,5 +123,5 @@ def carry_out(store: Store, pruning: Pruning) -> None:
         catalog.remove_leftovers(root, pruning.leftovers)
 
 
-def _pair(claim: Claim) -> Pair:
+def _pair(claim: Claim) -> AttemptId:
     return claim.pair

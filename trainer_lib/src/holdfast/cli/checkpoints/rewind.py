@@ -15,13 +15,13 @@ from typing import Any
 
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.folder.claims import highest_generation, write_claim
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.policy.fencing import Commit
 from holdfast.checkpoint.save.checkpoint_index import Ages
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.verify import verify
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, DamagedError, UsageError
 
 
@@ -30,8 +30,8 @@ class Rewinding:
     """What is to be done: the claim, and the commits that are moved aside, the oldest first."""
 
     claim: Claim
-    base: CommitName
-    newer: tuple[CommitName, ...]
+    base: CheckpointName
+    newer: tuple[CheckpointName, ...]
 
     def to_json(self) -> dict[str, Any]:
         """For scripts."""
@@ -51,7 +51,7 @@ def plan(store: FolderStore, step: int) -> Rewinding:
     line = fencing.order(commits, claims, job_uid=top.job_uid)
     base = _base(store, line, step)
     claim = Claim(
-        pair=Pair(highest_generation(Path(store.url)) + 1, 1),
+        pair=AttemptId(highest_generation(Path(store.url)) + 1, 1),
         job_uid=top.job_uid,
         publication=top.publication,
         from_step=base.step,
@@ -76,7 +76,7 @@ def carry_out(root: Path, rewinding: Rewinding) -> None:
             ) from error
 
 
-def _base(store: FolderStore, line: Sequence[Commit], step: int) -> CommitName:
+def _base(store: FolderStore, line: Sequence[Commit], step: int) -> CheckpointName:
     found = next((_name(commit) for commit in line if commit.step == step), None)
     if found is None:
         there = ", ".join(str(commit.step) for commit in reversed(line)) or "none"
@@ -87,5 +87,5 @@ def _base(store: FolderStore, line: Sequence[Commit], step: int) -> CommitName:
     return found
 
 
-def _name(commit: Commit) -> CommitName:
-    return CommitName(step=commit.step, pair=commit.pair)
+def _name(commit: Commit) -> CheckpointName:
+    return CheckpointName(step=commit.step, pair=commit.pair)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from holdfast.checkpoint.dcp.metadata import check_described
-from holdfast.checkpoint.format.file_names import MANIFEST, CommitName, inherited
+from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName, inherited
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.safetensors_header import check_json, check_source
 from holdfast.checkpoint.save import lossy_delta
-from holdfast.checkpoint.stores.base import Source, Store, open_file
+from holdfast.checkpoint.stores.base import CheckpointStore, Source, open_file
 from holdfast.cli.checkpoints.access.commit_reader import check_length, chunk_bytes, memory, read_chunk, read_file
 from holdfast.cli.checkpoints.access.node_store import NearStore
 from holdfast.cli.checkpoints.access.progress_bar import Progress, progress
@@ -39,10 +39,10 @@ class Damage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verification:
     """What came of reading a commit whole."""
 
-    name: CommitName
+    name: CheckpointName
     nbytes: int
     damages: tuple[Damage, ...] = ()
     unknown: str = ""  # why this release cannot judge it
@@ -79,30 +79,30 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
+class _ChunkRef:
     file: str
     source: Source
     index: int
 
 
-def verify(store: Store, name: CommitName) -> Verdict:
+def verify(store: CheckpointStore, name: CheckpointName) -> Verification:
     """Read all of a commit; an error that says nothing about its bytes is raised."""
     try:
         verdict = _verify(store, name)
     except ElsewhereError:  # what lies elsewhere is not asked for: it was here
-        return Verdict(name=name, nbytes=0, gone=True)
+        return Verification(name=name, nbytes=0, gone=True)
     if verdict.damaged and name not in store.commits():
-        return Verdict(name=name, nbytes=0, gone=True)  # retention was faster
+        return Verification(name=name, nbytes=0, gone=True)  # retention was faster
     return verdict
 
 
-def _verify(store: Store, name: CommitName) -> Verdict:
+def _verify(store: CheckpointStore, name: CheckpointName) -> Verification:
     try:
         manifest = store.manifest(name)
     except DamagedError as error:
-        return Verdict(name=name, nbytes=0, damages=(Damage(file=MANIFEST, reason=str(error)),))
+        return Verification(name=name, nbytes=0, damages=(Damage(file=MANIFEST, reason=str(error)),))
     except UnknownFormatError as error:
-        return Verdict(name=name, nbytes=0, unknown=str(error))
+        return Verification(name=name, nbytes=0, unknown=str(error))
     damages: list[Damage] = []
     elsewhere: tuple[str, ...] = ()
     own, seen = manifest.own, None
@@ -120,12 +120,16 @@ def _verify(store: Store, name: CommitName) -> Verdict:
             task.result()
         damages += _meaning(store, name, manifest, {damage.file for damage in damages})
     if isinstance(store, NearStore) and (store.lost(name, own), store.here(name, own)) != seen:
-        return Verdict(name=name, nbytes=0, gone=True)  # the next commit takes the slot of one rank before another's
+        return Verification(
+            name=name, nbytes=0, gone=True
+        )  # the next commit takes the slot of one rank before another's
     found = sorted(damages, key=lambda damage: (damage.file, damage.reason))
-    return Verdict(name=name, nbytes=total, damages=tuple(found), elsewhere=elsewhere)
+    return Verification(name=name, nbytes=total, damages=tuple(found), elsewhere=elsewhere)
 
 
-def _meaning(store: Store, name: CommitName, manifest: Manifest, bad: Collection[str]) -> Iterator[Damage]:
+def _meaning(
+    store: CheckpointStore, name: CheckpointName, manifest: Manifest, bad: Collection[str]
+) -> Iterator[Damage]:
     """What a restore, or a load through DCP, refuses in files whose bytes are all as they were written."""
     try:
         check_described(manifest)
@@ -155,8 +159,8 @@ def _bad_patches(manifest: Manifest, file: str, source: Source) -> Iterator[Dama
 
 
 def _parts(
-    store: Store, name: CommitName, manifest: Manifest, opened: ExitStack, damages: list[Damage]
-) -> Iterator[_Part]:
+    store: CheckpointStore, name: CheckpointName, manifest: Manifest, opened: ExitStack, damages: list[Damage]
+) -> Iterator[_ChunkRef]:
     for file, record in sorted(manifest.files.items()):
         try:
             source = opened.enter_context(open_file(store, name, file))
@@ -164,7 +168,7 @@ def _parts(
         except DamagedError as error:
             damages.append(_damage(manifest, file, str(error), 0, record.nbytes))
             continue
-        yield from (_Part(file=file, source=source, index=index) for index in _indices(manifest, file))
+        yield from (_ChunkRef(file=file, source=source, index=index) for index in _indices(manifest, file))
 
 
 def _indices(manifest: Manifest, file: str) -> Sequence[int]:
@@ -190,11 +194,11 @@ def _read_bytes(manifest: Manifest) -> int:
 class _Shared:
     """One list of parts for all threads."""
 
-    def __init__(self, parts: Iterator[_Part]) -> None:
+    def __init__(self, parts: Iterator[_ChunkRef]) -> None:
         self._parts = parts
         self._lock = threading.Lock()
 
-    def next(self) -> _Part | None:
+    def next(self) -> _ChunkRef | None:
         with self._lock:
             return next(self._parts, None)
 

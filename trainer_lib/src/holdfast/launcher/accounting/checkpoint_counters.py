@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.checkpoint.format.failure_causes import FailureCause
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.constants import PEER_TIER, SURVIVOR
 
 _NOTHING = "none"
@@ -21,7 +21,7 @@ class Written:
     commits: int = 0
     nbytes: int = 0
     seconds: float = 0.0
-    last: tuple[Pair, int] | None = None
+    last: tuple[AttemptId, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As the status has it."""
@@ -40,7 +40,7 @@ class Failing:
 
 
 @dataclass(kw_only=True)
-class Tallies:
+class CheckpointCounters:
     """Every rank tells of the same commits and restores: each counts once."""
 
     written: dict[str, Written] = field(default_factory=dict)
@@ -50,11 +50,11 @@ class Tallies:
     """The tiers on which the last commit failed."""
     restores: Counter[str] = field(default_factory=Counter)
     fallbacks: int = 0
-    _failed: dict[str, tuple[Pair, int]] = field(default_factory=dict)
-    _restored: Pair | None = None
+    _failed: dict[str, tuple[AttemptId, int]] = field(default_factory=dict)
+    _restored: AttemptId | None = None
     _passed_by: set[str] = field(default_factory=set)
 
-    def committed(self, pair: Pair, told: Mapping[str, Any]) -> None:
+    def committed(self, pair: AttemptId, told: Mapping[str, Any]) -> None:
         """A rank's part of a commit is durable; one in memory may have been sent to another node as well."""
         step, nbytes = int(told["step"]), int(told.get("bytes", 0))
         copying = float(told.get("copying", 0.0))
@@ -64,7 +64,7 @@ class Tallies:
             self.failing.pop(PEER_TIER, None)
             self._write(PEER_TIER, (pair, step), nbytes, copying)
 
-    def failed(self, pair: Pair, told: Mapping[str, Any], now: float) -> str:
+    def failed(self, pair: AttemptId, told: Mapping[str, Any], now: float) -> str:
         """A commit failed: why; nothing if another rank has told of it. `now` is in seconds since the epoch."""
         tier, commit = str(told["tier"]), (pair, int(told["step"]))
         if self._failed.get(tier) == commit:
@@ -83,7 +83,7 @@ class Tallies:
         message = before.message if before is not None and before.cause == cause else message
         self.failing[tier] = Failing(since=since, commits=commits, cause=cause, message=message)
 
-    def _write(self, tier: str, commit: tuple[Pair, int], nbytes: int, seconds: float) -> None:
+    def _write(self, tier: str, commit: tuple[AttemptId, int], nbytes: int, seconds: float) -> None:
         written = self.written.setdefault(tier, Written())
         written.nbytes += nbytes
         if written.last != commit:
@@ -91,7 +91,7 @@ class Tallies:
             written.commits += 1
             written.seconds += seconds
 
-    def restored(self, pair: Pair, told: Mapping[str, Any]) -> None:
+    def restored(self, pair: AttemptId, told: Mapping[str, Any]) -> None:
         """A rank has its state: from a survivor, from the tiers that are named, or from nowhere."""
         if self._restored != pair:
             self._restored = pair

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast.core.constants import MEMORY_TIER
-from holdfast.launcher.accounting.goodput import Accounts, Recovery
+from holdfast.launcher.accounting.goodput import GoodputAccounts, Recovery
 from holdfast.launcher.accounting.timeline import Timeline
 from holdfast.launcher.host.termination_log import redact
 from holdfast.launcher.membership.messages import World
@@ -18,7 +18,7 @@ _MAX_MESSAGE: Final = 500
 _FRESH_SECONDS: Final = 5.0
 
 
-class Chronicle:
+class EventRecorder:
     """Hears of ranks and of the core's state, by whoever owns them."""
 
     def __init__(self, clock: Clock, timeline: Timeline | None = None) -> None:
@@ -30,7 +30,7 @@ class Chronicle:
         self._made_at = float("-inf")
         self._stale = True
         self._document: dict[str, Any] | None = None
-        self.accounts = Accounts(clock)
+        self.accounts = GoodputAccounts(clock)
 
     def heard(self, pid: int, kind: str, body: Mapping[str, Any]) -> None:
         """A message of a rank process; KeyError, TypeError or ValueError if it cannot be read."""

@@ -14,22 +14,22 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import uuid4
 
-from holdfast.checkpoint.policy.interval import Books as FailureBooks
+from holdfast.checkpoint.policy.interval import LauncherFailures as FailureBooks
 from holdfast.core.constants import Phase
 from holdfast.telemetry.activity import Activity
-from holdfast.telemetry.rank_time import ENTERING, MEASURED, Books, Clock, Histogram, Spent, Timer, mtbf
+from holdfast.telemetry.rank_time import ENTERING, MEASURED, Clock, Histogram, Spent, TimeByCause, Timer, mtbf
 
 _WAITS_FOR_OTHERS: Final = frozenset({Phase.WAITING, Phase.AWAITING_FENCE})
 
 
-class Seat:
+class RankSlotClock:
     """One place for a rank in this launcher, whoever holds it."""
 
     def __init__(self, clock: Clock, *, idle: bool) -> None:
         self._clock = clock
         self._idle = idle
         self.wall = Timer(clock)
-        self.books = Books()
+        self.books = TimeByCause()
         self.pid: int | None = None  # in a world
         self.trained = False
         self.open = 0.0
@@ -40,9 +40,9 @@ class Seat:
         self.wall.start()
         self._wait()
 
-    def copy(self) -> Seat:
+    def copy(self) -> RankSlotClock:
         """Another seat with the same past: it was empty as long as this one."""
-        twin = Seat(self._clock, idle=self._idle)
+        twin = RankSlotClock(self._clock, idle=self._idle)
         twin.wall = self.wall.copy()
         twin._outside = {spent: timer.copy() for spent, timer in self._outside.items()}
         return twin
@@ -52,9 +52,9 @@ class Seat:
         """Seconds in a world that nobody has told of yet."""
         return self._heard.stretch
 
-    def view(self) -> Books:
+    def view(self) -> TimeByCause:
         """All that is booked until now."""
-        return self.books.plus(Books({spent: timer.seconds for spent, timer in self._outside.items()}))
+        return self.books.plus(TimeByCause({spent: timer.seconds for spent, timer in self._outside.items()}))
 
     def waits(self, *, idle: bool) -> None:
         """Whether a world is wanting for workers, which is what an empty place then waits for."""
@@ -68,7 +68,7 @@ class Seat:
         self._wait()
         self.pid, self._arrived = pid, False
 
-    def told(self, spent: Books, report: Mapping[str, Any]) -> None:
+    def told(self, spent: TimeByCause, report: Mapping[str, Any]) -> None:
         """What the process added to its books."""
         activity = Activity(report["activity"])
         self.books = self.books.plus(spent)
@@ -142,7 +142,7 @@ class Seat:
 class _Process:
     """What was last heard of a process that speaks."""
 
-    books: Books = field(default_factory=Books)
+    books: TimeByCause = field(default_factory=TimeByCause)
     activities: Mapping[str, float] = field(default_factory=dict)
     replaces: bool = False  # its start is part of a recovery
 
@@ -164,7 +164,7 @@ class _Failed:
     restored: float | None = None
 
 
-class Accounts:
+class GoodputAccounts:
     """The books of all ranks of one launcher."""
 
     def __init__(self, clock: Clock) -> None:
@@ -172,8 +172,8 @@ class Accounts:
         self._clock = clock
         self._exposure = Timer(clock)
         self._exposure.start()
-        self._empty = Seat(clock, idle=False)
-        self._seats: dict[int, Seat] = {}
+        self._empty = RankSlotClock(clock, idle=False)
+        self._seats: dict[int, RankSlotClock] = {}
         self._processes: dict[int, _Process] = {}
         self._standbys: dict[int, Timer] = {}
         self._standby = 0.0
@@ -220,7 +220,7 @@ class Accounts:
     def account(self, pid: int, report: Mapping[str, Any]) -> None:
         """A process tells its books."""
         process = self._processes.setdefault(pid, _Process())
-        books = Books(report["seconds"])
+        books = TimeByCause(report["seconds"])
         added, process.books = books.since(process.books), books
         self._measure(process, report.get("activities") or {})
         seat = self._seat(pid)
@@ -278,7 +278,7 @@ class Accounts:
         if not self._spoken:
             return None
         seats = list(self._seats.values())
-        books = Books()
+        books = TimeByCause()
         for seat in seats:
             books = books.plus(seat.view())
         wall = sum(seat.wall.seconds for seat in seats)
@@ -320,7 +320,7 @@ class Accounts:
         self._failed = None
         return Recovery(cause=failed.cause, seconds=seconds)
 
-    def _seat(self, pid: int) -> Seat | None:
+    def _seat(self, pid: int) -> RankSlotClock | None:
         return next((seat for seat in self._seats.values() if seat.pid == pid), None)
 
     def _end_standby(self, pid: int) -> None:
@@ -329,7 +329,7 @@ class Accounts:
             self._standby += timer.seconds
 
 
-def _again(books: Books) -> Books:
+def _again(books: TimeByCause) -> TimeByCause:
     """The start of a process that takes another's place is part of a recovery."""
-    entering = Books({Spent.STARTUP: books[Spent.STARTUP]})
-    return books.since(entering).plus(Books({Spent.RESTART: books[Spent.STARTUP]}))
+    entering = TimeByCause({Spent.STARTUP: books[Spent.STARTUP]})
+    return books.since(entering).plus(TimeByCause({Spent.RESTART: books[Spent.STARTUP]}))

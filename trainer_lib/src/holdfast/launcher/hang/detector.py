@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
-from holdfast.core.attempt import Json, Pair
+from holdfast.core.attempt import AttemptId, Json
 from holdfast.core.constants import Cause
 from holdfast.core.errors import DocumentError
 from holdfast.launcher.hang.cpu_starvation import Starvation
@@ -125,7 +125,7 @@ class Stray:
 class Observed:
     """The local ranks that entered the attempt, at one moment; those that did not yet; and what others say."""
 
-    pair: Pair
+    pair: AttemptId
     world_size: int
     sights: tuple[Sight, ...]
     strays: tuple[Stray, ...] = ()
@@ -135,7 +135,7 @@ class Observed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class HangVerdict:
     """A rank that hangs, and the one line that says who waited for whom."""
 
     slot: int
@@ -182,7 +182,7 @@ class Pace:
     """How long steps take: of worlds by their size, and the first ones of processes."""
 
     _steps: dict[int, deque[float]] = field(default_factory=dict)
-    _base: tuple[Pair, int, int, float | None] | None = None  # pair, slot, step, since when if that was seen
+    _base: tuple[AttemptId, int, int, float | None] | None = None  # pair, slot, step, since when if that was seen
     _starting: dict[int, float] = field(default_factory=dict)  # by slot: the longest of its first steps so far
     _first: float | None = None
 
@@ -241,11 +241,11 @@ class Watchdog:
         self._told: dict[tuple[int, Activity, float, bool], Stall] = {}
         self._step = -1
         self._hung_at = -1
-        self._hung_in: Pair | None = None
+        self._hung_in: AttemptId | None = None
         self._repeats = 0
-        self._mismatch: frozenset[tuple[Pair, int, Activity, int]] = frozenset()
+        self._mismatch: frozenset[tuple[AttemptId, int, Activity, int]] = frozenset()
 
-    def judge(self, seen: Observed, now: float) -> tuple[Verdict, ...]:
+    def judge(self, seen: Observed, now: float) -> tuple[HangVerdict, ...]:
         """Who hangs now."""
         self._pauses.look(now)
         self._starvation.note(seen.cpu_waits, now)
@@ -262,13 +262,13 @@ class Watchdog:
             self._count(seen.pair)
         return verdicts
 
-    def hung_elsewhere(self, pair: Pair) -> None:
+    def hung_elsewhere(self, pair: AttemptId) -> None:
         """Another launcher found a rank of its own that hangs: another hang before the next step is a repetition,
         whoever hangs then. Several at once are one."""
         if pair != self._hung_in:
             self._count(pair)
 
-    def _count(self, pair: Pair) -> None:
+    def _count(self, pair: AttemptId) -> None:
         self._hung_in = pair
         self._repeats, self._hung_at = self._repeats + 1, max(self._step, self._hung_at)
 
@@ -309,7 +309,7 @@ class Watchdog:
 
     # Those who keep others waiting
 
-    def _overdue(self, seen: Observed, now: float) -> tuple[Verdict, ...]:
+    def _overdue(self, seen: Observed, now: float) -> tuple[HangVerdict, ...]:
         late = [(sight, limit) for sight, limit in self._limits(seen, now) if self._age(sight, now) > limit]
         mute = [(sight, limit) for sight, limit in late if self._silent(sight, now)]
         if not mute and (seen.elsewhere.unheard or self._mute_elsewhere(seen, now)):
@@ -395,7 +395,7 @@ class Watchdog:
 
     # Those who left their attempt, and do not come to the next one
 
-    def _astray(self, seen: Observed, now: float) -> tuple[Verdict, ...]:
+    def _astray(self, seen: Observed, now: float) -> tuple[HangVerdict, ...]:
         spent = [(stray, *self._spent(stray, seen, now)) for stray in seen.strays if _must_come(stray)]
         late = [(stray, seconds, limit) for stray, seconds, limit in spent if seconds > limit]
         if not self._state_is_kept(seen, {stray.slot for stray, _, _ in late}, now):
@@ -424,7 +424,7 @@ class Watchdog:
         silent = self._silent(_sight(stray), now)
         return activity is Activity.PARKED or (silent and activity in (Activity.SYNC, Activity.APPLY))
 
-    def _stray(self, stray: Stray, spent: tuple[float, float], now: float) -> Verdict:
+    def _stray(self, stray: Stray, spent: tuple[float, float], now: float) -> HangVerdict:
         by_beat = self._stray_by_beat(stray, now)
         did = "has shown no sign of life" if by_beat else "left its attempt and has been busy"
         waits = "the others wait for it to form the world" if stray.awaited else "the next world will wait for it"
@@ -432,7 +432,7 @@ class Watchdog:
 
     # Those who wait for each other
 
-    def _mismatched(self, seen: Observed, now: float) -> tuple[Verdict, ...]:
+    def _mismatched(self, seen: Observed, now: float) -> tuple[HangVerdict, ...]:
         here = tuple(self._standing(sight, seen, now) for sight in seen.sights)
         if not here or not all(wait.waits for wait in here) or seen.world_size == 1:
             return ()
@@ -457,7 +457,7 @@ class Watchdog:
 
     # Words
 
-    def _late(self, sight: Sight, limit: float, waits: str, now: float) -> Verdict:
+    def _late(self, sight: Sight, limit: float, waits: str, now: float) -> HangVerdict:
         did = "has been busy"
         if self._by_beat(sight, now):
             did = "has shown no sign of life"
@@ -465,7 +465,7 @@ class Watchdog:
             waits += "; what is not a step belongs into 'with job.phase(\"evaluation\")'"
         return self._blame(sight, (self._age(sight, now), limit), did, waits)
 
-    def _blame(self, sight: Sight, spent: tuple[float, float], did: str, waits: str) -> Verdict:
+    def _blame(self, sight: Sight, spent: tuple[float, float], did: str, waits: str) -> HangVerdict:
         place = (sight.rank, sight.reading.activity, sight.reading.step)
         return self._verdict(place, spent, did, waits, slot=sight.slot)
 
@@ -478,12 +478,12 @@ class Watchdog:
         *,
         slot: int,
         kills: bool = True,
-    ) -> Verdict:
+    ) -> HangVerdict:
         (rank, activity, step), (seconds, limit) = place, spent
         text = (
             f"rank {rank} {did} for {seconds:.1f} s in {activity} after step {step} (deadline {limit:.3g} s); {waits}"
         )
-        return Verdict(
+        return HangVerdict(
             slot=slot,
             rank=rank,
             activity=activity,

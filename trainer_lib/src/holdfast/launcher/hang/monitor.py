@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.constants import STACKS_DIR, Cause
 from holdfast.launcher.hang import stack_dumps
 from holdfast.launcher.hang.activity_pages import Boards
 from holdfast.launcher.hang.cpu_starvation import cpu_wait
-from holdfast.launcher.hang.detector import HangSettings, Observed, Sight, Stray, Verdict, Watchdog
+from holdfast.launcher.hang.detector import HangSettings, HangVerdict, Observed, Sight, Stray, Watchdog
 from holdfast.launcher.hang.stack_dumps import Source, Story
 from holdfast.launcher.hang.stall_reports import NOBODY, Elsewhere, Stall
 from holdfast.telemetry.activity import Activity
@@ -40,7 +40,7 @@ class Watched(Protocol):
         """The leader of its process group."""
 
     @property
-    def pair(self) -> Pair | None:
+    def pair(self) -> AttemptId | None:
         """The attempt that it is in, or was placed in last."""
 
     @property
@@ -59,7 +59,7 @@ class Hung(Protocol):
 class Scene:
     """The ranks that entered the attempt, those that left one and are in none, and what other launchers say."""
 
-    pair: Pair
+    pair: AttemptId
     world_size: int
     ranks: Sequence[Watched]
     strays: Sequence[tuple[Watched, float, bool]] = ()  # since when, and whether the attempt waits for it
@@ -72,7 +72,7 @@ class HangWatch:
     `found` hears the line of each hang before it is acted on: the other launchers keep their ranks' stacks too.
     """
 
-    def __init__(self, run_dir: Path, hung: Hung, found: Callable[[Pair, str], None]) -> None:
+    def __init__(self, run_dir: Path, hung: Hung, found: Callable[[AttemptId, str], None]) -> None:
         self.boards = Boards(run_dir)
         self._kept = run_dir / STACKS_DIR
         self._hung = hung
@@ -108,7 +108,7 @@ class HangWatch:
             self._ending = asyncio.get_running_loop().create_task(self._end(verdicts, sources, ranks, scene.pair))
         return self._watchdog.stalls(seen, now)
 
-    def witness(self, pair: Pair, ranks: Iterable[Watched], message: str) -> None:
+    def witness(self, pair: AttemptId, ranks: Iterable[Watched], message: str) -> None:
         """Another launcher is about to end a rank of its own: keep what those here do, and leave them alone."""
         if not self._finished():
             return  # they are being kept for a hang here, which most likely is the same
@@ -123,7 +123,7 @@ class HangWatch:
             self._ending = None
         return self._ending is None
 
-    async def _bear_witness(self, sources: Sequence[Source], message: str, pair: Pair) -> None:
+    async def _bear_witness(self, sources: Sequence[Source], message: str, pair: AttemptId) -> None:
         self._keep(message, await stack_dumps.gather(sources), pair, {"hang": message})
 
     def _source(self, rank: Watched, reading: Reading | None) -> Source:
@@ -136,7 +136,7 @@ class HangWatch:
         )
 
     async def _end(
-        self, verdicts: Sequence[Verdict], sources: Sequence[Source], ranks: Sequence[Watched], pair: Pair
+        self, verdicts: Sequence[HangVerdict], sources: Sequence[Source], ranks: Sequence[Watched], pair: AttemptId
     ) -> None:
         """End them, also those that went on: our signal may have broken into a call that does not expect one."""
         stories = await stack_dumps.gather(sources)
@@ -148,17 +148,17 @@ class HangWatch:
                 self._tell(verdict, stories, pair)
                 self._hung(verdict.slot, verdict.message, verdict.cause, kill=verdict.kills)
 
-    def _left(self, verdict: Verdict) -> bool:
+    def _left(self, verdict: HangVerdict) -> bool:
         """Whether its attempt ended meanwhile, and it left."""
         now = self.boards.read(verdict.slot)
         return now is not None and now.activity is Activity.PARKED and verdict.activity is not Activity.PARKED
 
-    def _tell(self, verdict: Verdict, stories: Sequence[Story], pair: Pair) -> None:
+    def _tell(self, verdict: HangVerdict, stories: Sequence[Story], pair: AttemptId) -> None:
         story = next((story for story in stories if story.rank == verdict.rank), None)
         fields = {"rank": verdict.rank, "kernel": story.kernel if story else "", "at": story.top if story else ()}
         self._keep(verdict.message, stories, pair, fields)
 
-    def _keep(self, message: str, stories: Sequence[Story], pair: Pair, fields: Mapping[str, object]) -> None:
+    def _keep(self, message: str, stories: Sequence[Story], pair: AttemptId, fields: Mapping[str, object]) -> None:
         self._count += 1
         try:
             path = stack_dumps.keep(self._kept, f"{pair}-{self._count}", message, stories)

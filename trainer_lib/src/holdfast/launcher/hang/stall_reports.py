@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.core.attempt import Json, Pair
+from holdfast.core.attempt import AttemptId, Json
 from holdfast.telemetry.activity import Activity
 
 
@@ -19,7 +19,7 @@ class Stall:
     """A rank that has done the same for most of its deadline, or shows no sign of life. Said once, and then meant
     until it is taken back: `seconds` is for how long it had been so by then."""
 
-    pair: Pair
+    pair: AttemptId
     rank: int
     activity: Activity
     step: int
@@ -48,7 +48,7 @@ class Stall:
     def from_json(cls, value: Json) -> Stall:
         """Read the wire form."""
         return cls(
-            pair=Pair.from_json(value["pair"]),
+            pair=AttemptId.from_json(value["pair"]),
             rank=int(value["rank"]),
             activity=Activity(value["activity"]),
             step=int(value["step"]),

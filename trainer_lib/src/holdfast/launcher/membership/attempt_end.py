@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.constants import Cause, ExitCode
 from holdfast.launcher.membership.document import Budget, Member
 from holdfast.launcher.membership.events import DrainAsked, Exit, How, Note, QuiesceRanks, StepMade
@@ -30,7 +30,7 @@ from holdfast.launcher.membership.messages import (
 from holdfast.launcher.membership.oom_incidents import better, noted
 from holdfast.launcher.membership.restart_rules import FAIL_JOB
 from holdfast.launcher.membership.state import Attempt, Drain, Quiesce
-from holdfast.launcher.membership.transition import DRAINED, Turn
+from holdfast.launcher.membership.transition import DRAINED, Transition
 
 LINGER = 2.0
 REMEMBERED = 1000
@@ -43,7 +43,7 @@ _SENT_AWAY = "a worker of the attempt was told to leave"
 # Failures
 
 
-def settle_failures(turn: Turn) -> None:
+def settle_failures(turn: Transition) -> None:
     """End the attempt when its root cause is plain, or the others had time to say what they saw."""
     attempt = turn.attempt
     if attempt is None:
@@ -72,7 +72,7 @@ def _overtaken(attempt: Attempt, root: Failure) -> bool:
     return moved_on and attempt.step is None and root.priority is Priority.PEER_LOST
 
 
-def _not_entered(turn: Turn) -> Failure:
+def _not_entered(turn: Transition) -> Failure:
     return Failure(
         cause=Cause.INFRASTRUCTURE,
         reason="EntryDeadline",
@@ -82,7 +82,7 @@ def _not_entered(turn: Turn) -> Failure:
     )
 
 
-def root_cause(turn: Turn, attempt: Attempt) -> Failure:
+def root_cause(turn: Transition, attempt: Attempt) -> Failure:
     """The attempt's failure with the lowest priority number, the earliest of equals."""
     root = min(attempt.failures, key=lambda failure: failure.rank_of_root)
     drained = _drain_failure(turn, attempt)
@@ -99,13 +99,13 @@ def root_cause(turn: Turn, attempt: Attempt) -> Failure:
     return replace(root, step=max(steps, default=None))
 
 
-def _someone_done(turn: Turn, attempt: Attempt) -> bool:
+def _someone_done(turn: Transition, attempt: Attempt) -> bool:
     pair = attempt.world.pair
     said = [hello for uid in attempt.world.uids if (hello := turn.hello(uid))]
     return attempt.done or any(hello.done and hello.world and hello.world.pair == pair for hello in said)
 
 
-def _end(turn: Turn, attempt: Attempt, root: Failure) -> None:
+def _end(turn: Transition, attempt: Attempt, root: Failure) -> None:
     pair = attempt.world.pair
     again = attempt.step is None and _is_same_mistake(turn.state.failure, root)
     turn.set(failed=pair, failure=root)
@@ -121,7 +121,7 @@ def _is_same_mistake(before: Failure | None, root: Failure) -> bool:
     return before is not None and bool(root.mistake) and before.mistake == root.mistake
 
 
-def _back_off(turn: Turn, attempt: Attempt, root: Failure) -> None:
+def _back_off(turn: Transition, attempt: Attempt, root: Failure) -> None:
     fruitless = turn.state.fruitless + 1 if attempt.step is None else 0
     blamed = root.cause in (Cause.APPLICATION, Cause.OOM)
     doublings = fruitless if blamed else fruitless - 1
@@ -129,7 +129,7 @@ def _back_off(turn: Turn, attempt: Attempt, root: Failure) -> None:
     turn.set(fruitless=fruitless, not_before=turn.now + (pause if blamed or fruitless else 0.0))
 
 
-def close_attempt(turn: Turn, reason: str) -> None:
+def close_attempt(turn: Transition, reason: str) -> None:
     """The attempt is over here, for whatever reason: its ranks must leave it."""
     if turn.attempt is not None:
         world = turn.attempt.world
@@ -138,7 +138,7 @@ def close_attempt(turn: Turn, reason: str) -> None:
     turn.stop_ranks(reason)
 
 
-def adopt_incident(turn: Turn, incident: Incident) -> None:
+def adopt_incident(turn: Transition, incident: Incident) -> None:
     """Record an incident under its pair; the proposer's word replaces our own first view, unless that knew better.
 
     What is one more end of an exhaustion of memory is told as part of it, and counts nothing by itself.
@@ -161,7 +161,7 @@ def adopt_incident(turn: Turn, incident: Incident) -> None:
     turn.set(incidents=(*others, incident))
 
 
-def _count(turn: Turn, incident: Incident) -> None:
+def _count(turn: Transition, incident: Incident) -> None:
     """Once, under the cause that is known best."""
     state, pair, cause = turn.state, incident.pair, incident.failure.cause
     if pair in state.counted:
@@ -172,7 +172,7 @@ def _count(turn: Turn, incident: Incident) -> None:
     turn.set(counted=state.counted | {pair}, history=(*state.history, *new)[-REMEMBERED:])
 
 
-def know_better(turn: Turn, pair: Pair, failure: Failure) -> None:
+def know_better(turn: Transition, pair: AttemptId, failure: Failure) -> None:
     """Why the last attempt ended was not known when it ended: memory was exhausted, and those who miss a peer spoke
     first."""
     state = turn.state
@@ -185,7 +185,7 @@ def know_better(turn: Turn, pair: Pair, failure: Failure) -> None:
         adopt_incident(turn, replace(known, failure=replace(judged, step=known.failure.step)))
 
 
-def resumed(turn: Turn, event: StepMade) -> None:
+def resumed(turn: Transition, event: StepMade) -> None:
     """The first step of an attempt closes the incidents before it."""
     attempt = turn.attempt
     if attempt is None or attempt.world.pair != event.pair:
@@ -218,13 +218,13 @@ def _lost_steps(incident: Incident, incidents: tuple[Incident, ...], restored: i
 # Budgets
 
 
-def _speaks(turn: Turn, attempt: Attempt) -> bool:
+def _speaks(turn: Transition, attempt: Attempt) -> bool:
     """The lowest live member of the ended world judges its budget, for all."""
     alive = [m.pod_uid for m in attempt.world.members if turn.up(m.pod_uid)]
     return bool(alive) and alive[0] == turn.state.me
 
 
-def _give_up_if_due(turn: Turn, incident: Incident, *, again: bool) -> None:
+def _give_up_if_due(turn: Transition, incident: Incident, *, again: bool) -> None:
     failure = incident.failure
     why = _forbidden(turn, failure) or _spent(turn, failure.cause) or (_made_again(turn, failure) if again else "")
     if why:
@@ -234,13 +234,13 @@ def _give_up_if_due(turn: Turn, incident: Incident, *, again: bool) -> None:
         give_up(turn, incident, message)
 
 
-def _forbidden(turn: Turn, failure: Failure) -> str:
+def _forbidden(turn: Transition, failure: Failure) -> str:
     """What a rule of the job says against another try."""
     rule = turn.rules.restart.match(failure)
     return f"rule {rule.name} says {FAIL_JOB}" if rule is not None and rule.action == FAIL_JOB else ""
 
 
-def _made_again(turn: Turn, failure: Failure) -> str:
+def _made_again(turn: Transition, failure: Failure) -> str:
     """Why another try is no use, unless a rule of the job says what to do about this failure, here or elsewhere."""
     restart = turn.rules.restart
     if restart.elsewhere or restart.match(failure) is not None:
@@ -248,7 +248,7 @@ def _made_again(turn: Turn, failure: Failure) -> str:
     return "the attempt before ended with the same error at the same place, and no step was made since: correct it"
 
 
-def _spent(turn: Turn, cause: Cause) -> str:
+def _spent(turn: Transition, cause: Cause) -> str:
     """Which budget is spent. Where a rule may change the cause that only the operator can judge, it judges."""
     for budget in turn.rules.budgets if not turn.rules.restart.elsewhere else ():
         if budget.cause is cause and count(turn, budget) > budget.max_restarts:
@@ -256,7 +256,7 @@ def _spent(turn: Turn, cause: Cause) -> str:
     return ""
 
 
-def count(turn: Turn, budget: Budget) -> int:
+def count(turn: Transition, budget: Budget) -> int:
     """Incidents of a cause in its window: as seen here, or as the operator counts, whichever is more."""
     state, membership = turn.state, turn.membership
     own = sum(1 for _, cause, at in state.history if cause is budget.cause and at > turn.now - budget.window)
@@ -268,7 +268,7 @@ def count(turn: Turn, budget: Budget) -> int:
     return max(own, counted + fresh)
 
 
-def give_up(turn: Turn, incident: Incident, message: str) -> None:
+def give_up(turn: Transition, incident: Incident, message: str) -> None:
     """The job has failed for good."""
     adopt_incident(turn, incident)
     failure = incident.failure
@@ -288,7 +288,7 @@ def give_up(turn: Turn, incident: Incident, message: str) -> None:
 # Foreign claims
 
 
-def stop_for(turn: Turn, claims: tuple[Claim, ...]) -> None:
+def stop_for(turn: Transition, claims: tuple[Claim, ...]) -> None:
     """Claims that the membership does not know: no attempt goes on beside them."""
     foreign = _unknown(turn, (*turn.state.foreign, *claims))
     turn.set(foreign=foreign)
@@ -296,7 +296,7 @@ def stop_for(turn: Turn, claims: tuple[Claim, ...]) -> None:
         close_attempt(turn, FOREIGN)
 
 
-def _unknown(turn: Turn, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
+def _unknown(turn: Transition, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
     membership = turn.membership
     if membership is None:
         return tuple(sorted(set(claims)))
@@ -307,7 +307,7 @@ def _unknown(turn: Turn, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
 # Drain
 
 
-def begin_drain(turn: Turn, event: DrainAsked) -> None:
+def begin_drain(turn: Transition, event: DrainAsked) -> None:
     """This launcher must leave: an agreed commit first if there is something to lose."""
     until = event.until if event.until is not None else turn.now + turn.rules.checkpoint_deadline
     known, postponed = turn.state.drain, turn.state.postponed
@@ -319,7 +319,7 @@ def begin_drain(turn: Turn, event: DrainAsked) -> None:
         _drain(turn, Drain(id=event.id, reason=event.reason, until=until, cause=event.cause, node=event.node))
 
 
-def _drain(turn: Turn, drain: Drain) -> None:
+def _drain(turn: Transition, drain: Drain) -> None:
     turn.set(drain=drain, postponed=None)
     attempt = turn.attempt
     if attempt is not None and _has_something_to_lose(attempt) and attempt.quiesce is None:
@@ -327,7 +327,7 @@ def _drain(turn: Turn, drain: Drain) -> None:
         turn.do(QuiesceRanks(pair=attempt.world.pair, id=drain.id, reason=drain.reason, commit=True))
 
 
-def postpone_drain(turn: Turn) -> None:
+def postpone_drain(turn: Transition) -> None:
     """Another's failure ended the attempt before its agreed commit, and there is time for the next: be a member of it
     like any other, from the moment in which the failure is known, so that the others form it with us at once."""
     drain, attempt = turn.state.drain, turn.attempt
@@ -342,7 +342,7 @@ def postpone_drain(turn: Turn) -> None:
         turn.do(Note(phase=turn.state.phase, message=message))
 
 
-def would_stay(turn: Turn) -> bool:
+def would_stay(turn: Transition) -> bool:
     """Whether a failure of the attempt puts the drain off: then the others may form the next world with us."""
     drain, attempt = turn.state.drain, turn.attempt
     if drain is None or attempt is None or drain.cause is None or turn.state.leaving is not None:
@@ -351,7 +351,7 @@ def would_stay(turn: Turn) -> bool:
     return unfinished and turn.now + turn.rules.accept_deadline <= drain.until
 
 
-def hear_of_the_end(turn: Turn, incident: Incident | None) -> None:
+def hear_of_the_end(turn: Transition, incident: Incident | None) -> None:
     """A proposal may come before its sender's word that the attempt failed."""
     attempt = turn.attempt
     if turn.state.drain is not None and attempt is not None and incident and incident.pair == attempt.world.pair:
@@ -359,7 +359,7 @@ def hear_of_the_end(turn: Turn, incident: Incident | None) -> None:
         postpone_drain(turn)
 
 
-def heed_postponed(turn: Turn) -> None:
+def heed_postponed(turn: Transition) -> None:
     """Ask the next attempt for its agreed commit once it made a step; leave if there is none for us, or no time."""
     drain, attempt = turn.state.postponed, turn.attempt
     if drain is None or turn.state.leaving is not None:
@@ -372,7 +372,7 @@ def heed_postponed(turn: Turn) -> None:
         _drain(turn, drain)
 
 
-def _trains_without_us(turn: Turn) -> bool:
+def _trains_without_us(turn: Transition) -> bool:
     """Whether there is no next attempt to stay for: it was published, or it trains, without this worker."""
     me, membership, last = turn.state.me, turn.membership, turn.state.last
     if membership is not None and membership.member(me) is None:
@@ -385,7 +385,7 @@ def _has_something_to_lose(attempt: Attempt) -> bool:
     return attempt.step is not None and not attempt.failures and attempt.quiesced_at is None and not attempt.done
 
 
-def notice(turn: Turn) -> Notice | None:
+def notice(turn: Transition) -> Notice | None:
     """What the other workers on this node must know: it goes as a whole."""
     drain = turn.state.drain
     if drain is None or not drain.node:
@@ -393,7 +393,7 @@ def notice(turn: Turn) -> Notice | None:
     return Notice(node=drain.node, id=drain.id, reason=drain.reason, until=drain.until)
 
 
-def join_drain(turn: Turn, sender: str, hello: Hello) -> None:
+def join_drain(turn: Transition, sender: str, hello: Hello) -> None:
     """A worker of our attempt leaves because its node goes: if it is our node too, we leave with it."""
     attempt, told = turn.attempt, hello.notice
     if attempt is None or told is None or not told.node or sender not in attempt.world.uids:
@@ -402,7 +402,7 @@ def join_drain(turn: Turn, sender: str, hello: Hello) -> None:
         begin_drain(turn, DrainAsked(id=told.id, reason=told.reason, until=told.until, node=told.node))
 
 
-def drain_incident(turn: Turn) -> tuple[Pair, Failure] | None:
+def drain_incident(turn: Transition) -> tuple[AttemptId, Failure] | None:
     """What a draining launcher says of its attempt: nothing if the operator wanted it so."""
     drain, attempt = turn.state.drain, turn.attempt
     if drain is None or drain.cause is None or attempt is None:
@@ -424,7 +424,7 @@ def _leaving(world: World, me: Member, drain: Drain) -> tuple[Member, ...]:
     return tuple(member for member in world.members if drain.node and member.node == drain.node) or (me,)
 
 
-def _drain_failure(turn: Turn, attempt: Attempt) -> Failure | None:
+def _drain_failure(turn: Transition, attempt: Attempt) -> Failure | None:
     """The drain that ends this attempt, ours or a member's, if it is an incident."""
     own = drain_incident(turn)
     if own is not None:
@@ -437,20 +437,20 @@ def _drain_failure(turn: Turn, attempt: Attempt) -> Failure | None:
     return None
 
 
-def sent_away(turn: Turn, world: World) -> bool:
+def sent_away(turn: Transition, world: World) -> bool:
     """Whether a member leaves because the operator wants it so: that its ranks go, one sooner than the other, is no
     incident of those who have not heard yet that they leave too."""
     said = [peer.hello for uid in world.uids if (peer := turn.state.peers.get(uid)) and peer.hello]
     return any(hello.draining and not hello.ready and hello.failed != world.pair for hello in said)
 
 
-def drains(turn: Turn, attempt: Attempt) -> bool:
+def drains(turn: Transition, attempt: Attempt) -> bool:
     """Whether somebody is on the way out of this attempt."""
     said = [peer.hello for uid in attempt.world.uids if (peer := turn.state.peers.get(uid))]
     return turn.state.drain is not None or any(hello is not None and hello.draining for hello in said)
 
 
-def settle_quiesced(turn: Turn) -> None:
+def settle_quiesced(turn: Transition) -> None:
     """An agreed commit ended the attempt: the drained leave, the others wait a moment for the next proposal."""
     attempt = turn.attempt
     if attempt is None or attempt.quiesced_at is None or turn.state.pending is not None:
@@ -468,7 +468,7 @@ def _drained(attempt: Attempt, failure: Failure, now: float) -> Incident:
     return Incident(pair=attempt.world.pair, failure=failure, action=Remedy.SHRINK, detected=failure.at or now)
 
 
-def settle_drain(turn: Turn) -> None:
+def settle_drain(turn: Transition) -> None:
     """A draining launcher leaves when its attempt is over, has nothing to lose, or the time is up."""
     drain, attempt = turn.state.drain, turn.attempt
     if drain is None or turn.state.leaving is not None:
@@ -488,7 +488,7 @@ def _blind(attempt: Attempt) -> bool:
     return bool(failures) and all(failure.priority is Priority.PEER_LOST for failure in failures)
 
 
-def _break_off(turn: Turn) -> None:
+def _break_off(turn: Transition) -> None:
     """No agreed commit ended the attempt in time: what was made since the last one is lost, and is counted."""
     attempt, drained = turn.attempt, drain_incident(turn)
     if attempt is None or attempt.done or drained is None:
@@ -500,7 +500,7 @@ def _break_off(turn: Turn) -> None:
 # Completion
 
 
-def complete(turn: Turn) -> None:
+def complete(turn: Transition) -> None:
     """Coordinator: when all are done, ask all once more, and only then announce it."""
     attempt = turn.attempt
     if attempt is None or attempt.world.coordinator != turn.state.me or turn.state.leaving is not None:
@@ -518,12 +518,12 @@ def complete(turn: Turn) -> None:
             turn.send(uid, Confirm(pair=attempt.world.pair))
 
 
-def _done(turn: Turn, attempt: Attempt, uid: str) -> bool:
+def _done(turn: Transition, attempt: Attempt, uid: str) -> bool:
     hello = turn.hello(uid)
     return hello is not None and hello.done and hello.world is not None and hello.world.pair == attempt.world.pair
 
 
-def _announce(turn: Turn, attempt: Attempt) -> None:
+def _announce(turn: Transition, attempt: Attempt) -> None:
     pair = attempt.world.pair
     turn.set(complete=pair)
     turn.broadcast(Complete(pair=pair))
@@ -534,7 +534,7 @@ def _completed() -> Exit:
     return Exit(code=int(ExitCode.COMPLETE), reason="Complete", message="the job is complete", final=True)
 
 
-def confirm(turn: Turn, sender: str, pair: Pair) -> None:
+def confirm(turn: Transition, sender: str, pair: AttemptId) -> None:
     """Member: still in the attempt, done, and on no way out of it."""
     attempt = turn.attempt
     if attempt is None or attempt.world.pair != pair or attempt.world.coordinator != sender:
@@ -544,13 +544,13 @@ def confirm(turn: Turn, sender: str, pair: Pair) -> None:
         turn.send(sender, Confirmed(pair=pair))
 
 
-def confirmed_by(turn: Turn, sender: str, pair: Pair) -> None:
+def confirmed_by(turn: Transition, sender: str, pair: AttemptId) -> None:
     """Coordinator: one more member confirmed."""
     if turn.attempt is not None and turn.attempt.world.pair == pair and sender in turn.attempt.world.uids:
         turn.set(confirmations=turn.state.confirmations | {sender})
 
 
-def completed(turn: Turn, pair: Pair) -> None:
+def completed(turn: Transition, pair: AttemptId) -> None:
     """The job is complete, says its coordinator."""
     turn.set(complete=pair)
     leave(turn, _completed())
@@ -559,13 +559,13 @@ def completed(turn: Turn, pair: Pair) -> None:
 # Leaving
 
 
-def leave(turn: Turn, exit_: Exit, linger: float = 0.0) -> None:
+def leave(turn: Transition, exit_: Exit, linger: float = 0.0) -> None:
     """Exit as soon as no local rank is left and the linger is over."""
     if turn.state.leaving is None:
         turn.set(leaving=exit_, leave_at=turn.now + linger, proposal=None, pending=None)
 
 
-def settle_leaving(turn: Turn) -> None:
+def settle_leaving(turn: Transition) -> None:
     """Say goodbye and go."""
     leaving, leave_at = turn.state.leaving, turn.state.leave_at
     if leaving is None or turn.state.exit is not None or leave_at is None:
@@ -579,7 +579,7 @@ def settle_leaving(turn: Turn) -> None:
         turn.set(exit=leaving)
 
 
-def left(turn: Turn, sender: str, code: int) -> None:
+def left(turn: Transition, sender: str, code: int) -> None:
     """A peer says goodbye; its channel is as good as closed."""
     peer = turn.state.peers.get(sender)
     if peer is None:

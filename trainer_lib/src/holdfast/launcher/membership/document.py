@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.core.attempt import Claim, Json, Pair, check_version
+from holdfast.core.attempt import AttemptId, Claim, Json, check_version
 from holdfast.core.constants import Cause
 from holdfast.core.errors import DocumentError
 from holdfast.launcher.membership.restart_rules import Restart
@@ -151,11 +151,11 @@ class Membership:
     generation: int
     publication: str
     members: tuple[Member, ...]
-    active: Pair | None = None
+    active: AttemptId | None = None
     previous: tuple[Previous, ...] = ()
     gone: frozenset[str] = frozenset()
     claims: tuple[Claim, ...] = ()
-    acknowledged: frozenset[Pair] = frozenset()
+    acknowledged: frozenset[AttemptId] = frozenset()
     restarts: Mapping[Cause, int] = field(default_factory=dict)
     checkpoint: Directive | None = None
     drain: frozenset[str] = frozenset()
@@ -194,11 +194,11 @@ def _read(value: Json) -> Membership:
         generation=int(value["generation"]),
         publication=str(value["publication"]),
         members=tuple(sorted(Member.from_json(member) for member in value["members"])),
-        active=Pair.maybe(value["active"]),
+        active=AttemptId.maybe(value["active"]),
         previous=tuple(Previous.from_json(previous) for previous in value["previous"]),
         gone=frozenset(str(uid) for uid in value["gone"]),
         claims=tuple(Claim.from_json(claim) for claim in value["claims"]),
-        acknowledged=frozenset(Pair.from_json(pair) for pair in value["acknowledged"]),
+        acknowledged=frozenset(AttemptId.from_json(pair) for pair in value["acknowledged"]),
         restarts={Cause(cause): int(count) for cause, count in value["restarts"].items()},
         checkpoint=_directive(directives["checkpoint"]),
         drain=frozenset(str(uid) for uid in directives["drain"]),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.constants import Cause
 from holdfast.launcher.hang.stall_reports import Stall
 from holdfast.launcher.membership.document import Membership
-from holdfast.launcher.membership.held_shards import Held
+from holdfast.launcher.membership.held_shards import HeldShards
 from holdfast.launcher.membership.messages import Failure, Master, Message, World
 
 
@@ -76,7 +76,7 @@ class Received:
 class StoreOpened:
     """Answer to `OpenStore`."""
 
-    pair: Pair
+    pair: AttemptId
     master: Master
 
 
@@ -84,7 +84,7 @@ class StoreOpened:
 class StoreFailed:
     """Answer to `OpenStore` that could not be done."""
 
-    pair: Pair
+    pair: AttemptId
     message: str
 
 
@@ -92,7 +92,7 @@ class StoreFailed:
 class Entered:
     """All local ranks of the pair said hello (a script that never says it: they were spawned)."""
 
-    pair: Pair
+    pair: AttemptId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class StepMade:
     """A committed step of the attempt; `restored` is the step from which it went on (0: fresh start), `origin` where
     that was. One a pass of the shell's loop is enough."""
 
-    pair: Pair
+    pair: AttemptId
     step: int
     restored: int = 0
     origin: str = ""
@@ -110,7 +110,7 @@ class StepMade:
 class RankFailed:
     """A local rank process of the attempt failed, or said that a peer is lost."""
 
-    pair: Pair
+    pair: AttemptId
     failure: Failure
 
 
@@ -125,7 +125,7 @@ class Stalled:
 class HangFound:
     """A rank here hangs in this attempt, says this line; it is ended once the stacks here are kept."""
 
-    pair: Pair
+    pair: AttemptId
     message: str
 
 
@@ -133,7 +133,7 @@ class HangFound:
 class Holds:
     """Which shards of a sharded model the ranks here have in memory now; None of another model."""
 
-    held: Held | None
+    held: HeldShards | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ class Quiesced:
     """All local ranks of the pair made their last step; if a commit was asked for, it is durable. Also when nobody
     here asked: another launcher's request reaches all ranks."""
 
-    pair: Pair
+    pair: AttemptId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ class LocalDone:
     One that said hello and ended with 0 without `done` is a `RankFailed` with `Priority.ENDED_EARLY`.
     """
 
-    pair: Pair
+    pair: AttemptId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,14 +166,14 @@ class RanksEnded:
     """No local rank can vote in this pair or a lower one any more: its process is reaped, or *released*: it said
     `left` and keeps its state in memory."""
 
-    pair: Pair
+    pair: AttemptId
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignClaims:
     """A rank found claims that the membership does not know."""
 
-    pair: Pair
+    pair: AttemptId
     claims: tuple[Claim, ...]
 
 
@@ -243,8 +243,8 @@ class OpenStore:
     """Open a fresh store for this attempt here; answer `StoreOpened` or `StoreFailed`. Close the others, but not that
     of the attempt `beside` it, which still trains."""
 
-    pair: Pair
-    beside: Pair | None = None
+    pair: AttemptId
+    beside: AttemptId | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +256,7 @@ class StartRanks:
 
     world: World
     master: Master
-    trained: Pair | None = None
+    trained: AttemptId | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +265,7 @@ class StopRanks:
     keeps its state in memory, for the next `StartRanks`; any other is killed. `grace`: SIGTERM first, to a script
     without Holdfast's loop."""
 
-    pair: Pair
+    pair: AttemptId
     reason: str
     grace: float = 0.0
 
@@ -275,7 +275,7 @@ class QuiesceRanks:
     """Ask the local ranks to end their attempt at a step on which all agree; answer `Quiesced` when all said so.
     `commit`: that step is committed to the checkpoints. Else only if some rank cannot keep its state in memory."""
 
-    pair: Pair
+    pair: AttemptId
     id: str
     reason: str
     commit: bool
@@ -285,7 +285,7 @@ class QuiesceRanks:
 class RequestCheckpoint:
     """Ask the local ranks for an agreed commit."""
 
-    pair: Pair
+    pair: AttemptId
     id: str
     reason: str
 
@@ -294,7 +294,7 @@ class RequestCheckpoint:
 class KeepStacks:
     """A rank of another launcher hangs in this attempt, and all are about to leave it: keep what those here do."""
 
-    pair: Pair
+    pair: AttemptId
     message: str
 
 

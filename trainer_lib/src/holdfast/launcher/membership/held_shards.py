@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.core.attempt import Json, Pair
+from holdfast.core.attempt import AttemptId, Json
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class HeldShards:
     """Shards of a model of `count`, in the state of which the ranks were put in place in attempt `pair`."""
 
-    pair: Pair
+    pair: AttemptId
     count: int
     shards: frozenset[int]
 
@@ -28,26 +28,28 @@ class Held:
         return {"pair": self.pair.to_json(), "count": self.count, "shards": sorted(self.shards)}
 
     @classmethod
-    def from_json(cls, value: Json) -> Held:
+    def from_json(cls, value: Json) -> HeldShards:
         """Read the wire form."""
         return cls(
-            pair=Pair.from_json(value["pair"]),
+            pair=AttemptId.from_json(value["pair"]),
             count=int(value["count"]),
             shards=frozenset(int(shard) for shard in value["shards"]),
         )
 
 
-def together(parts: Iterable[Held]) -> Held | None:
+def together(parts: Iterable[HeldShards]) -> HeldShards | None:
     """What all ranks of a launcher hold of the newest state of theirs; None if the model is not sharded."""
     parts = list(parts)
     newest = max((part.pair for part in parts), default=None)
     if newest is None:
         return None
     same = [part for part in parts if part.pair == newest]
-    return Held(pair=newest, count=same[0].count, shards=frozenset[int]().union(*(part.shards for part in same)))
+    return HeldShards(
+        pair=newest, count=same[0].count, shards=frozenset[int]().union(*(part.shards for part in same))
+    )
 
 
-def left_out(order: Sequence[str], room: int, held: Mapping[str, Held]) -> frozenset[str] | None:
+def left_out(order: Sequence[str], room: int, held: Mapping[str, HeldShards]) -> frozenset[str] | None:
     """Who of these stays outside a world of `room`: the last ones without whom each shard of the newest is there.
 
     None if even all of them together lack one, or if no such world was found.

@@ -11,12 +11,12 @@ from dataclasses import dataclass, fields
 from enum import IntEnum, StrEnum
 from typing import Any, ClassVar, Final
 
-from holdfast.core.attempt import Claim, Json, Pair
+from holdfast.core.attempt import AttemptId, Claim, Json
 from holdfast.core.constants import Cause
 from holdfast.core.errors import DocumentError
 from holdfast.launcher.hang.stall_reports import Stall
 from holdfast.launcher.membership.document import Member, Membership
-from holdfast.launcher.membership.held_shards import Held
+from holdfast.launcher.membership.held_shards import HeldShards
 
 
 class Priority(IntEnum):
@@ -108,11 +108,11 @@ class Incident:
     `part_of`: the pair of the incident that it is counted with (`exhaustion`), as each launcher finds out by itself.
     """
 
-    pair: Pair
+    pair: AttemptId
     failure: Failure
     action: Remedy
     detected: float
-    part_of: Pair | None = None
+    part_of: AttemptId | None = None
     resumed: float | None = None
     lost_steps: int | None = None
     restored_from: str | None = None
@@ -130,7 +130,7 @@ class Incident:
     def from_json(cls, value: Json) -> Incident:
         """Read the wire form; resumption is each launcher's own observation."""
         return cls(
-            pair=Pair.from_json(value["pair"]),
+            pair=AttemptId.from_json(value["pair"]),
             failure=Failure.from_json(value["failure"]),
             action=Remedy(value["action"]),
             detected=float(value["detected"]),
@@ -162,7 +162,7 @@ class Notice:
 class World:
     """An attempt's members in order of index; ranks follow by this order × processes a worker."""
 
-    pair: Pair
+    pair: AttemptId
     publication: str
     members: tuple[Member, ...]
     coordinator: str
@@ -193,7 +193,7 @@ class World:
     def from_json(cls, value: Json) -> World:
         """Read the wire form."""
         return cls(
-            pair=Pair.from_json(value["pair"]),
+            pair=AttemptId.from_json(value["pair"]),
             publication=str(value["publication"]),
             members=tuple(Member.from_json(member) for member in value["members"]),
             coordinator=str(value["coordinator"]),
@@ -223,25 +223,25 @@ class Hello:
     generation: int = 0
     revision: int = 0
     publication: str = ""
-    accepted: Pair | None = None
-    started: Pair | None = None
+    accepted: AttemptId | None = None
+    started: AttemptId | None = None
     world: World | None = None
-    left: Pair | None = None
+    left: AttemptId | None = None
     ready: bool = False
     prepared: bool = True
     draining: bool = False
     stays: bool = False
     notice: Notice | None = None
     done: bool = False
-    failed: Pair | None = None
+    failed: AttemptId | None = None
     failure: Failure | None = None
     foreign: tuple[Claim, ...] = ()
     stalls: tuple[Stall, ...] = ()
-    held: Held | None = None
+    held: HeldShards | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class ShareMembership:
     """The newest membership that the sender knows, for a peer that knows an older one or none."""
 
     type: ClassVar[str] = "share"
@@ -254,7 +254,7 @@ class Propose:
 
     type: ClassVar[str] = "propose"
     world: World
-    started: Pair | None = None
+    started: AttemptId | None = None
     incident: Incident | None = None
 
 
@@ -271,9 +271,9 @@ class Refuse:
     """No, and why; `highest` is what the sender accepted."""
 
     type: ClassVar[str] = "refuse"
-    pair: Pair
+    pair: AttemptId
     reason: str
-    highest: Pair | None = None
+    highest: AttemptId | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +290,7 @@ class Confirm:
     """The coordinator asks: all are done; are you still in this attempt?"""
 
     type: ClassVar[str] = "confirm"
-    pair: Pair
+    pair: AttemptId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,7 +298,7 @@ class Confirmed:
     """Still in the attempt, done, and it accepts no other while the coordinator lives."""
 
     type: ClassVar[str] = "confirmed"
-    pair: Pair
+    pair: AttemptId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +306,7 @@ class Complete:
     """The job is complete; said by the coordinator of the attempt that every member confirmed."""
 
     type: ClassVar[str] = "complete"
-    pair: Pair
+    pair: AttemptId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,7 +323,7 @@ class Hang:
     """A rank of the sender hangs in this attempt, and is about to be ended: keep the stacks of yours now."""
 
     type: ClassVar[str] = "hang"
-    pair: Pair
+    pair: AttemptId
     message: str
 
 
@@ -335,25 +335,51 @@ class Leaving:
     code: int
 
 
-Message = Hello | Share | Propose | Accept | Refuse | Start | Confirm | Confirmed | Complete | GiveUp | Hang | Leaving
+Message = (
+    Hello
+    | ShareMembership
+    | Propose
+    | Accept
+    | Refuse
+    | Start
+    | Confirm
+    | Confirmed
+    | Complete
+    | GiveUp
+    | Hang
+    | Leaving
+)
 
 _TYPES: Final = {
     cls.type: cls
-    for cls in (Hello, Share, Propose, Accept, Refuse, Start, Confirm, Confirmed, Complete, GiveUp, Hang, Leaving)
+    for cls in (
+        Hello,
+        ShareMembership,
+        Propose,
+        Accept,
+        Refuse,
+        Start,
+        Confirm,
+        Confirmed,
+        Complete,
+        GiveUp,
+        Hang,
+        Leaving,
+    )
 }
 _NULLABLE: Final[dict[str, Callable[[Any], Any]]] = {
-    "accepted": Pair.from_json,
-    "started": Pair.from_json,
-    "highest": Pair.from_json,
-    "failed": Pair.from_json,
-    "left": Pair.from_json,
-    "pair": Pair.from_json,
+    "accepted": AttemptId.from_json,
+    "started": AttemptId.from_json,
+    "highest": AttemptId.from_json,
+    "failed": AttemptId.from_json,
+    "left": AttemptId.from_json,
+    "pair": AttemptId.from_json,
     "world": World.from_json,
     "failure": Failure.from_json,
     "incident": Incident.from_json,
     "notice": Notice.from_json,
     "membership": Membership.from_json,
-    "held": Held.from_json,
+    "held": HeldShards.from_json,
     "master": lambda value: Master(host=str(value["host"]), port=int(value["port"])),
     "foreign": lambda value: tuple(Claim.from_json(claim) for claim in value),
     "stalls": lambda value: tuple(Stall.from_json(stall) for stall in value),
@@ -376,7 +402,7 @@ def _plain(value: Any) -> Any:
             return [_plain(item) for item in value]
         case Master():
             return {"host": value.host, "port": value.port}
-        case Pair() | World() | Failure() | Incident() | Claim() | Notice() | Stall() | Held():
+        case AttemptId() | World() | Failure() | Incident() | Claim() | Notice() | Stall() | HeldShards():
             return value.to_json()
     return value
 

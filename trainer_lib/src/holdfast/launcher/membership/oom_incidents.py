@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.constants import Cause
 from holdfast.launcher.membership.messages import Failure, Incident, Priority
 
@@ -25,7 +25,7 @@ class Exhaustion:
     """The newest one: whose memory, the attempts that it ended, and when it began and showed last."""
 
     pod: str
-    ends: tuple[Pair, ...]
+    ends: tuple[AttemptId, ...]
     began: float
     last: float
 
@@ -34,7 +34,7 @@ class Exhaustion:
         soon = incident.detected < min(self.last + GAP, self.began + SPAN)  # by the clocks of whoever saw it
         return soon and incident.pair > self.ends[-1] and _may_come_of_it(incident.failure, self.pod)
 
-    def whole(self, pair: Pair) -> Pair | None:
+    def whole(self, pair: AttemptId) -> AttemptId | None:
         """Under which pair the end of this attempt is counted, if it is not the first."""
         return self.ends[0] if pair in self.ends[1:] else None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from holdfast.core.attempt import Pair, highest
+from holdfast.core.attempt import AttemptId, highest
 from holdfast.core.constants import Phase
 from holdfast.launcher.membership import quorum as rules
 from holdfast.launcher.membership.attempt_end import adopt_incident, close_attempt, hear_of_the_end, sent_away
@@ -27,7 +27,7 @@ from holdfast.launcher.membership.messages import (
     World,
 )
 from holdfast.launcher.membership.state import Attempt, Pending, Proposal, Quiesce
-from holdfast.launcher.membership.transition import Turn
+from holdfast.launcher.membership.transition import Transition
 
 Waiting = tuple[Phase, str]
 PATIENCE = 3
@@ -36,7 +36,7 @@ PATIENCE = 3
 # Proposing
 
 
-def propose(turn: Turn) -> Waiting:
+def propose(turn: Transition) -> Waiting:
     """Propose a world if it is our turn and one is due; says what is waited for otherwise."""
     membership = turn.membership
     held = _held(turn)
@@ -52,7 +52,7 @@ def propose(turn: Turn) -> Waiting:
     return _form(turn, membership)
 
 
-def _held(turn: Turn) -> Waiting | None:
+def _held(turn: Transition) -> Waiting | None:
     """Why no world at all is proposed or accepted here."""
     state, membership = turn.state, turn.membership
     if not state.ready:
@@ -78,7 +78,7 @@ def _held(turn: Turn) -> Waiting | None:
     return None
 
 
-def _running(turn: Turn) -> World | None:
+def _running(turn: Transition) -> World | None:
     """The world that trains now, here or as a live peer says."""
     state = turn.state
     worlds = [hello.world for uid in state.peers if (hello := turn.hello(uid)) and hello.world]
@@ -88,7 +88,7 @@ def _running(turn: Turn) -> World | None:
     return newest if newest is not None and not _known_to_have_failed(turn, newest.pair) else None
 
 
-def _known_to_have_failed(turn: Turn, pair: Pair) -> bool:
+def _known_to_have_failed(turn: Transition, pair: AttemptId) -> bool:
     own = turn.state.failed
     return (own is not None and own >= pair) or any(
         hello.failed is not None and hello.failed >= pair and not hello.draining
@@ -97,7 +97,7 @@ def _known_to_have_failed(turn: Turn, pair: Pair) -> bool:
     )
 
 
-def _grow(turn: Turn, membership: Membership, running: World) -> Waiting:
+def _grow(turn: Transition, membership: Membership, running: World) -> Waiting:
     """Take in those who are ready and not in the running world, without leaving anybody of it."""
     message = _trains(running, membership)
     waiting = (Phase.RUNNING, message) if turn.attempt else (Phase.WAITING, f"waits to join; others are {message}")
@@ -121,7 +121,7 @@ def _grow(turn: Turn, membership: Membership, running: World) -> Waiting:
     return refused or (Phase.FORMING, f"grows from {len(keep)} to {len(chosen)} workers")
 
 
-def _form(turn: Turn, membership: Membership) -> Waiting:
+def _form(turn: Transition, membership: Membership) -> Waiting:
     """Nothing trains: form the largest world of those who live."""
     usable = turn.usable_members()
     if _may_start(turn, membership):
@@ -144,7 +144,7 @@ def _form(turn: Turn, membership: Membership) -> Waiting:
     return refused or (Phase.FORMING, f"proposes a world of {len(chosen)}")
 
 
-def _largest(turn: Turn, membership: Membership, usable: tuple[Member, ...]) -> tuple[Member, ...]:
+def _largest(turn: Transition, membership: Membership, usable: tuple[Member, ...]) -> tuple[Member, ...]:
     """The largest world, with each shard of a sharded model if that may be: nobody waits for a shard."""
     said = {member.pod_uid: turn.held(member.pod_uid) for member in usable}
     held = {uid: one for uid, one in said.items() if one is not None}
@@ -154,7 +154,7 @@ def _largest(turn: Turn, membership: Membership, usable: tuple[Member, ...]) -> 
     return rules.largest_world(membership.rules, usable)
 
 
-def _may_start(turn: Turn, membership: Membership) -> bool:
+def _may_start(turn: Transition, membership: Membership) -> bool:
     """Whether what was accepted here of another may start any moment, or has: a rival world would break it up, and
     that is a failure which nobody had."""
     state, world = turn.state, turn.state.accepted_world
@@ -165,7 +165,7 @@ def _may_start(turn: Turn, membership: Membership) -> bool:
     return state.idle_since is not None and turn.now < state.idle_since + membership.rules.accept_deadline
 
 
-def _my_turn(turn: Turn, membership: Membership, usable: tuple[Member, ...]) -> bool:
+def _my_turn(turn: Transition, membership: Membership, usable: tuple[Member, ...]) -> bool:
     """The lowest live index proposes; the next ones step in if it does nothing for long."""
     order = [member.pod_uid for member in usable]
     if turn.state.me not in order:
@@ -176,7 +176,7 @@ def _my_turn(turn: Turn, membership: Membership, usable: tuple[Member, ...]) -> 
     return place == 0 or (turn.attempt is None and idle > patience)
 
 
-def _replacement_may_come(turn: Turn, membership: Membership, chosen: tuple[Member, ...]) -> bool:
+def _replacement_may_come(turn: Transition, membership: Membership, chosen: tuple[Member, ...]) -> bool:
     """Whether a shrink is to wait: only the proposer asks, so nothing that is safe becomes unsafe by it. Proposals
     that come to nothing do not prolong the wait."""
     rules, last, since = membership.rules, turn.state.last_world, turn.state.ended_at
@@ -185,17 +185,17 @@ def _replacement_may_come(turn: Turn, membership: Membership, chosen: tuple[Memb
     return since is not None and turn.now < since + rules.shrink_after
 
 
-def _first_attempt(turn: Turn, membership: Membership) -> bool:
+def _first_attempt(turn: Transition, membership: Membership) -> bool:
     top = _highest_accepted(turn)
     return top is None or top.generation < membership.generation
 
 
-def _highest_accepted(turn: Turn) -> Pair | None:
+def _highest_accepted(turn: Transition) -> AttemptId | None:
     peers = [hello.accepted for uid in turn.state.peers if (hello := turn.hello(uid))]
     return highest(turn.state.accepted, turn.state.refused, turn.started(), *peers)
 
 
-def _worth_waiting(turn: Turn, membership: Membership, usable: tuple[Member, ...]) -> bool:
+def _worth_waiting(turn: Transition, membership: Membership, usable: tuple[Member, ...]) -> bool:
     """Whether a member may still come: not proved gone, and not seen and lost."""
     if turn.now >= turn.state.seen_at + membership.rules.first_attempt_wait:
         return False
@@ -203,12 +203,12 @@ def _worth_waiting(turn: Turn, membership: Membership, usable: tuple[Member, ...
     return any(not _seen_and_lost(turn, uid) for uid in absent)
 
 
-def _seen_and_lost(turn: Turn, uid: str) -> bool:
+def _seen_and_lost(turn: Transition, uid: str) -> bool:
     peer = turn.state.peers.get(uid)
     return peer is not None and ((peer.met and not peer.up) or peer.muted_until > turn.now)
 
 
-def _has_heard(turn: Turn, membership: Membership, member: Member) -> bool:
+def _has_heard(turn: Transition, membership: Membership, member: Member) -> bool:
     """Whether it knows the generation: who does not refuses its worlds, and the others would have stopped for it."""
     hello = turn.hello(member.pod_uid)
     return member.pod_uid == turn.state.me or (
@@ -216,13 +216,13 @@ def _has_heard(turn: Turn, membership: Membership, member: Member) -> bool:
     )
 
 
-def _settled(turn: Turn, member: Member) -> bool:
+def _settled(turn: Transition, member: Member) -> bool:
     """A newcomer's channel has held for a moment: a flapping link must not cost the others their time."""
     peer = turn.state.peers.get(member.pod_uid)
     return peer is None or turn.now >= peer.since + turn.rules.dead_after
 
 
-def _prepared(turn: Turn, member: Member) -> bool:
+def _prepared(turn: Transition, member: Member) -> bool:
     """A newcomer's ranks get ready while the others train; but nobody waits for ever for one that does not."""
     if member.pod_uid == turn.state.me:
         return turn.state.prepared or turn.now >= turn.state.seen_at + turn.rules.startup_deadline
@@ -238,7 +238,7 @@ def _in_steps(membership: Membership, keep: list[Member], newcomers: list[Member
     return tuple(sorted([*keep, *newcomers[: max(room, 0)]]))
 
 
-def _what_ended_it(turn: Turn) -> Incident | None:
+def _what_ended_it(turn: Transition) -> Incident | None:
     """The incident that ended the last world that started, if it did not end by agreement."""
     last = turn.started()
     own = next((incident for incident in turn.state.incidents if incident.pair == last), None)
@@ -258,7 +258,7 @@ def _what_ended_it(turn: Turn) -> Incident | None:
 
 
 def _try(
-    turn: Turn, membership: Membership, chosen: tuple[Member, ...], incident: Incident | None, patience: float
+    turn: Transition, membership: Membership, chosen: tuple[Member, ...], incident: Incident | None, patience: float
 ) -> Waiting | None:
     """Propose it, unless a rule says no; returns what says no."""
     verdict = rules.may_be(membership, _uids(chosen), turn.started(), turn.weakened)
@@ -267,7 +267,7 @@ def _try(
     top = _highest_accepted(turn)
     attempt = top.attempt + 1 if top is not None and top.generation == membership.generation else 1
     world = World(
-        pair=Pair(membership.generation, attempt),
+        pair=AttemptId(membership.generation, attempt),
         publication=membership.publication,
         members=chosen,
         coordinator=turn.state.me,
@@ -290,12 +290,12 @@ def _try(
     return None
 
 
-def _world_of(turn: Turn, pair: Pair) -> frozenset[str]:
+def _world_of(turn: Transition, pair: AttemptId) -> frozenset[str]:
     known = (turn.state.accepted_world, turn.state.last_world)
     return next((world.uids for world in known if world is not None and world.pair == pair), frozenset())
 
 
-def _say(turn: Turn, uids: Iterable[str]) -> None:
+def _say(turn: Transition, uids: Iterable[str]) -> None:
     proposal = turn.state.proposal
     if proposal is not None:
         message = Propose(world=proposal.world, started=turn.started(), incident=proposal.incident)
@@ -303,7 +303,7 @@ def _say(turn: Turn, uids: Iterable[str]) -> None:
             turn.send(uid, message)
 
 
-def pursue(turn: Turn) -> None:
+def pursue(turn: Transition) -> None:
     """Bring our own proposal to its end: started, or given up."""
     proposal = turn.state.proposal
     if proposal is None:
@@ -328,18 +328,18 @@ def pursue(turn: Turn) -> None:
         _say(turn, uids - proposal.accepted)
 
 
-def _give_way(turn: Turn, pause: float) -> None:
+def _give_way(turn: Transition, pause: float) -> None:
     """Two who propose at once must not do so for ever: the higher index looks away for longer."""
     place = sum(1 for member in turn.usable_members() if member.pod_uid != turn.state.me and _before(turn, member))
     turn.set(proposal=None, retry_at=turn.now + pause * (1 + place))
 
 
-def _before(turn: Turn, member: Member) -> bool:
+def _before(turn: Transition, member: Member) -> bool:
     me = turn.membership.member(turn.state.me) if turn.membership else None
     return me is not None and member.index < me.index
 
 
-def _start(turn: Turn, proposal: Proposal, master: Master) -> None:
+def _start(turn: Transition, proposal: Proposal, master: Master) -> None:
     """Rule 2: all accepted exactly this."""
     turn.set(proposal=None)
     started = Start(world=proposal.world, master=master)
@@ -348,7 +348,7 @@ def _start(turn: Turn, proposal: Proposal, master: Master) -> None:
     enter(turn, started)
 
 
-def remind(turn: Turn) -> None:
+def remind(turn: Transition) -> None:
     """Say `Start` again to members that have not heard it."""
     attempt = turn.attempt
     if attempt is None or attempt.world.coordinator != turn.state.me:
@@ -365,7 +365,7 @@ def remind(turn: Turn) -> None:
 # Accepting
 
 
-def consider(turn: Turn, sender: str, proposal: Propose) -> None:
+def consider(turn: Transition, sender: str, proposal: Propose) -> None:
     """A proposal: refuse it, or set out to accept it."""
     world, state = proposal.world, turn.state
     if state.accepted == world.pair and state.accepted_world == world:
@@ -388,7 +388,7 @@ def consider(turn: Turn, sender: str, proposal: Propose) -> None:
         _promise(turn)
 
 
-def _objection(turn: Turn, proposal: Propose) -> str | None:
+def _objection(turn: Transition, proposal: Propose) -> str | None:
     """Why this proposal is not accepted, or None."""
     state, world, membership = turn.state, proposal.world, turn.membership
     if state.drain is not None or state.leaving is not None:
@@ -411,14 +411,14 @@ def _objection(turn: Turn, proposal: Propose) -> str | None:
     return verdict.reason if not verdict.ok else _still_training(turn, proposal)
 
 
-def _confirmed_to_live_coordinator(turn: Turn) -> bool:
+def _confirmed_to_live_coordinator(turn: Transition) -> bool:
     attempt = turn.attempt
     if turn.state.confirmed is None or attempt is None:
         return False
     return turn.up(attempt.world.coordinator)
 
 
-def _healthy(turn: Turn, proposal: Propose) -> bool:
+def _healthy(turn: Transition, proposal: Propose) -> bool:
     """Whether our attempt goes on, as far as we and the proposer know."""
     attempt = turn.attempt
     if attempt is None or attempt.failures:
@@ -426,7 +426,7 @@ def _healthy(turn: Turn, proposal: Propose) -> bool:
     return proposal.incident is None or proposal.incident.pair < attempt.world.pair
 
 
-def _still_training(turn: Turn, proposal: Propose) -> str | None:
+def _still_training(turn: Transition, proposal: Propose) -> str | None:
     attempt = turn.attempt
     if attempt is None or not _healthy(turn, proposal):
         return None
@@ -438,7 +438,7 @@ def _still_training(turn: Turn, proposal: Propose) -> str | None:
     return f"{attempt.world.pair} trains, and {', '.join(sorted(left_out))} is left out" if left_out else None
 
 
-def _must_finish(turn: Turn, proposal: Propose) -> bool:
+def _must_finish(turn: Transition, proposal: Propose) -> bool:
     """Whether there is something to lose: steps were made and no agreed commit ended them."""
     attempt = turn.attempt
     if attempt is None or not _healthy(turn, proposal):
@@ -446,7 +446,7 @@ def _must_finish(turn: Turn, proposal: Propose) -> bool:
     return attempt.step is not None and attempt.quiesced_at is None
 
 
-def _quiesce(turn: Turn, request: str, reason: str) -> None:
+def _quiesce(turn: Transition, request: str, reason: str) -> None:
     attempt = turn.attempt
     if attempt is not None and attempt.quiesce is None:
         until = turn.now + turn.rules.checkpoint_deadline
@@ -454,7 +454,7 @@ def _quiesce(turn: Turn, request: str, reason: str) -> None:
         turn.do(QuiesceRanks(pair=attempt.world.pair, id=request, reason=reason, commit=False))
 
 
-def accept(turn: Turn) -> None:
+def accept(turn: Transition) -> None:
     """Carry a pending acceptance on: the agreed commit (or its deadline), the old ranks' end, the answer."""
     pending, attempt = turn.state.pending, turn.attempt
     if pending is None:
@@ -467,13 +467,13 @@ def accept(turn: Turn) -> None:
         _answer(turn, pending.world)
 
 
-def _waits_for_commit(turn: Turn, attempt: Attempt | None) -> bool:
+def _waits_for_commit(turn: Transition, attempt: Attempt | None) -> bool:
     if attempt is None or attempt.failures or attempt.quiesced_at is not None or attempt.quiesce is None:
         return False
     return turn.now < attempt.quiesce.until
 
 
-def _promise(turn: Turn) -> None:
+def _promise(turn: Transition) -> None:
     """Rule 1: all lower pairs are left for good, from here on."""
     pending = turn.state.pending
     if pending is None:
@@ -490,14 +490,14 @@ def _promise(turn: Turn) -> None:
     )
 
 
-def _answer(turn: Turn, world: World) -> None:
+def _answer(turn: Transition, world: World) -> None:
     if world.coordinator == turn.state.me:
         accepted_by(turn, turn.state.me, world)
     else:
         turn.send(world.coordinator, Accept(world=world))
 
 
-def accepted_by(turn: Turn, sender: str, world: World) -> None:
+def accepted_by(turn: Transition, sender: str, world: World) -> None:
     """An acceptance of our proposal; it must echo exactly what was proposed."""
     proposal = turn.state.proposal
     if proposal is not None and proposal.world == world and sender in world.uids:
@@ -506,7 +506,7 @@ def accepted_by(turn: Turn, sender: str, world: World) -> None:
             turn.set_peer(sender, replace(peer, refusals=0))
 
 
-def refused_by(turn: Turn, sender: str, refusal: Refuse) -> None:
+def refused_by(turn: Transition, sender: str, refusal: Refuse) -> None:
     """A refusal of our proposal: give way, look again in a moment; who refuses time and again is left out."""
     turn.set(refused=highest(turn.state.refused, refusal.highest))
     proposal, peer = turn.state.proposal, turn.state.peers[sender]
@@ -519,7 +519,7 @@ def refused_by(turn: Turn, sender: str, refusal: Refuse) -> None:
     _give_way(turn, turn.rules.resend)
 
 
-def enter(turn: Turn, start: Start) -> None:
+def enter(turn: Transition, start: Start) -> None:
     """The world has started: record it, and start our ranks if we are still in it."""
     state, world = turn.state, start.world
     turn.set(started=highest(state.started, world.pair))

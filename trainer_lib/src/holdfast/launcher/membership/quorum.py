@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.launcher.membership.document import Member, Membership, Rules
-from holdfast.launcher.membership.held_shards import Held, left_out
+from holdfast.launcher.membership.held_shards import HeldShards, left_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ NOTHING = Weakened()
 
 
 @dataclass(frozen=True)
-class Verdict:
+class QuorumDecision:
     """Whether a world may be, and why not. `fence`: the pods whose end must be proved first."""
 
     ok: bool
@@ -35,12 +35,12 @@ class Verdict:
     fence: frozenset[str] = frozenset()
 
 
-OK = Verdict(True)
+OK = QuorumDecision(True)
 
 
 def may_be(
-    membership: Membership, world: frozenset[str], started: Pair | None, weakened: Weakened = NOTHING
-) -> Verdict:
+    membership: Membership, world: frozenset[str], started: AttemptId | None, weakened: Weakened = NOTHING
+) -> QuorumDecision:
     """Rules (b) and (c) for a world in the membership's generation; `started` is the highest pair known to have."""
     size = right_size(membership, world, weakened)
     if not size.ok:
@@ -48,34 +48,34 @@ def may_be(
     return OK if weakened.older_generations else no_older_world(membership, world, started)
 
 
-def right_size(membership: Membership, world: frozenset[str], weakened: Weakened = NOTHING) -> Verdict:
+def right_size(membership: Membership, world: frozenset[str], weakened: Weakened = NOTHING) -> QuorumDecision:
     """Rule (b): a strict majority, at least `minReplicas`, in steps of `replicaStep`, all unless it may shrink."""
     rules, members = membership.rules, membership.uids
     if not world <= members:
-        return Verdict(False, f"{_names(world - members)} not in generation {membership.generation}")
+        return QuorumDecision(False, f"{_names(world - members)} not in generation {membership.generation}")
     if 2 * len(world) <= len(members) and not weakened.majority:
-        return Verdict(
+        return QuorumDecision(
             False, f"{len(world)} of {len(members)} workers is no majority of generation {membership.generation}"
         )
     if len(world) < rules.min_replicas:
-        return Verdict(False, f"{len(world)} workers are fewer than minReplicas {rules.min_replicas}")
+        return QuorumDecision(False, f"{len(world)} workers are fewer than minReplicas {rules.min_replicas}")
     if len(world) % rules.replica_step:
-        return Verdict(False, f"{len(world)} workers are no multiple of replicaStep {rules.replica_step}")
+        return QuorumDecision(False, f"{len(world)} workers are no multiple of replicaStep {rules.replica_step}")
     if world != members and not rules.may_shrink:
-        return Verdict(False, f"{_names(members - world)} missing, and the job may not shrink")
+        return QuorumDecision(False, f"{_names(members - world)} missing, and the job may not shrink")
     return OK
 
 
-def no_older_world(membership: Membership, world: frozenset[str], started: Pair | None) -> Verdict:
+def no_older_world(membership: Membership, world: frozenset[str], started: AttemptId | None) -> QuorumDecision:
     """Rule (c): of each generation since the last active one, at most half is neither here nor proved gone."""
     gap = missing_generation(membership, started)
     if gap is not None:
-        return Verdict(False, f"the membership does not list generation {gap}, which may still hold a world")
+        return QuorumDecision(False, f"the membership does not list generation {gap}, which may still hold a world")
     first = first_to_fence(membership, started)
     for previous in membership.previous:
         left = previous.members - world - membership.gone
         if previous.generation >= first and 2 * len(left) > len(previous.members):
-            return Verdict(
+            return QuorumDecision(
                 False,
                 f"{_names(left)} of generation {previous.generation} may still train; it goes on when they report,"
                 " or are proved gone (delete the Node object, or taint it with"
@@ -85,13 +85,13 @@ def no_older_world(membership: Membership, world: frozenset[str], started: Pair 
     return OK
 
 
-def first_to_fence(membership: Membership, started: Pair | None) -> int:
+def first_to_fence(membership: Membership, started: AttemptId | None) -> int:
     """The earliest generation that may still hold a world."""
     known = [pair.generation for pair in (membership.active, started) if pair is not None]
     return max(known, default=1)
 
 
-def missing_generation(membership: Membership, started: Pair | None) -> int | None:
+def missing_generation(membership: Membership, started: AttemptId | None) -> int | None:
     """The first generation that `previous` should list and does not."""
     needed = first_to_fence(membership, started)
     for entry in sorted(membership.previous, key=lambda entry: entry.generation):
@@ -102,7 +102,7 @@ def missing_generation(membership: Membership, started: Pair | None) -> int | No
 
 
 def largest_world(
-    rules: Rules, candidates: Iterable[Member], held: Mapping[str, Held] | None = None
+    rules: Rules, candidates: Iterable[Member], held: Mapping[str, HeldShards] | None = None
 ) -> tuple[Member, ...]:
     """As many of the candidates as `replicaStep` allows, the lowest indexes first; of a sharded model with each shard
     that they hold, if all of them can be had."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.constants import Cause, Phase
 from holdfast.launcher.hang.stall_reports import Stall
 from holdfast.launcher.membership.document import Membership
 from holdfast.launcher.membership.events import Exit, How
-from holdfast.launcher.membership.held_shards import Held
+from holdfast.launcher.membership.held_shards import HeldShards
 from holdfast.launcher.membership.messages import Failure, Hello, Incident, Master, World
 from holdfast.launcher.membership.oom_incidents import Exhaustion
 
@@ -100,30 +100,30 @@ class State:
     membership: Membership | None = None
     seen_at: float = 0.0
     conflict: int | None = None
-    accepted: Pair | None = None
+    accepted: AttemptId | None = None
     accepted_world: World | None = None
-    started: Pair | None = None
-    trained: Pair | None = None  # the highest attempt that had ranks here
+    started: AttemptId | None = None
+    trained: AttemptId | None = None  # the highest attempt that had ranks here
     peers: Mapping[str, Peer] = field(default_factory=dict)
     attempt: Attempt | None = None
-    ranks: Pair | None = None
+    ranks: AttemptId | None = None
     stalls: tuple[Stall, ...] = ()
-    held: Held | None = None
+    held: HeldShards | None = None
     saving: bool = False
     stopping: bool = False
     pending: Pending | None = None
     proposal: Proposal | None = None
-    refused: Pair | None = None
+    refused: AttemptId | None = None
     retry_at: float = 0.0
     idle_since: float | None = None
-    last: Pair | None = None
+    last: AttemptId | None = None
     last_world: World | None = None
     ended_at: float | None = None  # since when it is the last one
-    failed: Pair | None = None
+    failed: AttemptId | None = None
     failure: Failure | None = None
     incidents: tuple[Incident, ...] = ()
-    history: tuple[tuple[Pair, Cause, float], ...] = ()
-    counted: frozenset[Pair] = frozenset()
+    history: tuple[tuple[AttemptId, Cause, float], ...] = ()
+    counted: frozenset[AttemptId] = frozenset()
     exhausted: Exhaustion | None = None
     fruitless: int = 0
     not_before: float = 0.0
@@ -132,10 +132,10 @@ class State:
     postponed: Drain | None = None  # a notice whose attempt another one's failure ended: it is heeded in the next
     requests: frozenset[str] = frozenset()
     waiting_requests: tuple[tuple[str, str], ...] = ()
-    confirmed: Pair | None = None
+    confirmed: AttemptId | None = None
     confirmations: frozenset[str] = frozenset()
     confirm_sent: float = 0.0
-    complete: Pair | None = None
+    complete: AttemptId | None = None
     leaving: Exit | None = None
     leave_at: float | None = None
     exit: Exit | None = None

@@ -31,7 +31,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from holdfast.core.attempt import Pair, highest
+from holdfast.core.attempt import AttemptId, highest
 from holdfast.core.constants import Cause, Phase
 from holdfast.launcher.membership import attempt_end, events, messages, proposals
 from holdfast.launcher.membership.document import Member, Membership
@@ -45,10 +45,10 @@ from holdfast.launcher.membership.events import (
     Send,
     StartRanks,
 )
-from holdfast.launcher.membership.messages import Failure, Hello, Priority, Share
+from holdfast.launcher.membership.messages import Failure, Hello, Priority, ShareMembership
 from holdfast.launcher.membership.quorum import NOTHING, Weakened
 from holdfast.launcher.membership.state import Peer, State
-from holdfast.launcher.membership.transition import Turn, lost
+from holdfast.launcher.membership.transition import Transition, lost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +63,14 @@ def step(state: State, event: Event, now: float, weakened: Weakened = NOTHING) -
     """Take one event in, and do all that follows from it. `weakened` is for tests of the rules."""
     if state.exit is not None:
         return Decision(state=state, actions=())
-    turn = Turn(state, now, weakened)
+    turn = Transition(state, now, weakened)
     _HANDLERS[type(event)](turn, event)
     _follow(turn)
     check_invariants(state, turn.state, turn.actions)
     return Decision(state=turn.state, actions=tuple(turn.actions))
 
 
-def _follow(turn: Turn) -> None:
+def _follow(turn: Transition) -> None:
     """Everything that follows from the state, in this order, whatever the event was."""
     attempt_end.postpone_drain(turn)
     attempt_end.heed_postponed(turn)
@@ -89,7 +89,7 @@ def _follow(turn: Turn) -> None:
     attempt_end.settle_leaving(turn)
 
 
-def _propose(turn: Turn) -> proposals.Waiting:
+def _propose(turn: Transition) -> proposals.Waiting:
     state = turn.state
     if state.leaving is not None or state.drain is not None or state.pending is not None:
         return state.phase, state.message
@@ -123,23 +123,23 @@ def lost_members(state: State) -> tuple[tuple[str, float, How], ...]:
 # Events
 
 
-def _ready(turn: Turn, _: events.Ready) -> None:
+def _ready(turn: Transition, _: events.Ready) -> None:
     turn.set(ready=True)
 
 
-def _prepared(turn: Turn, event: events.Prepared) -> None:
+def _prepared(turn: Transition, event: events.Prepared) -> None:
     turn.set(prepared=event.prepared)
 
 
-def _tick(turn: Turn, _: events.Tick) -> None:
+def _tick(turn: Transition, _: events.Tick) -> None:
     """Time is in `now`."""
 
 
-def _membership_seen(turn: Turn, event: events.MembershipSeen) -> None:
+def _membership_seen(turn: Transition, event: events.MembershipSeen) -> None:
     see(turn, event.membership)
 
 
-def see(turn: Turn, membership: Membership) -> None:
+def see(turn: Transition, membership: Membership) -> None:
     """Rule 1: seeing a generation changes nothing but what may be proposed and accepted."""
     known = turn.membership
     if known is not None and _conflicts(known, membership.generation, membership.publication):
@@ -162,13 +162,13 @@ def _conflicts(known: Membership, generation: int, publication: str) -> bool:
     return known.generation == generation and known.publication != publication
 
 
-def _peer_up(turn: Turn, event: events.PeerUp) -> None:
+def _peer_up(turn: Transition, event: events.PeerUp) -> None:
     turn.set_peer(event.pod_uid, Peer(up=True, since=turn.now, met=True))
     if turn.state.hello is not None:
         turn.send(event.pod_uid, turn.state.hello)
 
 
-def _peer_down(turn: Turn, event: events.PeerDown) -> None:
+def _peer_down(turn: Transition, event: events.PeerDown) -> None:
     known = turn.state.peers.get(event.pod_uid, Peer(up=False, since=turn.now))
     if known.how is not None and not known.up:
         return
@@ -176,7 +176,7 @@ def _peer_down(turn: Turn, event: events.PeerDown) -> None:
     _member_lost(turn, event.pod_uid, event.how)
 
 
-def _member_lost(turn: Turn, uid: str, how: How) -> None:
+def _member_lost(turn: Transition, uid: str, how: How) -> None:
     attempt = turn.attempt
     member = next((m for m in attempt.world.members if m.pod_uid == uid), None) if attempt else None
     if attempt is None or member is None:
@@ -188,25 +188,25 @@ def _member_lost(turn: Turn, uid: str, how: How) -> None:
         turn.fail(lost(member, how, turn.now))
 
 
-def _store_opened(turn: Turn, event: events.StoreOpened) -> None:
+def _store_opened(turn: Transition, event: events.StoreOpened) -> None:
     proposal = turn.state.proposal
     if proposal is not None and proposal.world.pair == event.pair:
         turn.set(proposal=replace(proposal, master=event.master))
 
 
-def _store_failed(turn: Turn, event: events.StoreFailed) -> None:
+def _store_failed(turn: Transition, event: events.StoreFailed) -> None:
     proposal = turn.state.proposal
     if proposal is not None and proposal.world.pair == event.pair:
         turn.set(proposal=None, retry_at=turn.now + turn.rules.resend)
         turn.do(Note(phase=turn.state.phase, message=f"no store for {event.pair}: {event.message}"))
 
 
-def _entered(turn: Turn, event: events.Entered) -> None:
+def _entered(turn: Transition, event: events.Entered) -> None:
     if _is_present(turn, event.pair):
         turn.set_attempt(entered=True)
 
 
-def _step_made(turn: Turn, event: events.StepMade) -> None:
+def _step_made(turn: Transition, event: events.StepMade) -> None:
     if not _is_present(turn, event.pair):
         return
     attempt_end.resumed(turn, event)
@@ -215,7 +215,7 @@ def _step_made(turn: Turn, event: events.StepMade) -> None:
     turn.set(waiting_requests=())
 
 
-def _rank_failed(turn: Turn, event: events.RankFailed) -> None:
+def _rank_failed(turn: Transition, event: events.RankFailed) -> None:
     failure = event.failure if event.failure.at else replace(event.failure, at=turn.now)
     if _is_present(turn, event.pair):
         turn.fail(failure)
@@ -223,12 +223,12 @@ def _rank_failed(turn: Turn, event: events.RankFailed) -> None:
         attempt_end.know_better(turn, event.pair, failure)
 
 
-def _stalled(turn: Turn, event: events.Stalled) -> None:
+def _stalled(turn: Transition, event: events.Stalled) -> None:
     """Only passed on: who hangs is judged beside the core."""
     turn.set(stalls=event.stalls)
 
 
-def _hang_found(turn: Turn, event: events.HangFound) -> None:
+def _hang_found(turn: Transition, event: events.HangFound) -> None:
     """Said before its attempt fails, so that the others' ranks still are where they waited when they hear it."""
     attempt = turn.attempt
     if attempt is not None and attempt.world.pair == event.pair:
@@ -236,33 +236,33 @@ def _hang_found(turn: Turn, event: events.HangFound) -> None:
             turn.send(uid, messages.Hang(pair=event.pair, message=event.message))
 
 
-def _holds(turn: Turn, event: events.Holds) -> None:
+def _holds(turn: Transition, event: events.Holds) -> None:
     turn.set(held=event.held)
 
 
-def _saves(turn: Turn, event: events.Saves) -> None:
+def _saves(turn: Transition, event: events.Saves) -> None:
     turn.set(saving=event.saving)
 
 
-def _quiesced(turn: Turn, event: events.Quiesced) -> None:
+def _quiesced(turn: Transition, event: events.Quiesced) -> None:
     if _is_present(turn, event.pair):
         turn.set_attempt(quiesced_at=turn.now)
 
 
-def _local_done(turn: Turn, event: events.LocalDone) -> None:
+def _local_done(turn: Transition, event: events.LocalDone) -> None:
     if _is_present(turn, event.pair):
         turn.set_attempt(done=True, entered=True)
     if turn.state.ranks == event.pair:
         turn.set(ranks=None, stopping=False)
 
 
-def _ranks_ended(turn: Turn, event: events.RanksEnded) -> None:
+def _ranks_ended(turn: Transition, event: events.RanksEnded) -> None:
     ranks = turn.state.ranks
     if ranks is not None and ranks <= event.pair:
         turn.set(ranks=None, stopping=False)
 
 
-def _foreign_claims(turn: Turn, event: events.ForeignClaims) -> None:
+def _foreign_claims(turn: Transition, event: events.ForeignClaims) -> None:
     attempt_end.stop_for(turn, event.claims)
     if _is_present(turn, event.pair):
         attempt_end.close_attempt(
@@ -270,11 +270,11 @@ def _foreign_claims(turn: Turn, event: events.ForeignClaims) -> None:
         )  # its ranks wait to be ended, also when we know the claims by now
 
 
-def _checkpoint_asked(turn: Turn, event: events.CheckpointAsked) -> None:
+def _checkpoint_asked(turn: Transition, event: events.CheckpointAsked) -> None:
     _ask(turn, event.id, event.reason)
 
 
-def _ask(turn: Turn, id_: str, reason: str) -> None:
+def _ask(turn: Transition, id_: str, reason: str) -> None:
     """Pass a request on once; before the first step of an attempt it waits for that."""
     state = turn.state
     if id_ in state.requests:
@@ -287,25 +287,25 @@ def _ask(turn: Turn, id_: str, reason: str) -> None:
         turn.set(waiting_requests=(*state.waiting_requests, (id_, reason)))
 
 
-def _drain_asked(turn: Turn, event: events.DrainAsked) -> None:
+def _drain_asked(turn: Transition, event: events.DrainAsked) -> None:
     attempt_end.begin_drain(turn, event)
 
 
-def _is_present(turn: Turn, pair: Pair) -> bool:
+def _is_present(turn: Transition, pair: AttemptId) -> bool:
     return turn.attempt is not None and turn.attempt.world.pair == pair
 
 
 # Messages
 
 
-def _received(turn: Turn, event: events.Received) -> None:
+def _received(turn: Transition, event: events.Received) -> None:
     if not turn.up(event.sender):
         return
     message = event.message
     match message:
         case Hello():
             _hello(turn, event.sender, message)
-        case Share():
+        case ShareMembership():
             see(turn, message.membership)
         case messages.Propose():
             proposals.consider(turn, event.sender, message)
@@ -319,7 +319,7 @@ def _received(turn: Turn, event: events.Received) -> None:
             _received_of_the_end(turn, event.sender, message)
 
 
-def _received_of_the_end(turn: Turn, sender: str, message: messages.Message) -> None:
+def _received_of_the_end(turn: Transition, sender: str, message: messages.Message) -> None:
     match message:
         case messages.Confirm():
             attempt_end.confirm(turn, sender, message.pair)
@@ -336,13 +336,13 @@ def _received_of_the_end(turn: Turn, sender: str, message: messages.Message) -> 
             _member_lost(turn, sender, How.LEFT)
 
 
-def _hang_elsewhere(turn: Turn, sender: str, hang: messages.Hang) -> None:
+def _hang_elsewhere(turn: Transition, sender: str, hang: messages.Hang) -> None:
     attempt = turn.attempt
     if attempt is not None and attempt.world.pair == hang.pair and sender in attempt.world.uids:
         turn.do(KeepStacks(pair=hang.pair, message=hang.message))
 
 
-def _hello(turn: Turn, sender: str, hello: Hello) -> None:
+def _hello(turn: Transition, sender: str, hello: Hello) -> None:
     peer = turn.state.peers[sender]
     answered = hello.accepted is not None and hello.accepted == turn.state.accepted
     muted_until = 0.0 if answered else peer.muted_until
@@ -355,7 +355,7 @@ def _hello(turn: Turn, sender: str, hello: Hello) -> None:
     _compare(turn, sender, hello)
 
 
-def _share(turn: Turn, sender: str, hello: Hello) -> None:
+def _share(turn: Transition, sender: str, hello: Hello) -> None:
     """Give the newest membership to who has an older one: only one sidecar needs to reach the operator."""
     membership, peer = turn.membership, turn.state.peers[sender]
     if membership is None:
@@ -364,10 +364,10 @@ def _share(turn: Turn, sender: str, hello: Hello) -> None:
         turn.set(conflict=membership.generation)
     elif (hello.generation, hello.revision) < membership.newness and turn.now >= peer.shared_at + turn.rules.resend:
         turn.set_peer(sender, replace(peer, shared_at=turn.now))
-        turn.send(sender, Share(membership=membership))
+        turn.send(sender, ShareMembership(membership=membership))
 
 
-def _compare(turn: Turn, sender: str, hello: Hello) -> None:
+def _compare(turn: Transition, sender: str, hello: Hello) -> None:
     """What a member says of our attempt: it failed there, or was left for a higher one."""
     attempt = turn.attempt
     if hello.failed is not None and hello.failure is not None and not hello.draining:
@@ -384,8 +384,8 @@ def _compare(turn: Turn, sender: str, hello: Hello) -> None:
         turn.fail(_moved_on(attempt.world.members, sender))
 
 
-def _next(pair: Pair | None) -> Pair | None:
-    return None if pair is None else Pair(pair.generation, pair.attempt + 1)
+def _next(pair: AttemptId | None) -> AttemptId | None:
+    return None if pair is None else AttemptId(pair.generation, pair.attempt + 1)
 
 
 def _moved_on(members: tuple[Member, ...], sender: str) -> Failure:
@@ -403,7 +403,7 @@ def _moved_on(members: tuple[Member, ...], sender: str) -> Failure:
 # What is said and shown
 
 
-def _gossip(turn: Turn) -> None:
+def _gossip(turn: Transition) -> None:
     """Say the whole present to all: on every change, and once a second."""
     hello = _present(turn)
     if hello == turn.state.hello and turn.now < turn.state.hello_at + turn.rules.resend:
@@ -412,7 +412,7 @@ def _gossip(turn: Turn) -> None:
     turn.broadcast(hello)
 
 
-def _present(turn: Turn) -> Hello:
+def _present(turn: Transition) -> Hello:
     state, attempt = turn.state, turn.attempt
     failed, failure = state.failed, state.failure
     drain = attempt_end.drain_incident(turn)
@@ -442,7 +442,7 @@ def _present(turn: Turn) -> Hello:
     )
 
 
-def _describe(turn: Turn, waiting: proposals.Waiting) -> None:
+def _describe(turn: Transition, waiting: proposals.Waiting) -> None:
     phase, message = _phase(turn, waiting)
     if (phase, message) == (turn.state.phase, turn.state.message):
         return
@@ -451,7 +451,7 @@ def _describe(turn: Turn, waiting: proposals.Waiting) -> None:
     turn.set(phase=phase, message=message)
 
 
-def _phase(turn: Turn, waiting: proposals.Waiting) -> proposals.Waiting:
+def _phase(turn: Transition, waiting: proposals.Waiting) -> proposals.Waiting:
     state = turn.state
     if state.leaving is not None:
         if state.leaving.code == 0:
@@ -490,7 +490,7 @@ def check_invariants(before: State, after: State, actions: list[Action]) -> None
                 raise AssertionError(f"accepted {pair} while ranks of {after.ranks} are left")
 
 
-_HANDLERS: Final[dict[type[Any], Callable[[Turn, Any], None]]] = {
+_HANDLERS: Final[dict[type[Any], Callable[[Transition, Any], None]]] = {
     events.Ready: _ready,
     events.Tick: _tick,
     events.Prepared: _prepared,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from holdfast.core.attempt import Pair, highest
+from holdfast.core.attempt import AttemptId, highest
 from holdfast.core.constants import Cause
 from holdfast.launcher.membership.document import Member, Membership, Rules
 from holdfast.launcher.membership.events import Action, Send, StopRanks
-from holdfast.launcher.membership.held_shards import Held
+from holdfast.launcher.membership.held_shards import HeldShards
 from holdfast.launcher.membership.messages import Failure, Hello, Message, Priority, Refuse
 from holdfast.launcher.membership.quorum import NOTHING, Weakened
 from holdfast.launcher.membership.state import Attempt, Peer, State
@@ -17,7 +17,7 @@ from holdfast.launcher.membership.state import Attempt, Peer, State
 DRAINED = "Drained"
 
 
-class Turn:
+class Transition:
     """What the rules work on."""
 
     def __init__(self, state: State, now: float, weakened: Weakened = NOTHING) -> None:
@@ -53,7 +53,7 @@ class Turn:
         for uid in sorted(self.state.peers):
             self.send(uid, message)
 
-    def refuse(self, to: str, pair: Pair, reason: str) -> None:
+    def refuse(self, to: str, pair: AttemptId, reason: str) -> None:
         """Decline a proposal."""
         self.send(to, Refuse(pair=pair, reason=reason, highest=self.state.accepted))
 
@@ -90,7 +90,7 @@ class Turn:
         peer = self.state.peers.get(uid)
         return peer.hello if peer is not None and peer.up else None
 
-    def held(self, uid: str) -> Held | None:
+    def held(self, uid: str) -> HeldShards | None:
         """Which shards of a sharded model a member has in memory, as far as is known."""
         hello = self.hello(uid)
         return self.state.held if uid == self.state.me else (None if hello is None else hello.held)
@@ -121,7 +121,7 @@ class Turn:
         """The members of the newest generation who may be in the next world, in order of index."""
         return tuple(m for m in self.membership.members if self.usable(m.pod_uid)) if self.membership else ()
 
-    def started(self) -> Pair | None:
+    def started(self) -> AttemptId | None:
         """The highest pair known to have started, by the operator, here, or at a live peer."""
         peers = [hello.started for uid in self.state.peers if (hello := self.hello(uid))]
         operator = self.membership.active if self.membership else None

@@ -15,7 +15,7 @@ import os
 import socket
 from collections.abc import Callable
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import StoreError
 from holdfast.launcher.membership.messages import Master
 from holdfast.launcher.process.child import ChildProcess, ProcessExit, own_program
@@ -33,14 +33,14 @@ class StoreHost:
     """
 
     def __init__(
-        self, on_lost: Callable[[Pair, str], None], *, on_broken: Callable[[str], None] = lambda _: None
+        self, on_lost: Callable[[AttemptId, str], None], *, on_broken: Callable[[str], None] = lambda _: None
     ) -> None:
         self._on_lost = on_lost
         self._on_broken = on_broken
         self._failures = 0
         self._child: ChildProcess | None = None
         self._line: socket.socket | None = None
-        self._pairs: tuple[Pair, ...] = ()
+        self._pairs: tuple[AttemptId, ...] = ()
 
     @property
     def pid(self) -> int | None:
@@ -62,7 +62,7 @@ class StoreHost:
         asyncio.get_running_loop().add_reader(ours, self._heard, ours)
         return ours
 
-    def open(self, pair: Pair, host: str, *, beside: Pair | None = None) -> Master:
+    def open(self, pair: AttemptId, host: str, *, beside: AttemptId | None = None) -> Master:
         """Listen on a free port of `host` and hand the socket to the child.
 
         Other stores close, but not that of `beside`: its ranks still train and commit.

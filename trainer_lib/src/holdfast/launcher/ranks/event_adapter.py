@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.checkpoint.format.file_names import CommitName
-from holdfast.core.attempt import Claim, Pair
+from holdfast.checkpoint.format.file_names import CheckpointName
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.constants import MEMORY_TIER, PEER_TIER, SHARED_TIER, SURVIVOR, Cause, RankPhase
 from holdfast.core.errors import DocumentError
-from holdfast.launcher.accounting.checkpoint_counters import Tallies
-from holdfast.launcher.accounting.event_recorder import Chronicle
+from holdfast.launcher.accounting.checkpoint_counters import CheckpointCounters
+from holdfast.launcher.accounting.event_recorder import EventRecorder
 from holdfast.launcher.drain.last_checkpoint_plan import Speed
 from holdfast.launcher.drain.touch_file import TouchFile
 from holdfast.launcher.membership.document import Membership
@@ -31,10 +31,10 @@ from holdfast.launcher.membership.events import (
     Saves,
     StepMade,
 )
-from holdfast.launcher.membership.held_shards import Held
+from holdfast.launcher.membership.held_shards import HeldShards
 from holdfast.launcher.membership.messages import Failure, Master, Priority, World
 from holdfast.launcher.ranks import exit_cause
-from holdfast.launcher.ranks.exit_cause import Place, RankEnd
+from holdfast.launcher.ranks.exit_cause import FailureContext, RankEnd
 from holdfast.launcher.ranks.rank_process import Rank
 from holdfast.launcher.ranks.rank_socket import RankMessage
 from holdfast.launcher.ranks.supervisor import Supervisor
@@ -55,8 +55,8 @@ class Progress:
     step_seconds: float | None = None
     gradient_norm: float | None = None
     checkpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
-    tallies: Tallies = field(default_factory=Tallies)
-    claims: dict[Pair, Claim] = field(default_factory=dict)
+    tallies: CheckpointCounters = field(default_factory=CheckpointCounters)
+    claims: dict[AttemptId, Claim] = field(default_factory=dict)
     quarantined: list[dict[str, str]] = field(default_factory=list)
 
 
@@ -65,7 +65,7 @@ class Wish:
     """A `checkpoint` or `quiesce` for the ranks of an attempt, also for those that say hello later."""
 
     type: str
-    pair: Pair
+    pair: AttemptId
     id: str
     reason: str
     commit: bool = True
@@ -87,8 +87,8 @@ class LocalRanks:
         now: Callable[[], float],
         place: tuple[str, str],
         touch: TouchFile,
-        chronicle: Chronicle,
-        committed: Callable[[CommitName], None] = lambda _: None,
+        chronicle: EventRecorder,
+        committed: Callable[[CheckpointName], None] = lambda _: None,
     ) -> None:
         self._feed = feed
         self._now = now
@@ -103,14 +103,14 @@ class LocalRanks:
         self._quiesced = False
         self._stopping = False
         self._prepared = True
-        self._held: Held | None = None  # as the core was told
+        self._held: HeldShards | None = None  # as the core was told
         self._saving = False  # the same
         self._may_stand_by = True
         self._wishes: list[Wish] = []
         self._unanswered: dict[str, float] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._membership: Membership | None = None
-        self._trained: Pair | None = None
+        self._trained: AttemptId | None = None
         self.memory: Callable[[], dict[str, Any] | None] = lambda: None
         self.disk: Callable[[], dict[str, Any] | None] = lambda: None
         self.progress = Progress()
@@ -119,7 +119,7 @@ class LocalRanks:
 
     # What the core wants
 
-    def start(self, world: World, master: Master, membership: Membership, trained: Pair | None) -> None:
+    def start(self, world: World, master: Master, membership: Membership, trained: AttemptId | None) -> None:
         """Start this launcher's ranks of a world; `trained` is the highest attempt that had ranks here before."""
         self._restored, self._origin, self._untold = None, "", None
         self._reported = set()
@@ -152,7 +152,7 @@ class LocalRanks:
             self._prepared = prepared
             self._feed(Prepared(prepared=prepared))
 
-    def stop(self, pair: Pair, reason: str, grace: float) -> None:
+    def stop(self, pair: AttemptId, reason: str, grace: float) -> None:
         """Let no local rank vote up to this pair any more."""
         self._stopping = True
         self.supervisor.stop(pair, reason, grace)
@@ -171,7 +171,7 @@ class LocalRanks:
             self.supervisor.kill(rank)  # at once: its end takes a while, and the next attempt waits for it
         self._fail(rank, exit_cause.hung(rank.number, message, self._place(), cause=cause, step=rank.step))
 
-    def quiesce(self, pair: Pair, wish_id: str, reason: str, *, commit: bool, near: bool = False) -> None:
+    def quiesce(self, pair: AttemptId, wish_id: str, reason: str, *, commit: bool, near: bool = False) -> None:
         """Ask for an agreed end of the attempt; a script without the loop is asked to end (SIGTERM). `near`: with a
         commit in memory and on other nodes, due there or not."""
         self._wish(Wish(type="quiesce", pair=pair, id=wish_id, reason=reason, commit=commit, near=near))
@@ -180,7 +180,7 @@ class LocalRanks:
             self._later(max(0.0, _PLAIN_AFTER_SECONDS - age), lambda: self._terminate_plain(pair))
         self._check_quiesced(pair)
 
-    def checkpoint(self, pair: Pair, wish_id: str, reason: str) -> None:
+    def checkpoint(self, pair: AttemptId, wish_id: str, reason: str) -> None:
         """Ask for an agreed commit."""
         self._wish(Wish(type="checkpoint", pair=pair, id=wish_id, reason=reason))
 
@@ -212,7 +212,7 @@ class LocalRanks:
             self._react_in(message.pair, rank, message)
             self._tell_saving()
 
-    def _react_in(self, pair: Pair, rank: Rank, message: RankMessage) -> None:
+    def _react_in(self, pair: AttemptId, rank: Rank, message: RankMessage) -> None:
         body = message.body
         match message.type:
             case "hello":
@@ -233,7 +233,7 @@ class LocalRanks:
             case "checkpoint":
                 self._saved(pair, body)
                 if rank.number == 0 and (body["tier"], body["result"]) == (SHARED_TIER, "Committed"):
-                    self._committed(CommitName(step=int(body["step"]), pair=pair))
+                    self._committed(CheckpointName(step=int(body["step"]), pair=pair))
             case "peerLost":
                 text = str(body["message"])
                 self._fail(rank, exit_cause.peer_lost(rank.number, text, self._place(), step=rank.step))
@@ -278,7 +278,7 @@ class LocalRanks:
         if all(other.greeted for other in self.supervisor.ranks):
             self._feed(Entered(pair=rank.pair))
 
-    def _stepped(self, pair: Pair, body: Mapping[str, Any]) -> None:
+    def _stepped(self, pair: AttemptId, body: Mapping[str, Any]) -> None:
         step = int(body["step"])
         seconds = float(body["seconds"])
         loss = float(body["loss"])
@@ -294,7 +294,7 @@ class LocalRanks:
             self._untold = step
             self._tell_step(pair)
 
-    def _tell_step(self, pair: Pair) -> None:
+    def _tell_step(self, pair: AttemptId) -> None:
         """A step that is applied from a doubt is said before the state that it belongs to."""
         if self._untold is not None and self._restored is not None:
             made, self._untold = self._untold, None
@@ -312,7 +312,7 @@ class LocalRanks:
             self._saving = saving
             self._feed(Saves(saving=saving))
 
-    def _saved(self, pair: Pair, body: Mapping[str, Any]) -> None:
+    def _saved(self, pair: AttemptId, body: Mapping[str, Any]) -> None:
         if body["result"] == "Committed":
             self.progress.checkpoints[str(body["tier"])] = {
                 "step": int(body["step"]),
@@ -325,7 +325,7 @@ class LocalRanks:
             self._say_failed(pair, body)
         self._answer(body["ids"], body)
 
-    def _say_failed(self, pair: Pair, body: Mapping[str, Any]) -> None:
+    def _say_failed(self, pair: AttemptId, body: Mapping[str, Any]) -> None:
         """In one line of all ranks."""
         cause = self.progress.tallies.failed(pair, body, self._now())
         if cause:
@@ -382,11 +382,11 @@ class LocalRanks:
         self._may_stand_by = False
         self.tell_prepared()
 
-    def cannot_start(self, pair: Pair, program: str, message: str) -> None:
+    def cannot_start(self, pair: AttemptId, program: str, message: str) -> None:
         """The command cannot be started."""
         self._feed(RankFailed(pair=pair, failure=exit_cause.not_started(program, message, self._place())))
 
-    def all_ended(self, pair: Pair) -> None:
+    def all_ended(self, pair: AttemptId) -> None:
         """No process of this pair or a lower one is left."""
         self._cancel_timers()
         self._feed(RanksEnded(pair=pair))
@@ -409,13 +409,13 @@ class LocalRanks:
         if rank.slot not in self._reported and rank.pair is not None:
             self._tell(rank, rank.pair, failure)
 
-    def _tell(self, rank: Rank, pair: Pair, failure: Failure) -> None:
+    def _tell(self, rank: Rank, pair: AttemptId, failure: Failure) -> None:
         self._reported.add(rank.slot)
         fields = {"cause": failure.cause, "reason": failure.reason, "rank": rank.number}
         _log.warning("%s", failure.message, extra={"fields": fields})
         self._feed(RankFailed(pair=pair, failure=failure))
 
-    def _check_quiesced(self, pair: Pair) -> None:
+    def _check_quiesced(self, pair: AttemptId) -> None:
         """All made their last step. Nobody here may have asked: another launcher's wish reaches all ranks."""
         ranks = self.supervisor.ranks
         asked = any(wish.type == "quiesce" and wish.pair == pair for wish in self._wishes)
@@ -425,12 +425,12 @@ class LocalRanks:
             self._quiesced = True
             self._feed(Quiesced(pair=pair))
 
-    def _terminate_plain(self, pair: Pair) -> None:
+    def _terminate_plain(self, pair: AttemptId) -> None:
         if self.supervisor.pair == pair and not self.supervisor.speaks_holdfast:
             _log.info("the script has no Holdfast loop; SIGTERM tells it to end")
             self.supervisor.terminate(self.supervisor.ranks)
 
-    def _enter_plain(self, pair: Pair) -> None:
+    def _enter_plain(self, pair: AttemptId) -> None:
         ranks = self.supervisor.ranks
         if self.supervisor.pair == pair and ranks and not any(rank.greeted for rank in ranks):
             self._feed(Entered(pair=pair))
@@ -443,8 +443,8 @@ class LocalRanks:
             timer.cancel()
         self._timers.clear()
 
-    def _place(self) -> Place:
-        return Place(pod=self._pod, node=self._node, at=self._now())
+    def _place(self) -> FailureContext:
+        return FailureContext(pod=self._pod, node=self._node, at=self._now())
 
 
 def _smoothed(known: float | None, value: float) -> float:

@@ -75,7 +75,7 @@ class RankEnd:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class FailureContext:
     """Where it happened."""
 
     pod: str
@@ -83,7 +83,7 @@ class Place:
     at: float
 
 
-def judge(end: RankEnd, place: Place) -> Failure | None:
+def judge(end: RankEnd, place: FailureContext) -> Failure | None:
     """The failure that this end is, or None if it is none."""
     who = f"rank {end.rank} (pid {end.pid})"
     if end.oom and end.returncode == -signal.SIGKILL:  # also where we were to end it a moment later
@@ -102,7 +102,7 @@ def judge(end: RankEnd, place: Place) -> Failure | None:
     return _died(end, place, who)
 
 
-def _died(end: RankEnd, place: Place, who: str) -> Failure:
+def _died(end: RankEnd, place: FailureContext, who: str) -> Failure:
     if end.peer_lost or end.returncode == EXIT_PEER_LOST:
         return peer_lost(end.rank, end.peer_lost or "it ended by itself", place, step=end.step)
     last = end.exception or (end.traceback[-1].strip() if end.traceback else "")
@@ -119,7 +119,7 @@ def _died(end: RankEnd, place: Place, who: str) -> Failure:
     return _failure(end, place, Cause.APPLICATION, "ExitCode", Priority.EXCEPTION, text)
 
 
-def peer_lost(rank: int, message: str, place: Place, *, step: int | None) -> Failure:
+def peer_lost(rank: int, message: str, place: FailureContext, *, step: int | None) -> Failure:
     """A collective failed: somebody else's fault, and only the root if nobody tells a better one."""
     return Failure(
         cause=Cause.INFRASTRUCTURE,
@@ -134,7 +134,7 @@ def peer_lost(rank: int, message: str, place: Place, *, step: int | None) -> Fai
     )
 
 
-def hung(rank: int, message: str, place: Place, *, cause: Cause, step: int | None) -> Failure:
+def hung(rank: int, message: str, place: FailureContext, *, cause: Cause, step: int | None) -> Failure:
     """It keeps the others waiting for ever."""
     return Failure(
         cause=cause,
@@ -150,7 +150,7 @@ def hung(rank: int, message: str, place: Place, *, cause: Cause, step: int | Non
 
 
 def raised(
-    rank: int, exception: str, traceback: tuple[str, ...], place: Place, *, step: int | None = None
+    rank: int, exception: str, traceback: tuple[str, ...], place: FailureContext, *, step: int | None = None
 ) -> Failure:
     """The script's own exception, as its loop told before the process ended."""
     cause, reason = _of_exception(exception)
@@ -184,7 +184,7 @@ def _mistake(exception: str, traceback: tuple[str, ...]) -> str:
     return f"{kind} at {frames[-1][1]}:{frames[-1][2]}" if kind in _MISTAKES and frames else ""
 
 
-def not_started(program: str, message: str, place: Place) -> Failure:
+def not_started(program: str, message: str, place: FailureContext) -> Failure:
     """The command could not be started at all."""
     code = 127 if os.strerror(errno.ENOENT) in message else 126
     exhausted = any(text in message for text in _NO_RESOURCES)
@@ -202,7 +202,7 @@ def not_started(program: str, message: str, place: Place) -> Failure:
 
 
 def _failure(  # noqa: PLR0917  (a table of causes reads best in columns)
-    end: RankEnd, place: Place, cause: Cause, reason: str, priority: Priority, message: str
+    end: RankEnd, place: FailureContext, cause: Cause, reason: str, priority: Priority, message: str
 ) -> Failure:
     return Failure(
         cause=cause,

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.core.attempt import Pair, highest
+from holdfast.core.attempt import AttemptId, highest
 from holdfast.core.constants import RankPhase
 from holdfast.launcher.host.termination_log import last_lines
-from holdfast.launcher.membership.held_shards import Held
+from holdfast.launcher.membership.held_shards import HeldShards
 from holdfast.launcher.process.child import Child, ProcessExit
 from holdfast.launcher.ranks.environ import RankPlace
 from holdfast.launcher.ranks.rank_socket import Connection, RankMessage
@@ -41,9 +41,9 @@ class Rank:
     connection: Connection | None = None
     # Where it is, or was placed last; a standby has never been anywhere.
     place: RankPlace | None = None
-    pair: Pair | None = None
+    pair: AttemptId | None = None
     error_file: Path | None = None
-    left: Pair | None = None
+    left: AttemptId | None = None
     left_at: float | None = None  # on the clock of boards; None once it is in a world again
     ready: bool = False
     world: Mapping[str, Any] | None = None  # to be told as soon as it can hear
@@ -60,7 +60,7 @@ class Rank:
     commits: bool = False  # its last step, since every rank failed
     ended: bool = False
     ended_well: bool = False
-    held: Held | None = None
+    held: HeldShards | None = None
 
     @property
     def number(self) -> int:
@@ -95,7 +95,7 @@ class Rank:
         """Whether it can be asked to leave an attempt and stay alive."""
         return self.connection is not None and self.connection.slot is not None and self.connection.open
 
-    def may_vote(self, pair: Pair) -> bool:
+    def may_vote(self, pair: AttemptId) -> bool:
         """Whether it could still vote in an attempt of this pair or a lower one."""
         return self.alive and self.pair is not None and self.pair <= pair and not self.parked
 
@@ -121,7 +121,7 @@ class Rank:
         awaited = not self.parked and not self.greeted and self.alive and not self.forgotten
         return self.left_at is not None and (self.kept or awaited)
 
-    def take(self, place: RankPlace, pair: Pair, error_file: Path) -> None:
+    def take(self, place: RankPlace, pair: AttemptId, error_file: Path) -> None:
         """Begin anew in this attempt."""
         self.place, self.local_rank, self.pair, self.error_file = place, place.local_rank, pair, error_file
         self.phase, self.peer_lost, self.exception, self.traceback = RankPhase.STARTUP, "", "", ()
@@ -147,7 +147,7 @@ class Rank:
             case "ready":
                 self.ready = True
             case "left":
-                self.left = highest(self.left, Pair.from_json(message.body))
+                self.left = highest(self.left, AttemptId.from_json(message.body))
         if self.pair is None or message.pair != self.pair:
             return False
         self._note(message)
@@ -179,10 +179,10 @@ class Rank:
             case _:
                 pass
 
-    def _held(self, shard: Mapping[str, Any] | None) -> Held | None:
+    def _held(self, shard: Mapping[str, Any] | None) -> HeldShards | None:
         if shard is None or self.pair is None:
             return None
-        return Held(pair=self.pair, count=int(shard["count"]), shards=frozenset({int(shard["index"])}))
+        return HeldShards(pair=self.pair, count=int(shard["count"]), shards=frozenset({int(shard["index"])}))
 
     def to_status(self) -> dict[str, Any]:
         """Wire form in `status.json`."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.constants import MAX_LINE_BYTES
 from holdfast.core.errors import DocumentError, UsageError
 
@@ -32,7 +32,7 @@ class Connection:
         self._writer = writer
         self.slot: int | None = None  # None: a release that cannot be kept between attempts
         self.pid = 0
-        self.pair: Pair | None = None
+        self.pair: AttemptId | None = None
         self.rank: int | None = None
         self.over = asyncio.Event()  # everything that it said has been heard
         self.over_at: float | None = None
@@ -54,7 +54,7 @@ class Connection:
         slot = body.get("slot")
         self.slot, self.pid = None if slot is None else int(slot), int(body["pid"])
         if body["type"] == "hello":
-            self.pair, self.rank = Pair.from_json(body), int(body["rank"])
+            self.pair, self.rank = AttemptId.from_json(body), int(body["rank"])
 
     def close(self) -> None:
         """Hang up."""
@@ -66,7 +66,7 @@ class RankMessage:
     """One message of a rank process, tagged with the attempt in which its connection is."""
 
     connection: Connection
-    pair: Pair | None
+    pair: AttemptId | None
     type: str
     body: Mapping[str, Any]
 

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.constants import MAX_TEXT
 from holdfast.core.errors import DocumentError, SpawnError
 from holdfast.launcher.hang.cpu_starvation import cpu_wait
 from holdfast.launcher.host.run_dir import read_json
 from holdfast.launcher.host.termination_log import error_lines, last_lines
 from holdfast.launcher.membership.document import Membership
-from holdfast.launcher.membership.held_shards import Held, together
+from holdfast.launcher.membership.held_shards import HeldShards, together
 from holdfast.launcher.membership.messages import Master, World
 from holdfast.launcher.process import compile_cache
 from holdfast.launcher.process.child import Child, ChildProcess, ProcessExit
@@ -60,10 +60,10 @@ class RankListener(Protocol):
     def standby_ended(self) -> None:
         """A process ended that had no world yet."""
 
-    def cannot_start(self, pair: Pair, program: str, message: str) -> None:
+    def cannot_start(self, pair: AttemptId, program: str, message: str) -> None:
         """The command cannot be started."""
 
-    def all_ended(self, pair: Pair) -> None:
+    def all_ended(self, pair: AttemptId) -> None:
         """Nothing here can vote in this pair or a lower one any more, after `stop` asked for it."""
 
 
@@ -104,9 +104,9 @@ class Supervisor:
         self._slots = itertools.count()
         self._ranks: dict[int, Rank] = {}
         self._world: tuple[World, Master, Membership] | None = None
-        self._stopping: list[Pair] = []
+        self._stopping: list[AttemptId] = []
         self._tasks: set[asyncio.Task[object]] = set()
-        self.pair: Pair | None = None
+        self.pair: AttemptId | None = None
         self.speaks_holdfast = False  # sticky: this script has the loop
 
     @property
@@ -136,7 +136,7 @@ class Supervisor:
         return frozenset(slot for slot, rank in self._ranks.items() if rank.alive)
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> HeldShards | None:
         """Which shards of a sharded model its processes have in memory, also between two worlds."""
         alive = [rank for rank in self._ranks.values() if rank.alive and not rank.forgotten]
         return together(rank.held for rank in alive if rank.held is not None)
@@ -224,7 +224,7 @@ class Supervisor:
         self._ranks[rank.slot] = rank
         self._do(self._watch(rank.process))
 
-    def _fresh_error_dir(self, pair: Pair) -> Path:
+    def _fresh_error_dir(self, pair: AttemptId) -> Path:
         root = self._run_dir / "errors"
         shutil.rmtree(root, ignore_errors=True)
         folder = root / str(pair)
@@ -272,7 +272,7 @@ class Supervisor:
         """End a process that is in no attempt: it gets no place any more."""
         self._forget(rank)
 
-    def stop(self, pair: Pair, reason: str, grace: float) -> None:
+    def stop(self, pair: AttemptId, reason: str, grace: float) -> None:
         """Let no process vote up to this pair any more; `all_ended` follows. Scripts without the loop end, after
         `grace` since SIGTERM."""
         self._stopping.append(pair)
@@ -298,7 +298,7 @@ class Supervisor:
             self.kill(rank)
         await gone
 
-    def _later(self, seconds: float, rank: Rank, pair: Pair, *, patience: float = 1.0) -> None:
+    def _later(self, seconds: float, rank: Rank, pair: AttemptId, *, patience: float = 1.0) -> None:
         """Kill a rank that may vote after that time.
 
         A host that stands still, or has no CPU for the rank, makes all ranks late, and the state in memory would go
@@ -306,7 +306,7 @@ class Supervisor:
         """
         self._do(self._fence(seconds, rank, pair, patience))
 
-    async def _fence(self, seconds: float, rank: Rank, pair: Pair, patience: float) -> None:
+    async def _fence(self, seconds: float, rank: Rank, pair: AttemptId, patience: float) -> None:
         loop, left, waited = asyncio.get_running_loop(), seconds, cpu_wait(rank.pid)
         last = loop.time() + seconds * patience
         while left > 0 and loop.time() < last and rank.may_vote(pair):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast.core.attempt import Claim, Pair
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.constants import PROTOCOL_VERSION
 
 # A member ends itself this long after it lost the endpoint; the endpoint counts it as gone some time later.
@@ -22,7 +22,7 @@ LAST_CALL_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class RunRequest:
     """What the command line asks for."""
 
     min_nodes: int = 1
@@ -120,8 +120,8 @@ class Published:
 class Record:
     """What an operator would have recorded of the launchers' reports."""
 
-    started: Pair | None = None
-    acknowledged: tuple[Pair, ...] = ()
+    started: AttemptId | None = None
+    acknowledged: tuple[AttemptId, ...] = ()
     foreign: tuple[Claim, ...] = ()
 
 
@@ -129,7 +129,7 @@ class Record:
 class Roster:
     """Who is there, and what was published. Pure: each change makes the next one."""
 
-    terms: Terms
+    terms: RunRequest
     publication: str  # of this run; a generation's is made of it
     present: tuple[Joined, ...] = ()
     last_join: float = 0.0

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.attempt import Pair, check_version
+from holdfast.core.attempt import AttemptId, check_version
 from holdfast.core.constants import STATUS_FILE, Cause
 from holdfast.core.errors import DocumentError
 from holdfast.launcher.host.run_dir import read_json
@@ -29,10 +29,10 @@ def remembered(run_dir: Path, identity: Identity) -> State:
         if before.get("podUID") != identity.pod_uid:
             return fresh
         incident = _unexplained(before, identity, path.stat().st_mtime)
-        started = Pair.maybe(before.get("started"))
+        started = AttemptId.maybe(before.get("started"))
         return State(
             me=identity.pod_uid,
-            accepted=Pair.maybe(before.get("accepted")),
+            accepted=AttemptId.maybe(before.get("accepted")),
             started=started,
             trained=started,
             incidents=() if incident is None else (incident,),
@@ -58,4 +58,4 @@ def _unexplained(before: dict[str, Any], identity: Identity, last_sign: float) -
         node=identity.node,
         step=step if isinstance(step, int) else None,
     )
-    return Incident(pair=Pair.from_json(world), failure=failure, action=Remedy.WAIT, detected=last_sign)
+    return Incident(pair=AttemptId.from_json(world), failure=failure, action=Remedy.WAIT, detected=last_sign)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.constants import PROTOCOL_VERSION
 from holdfast.core.log_format import rfc3339
 from holdfast.launcher.accounting.checkpoint_counters import Failing
@@ -82,7 +82,7 @@ def _shown(text: str) -> str:
     return redact(text)[:_MAX_MESSAGE]
 
 
-def _pair(pair: Pair | None) -> dict[str, Any] | None:
+def _pair(pair: AttemptId | None) -> dict[str, Any] | None:
     return None if pair is None else pair.to_json()
 
 

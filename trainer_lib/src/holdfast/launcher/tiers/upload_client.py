@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.format.failure_causes import FailureCause
-from holdfast.checkpoint.format.file_names import CommitName, parse_commit
+from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit
 from holdfast.checkpoint.tiers.uploader import UploadSettings
 from holdfast.core.errors import SpawnError
 from holdfast.launcher.drain.last_checkpoint_plan import Speed
@@ -53,7 +53,7 @@ class Uploads:
     """The child that uploads, started with the first commit. Without settings nothing happens."""
 
     def __init__(
-        self, settings: UploadSettings | None, folder: Path | None, arrived: Callable[[CommitName], None]
+        self, settings: UploadSettings | None, folder: Path | None, arrived: Callable[[CheckpointName], None]
     ) -> None:
         self._settings = settings
         self._folder = folder
@@ -61,8 +61,8 @@ class Uploads:
         self._child: ChildProcess | None = None
         self._line: socket.socket | None = None
         self._rest = b""
-        self._newest: CommitName | None = None
-        self._done: CommitName | None = None
+        self._newest: CheckpointName | None = None
+        self._done: CheckpointName | None = None
         self._troubled = ""
         self._ends = 0
         self.counts = UploadCounts()
@@ -73,7 +73,7 @@ class Uploads:
         """Whether commits are uploaded at all."""
         return self._settings is not None and self._folder is not None
 
-    def commit(self, name: CommitName) -> None:
+    def commit(self, name: CheckpointName) -> None:
         """A commit is durable on the shared tier."""
         if self.wanted and name != self._newest and (self._child is not None or self._ends < _MOST_RESTARTS):
             self._newest = name
@@ -105,7 +105,7 @@ class Uploads:
     def _url(self) -> str:
         return "" if self._settings is None else self._settings.url
 
-    def _say(self, name: CommitName) -> None:
+    def _say(self, name: CheckpointName) -> None:
         try:
             line = self._line or self._start()
             line.sendall(f"{name}\n".encode())
@@ -146,7 +146,7 @@ class Uploads:
         if answer["untidy"]:
             _log.warning("%s: old commits could not be deleted: %s", self._url, answer["untidy"])
 
-    def _count(self, name: CommitName, nbytes: int, seconds: float) -> None:
+    def _count(self, name: CheckpointName, nbytes: int, seconds: float) -> None:
         self.counts.commits += 1
         self.counts.nbytes += nbytes
         self.counts.seconds += seconds

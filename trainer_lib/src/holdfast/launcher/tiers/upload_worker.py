@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from holdfast.checkpoint.folder.upload_marker import held
-from holdfast.checkpoint.format.file_names import CommitName, parse_commit
+from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit
 from holdfast.checkpoint.io.rate_limit import Pace
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.checkpoint.tiers.uploader import (
@@ -69,7 +69,7 @@ class Host:
             _log.exception("the uploader's thread that listens to the launcher failed")
             os._exit(1)
 
-    def _may_be_there(self, name: CommitName) -> bool:
+    def _may_be_there(self, name: CheckpointName) -> bool:
         """A commit that was asked for without a step since is an older attempt's: it has come here already.
 
         Where the folder cannot be read now, the upload looks again, and says so.

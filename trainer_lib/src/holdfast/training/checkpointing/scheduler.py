@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.checkpoint.format.failure_causes import FailureCause, cause_of
-from holdfast.checkpoint.manager import Engine
+from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.interval import Cadence, Failures, retry_after
 from holdfast.checkpoint.save.background import Saving
 from holdfast.checkpoint.save.protocol import SaveResult, Snapshot
 from holdfast.core.constants import LOCAL_TIER, MEMORY_TIER, PEER_TIER, SHARED_TIER
 from holdfast.core.errors import CheckpointError, NoRoomError, PeerLostError
-from holdfast.training.distributed.process_group import Over
-from holdfast.training.launcher_client.agent_client import Agent, Requests
+from holdfast.training.distributed.process_group import CancelToken
+from holdfast.training.launcher_client.agent_client import LauncherConnection, Requests
 from holdfast.training.options.config import Interval
-from holdfast.training.step.train_state import Lineage
+from holdfast.training.step.train_state import TrainState
 
 _log = logging.getLogger("holdfast.checkpoint")
 
@@ -45,10 +45,12 @@ _UNLIKE: Final = (
 )
 
 
-class Committer:
+class CheckpointScheduler:
     """Commits the job's steps and tells the launcher of each. Every rank makes the same calls."""
 
-    def __init__(self, engine: Engine | None, agent: Agent, interval: Interval, lineage: Lineage) -> None:
+    def __init__(
+        self, engine: CheckpointManager | None, agent: LauncherConnection, interval: Interval, lineage: TrainState
+    ) -> None:
         self._engine = engine
         self._agent = agent
         self._interval = interval
@@ -62,7 +64,7 @@ class Committer:
         self._tried: frozenset[str] = frozenset()  # requests that the last commit, which failed, was to answer
         self._spoiled = 0  # of them, the last ones that failed since weights are not finite
         self._message = ""
-        self._over = Over()
+        self._over = CancelToken()
         self._flight: _Flight | None = None
         self._broken_off = False
         self._memory_trouble = ""
@@ -81,7 +83,7 @@ class Committer:
         """Whether a commit is on its way."""
         return self._flight is not None
 
-    def begin(self, *, coordinator: bool, over: Over) -> None:
+    def begin(self, *, coordinator: bool, over: CancelToken) -> None:
         """A world has lined up."""
         self._coordinator, self._over = coordinator, over
         self._local, self._local_due = None, False

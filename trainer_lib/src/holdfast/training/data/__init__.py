@@ -1,7 +1,16 @@
 """Which samples a step is made of: a pure function of (dataset, seed, cursor), whatever the world's size."""
 
-from holdfast.training.data.cursor import Position, Share, micro_batches, sample_at, share_of
+from holdfast.training.data.cursor import BatchShare, Position, micro_batches, sample_at, share_of
 from holdfast.training.data.permutation import Permutation
 from holdfast.training.data.sample_audit import Audit, expected_audit
 
-__all__ = ["Audit", "Permutation", "Position", "Share", "expected_audit", "micro_batches", "sample_at", "share_of"]
+__all__ = [
+    "Audit",
+    "BatchShare",
+    "Permutation",
+    "Position",
+    "expected_audit",
+    "micro_batches",
+    "sample_at",
+    "share_of",
+]

@@ -65,28 +65,28 @@ class Position:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class BatchShare:
     """One rank's part of a global batch: places [begin, end) in the endless order of samples."""
 
     begin: int
     end: int
 
 
-def share_of(*, cursor: int, batch: int, rank: int, world_size: int) -> Share:
+def share_of(*, cursor: int, batch: int, rank: int, world_size: int) -> BatchShare:
     """Split a global batch as evenly as can be; the parts join without gap or overlap.
 
     What cannot be shared evenly goes to lower ranks: rank 0, whose running statistics count, always has a sample.
     """
-    return Share(
+    return BatchShare(
         begin=cursor - (-batch * rank // world_size),
         end=cursor - (-batch * (rank + 1) // world_size),
     )
 
 
-def micro_batches(share: Share, size: int) -> Iterator[Share]:
+def micro_batches(share: BatchShare, size: int) -> Iterator[BatchShare]:
     """Cut a share into micro-batches; the last may be smaller."""
     for begin in range(share.begin, share.end, size):
-        yield Share(begin=begin, end=min(begin + size, share.end))
+        yield BatchShare(begin=begin, end=min(begin + size, share.end))
 
 
 def sample_at(place: int, *, size: int, seed: int) -> tuple[int, int]:

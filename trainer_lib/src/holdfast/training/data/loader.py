@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import default_collate
 
-from holdfast.training.data.cursor import Position, Share, micro_batches, sample_at, share_of
+from holdfast.training.data.cursor import BatchShare, Position, micro_batches, sample_at, share_of
 from holdfast.training.data.sample_audit import Audit
 from holdfast.training.options.elasticity import Elasticity
 from holdfast.training.options.elasticity import global_batch as scaled_batch
@@ -54,7 +54,7 @@ class Loader:
         """Samples of one global step in a world of this size."""
         return scaled_batch(self.elasticity, self.global_batch, world_size)
 
-    def parts(self, position: Position, *, rank: int, world_size: int, alike: bool = False) -> list[Share]:
+    def parts(self, position: Position, *, rank: int, world_size: int, alike: bool = False) -> list[BatchShare]:
         """This rank's micro-batches of the step at `position`; none if the world has more ranks than samples.
 
         If all ranks must have as many, `alike`, who has fewer gets empty ones more.
@@ -63,9 +63,9 @@ class Loader:
         share = share_of(cursor=position.cursor, batch=batch, rank=rank, world_size=world_size)
         parts = list(micro_batches(share, self.micro_batch))
         most = -(-batch // (world_size * self.micro_batch)) if alike else 0
-        return parts + [Share(begin=share.begin, end=share.begin) for _ in range(most - len(parts))]
+        return parts + [BatchShare(begin=share.begin, end=share.begin) for _ in range(most - len(parts))]
 
-    def fetch(self, part: Share, position: Position) -> MicroBatch:
+    def fetch(self, part: BatchShare, position: Position) -> MicroBatch:
         """The samples of one of them. An empty one has one that does not count: a model can run on it."""
         seen, samples = Audit(), []
         for place in range(part.begin, part.end):

@@ -28,7 +28,7 @@ from holdfast.training.distributed.process_group import Group
 _numbers = count()
 
 
-class _Place(ProcessGroup):
+class _PlaceholderGroup(ProcessGroup):
     """What FSDP2 takes for its process group: a place among mates, and no way to reach them."""
 
     def __init__(self, size: int) -> None:
@@ -57,7 +57,7 @@ class Sharding:
         self.size = size
         self.device = device
         self._meter = meter
-        self._place = _Place(size)
+        self._place = _PlaceholderGroup(size)
         name = self._place.group_name
         _register_process_group(name, self._place)
         self.mesh = DeviceMesh(device.type, torch.arange(size, device="cpu"), _init_backend=False, _rank=0)

@@ -1,14 +1,14 @@
 """The collectives of one attempt, in any of which a peer may be dead, stopped, asleep or cut off.
 
-A group belongs to one attempt and is never mended: the next attempt makes another. No default process group is
-made, so a script may make its own. Every wait takes slices of 20 ms beside `Over`, which another thread sets when the
-attempt is over, and then ends in PeerLostError. All ranks call the same collectives in the same order, from one
-thread at a time.
+A group belongs to one attempt and is never repaired: the next attempt makes another. No default process group is
+made, so a script may make its own. Every wait takes slices of 20 ms alongside a `CancelToken`, which another thread
+sets when the attempt is over, and then ends in PeerLostError. All ranks call the same collectives in the same order,
+from one thread at a time.
 
 Three facts of gloo shape this module. An operation's timeout ruins the group for all that follows, so only the
 waiting is sliced. Destroying a group with an operation in flight blocks until that operation fails, so a group is
 abandoned to a thread of its own. And with two operations in flight a survivor of three may never see a loss: it
-waits for another, which saw it and left. Only `Over` ends that, set by the launcher's word.
+waits for another, which saw it and left. Only `CancelToken` ends that, set by the launcher's word.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CLOSING: Final = 1.0
 _threads: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
 
 
-class Over:
+class CancelToken:
     """'This attempt is over', said by any thread and asked in every wait. The first reason stays."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class _Done:
 
 
 class _GlooPending:
-    def __init__(self, work: Any, over: Over) -> None:
+    def __init__(self, work: Any, over: CancelToken) -> None:
         self._work = work
         self._over = over
 
@@ -106,7 +106,7 @@ class _GlooPending:
 
 
 class _NcclPending:
-    def __init__(self, work: nccl.Flight, over: Over) -> None:
+    def __init__(self, work: nccl.Flight, over: CancelToken) -> None:
         self._work = work
         self._over = over
 
@@ -122,7 +122,7 @@ class _NcclPending:
 class Group:
     """All ranks of one attempt: over gloo, and over NCCL for tensors on GPUs where each rank has one of its own."""
 
-    def __init__(self, *, rank: int, size: int, device: torch.device, over: Over, gloo: Any = None) -> None:
+    def __init__(self, *, rank: int, size: int, device: torch.device, over: CancelToken, gloo: Any = None) -> None:
         self.rank = rank
         self.size = size
         self.device = device
@@ -133,7 +133,7 @@ class Group:
     @classmethod
     def alone(cls, device: torch.device) -> Group:
         """A world of one: nothing to send, nobody to lose."""
-        return cls(rank=0, size=1, device=device, over=Over())
+        return cls(rank=0, size=1, device=device, over=CancelToken())
 
     @classmethod
     def connect(
@@ -145,7 +145,7 @@ class Group:
         rank: int,
         size: int,
         device: torch.device,
-        over: Over,
+        over: CancelToken,
         timeout: float,
         interface: str = "",
     ) -> Group:
@@ -156,7 +156,7 @@ class Group:
         over.check()
         if size == 1:
             return cls(rank=rank, size=size, device=device, over=over)
-        place = _Place(
+        place = _Rendezvous(
             host=host, port=port, prefix=prefix, rank=rank, size=size, timeout=timeout, interface=interface
         )
         meet = partial(_meet, place)
@@ -332,7 +332,7 @@ class Group:
 class _Aside:
     """Something that blocks, on a thread of its own. If the attempt ends first, its result dies there."""
 
-    def __init__(self, action: Callable[[], Any], over: Over) -> None:
+    def __init__(self, action: Callable[[], Any], over: CancelToken) -> None:
         self._over = over
         self._outcome: dict[str, Any] = {}
         self._done = threading.Event()
@@ -356,7 +356,7 @@ class _Aside:
         return self._outcome.pop("value")
 
 
-def unless_over(action: Callable[[], Any], over: Over) -> Any:
+def unless_over(action: Callable[[], Any], over: CancelToken) -> Any:
     """What the action returns; PeerLostError if it fails, or the attempt ends first."""
     return _Aside(action, over).result()
 
@@ -393,7 +393,7 @@ def lost(error: BaseException) -> PeerLostError:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
+class _Rendezvous:
     """Where a rank of a world meets the others."""
 
     host: str
@@ -416,19 +416,19 @@ def store_client(host: str, port: int, prefix: str, timeout: float) -> Store:
     return PrefixStore(prefix, client)
 
 
-def _meet(place: _Place) -> Any:
+def _meet(place: _Rendezvous) -> Any:
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = COLLECTIVE_TIMEOUT
     options._devices = _devices(place)
     return ProcessGroupGloo(place.store(), place.rank, place.size, options)
 
 
-def _meet_on_gpus(place: _Place, device: torch.device) -> nccl.Nccl:
+def _meet_on_gpus(place: _Rendezvous, device: torch.device) -> nccl.Nccl:
     store = PrefixStore("nccl", place.store())
     return nccl.Nccl.connect(store, rank=place.rank, size=place.size, device=device, timeout=place.timeout)
 
 
-def _devices(place: _Place) -> list[Any]:
+def _devices(place: _Rendezvous) -> list[Any]:
     """Where gloo listens. Left to itself it asks for this host's name, which a pod may be unable to resolve."""
     names = [name for name in place.interface.split(",") if name]
     if names:

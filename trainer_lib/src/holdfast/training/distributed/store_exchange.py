@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from holdfast.training.distributed.process_group import Over, unless_over
+from holdfast.training.distributed.process_group import CancelToken, unless_over
 
 # Of one save.
 _MOST_CALLS: Final = 6
@@ -28,7 +28,7 @@ class Store(Protocol):
 class StoreClient:
     """A rank's own connection of an attempt, made when the first save needs it."""
 
-    def __init__(self, connect: Callable[[], Store], over: Over) -> None:
+    def __init__(self, connect: Callable[[], Store], over: CancelToken) -> None:
         self._connect = connect
         self._over = over
         self._store: Store | None = None

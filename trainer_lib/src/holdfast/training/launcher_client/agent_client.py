@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol
 from uuid import uuid4
 
-from holdfast.checkpoint.policy.interval import Books
-from holdfast.core.attempt import Claim, Pair
+from holdfast.checkpoint.policy.interval import LauncherFailures
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.constants import EXIT_PEER_LOST, MAX_TEXT
 from holdfast.core.errors import LaunchError, PeerLostError
-from holdfast.training.distributed.process_group import Over
+from holdfast.training.distributed.process_group import CancelToken
 from holdfast.training.launcher_client import placement as places
 from holdfast.training.launcher_client.exit_watch import exit_now
-from holdfast.training.launcher_client.placement import Place
+from holdfast.training.launcher_client.placement import RankPlacement
 
 _log = logging.getLogger("holdfast.rank_agent")
 
@@ -57,15 +57,15 @@ class Parting:
     keep: bool = True
 
 
-class Agent(Protocol):
+class LauncherConnection(Protocol):
     """What the job needs of its launcher."""
 
     connected: bool
     parting: Callable[[], Parting]
     reached: int  # the highest step that the job committed, as far as the launcher knows
     durable: int  # the step of the newest checkpoint on the volume, as far as launcher and operator know
-    trained: Pair | None  # the highest attempt before this one that had ranks under this launcher, dead ones too
-    books: Books | None  # the launcher's, when it welcomed this rank to its attempt
+    trained: AttemptId | None  # the highest attempt before this one that had ranks under this launcher, dead ones too
+    books: LauncherFailures | None  # the launcher's, when it welcomed this rank to its attempt
     memory: Mapping[str, Any] | None  # the launcher's memory tier, if it has one
     local: Mapping[str, Any] | None  # and its local one
 
@@ -75,10 +75,10 @@ class Agent(Protocol):
     def stands_by(self) -> bool:
         """Whether the launcher gave no place yet."""
 
-    def next_place(self) -> Place:
+    def next_place(self) -> RankPlacement:
         """The place in the next world; waits for it."""
 
-    def enter(self, place: Place) -> Over:
+    def enter(self, place: RankPlacement) -> CancelToken:
         """Take a place; the answer says when its attempt is over."""
 
     def known_claims(self) -> tuple[Claim, ...]:
@@ -123,14 +123,14 @@ class NoAgent:
     parting: Callable[[], Parting] = Parting
     reached = 0
     durable = 0
-    trained: Pair | None = None
+    trained: AttemptId | None = None
     memory: Mapping[str, Any] | None = None
     local: Mapping[str, Any] | None = None
 
-    def __init__(self, place: Place) -> None:
-        self.books: Books | None = Books(id=uuid4().hex)
-        self._place: Place | None = place
-        self._over = Over()
+    def __init__(self, place: RankPlacement) -> None:
+        self.books: LauncherFailures | None = LauncherFailures(id=uuid4().hex)
+        self._place: RankPlacement | None = place
+        self._over = CancelToken()
 
     def send(self, kind: str, **body: Any) -> None:
         """Nobody listens."""
@@ -139,14 +139,14 @@ class NoAgent:
         """There is one from the beginning."""
         return False
 
-    def next_place(self) -> Place:
+    def next_place(self) -> RankPlacement:
         """The only one."""
         place, self._place = self._place, None
         if place is None:
             end(f"a peer is lost, and nobody forms another world: {self._over.reason}")
         return place
 
-    def enter(self, place: Place) -> Over:
+    def enter(self, place: RankPlacement) -> CancelToken:
         """It is over when a peer is lost."""
         return self._over
 
@@ -190,30 +190,30 @@ class NoAgent:
         """Nothing is open."""
 
 
-class RankAgent:
+class LauncherClient:
     """A connection to the launcher that started this process; when it ends, so does the process."""
 
     connected = True
 
-    def __init__(self, path: Path, *, slot: int | None, place: Place | None) -> None:
+    def __init__(self, path: Path, *, slot: int | None, place: RankPlacement | None) -> None:
         self.parting: Callable[[], Parting] = Parting
         self.reached = 0
         self.durable = 0
-        self.trained: Pair | None = None
-        self.books: Books | None = None
+        self.trained: AttemptId | None = None
+        self.books: LauncherFailures | None = None
         self.memory: Mapping[str, Any] | None = None
         self.local: Mapping[str, Any] | None = None
         self._slot = slot
         self._sending = threading.Lock()
         self._state = threading.Condition()  # guards what follows
         self._next = place
-        self._pair: Pair | None = None
-        self._over = Over()
-        self._left: Pair | None = None
+        self._pair: AttemptId | None = None
+        self._over = CancelToken()
+        self._left: AttemptId | None = None
         self._voting = False
         self._owes_left = False
         self._staying = False
-        self._awaited: tuple[Pair, str] | None = None  # it was told to leave while it stays
+        self._awaited: tuple[AttemptId, str] | None = None  # it was told to leave while it stays
         self._claims: tuple[Claim, ...] | None = None
         self._requests: dict[str, list[str]] = {"checkpoint": [], "quiesce": [], "pause": [], "near": []}
         self._closing = False
@@ -248,7 +248,7 @@ class RankAgent:
         with self._state:
             return self._next is None and self._pair is None
 
-    def next_place(self) -> Place:
+    def next_place(self) -> RankPlacement:
         """The newest place that the launcher gave, once it has given one."""
         if self.stands_by():
             self.send("ready")
@@ -259,7 +259,7 @@ class RankAgent:
             raise LaunchError("no place was given")
         return place
 
-    def enter(self, place: Place) -> Over:
+    def enter(self, place: RankPlacement) -> CancelToken:
         """Take a place. What was asked of the last attempt's end is asked no more."""
         pair = place.pair
         if pair is None:
@@ -267,7 +267,7 @@ class RankAgent:
         with self._state:
             if self._pair == pair:
                 return self._over
-            self._pair, self._over, self._claims = pair, Over(), None
+            self._pair, self._over, self._claims = pair, CancelToken(), None
             self._requests = {"checkpoint": self._requests["checkpoint"], "quiesce": [], "pause": [], "near": []}
             if self._left is not None and self._left >= pair:
                 self._over.set("the launcher ended it before it began")
@@ -341,7 +341,7 @@ class RankAgent:
             self.send("peerLost", step=self.parting().step, message=message[:MAX_TEXT])
         self.leave(message)
 
-    def _told_to_leave(self, pair: Pair, reason: str) -> None:
+    def _told_to_leave(self, pair: AttemptId, reason: str) -> None:
         with self._state:
             if self._staying:
                 self._awaited = pair, reason
@@ -420,7 +420,7 @@ class RankAgent:
                     self._want("near", str(message["id"]))  # first: no vote on the end may lack it
                 self._want("quiesce" if message.get("commit", True) else "pause", str(message["id"]))
             case "leave":
-                self._told_to_leave(Pair.from_json(message), str(message.get("reason", ""))[:MAX_TEXT])
+                self._told_to_leave(AttemptId.from_json(message), str(message.get("reason", ""))[:MAX_TEXT])
             case "world":
                 self._take(places.from_message(message))
             case _:
@@ -429,13 +429,13 @@ class RankAgent:
     def _welcomed(self, message: Mapping[str, Any]) -> None:
         claims = tuple(Claim.from_json(claim) for claim in message["claims"])
         with self._state:
-            if "generation" in message and Pair.from_json(message) != self._pair:
+            if "generation" in message and AttemptId.from_json(message) != self._pair:
                 return  # to an attempt that is over
             self._claims = claims
             self.reached = int(message.get("reached") or 0)
             self.durable = int(message.get("durable") or 0)
-            self.trained = Pair.maybe(message.get("trained"))
-            self.books = Books.maybe(message.get("books"))
+            self.trained = AttemptId.maybe(message.get("trained"))
+            self.books = LauncherFailures.maybe(message.get("books"))
             self.memory = message.get("memory")
             self.local = message.get("local")
             self._state.notify_all()
@@ -445,7 +445,7 @@ class RankAgent:
             if request not in self._requests[kind]:
                 self._requests[kind].append(request)
 
-    def _take(self, place: Place) -> None:
+    def _take(self, place: RankPlacement) -> None:
         with self._state:
             self._next = place
             if self._pair is not None and place.pair is not None and self._pair < place.pair:

@@ -15,8 +15,8 @@ import torch.distributed
 
 from holdfast.core.constants import MAX_TEXT
 from holdfast.core.errors import PeerLostError
-from holdfast.training.distributed.process_group import Over
-from holdfast.training.launcher_client.agent_client import Agent, end
+from holdfast.training.distributed.process_group import CancelToken
+from holdfast.training.launcher_client.agent_client import LauncherConnection, end
 
 _TRACEBACK_LINES: Final = 20
 # What gloo and NCCL say from inside a script's own communication (DDP, a barrier) when a peer is gone.
@@ -43,7 +43,7 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], obje
 class Reporter:
     """Stands in for `sys.excepthook`: an exception that ends the script is told to the launcher first."""
 
-    def __init__(self, agent: Agent, step: Callable[[], int]) -> None:
+    def __init__(self, agent: LauncherConnection, step: Callable[[], int]) -> None:
         self._agent = agent
         self._step = step
         self._before: Hook = sys.excepthook
@@ -71,7 +71,7 @@ class Reporter:
         self._before(kind, error, trace)
 
 
-def tell(agent: Agent, error: BaseException, step: int) -> None:
+def tell(agent: LauncherConnection, error: BaseException, step: int) -> None:
     """Tell the launcher of an exception that ends this rank's part."""
     agent.send(
         "exception",
@@ -93,7 +93,7 @@ def ours(error: Exception) -> str:
     return str(error) if isinstance(error, PeerLostError) else ""
 
 
-def lost(error: Exception, *, over: Over, alone: bool) -> str:
+def lost(error: Exception, *, over: CancelToken, alone: bool) -> str:
     """The same of a script's own collectives: only the launchers can tell a lost peer from a script's mistake."""
     if alone or not _communicates(error):
         return ours(error)

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.environment import Environment
 from holdfast.core.errors import DocumentError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankPlacement:
     """Who this rank is in an attempt, and where the attempt's ranks meet. Without a pair: started by hand."""
 
     rank: int
@@ -21,7 +21,7 @@ class Place:
     local_world_size: int
     host: str
     port: int | None
-    pair: Pair | None = None
+    pair: AttemptId | None = None
     publication: str = ""
     job_uid: str = ""
     run_id: str = ""
@@ -35,13 +35,13 @@ class Place:
         return "holdfast/by-hand" if self.pair is None else f"holdfast/{self.pair}"
 
 
-def from_environment(environment: Environment) -> Place | None:
+def from_environment(environment: Environment) -> RankPlacement | None:
     """The place that the process was started for; None for one that stands by."""
     if environment.standby:
         return None
     if environment.world_size > 1 and not environment.master_addr:
         raise UsageError("WORLD_SIZE is above 1 and MASTER_ADDR is not set: start the script with 'holdfast run'")
-    return Place(
+    return RankPlacement(
         rank=environment.rank,
         local_rank=environment.local_rank,
         world_size=environment.world_size,
@@ -56,25 +56,25 @@ def from_environment(environment: Environment) -> Place | None:
     )
 
 
-def _pair(environment: Environment) -> Pair | None:
+def _pair(environment: Environment) -> AttemptId | None:
     if environment.agent_socket is None:
         return None
     if environment.generation is None or environment.attempt is None:
         raise UsageError("HOLDFAST_AGENT_SOCKET is set without HOLDFAST_GENERATION and HOLDFAST_ATTEMPT: unset it")
-    return Pair(environment.generation, environment.attempt)
+    return AttemptId(environment.generation, environment.attempt)
 
 
-def from_message(body: Mapping[str, Any]) -> Place:
+def from_message(body: Mapping[str, Any]) -> RankPlacement:
     """The place that a launcher's `world` gives."""
     try:
-        return Place(
+        return RankPlacement(
             rank=int(body["rank"]),
             local_rank=int(body["localRank"]),
             world_size=int(body["worldSize"]),
             local_world_size=int(body["localWorldSize"]),
             host=str(body["masterHost"]),
             port=int(body["masterPort"]),
-            pair=Pair.from_json(body),
+            pair=AttemptId.from_json(body),
             publication=str(body["publication"]),
             job_uid=str(body["jobUID"]),
             run_id=str(body["runID"]),

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import UsageError
 from holdfast.training.protocol import step_commit
-from holdfast.training.protocol.step_commit import Standing, Verdict
+from holdfast.training.protocol.step_commit import RankState, Resolution
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deal:
+class ShardAssignment:
     """The shard of each rank of a world, in order of ranks."""
 
     size: int
@@ -48,7 +48,7 @@ def check_world(world_size: int, size: int) -> None:
         )
 
 
-def deal(held: Sequence[int | None], size: int) -> Deal:
+def deal(held: Sequence[int | None], size: int) -> ShardAssignment:
     """Give every rank a shard. Who holds one keeps it, unless all its places are taken by lower ranks."""
     check_world(len(held), size)
     free = [len(held) // size] * size
@@ -60,12 +60,12 @@ def deal(held: Sequence[int | None], size: int) -> Deal:
                 dealt[rank] = shard
                 free[shard] -= 1
     left = iter([shard for shard in range(size) for _ in range(free[shard])])
-    return Deal(size=size, shards=tuple(next(left) if shard is None else shard for shard in dealt))
+    return ShardAssignment(size=size, shards=tuple(next(left) if shard is None else shard for shard in dealt))
 
 
 def resolve(
-    standings: Sequence[Standing], held: Sequence[int], size: int, commit: Pair | None = None
-) -> tuple[Verdict, Deal]:
+    standings: Sequence[RankState], held: Sequence[int], size: int, commit: AttemptId | None = None
+) -> tuple[Resolution, ShardAssignment]:
     """As `marks.resolve`, for states that are whole only if every shard of them is there.
 
     Survivors that hold a shard of which there are enough take over another: for that they count as newcomers.
@@ -81,12 +81,12 @@ def resolve(
     return replace(verdict, survivors=stay, newcomers=others, donor=stay[0]), dealt
 
 
-def _missing(verdict: Verdict, held: Sequence[int], size: int) -> list[int]:
+def _missing(verdict: Resolution, held: Sequence[int], size: int) -> list[int]:
     have = {held[rank] for rank in verdict.survivors}
     return [shard for shard in range(size) if shard not in have]
 
 
-def _widened(standings: Sequence[Standing], verdict: Verdict) -> Verdict:
+def _widened(standings: Sequence[RankState], verdict: Resolution) -> Resolution:
     """With those of the same attempt that did not vote in it.
 
     One such rank proves that no vote of that attempt returned to anybody: whoever synchronised in it has the state of
@@ -105,9 +105,9 @@ def _widened(standings: Sequence[Standing], verdict: Verdict) -> Verdict:
     )
 
 
-def _nobody(verdict: Verdict, held: Sequence[int], size: int) -> Verdict:
+def _nobody(verdict: Resolution, held: Sequence[int], size: int) -> Resolution:
     everyone = tuple(range(len(held)))
     if verdict.donor is None:
         return verdict
     gone = ", ".join(str(shard) for shard in _missing(verdict, held, size))
-    return Verdict(newcomers=everyone, message=f"no rank has shard {gone} of the newest state in memory")
+    return Resolution(newcomers=everyone, message=f"no rank has shard {gone} of the newest state in memory")

@@ -30,15 +30,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.core.attempt import Json, Pair
+from holdfast.core.attempt import AttemptId, Json
 from holdfast.core.errors import DocumentError, InvariantError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doubt:
+class PreparedStep:
     """Prepared in `pair` for the step after `step`: averages and ballot are kept, nothing is applied."""
 
-    pair: Pair
+    pair: AttemptId
     step: int
 
     def to_json(self) -> dict[str, Any]:
@@ -46,27 +46,27 @@ class Doubt:
         return {"pair": self.pair.to_json(), "step": self.step}
 
     @classmethod
-    def maybe(cls, value: Json | None) -> Doubt | None:
+    def maybe(cls, value: Json | None) -> PreparedStep | None:
         """Read the wire form, which may be null."""
-        return None if value is None else cls(pair=Pair.from_json(value["pair"]), step=int(value["step"]))
+        return None if value is None else cls(pair=AttemptId.from_json(value["pair"]), step=int(value["step"]))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class RankState:
     """What a rank shows the others of its state. Without a vote behind it, it is a newcomer's."""
 
     step: int = 0
-    voted: Pair | None = None
-    synced: Pair | None = None
-    doubt: Doubt | None = None
+    voted: AttemptId | None = None
+    synced: AttemptId | None = None
+    doubt: PreparedStep | None = None
 
     @property
     def in_doubt(self) -> bool:
         """Whether the doubt counts: prepared for the next step of the attempt that it last voted and synced in."""
         return self.doubt is not None and self.voted == self.synced and self.doubt == self._next()
 
-    def _next(self) -> Doubt | None:
-        return None if self.synced is None else Doubt(pair=self.synced, step=self.step)
+    def _next(self) -> PreparedStep | None:
+        return None if self.synced is None else PreparedStep(pair=self.synced, step=self.step)
 
     def to_json(self) -> dict[str, Any]:
         """Wire form."""
@@ -78,14 +78,14 @@ class Standing:
         }
 
     @classmethod
-    def from_json(cls, value: Json) -> Standing:
+    def from_json(cls, value: Json) -> RankState:
         """Read the wire form."""
         try:
             return cls(
                 step=int(value["step"]),
-                voted=Pair.maybe(value["voted"]),
-                synced=Pair.maybe(value["synced"]),
-                doubt=Doubt.maybe(value["doubt"]),
+                voted=AttemptId.maybe(value["voted"]),
+                synced=AttemptId.maybe(value["synced"]),
+                doubt=PreparedStep.maybe(value["doubt"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DocumentError(f"not a standing: {value!r}") from error
@@ -94,27 +94,27 @@ class Standing:
 # The life of a state
 
 
-def prepared(standing: Standing, pair: Pair) -> Standing:
+def prepared(standing: RankState, pair: AttemptId) -> RankState:
     """All averages of the next step arrived without error, and are kept."""
     _need(standing.synced == pair, standing, f"prepares in {pair}")
     _need(standing.doubt is None, standing, "prepares while it is in doubt")
-    return replace(standing, doubt=Doubt(pair=pair, step=standing.step))
+    return replace(standing, doubt=PreparedStep(pair=pair, step=standing.step))
 
 
-def voted(standing: Standing, pair: Pair) -> Standing:
+def voted(standing: RankState, pair: AttemptId) -> RankState:
     """The vote is launched next."""
     _need(standing.synced == pair, standing, f"votes in {pair}")
-    _need(standing.doubt == Doubt(pair=pair, step=standing.step), standing, "votes without being prepared")
+    _need(standing.doubt == PreparedStep(pair=pair, step=standing.step), standing, "votes without being prepared")
     return replace(standing, voted=pair)
 
 
-def committed(standing: Standing) -> Standing:
+def committed(standing: RankState) -> RankState:
     """The vote returned, and the kept averages are applied."""
     _need(standing.in_doubt, standing, "applies a step that it did not vote on")
     return replace(standing, step=standing.step + 1, doubt=None)
 
 
-def synchronised(standing: Standing, pair: Pair, step: int, voted: Pair | None) -> Standing:
+def synchronised(standing: RankState, pair: AttemptId, step: int, voted: AttemptId | None) -> RankState:
     """This rank has the common state of `pair`; `step` and `voted` are the verdict's.
 
     A survivor's doubt is settled by it: before, the kept averages were applied or forgotten, as the verdict said. It
@@ -127,10 +127,10 @@ def synchronised(standing: Standing, pair: Pair, step: int, voted: Pair | None) 
     if standing.voted is not None or standing.synced is not None:
         mine = {standing.step, standing.step + standing.in_doubt}
         _need(standing.voted == voted and step in mine, standing, f"takes step {step} of {voted} for its own")
-    return Standing(step=step, voted=voted, synced=pair)
+    return RankState(step=step, voted=voted, synced=pair)
 
 
-def affirmed(standing: Standing, pair: Pair) -> Standing:
+def affirmed(standing: RankState, pair: AttemptId) -> RankState:
     """An empty vote on the common state of `pair` is launched next: what was applied from a doubt may be committed.
 
     Until a vote in `pair` a rank outside it, with the marks of the attempt before, could go on without the step.
@@ -139,7 +139,7 @@ def affirmed(standing: Standing, pair: Pair) -> Standing:
     return replace(standing, voted=pair)
 
 
-def torn(standing: Standing) -> Standing:
+def torn(standing: RankState) -> RankState:
     """The state was half changed, or is gone: it comes back as a newcomer only."""
     return replace(standing, step=0, voted=None, synced=None, doubt=None)
 
@@ -148,7 +148,7 @@ def torn(standing: Standing) -> Standing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Resolution:
     """Which state goes on in a new world; the same on each of its ranks.
 
     `survivors` have it, `donor` is the lowest of them, and `newcomers` need it. With `apply`, survivors in doubt
@@ -161,11 +161,11 @@ class Verdict:
     donor: int | None = None
     apply: bool = False
     step: int = 0
-    voted: Pair | None = None
+    voted: AttemptId | None = None
     message: str = ""
 
 
-def resolve(standings: Sequence[Standing], commit: Pair | None = None) -> Verdict:
+def resolve(standings: Sequence[RankState], commit: AttemptId | None = None) -> Resolution:
     """Decide from all ranks' standings, in order of their ranks in the new world.
 
     `commit` is the pair of the newest readable checkpoint: one above every memory's votes goes on instead of them.
@@ -173,13 +173,13 @@ def resolve(standings: Sequence[Standing], commit: Pair | None = None) -> Verdic
     marks = max((_marks(standing) for standing in standings if standing.voted is not None), default=None)
     everyone = range(len(standings))
     if marks is None:
-        return Verdict(newcomers=tuple(everyone), message="no rank has a state in memory")
+        return Resolution(newcomers=tuple(everyone), message="no rank has a state in memory")
     if commit is not None and commit > marks[0]:
-        return Verdict(newcomers=tuple(everyone), message=f"a checkpoint of {commit} is newer than any memory")
+        return Resolution(newcomers=tuple(everyone), message=f"a checkpoint of {commit} is newer than any memory")
     survivors = tuple(rank for rank in everyone if _marks(standings[rank]) == marks)
     newcomers = tuple(rank for rank in everyone if rank not in survivors)
     apply, step = _settle([standings[rank] for rank in survivors])
-    return Verdict(
+    return Resolution(
         survivors=survivors,
         newcomers=newcomers,
         donor=survivors[0],
@@ -190,15 +190,15 @@ def resolve(standings: Sequence[Standing], commit: Pair | None = None) -> Verdic
     )
 
 
-def _marks(standing: Standing) -> tuple[Pair, Pair]:
+def _marks(standing: RankState) -> tuple[AttemptId, AttemptId]:
     """What orders states; a state that was never voted on is below all."""
     return standing.voted or _LOWEST, standing.synced or _LOWEST
 
 
-_LOWEST = Pair(-1, -1)
+_LOWEST = AttemptId(-1, -1)
 
 
-def _settle(survivors: Sequence[Standing]) -> tuple[bool, int]:
+def _settle(survivors: Sequence[RankState]) -> tuple[bool, int]:
     """Whether the doubters apply, and the survivors' step after that."""
     before = min(standing.step for standing in survivors)
     after = max(standing.step for standing in survivors)
@@ -228,6 +228,6 @@ def _names(ranks: Sequence[int]) -> str:
     return ", ".join(str(rank) for rank in ranks)
 
 
-def _need(holds: bool, standing: Standing, what: str) -> None:
+def _need(holds: bool, standing: RankState, what: str) -> None:
     if not holds:
         raise InvariantError(f"a rank {what}, against the protocol of the step, a defect of Holdfast: {standing}")

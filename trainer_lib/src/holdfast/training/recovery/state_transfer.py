@@ -41,7 +41,7 @@ _LENGTH, _HEADER, _FIRST_CHUNK = range(3)
 MESSAGES: Final = CHUNK_BYTES // OWN_BYTES + 1
 
 
-class Room:
+class ReceiveBuffers:
     """Memory for a state to come. The kernel's first look at its pages takes as long as the copy into them."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ def give(group: Channel, to: Sequence[int], donors: Sequence[int], flat: Flat, s
     _send_chunks(group, to, layout, flat.tensors, layout.share_of(group.rank, sharing))
 
 
-def receive(group: Channel, donors: Sequence[int], room: Room) -> tuple[Any, dict[str, torch.Tensor], Any]:
+def receive(group: Channel, donors: Sequence[int], room: ReceiveBuffers) -> tuple[Any, dict[str, torch.Tensor], Any]:
     """The tree, its tensors and the side, in memory of their own. DamagedError if bytes differ from what was sent."""
     first = donors[0]
     length = int.from_bytes(_fetch(group, first, _LENGTH, _LENGTH_BYTES), "little")

@@ -15,7 +15,7 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from holdfast.checkpoint.format.shard_layout import Holding
-from holdfast.checkpoint.manager import Attempt, Engine, attempt_by_hand
+from holdfast.checkpoint.manager import Attempt, CheckpointManager, attempt_by_hand
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.search import Restored, Select
@@ -23,23 +23,23 @@ from holdfast.checkpoint.save.lossy_delta import told
 from holdfast.checkpoint.state.dtensor import is_sharded
 from holdfast.checkpoint.tiers import local_disk_tier as local_tier
 from holdfast.checkpoint.tiers.memory_tier import announced
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.environment import publish
 from holdfast.core.errors import DamagedError, ForeignClaimError, PeerLostError, UsageError
 from holdfast.telemetry.activity import Activity, Meter
-from holdfast.training.distributed.process_group import Group, Over, store_client
+from holdfast.training.distributed.process_group import CancelToken, Group, store_client
 from holdfast.training.distributed.store_exchange import StoreClient, StoreExchange
-from holdfast.training.launcher_client.agent_client import Agent
-from holdfast.training.launcher_client.placement import Place
+from holdfast.training.launcher_client.agent_client import LauncherConnection
+from holdfast.training.launcher_client.placement import RankPlacement
 from holdfast.training.options.config import JobConfig
 from holdfast.training.protocol import shard_assignment, step_commit
-from holdfast.training.protocol.shard_assignment import Deal
-from holdfast.training.protocol.step_commit import Standing, Verdict
+from holdfast.training.protocol.shard_assignment import ShardAssignment
+from holdfast.training.protocol.step_commit import RankState, Resolution
 from holdfast.training.recovery import state_transfer
 from holdfast.training.step.call_mismatch import Calls
 from holdfast.training.step.model_outline import difference, digest, outline
 from holdfast.training.step.stepper import Stepper
-from holdfast.training.step.train_state import Lineage
+from holdfast.training.step.train_state import TrainState
 
 _log = logging.getLogger("holdfast.job")
 
@@ -51,18 +51,18 @@ CONNECT_SECONDS: Final = 1800.0
 class Team:
     """The world that this rank trains in."""
 
-    place: Place
+    place: RankPlacement
     group: Group
-    over: Over
+    over: CancelToken
     attempt: Attempt
     calls: Calls
-    deal: Deal | None = None
+    deal: ShardAssignment | None = None
     """Who has which shard of the model, if it is sharded."""
     peers: Group | None = None
     mates: Group | None = None
 
     @property
-    def pair(self) -> Pair:
+    def pair(self) -> AttemptId:
         """The attempt's name."""
         return self.attempt.pair
 
@@ -97,19 +97,19 @@ class Team:
         return [group for group in (self.peers, self.mates, self.group) if group is not None]
 
 
-class Lineup:
+class WorldEntry:
     """Takes a rank's state from world to world."""
 
     def __init__(
         self,
         *,
-        agent: Agent,
-        engine: Engine | None,
+        agent: LauncherConnection,
+        engine: CheckpointManager | None,
         config: JobConfig,
-        lineage: Lineage,
+        lineage: TrainState,
         stepper: Stepper,
         meter: Meter,
-        device: Callable[[Place], torch.device],
+        device: Callable[[RankPlacement], torch.device],
         interface: str,
     ) -> None:
         self._agent = agent
@@ -121,12 +121,12 @@ class Lineup:
         self._device = device
         self._interface = interface
         self._served: TCPStore | None = None
-        self._room = state_transfer.Room()
+        self._room = state_transfer.ReceiveBuffers()
         self._outline = outline(lineage.objects)
-        self.place: Place | None = None
+        self.place: RankPlacement | None = None
         """Of the world that lines up, or did."""
 
-    def enter(self, first: Place | None = None) -> Team:
+    def enter(self, first: RankPlacement | None = None) -> Team:
         """The next world that lines up; `first` is a place that is known already."""
         place = first
         while True:
@@ -161,7 +161,7 @@ class Lineup:
 
     # Inside
 
-    def _enter(self, place: Place) -> Team:
+    def _enter(self, place: RankPlacement) -> Team:
         self.place = place
         publish(place.torchrun)
         over = self._agent.enter(place)
@@ -185,7 +185,9 @@ class Lineup:
             raise
         return team
 
-    def _connect(self, place: Place, over: Over, name: str = "", members: Sequence[int] | None = None) -> Group:
+    def _connect(
+        self, place: RankPlacement, over: CancelToken, name: str = "", members: Sequence[int] | None = None
+    ) -> Group:
         """Of all ranks, or of some of them."""
         ranks = range(place.world_size) if members is None else members
         return Group.connect(
@@ -200,7 +202,7 @@ class Lineup:
             interface=self._interface,
         )
 
-    def _saves(self, place: Place, over: Over) -> Callable[[int], Exchange]:
+    def _saves(self, place: RankPlacement, over: CancelToken) -> Callable[[int], Exchange]:
         """The exchanges of saves that go on beside training."""
         if place.world_size == 1:
             return lambda number: Alone()
@@ -208,14 +210,14 @@ class Lineup:
         client = StoreClient(lambda: store_client(place.host, place.port or 0, name, CONNECT_SECONDS), over)
         return lambda number: StoreExchange(client, rank=place.rank, size=place.world_size, number=number)
 
-    def _calls(self, place: Place) -> Calls:
+    def _calls(self, place: RankPlacement) -> Calls:
         return Calls(
             rank=place.rank,
             step=lambda: self._lineage.step,
             connect=lambda: store_client(place.host, place.port or 0, f"{place.name}/calls", CONNECT_SECONDS),
         )
 
-    def _attempt(self, place: Place, group: Group) -> Attempt:
+    def _attempt(self, place: RankPlacement, group: Group) -> Attempt:
         if place.pair is None:
             return attempt_by_hand(self._config.checkpoint_dir, group, place.run_id)
         known = self._agent.known_claims()  # which waits for the launcher's welcome
@@ -228,7 +230,7 @@ class Lineup:
             durable=self._agent.durable,
         )
 
-    def _agree(self, team: Team) -> tuple[Verdict, Deal | None, bool]:
+    def _agree(self, team: Team) -> tuple[Resolution, ShardAssignment | None, bool]:
         """Whose state goes on, who has which shard of it, and whether the generation's claim stands for it."""
         sharding = self._lineage.sharding
         shard = None if sharding is None else sharding.shard
@@ -246,14 +248,14 @@ class Lineup:
             self._engine.enter_memory(self._agent.memory, members, team.place.local_rank, team.over.check)
             disks = [value["local"] for value in told]
             self._engine.enter_local(self._agent.local, disks, team.place.local_rank, team.over.check)
-        standings = [Standing.from_json(value["standing"]) for value in told]
+        standings = [RankState.from_json(value["standing"]) for value in told]
         held = [value["shard"] for value in told]
         verdict, deal = self._resolve(standings, held)
         claimed = fencing.inherits(
             team.pair,
             synced=None if verdict.donor is None else standings[verdict.donor].synced,
             claimed=[told[rank]["claimed"] for rank in verdict.survivors],
-            trained=[Pair.maybe(value["trained"]) for value in told],
+            trained=[AttemptId.maybe(value["trained"]) for value in told],
         )
         if verdict.donor is not None and self._engine is not None and not claimed:
             newest = self._engine.newest(waits=self._wait_for_storage)
@@ -276,7 +278,7 @@ class Lineup:
         if not trained or told[group.rank]["outline"] != told[reference]["outline"]:
             raise UsageError(difference(outlines, reference))
 
-    def _follow(self, team: Team, verdict: Verdict, *, claimed: bool) -> None:
+    def _follow(self, team: Team, verdict: Resolution, *, claimed: bool) -> None:
         """Make the state that goes on everyone's."""
         # Before anyone is synchronised: a claim that is due and fails is due again in the next attempt.
         self._lineage.claimed = team.pair.generation if claimed else None
@@ -302,14 +304,14 @@ class Lineup:
             self._agent.end_vote()
 
     def _resolve(
-        self, standings: Sequence[Standing], held: Sequence[int], commit: Pair | None = None
-    ) -> tuple[Verdict, Deal | None]:
+        self, standings: Sequence[RankState], held: Sequence[int], commit: AttemptId | None = None
+    ) -> tuple[Resolution, ShardAssignment | None]:
         sharding = self._lineage.sharding
         if sharding is None:
             return step_commit.resolve(standings, commit), None
         return shard_assignment.resolve(standings, held, sharding.size, commit)
 
-    def _dealt(self, team: Team, deal: Deal | None) -> Team:
+    def _dealt(self, team: Team, deal: ShardAssignment | None) -> Team:
         sharding, place = self._lineage.sharding, team.place
         if deal is None or sharding is None:
             return team
@@ -325,7 +327,7 @@ class Lineup:
         sharding.attach(mates)
         return replace(team, mates=mates)
 
-    def _from_memory(self, team: Team, verdict: Verdict, *, claimed: bool) -> None:
+    def _from_memory(self, team: Team, verdict: Resolution, *, claimed: bool) -> None:
         group, lineage = team.group, self._lineage
         donors, takers = team.sharing(verdict.survivors), team.sharing(verdict.newcomers)
         if group.rank in verdict.survivors:
@@ -336,7 +338,7 @@ class Lineup:
         else:
             received = self._received(group, donors)  # until it is here, an older state of ours may still count
             self._stepper.settle(step_commit.torn(lineage.standing), apply=False)
-            origin = Pair.maybe(received[2]["origin"])
+            origin = AttemptId.maybe(received[2]["origin"])
             self._claim_due(team, verdict.step, origin, claimed=claimed, trained=True)
             self._take_shard(team)
             lineage.take_memory(*received, rank=group.rank)
@@ -356,7 +358,7 @@ class Lineup:
         if team.deal is not None and self._lineage.sharding is not None:
             self._lineage.sharding.become(team.deal.shards[team.group.rank])
 
-    def _synchronised(self, team: Team, verdict: Verdict) -> Standing:
+    def _synchronised(self, team: Team, verdict: Resolution) -> RankState:
         standing = self._lineage.standing
         if standing.voted != verdict.voted and standing.synced is not None:
             standing = step_commit.torn(
@@ -404,7 +406,7 @@ class Lineup:
                 if not is_sharded(tensor):
                     group.broadcast_(tensor.data, 0)
 
-    def _say_restored(self, source: str, pair: Pair | None, found: Restored | None = None) -> None:
+    def _say_restored(self, source: str, pair: AttemptId | None, found: Restored | None = None) -> None:
         tiers = self._engine.tiers(found) if found is not None and self._engine is not None else []
         found = found or Restored(loaded=None)
         sharding = self._lineage.sharding
@@ -422,7 +424,7 @@ class Lineup:
             **shard,
         )
 
-    def _claim_due(self, team: Team, step: int, origin: Pair | None, *, claimed: bool, trained: bool) -> None:
+    def _claim_due(self, team: Team, step: int, origin: AttemptId | None, *, claimed: bool, trained: bool) -> None:
         """All together, and before a newcomer loads what it got. `trained`: the state is in memory only."""
         if claimed or self._engine is None:
             return

@@ -16,21 +16,21 @@ from typing import Any, Final
 
 import torch
 
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import NonFiniteError, UsageError
 from holdfast.telemetry.activity import Activity, Meter
 from holdfast.training.data import Audit
 from holdfast.training.distributed.fsdp import whole_norm
 from holdfast.training.distributed.process_group import Group
-from holdfast.training.launcher_client.agent_client import Agent
+from holdfast.training.launcher_client.agent_client import LauncherConnection
 from holdfast.training.options.validation import Structure, check_loss
 from holdfast.training.protocol import step_ballot, step_commit
 from holdfast.training.protocol.step_ballot import Agreed, Ballot
-from holdfast.training.protocol.step_commit import Standing
+from holdfast.training.protocol.step_commit import RankState
 from holdfast.training.step.batchnorm_stats import Statistics
 from holdfast.training.step.gradient_reducer import Reducer
 from holdfast.training.step.rollback import Undo
-from holdfast.training.step.train_state import Lineage, finite
+from holdfast.training.step.train_state import TrainState, finite
 from holdfast.training.step.weight_check import Weights
 
 _log = logging.getLogger("holdfast.job")
@@ -94,8 +94,8 @@ class Stepper:
 
     def __init__(
         self,
-        lineage: Lineage,
-        agent: Agent,
+        lineage: TrainState,
+        agent: LauncherConnection,
         meter: Meter,
         *,
         wants_commit: Callable[[], bool],
@@ -120,11 +120,13 @@ class Stepper:
         self.weights = Weights(lineage.objects)
         self._kept: _Kept | None = None
         self._group: Group | None = None
-        self._pair: Pair | None = None
+        self._pair: AttemptId | None = None
         self.torn = False  # the optimizer raised half way: this state is nobody's
         self.rolled: StepResult | None = None  # of the last step that was applied from a doubt
 
-    def attach(self, group: Group, pair: Pair, *, peers: Group | None = None, mates: Group | None = None) -> None:
+    def attach(
+        self, group: Group, pair: AttemptId, *, peers: Group | None = None, mates: Group | None = None
+    ) -> None:
         """The next steps are made with these ranks. Of a sharded model, `peers` have our shard, `mates` the rest."""
         self._group, self._pair, self._mates = group, pair, mates
         self._reducer.attach(group, peers)
@@ -182,7 +184,7 @@ class Stepper:
         self._take_back()
         return True
 
-    def settle(self, standing: Standing, *, apply: bool) -> None:
+    def settle(self, standing: RankState, *, apply: bool) -> None:
         """After an attempt: what was decided about a step in its middle, and the standing that goes with it.
 
         Both are one change: a failure between them would leave marks that do not speak for the state.
@@ -208,7 +210,7 @@ class Stepper:
         if self.torn:
             raise UsageError("the optimizer failed in an earlier step: let that exception end the script")
 
-    def _prepare(self, group: Group, pair: Pair, samples: int | None) -> _Kept:
+    def _prepare(self, group: Group, pair: AttemptId, samples: int | None) -> _Kept:
         self._structure.check(self._lineage.step)
         self._meter.enter(Activity.AVERAGE)
         touched = self._touched()
@@ -255,7 +257,7 @@ class Stepper:
             seen=self._batch.seen,
         )
 
-    def _vote(self, kept: _Kept, group: Group, pair: Pair) -> None:
+    def _vote(self, kept: _Kept, group: Group, pair: AttemptId) -> None:
         """PeerLostError if it did not come back (see `marks`). Its way there and back is used for the norm."""
         self._meter.enter(Activity.VOTE)
         self._agent.begin_vote()

@@ -21,27 +21,27 @@ from holdfast.checkpoint.state.flatten import Flat, Stateful, adopt, all_of_it, 
 from holdfast.checkpoint.state.load import load_into, tell
 from holdfast.checkpoint.state.numerics import fingerprint as numerics
 from holdfast.checkpoint.state.optimizer_state import foreseen
-from holdfast.core.attempt import Json, Pair
+from holdfast.core.attempt import AttemptId, Json
 from holdfast.core.errors import StateError, UsageError
 from holdfast.core.hashing import mix_all
 from holdfast.training.data import Position
 from holdfast.training.distributed.fsdp import Sharding
 from holdfast.training.options.elasticity import Elasticity, Ramp, Scaler
 from holdfast.training.protocol import step_commit
-from holdfast.training.protocol.step_commit import Standing
+from holdfast.training.protocol.step_commit import RankState
 
 _log = logging.getLogger("holdfast.job")
 # Steps whose metrics a commit tells.
 MOST_MEASURED: Final = 256
 
 
-class Lineage:
+class TrainState:
     """The state of the job as this rank has it."""
 
     def __init__(self, objects: Mapping[str, Stateful]) -> None:
         self.objects = dict(objects)
-        self.standing = Standing()
-        self.origin: Pair | None = None  # the last attempt that voted in this state
+        self.standing = RankState()
+        self.origin: AttemptId | None = None  # the last attempt that voted in this state
         self.skipped = 0
         self.skipped_in_a_row = 0
         self.position: Position | None = None
@@ -116,7 +116,7 @@ class Lineage:
     def take_memory(self, tree: Any, tensors: Mapping[str, torch.Tensor], side: Json, *, rank: int) -> None:
         """Become what a survivor is."""
         self._load(tree, lambda name: tensors[name], lambda name: torch.empty_like(tensors[name], device="meta"))
-        self.origin = Pair.maybe(side["origin"])
+        self.origin = AttemptId.maybe(side["origin"])
         self.skipped, self.skipped_in_a_row = int(side["skipped"]), int(side["skippedInARow"])
         self.saved_step = int(side["savedStep"])
         self.metrics = metrics(side)
@@ -138,7 +138,7 @@ class Lineage:
         )
         if rank == 0:
             tell(other)
-        self.standing = Standing(step=manifest.step)
+        self.standing = RankState(step=manifest.step)
         self.origin = manifest.pair
         self.skipped, self.rates.ramp, self.position = side.skipped, side.ramp, side.position
         self.metrics = metrics(manifest.state)
@@ -154,7 +154,7 @@ class Lineage:
 
     def begin_anew(self) -> None:
         """There is nothing to go on from: the objects stay as the script made them."""
-        self.standing, self.origin, self.position, self.rates.ramp = Standing(), None, None, None
+        self.standing, self.origin, self.position, self.rates.ramp = RankState(), None, None, None
         self.saved_step = 0
         self.metrics = {}
 
@@ -166,7 +166,7 @@ class Lineage:
 
     # A step
 
-    def stepped(self, pair: Pair) -> None:
+    def stepped(self, pair: AttemptId) -> None:
         """The vote on the next step came back: it is committed here."""
         self.standing = step_commit.committed(self.standing)
         self.origin = pair

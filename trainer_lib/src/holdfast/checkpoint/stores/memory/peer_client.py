@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
-from holdfast.checkpoint.format.file_names import MANIFEST, CommitName, is_shard, parse_commit
+from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName, is_shard, parse_commit
 from holdfast.checkpoint.format.manifest import FileRecord, Manifest, decode, encode, whole_number
 from holdfast.checkpoint.stores.base import Incoming
 from holdfast.checkpoint.stores.memory.peer_protocol import GREETING_SECONDS, MAX_GREETING, MAX_MESSAGE, Wire, mac
-from holdfast.checkpoint.stores.memory.slots import PADDING, Place
+from holdfast.checkpoint.stores.memory.slots import PADDING, FileRange
 from holdfast.core.attempt import Claim
 from holdfast.core.constants import MEMORY_TIER
 from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
@@ -154,7 +154,7 @@ class Peer:
 class PeerSource:
     """A file in a neighbour's memory."""
 
-    def __init__(self, peer: Peer, name: CommitName, file: str, jobs: list[str] | None) -> None:
+    def __init__(self, peer: Peer, name: CheckpointName, file: str, jobs: list[str] | None) -> None:
         self._peer = peer
         self._where = {"name": str(name), "file": file, "jobs": jobs}
         self._nbytes = _bytes_in(peer.ask({"op": "open", **self._where}))
@@ -209,7 +209,7 @@ class PeerStore:
         """Each rank has other neighbours."""
         return False
 
-    def commits(self) -> tuple[CommitName, ...]:
+    def commits(self) -> tuple[CheckpointName, ...]:
         """What has its manifest there; nothing if it cannot be reached: what it has may lie elsewhere too."""
         try:
             told = self._peer.ask({"op": "list", "jobs": self._jobs}).get("commits")
@@ -224,7 +224,7 @@ class PeerStore:
         """None, as in memory everywhere."""
         return ()
 
-    def manifest(self, name: CommitName) -> Manifest:
+    def manifest(self, name: CheckpointName) -> Manifest:
         """The manifest of a commit."""
         told = self._peer.ask({"op": "manifest", "name": str(name), "jobs": self._jobs})
         manifest = decode(str(told.get("manifest")).encode(errors="replace"))  # what it cannot have has no seal
@@ -232,19 +232,19 @@ class PeerStore:
             raise DamagedError(f"{MANIFEST} is that of step {manifest.step}, attempt {manifest.pair}")
         return manifest
 
-    def open(self, name: CommitName, file: str) -> PeerSource:
+    def open(self, name: CheckpointName, file: str) -> PeerSource:
         """One of its files."""
         return PeerSource(self._peer, name, file, self._jobs)
 
-    def receive(self, name: CommitName, content: str) -> Incoming:
+    def receive(self, name: CheckpointName, content: str) -> Incoming:
         """Not by hand: a rank's slots are copied with `send`."""
         raise CheckpointError(f"{self.url} takes copies of slots only, as they are made")
 
-    def quarantine(self, name: CommitName, reason: str) -> bool:
+    def quarantine(self, name: CheckpointName, reason: str) -> bool:
         """Its own launcher's ranks see to that."""
         return False
 
-    def delete(self, name: CommitName) -> None:
+    def delete(self, name: CheckpointName) -> None:
         """The slots are overwritten in their turn."""
 
 
@@ -254,8 +254,8 @@ class Copy:
 
     owner: str
     job: str
-    name: CommitName
-    keep: tuple[CommitName, ...]
+    name: CheckpointName
+    keep: tuple[CheckpointName, ...]
     files: Mapping[str, FileRecord]
     room: int
 
@@ -281,7 +281,7 @@ class Copy:
         return cls(owner=owner, job=str(value["job"]), name=name, keep=keep, files=files, room=room)
 
 
-def send(peer: Peer, copy: Copy, places: Sequence[Place], *, per_second: int | None = None) -> None:
+def send(peer: Peer, copy: Copy, places: Sequence[FileRange], *, per_second: int | None = None) -> None:
     """Give a neighbour a rank's part of a commit, `places` in the order of its files; returns when all is there."""
 
     def content(wire: Wire) -> None:
@@ -297,7 +297,7 @@ def seal(peer: Peer, copy: Copy, manifest: Manifest) -> None:
     peer.ask(request)
 
 
-def make_room(peer: Peer, name: CommitName, keep: Iterable[CommitName]) -> int:
+def make_room(peer: Peer, name: CheckpointName, keep: Iterable[CheckpointName]) -> int:
     """Ask a launcher to let go of copies that nobody sends it any more, for slots of its own ranks' first commit; how
     many bytes it will let go of once that stands."""
     return _bytes_in(peer.ask({"op": "room", "name": str(name), "keep": [str(kept) for kept in keep]}))
@@ -310,7 +310,7 @@ def _bytes_in(answer: Mapping[str, Any]) -> int:
         raise CheckpointError(f"a neighbour's answer lacks a number of bytes: {error}") from error
 
 
-def names(texts: Iterable[Any]) -> tuple[CommitName, ...]:
+def names(texts: Iterable[Any]) -> tuple[CheckpointName, ...]:
     """Those of the texts that name commits."""
     found = (parse_commit(str(text)) for text in texts)
     return tuple(name for name in found if name is not None and not name.staging)

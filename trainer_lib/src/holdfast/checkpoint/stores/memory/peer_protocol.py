@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from holdfast.checkpoint.stores.memory.slots import Place
+from holdfast.checkpoint.stores.memory.slots import FileRange
 from holdfast.core.errors import CheckpointError
 
 MAX_MESSAGE: Final = 256 << 20
@@ -85,7 +85,7 @@ class Wire:
         while rest.nbytes:
             rest = rest[self._patiently(lambda rest=rest: self._socket.send(rest)) :]  # type: ignore[misc]
 
-    def send_file(self, place: Place, per_second: int | None = None) -> None:
+    def send_file(self, place: FileRange, per_second: int | None = None) -> None:
         """Bytes of a file, from the page cache to the network without a copy between."""
         started, sent = time.monotonic(), 0
         while sent < place.nbytes:

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 import xxhash
 
-from holdfast.checkpoint.format.file_names import CommitName, parse_commit
+from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit
 from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord, Manifest, decode, encode
 from holdfast.checkpoint.stores.memory.peer_client import Copy, names
 from holdfast.checkpoint.stores.memory.peer_protocol import (
@@ -31,9 +31,9 @@ from holdfast.checkpoint.stores.memory.peer_protocol import (
     Wire,
     mac,
 )
-from holdfast.checkpoint.stores.memory.slots import Place, Slot, SlotSet, SlotWriter, remove
+from holdfast.checkpoint.stores.memory.slots import FileRange, Slot, SlotSet, SlotWriter, remove
 from holdfast.checkpoint.stores.memory.store import MemoryStore
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.connection_limit import Greetings
 from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
 
@@ -51,7 +51,7 @@ class ServedSource(Protocol):
     def nbytes(self) -> int:
         """Its length."""
 
-    def place(self, offset: int, nbytes: int) -> Place:
+    def place(self, offset: int, nbytes: int) -> FileRange:
         """Where the bytes are; they count only if `verify` says so afterwards."""
 
     def verify(self) -> None:
@@ -66,13 +66,13 @@ class ServedSource(Protocol):
 class Served(Protocol):
     """What can be served of a store."""
 
-    def commits(self) -> tuple[CommitName, ...]:
+    def commits(self) -> tuple[CheckpointName, ...]:
         """What is a commit."""
 
-    def manifest(self, name: CommitName) -> Manifest:
+    def manifest(self, name: CheckpointName) -> Manifest:
         """The manifest of a commit."""
 
-    def open(self, name: CommitName, file: str) -> ServedSource:
+    def open(self, name: CheckpointName, file: str) -> ServedSource:
         """One of its files."""
 
 
@@ -119,7 +119,7 @@ class PeerServer:
                 self._keepers[owner] = _Keeper(self._folder, owner, self._limit)
             return self._keepers[owner]
 
-    def make_room(self, pair: Pair, keep: Collection[CommitName], beside: str = "") -> int:
+    def make_room(self, pair: AttemptId, keep: Collection[CheckpointName], beside: str = "") -> int:
         """Let go of copies for who sends them elsewhere by now, but for the commit that training goes on from: how
         many bytes are held for that alone, until another one stands. `beside` is whose copies stay."""
         later = 0
@@ -130,7 +130,7 @@ class PeerServer:
         return later
 
     @staticmethod
-    def _let_go(path: Path, keeper: _Keeper, pair: Pair, keep: Collection[CommitName]) -> int:
+    def _let_go(path: Path, keeper: _Keeper, pair: AttemptId, keep: Collection[CheckpointName]) -> int:
         if not keeper.lock.acquire(blocking=False):
             return 0  # it is being filled
         try:
@@ -220,8 +220,8 @@ class _Keeper:
         self._owner = f"for-{owner}"
         self._limit = limit
         self._pair: SlotSet | None = None
-        self._writer: tuple[CommitName, SlotWriter] | None = None
-        self.newest: Pair | None = None  # the attempt that sent copies last
+        self._writer: tuple[CheckpointName, SlotWriter] | None = None
+        self.newest: AttemptId | None = None  # the attempt that sent copies last
         self.lock = threading.Lock()
 
     def begin(self, copy: Copy, promised: int = 0) -> SlotWriter:
@@ -238,7 +238,7 @@ class _Keeper:
             self._pair.close()
             self._pair = None
 
-    def seal(self, name: CommitName, manifest: Manifest) -> None:
+    def seal(self, name: CheckpointName, manifest: Manifest) -> None:
         if self._writer is None or self._writer[0] != name:
             raise CheckpointError(f"{name} was not copied here")
         self._writer[1].seal(manifest)
@@ -348,7 +348,7 @@ class _Session:
         return {}
 
 
-def _held(path: Path) -> CommitName | None:
+def _held(path: Path) -> CheckpointName | None:
     try:
         slot = Slot(path)
     except (OSError, DamagedError):
@@ -358,7 +358,7 @@ def _held(path: Path) -> CommitName | None:
     return None if content is None else content.name
 
 
-def _named(request: Mapping[str, Any]) -> CommitName:
+def _named(request: Mapping[str, Any]) -> CheckpointName:
     name = parse_commit(str(request["name"]))
     if name is None:
         raise DamagedError(f"{request['name']!r} is not the name of a commit")

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import xxhash
 
-from holdfast.checkpoint.format.file_names import MANIFEST, CommitName, parse_commit
+from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName, parse_commit
 from holdfast.checkpoint.format.manifest import (
     CHUNK_BYTES,
     LARGEST,
@@ -70,7 +70,7 @@ class Extent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class FileRange:
     """Bytes of an open file."""
 
     fd: int
@@ -83,7 +83,7 @@ class Content:
     """What a whole slot holds, and of whose commit. `number` tells its bytes from all that were there before;
     `copied` says that another node has them as well."""
 
-    name: CommitName
+    name: CheckpointName
     number: int
     job: str = ""
     files: Mapping[str, Extent] = field(default_factory=dict)
@@ -304,7 +304,7 @@ class SlotSet:
             leftover.unlink(missing_ok=True)
 
     def begin(
-        self, name: CommitName, nbytes: int, *, keep: Collection[CommitName], job: str = "", promised: int = 0
+        self, name: CheckpointName, nbytes: int, *, keep: Collection[CheckpointName], job: str = "", promised: int = 0
     ) -> SlotWriter:
         """Overwrite a slot that is none of `keep`. `nbytes` is for all files and the manifest.
 
@@ -317,7 +317,7 @@ class SlotSet:
             slot = self._make(index, need, promised)
         return SlotWriter(slot, name, job)
 
-    def copied(self) -> frozenset[CommitName]:
+    def copied(self) -> frozenset[CheckpointName]:
         """The commits of which another node has these bytes as well."""
         contents = [slot.content() for index in self._indices() if (slot := self._open(index)) is not None]
         return frozenset(one.name for one in contents if one is not None and one.copied and not one.void)
@@ -333,7 +333,7 @@ class SlotSet:
         there = (int(path.name[-1]) for path in self._folder.glob(f"{self._owner}.slot-[0-9]"))
         return sorted({*range(self.count), *there})
 
-    def _victim(self, keep: Collection[CommitName]) -> int:
+    def _victim(self, keep: Collection[CheckpointName]) -> int:
         indices = self._indices()
         contents = {index: slot.content() if (slot := self._open(index)) else None for index in indices}
 
@@ -402,7 +402,7 @@ class SlotSet:
 class SlotWriter:
     """A commit's part on its way into a slot: a plain writable buffer for each file, then the seal."""
 
-    def __init__(self, slot: Slot, name: CommitName, job: str) -> None:
+    def __init__(self, slot: Slot, name: CheckpointName, job: str) -> None:
         self._slot = slot
         self._content = Content(name=name, number=slot.begin(), job=job)
 
@@ -418,10 +418,10 @@ class SlotWriter:
         """Copy one file in, digested on the way."""
         return fill(self.buffer(file, nbytes), parts)
 
-    def place(self, file: str) -> Place:
+    def place(self, file: str) -> FileRange:
         """Where one file's bytes are."""
         extent = self._content.files[file]
-        return Place(fd=self._slot.fd, offset=extent.offset, nbytes=extent.nbytes)
+        return FileRange(fd=self._slot.fd, offset=extent.offset, nbytes=extent.nbytes)
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from holdfast.checkpoint.format.file_names import MANIFEST, CommitName
+from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName
 from holdfast.checkpoint.format.manifest import FileRecord, Manifest, encode
 from holdfast.checkpoint.io.durable_files import Buffer
 from holdfast.checkpoint.io.memcpy import PROCESSORS
@@ -21,7 +21,7 @@ from holdfast.checkpoint.stores.memory.slots import (
     PADDING,
     Content,
     Extent,
-    Place,
+    FileRange,
     Slot,
     SlotSet,
     fill,
@@ -64,11 +64,11 @@ class SlotSource:
         except DamagedError as error:
             raise DamagedError(f"{self._file}: {error}") from None
 
-    def place(self, offset: int, nbytes: int) -> Place:
+    def place(self, offset: int, nbytes: int) -> FileRange:
         """Where the bytes are; they count only if `verify` says so afterwards."""
         if not 0 <= offset <= offset + nbytes <= self.nbytes:
             raise DamagedError(f"{self._file} ends before byte {offset + nbytes}")
-        return Place(fd=self._slot.fd, offset=self._extent.offset + offset, nbytes=nbytes)
+        return FileRange(fd=self._slot.fd, offset=self._extent.offset + offset, nbytes=nbytes)
 
     def verify(self) -> None:
         """DamagedError if the bytes may be others by now."""
@@ -86,7 +86,7 @@ class SlotSource:
 class MemoryIncoming:
     """A whole commit on its way into memory: its size is known only with its last file."""
 
-    def __init__(self, folder: Path, name: CommitName) -> None:
+    def __init__(self, folder: Path, name: CheckpointName) -> None:
         self._folder = folder
         self._name = name
         self._files: dict[str, bytearray] = {}
@@ -138,7 +138,7 @@ class MemoryStore:
         """Nobody waits for memory, and a few fill it."""
         return min(PROCESSORS, _MOST_READERS)
 
-    def commits(self) -> tuple[CommitName, ...]:
+    def commits(self) -> tuple[CheckpointName, ...]:
         """What has its manifest here."""
         with self._opened() as slots:
             names = {content.name for _, content in slots if content.manifest is not None}
@@ -148,7 +148,7 @@ class MemoryStore:
         """None: claims are where all can see them, on the shared tier and in the membership."""
         return ()
 
-    def manifest(self, name: CommitName) -> Manifest:
+    def manifest(self, name: CheckpointName) -> Manifest:
         """The manifest, from any slot that has a good one."""
         trouble = f"{MANIFEST} is missing"
         with self._opened() as slots:
@@ -162,7 +162,7 @@ class MemoryStore:
                     return found
         raise DamagedError(trouble)
 
-    def open(self, name: CommitName, file: str) -> SlotSource:
+    def open(self, name: CheckpointName, file: str) -> SlotSource:
         """One of its files, if this node has it; also of a commit whose manifest is elsewhere."""
         for path in sorted(self._folder.glob("*.slot-[0-9]")):
             try:
@@ -175,19 +175,19 @@ class MemoryStore:
             slot.close()
         raise DamagedError(f"{file} is missing in {self.url}")
 
-    def receive(self, name: CommitName, content: str) -> MemoryIncoming:
+    def receive(self, name: CheckpointName, content: str) -> MemoryIncoming:
         """Begin a commit that is copied here whole."""
         self._folder.mkdir(parents=True, exist_ok=True)
         return MemoryIncoming(self._folder, name)
 
-    def quarantine(self, name: CommitName, reason: str) -> bool:
+    def quarantine(self, name: CheckpointName, reason: str) -> bool:
         """Void it where it is: its bytes stay until a later commit needs the slot."""
         if not self._void(name):
             return False
         _log.error("%s is damaged in memory (%s): it is not read again", name, reason)
         return True
 
-    def delete(self, name: CommitName) -> None:
+    def delete(self, name: CheckpointName) -> None:
         """Void it: the slots stay for the next commit."""
         self._void(name)
 
@@ -199,7 +199,7 @@ class MemoryStore:
     def _counts(self, content: Content) -> bool:
         return not content.void and (self._jobs is None or content.job in self._jobs)
 
-    def _void(self, name: CommitName) -> bool:
+    def _void(self, name: CheckpointName) -> bool:
         try:
             with self._opened(writable=True) as slots:
                 for slot, content in slots:

@@ -26,7 +26,7 @@ from holdfast.checkpoint.format.file_names import (
     CLAIMS,
     MANIFEST,
     QUARANTINE,
-    CommitName,
+    CheckpointName,
     claim_file,
     parse_claim,
     parse_commit,
@@ -224,7 +224,7 @@ class ObjectSource:
 class ObjectIncoming:
     """Files under the commit's own name, which is nobody's until its manifest is there."""
 
-    def __init__(self, bucket: Bucket, prefix: str, name: CommitName, content: str) -> None:
+    def __init__(self, bucket: Bucket, prefix: str, name: CheckpointName, content: str) -> None:
         self._bucket = bucket
         self._folder = f"{prefix}{name}/"
         self._name = name
@@ -342,7 +342,7 @@ class ObjectStore:
             self._bucket.delete([key])
         return self._bucket.lacks
 
-    def commits(self) -> tuple[CommitName, ...]:
+    def commits(self) -> tuple[CheckpointName, ...]:
         """The names that have a manifest."""
         parsed = [parse_commit(name) for name in self._bucket.folders(self._prefix)]
         names = [name for name in parsed if name is not None and not name.staging]
@@ -369,22 +369,22 @@ class ObjectStore:
                 "give each job a prefix of its own"
             )
 
-    def manifest(self, name: CommitName) -> Manifest:
+    def manifest(self, name: CheckpointName) -> Manifest:
         """The manifest of a commit."""
         manifest = decode(self._bucket.read(self._key(name, MANIFEST), LARGEST))
         if (manifest.step, manifest.pair) != (name.step, name.pair):
             raise DamagedError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.pair}")
         return manifest
 
-    def open(self, name: CommitName, file: str) -> ObjectSource:
+    def open(self, name: CheckpointName, file: str) -> ObjectSource:
         """One of its files."""
         return ObjectSource(self._bucket, self._key(name, file))
 
-    def receive(self, name: CommitName, content: str) -> ObjectIncoming:
+    def receive(self, name: CheckpointName, content: str) -> ObjectIncoming:
         """Begin a commit, or go on with one of the same content that was interrupted."""
         return ObjectIncoming(self._bucket, self._prefix, name, content)
 
-    def quarantine(self, name: CommitName, reason: str) -> bool:
+    def quarantine(self, name: CheckpointName, reason: str) -> bool:
         """Copy a bad commit below `quarantine/`, then take it away, its manifest first; not one that others need."""
         folder = f"{self._prefix}{name}/"
         target = f"{self._prefix}{QUARANTINE}/{name}.{uuid4().hex[:8]}"
@@ -405,7 +405,7 @@ class ObjectStore:
         _log.error("%s is damaged (%s): moved to %s", name, reason, target)
         return True
 
-    def delete(self, name: CommitName) -> None:
+    def delete(self, name: CheckpointName) -> None:
         """Delete a commit, its manifest first."""
         try:
             self.manifest(name)
@@ -415,7 +415,7 @@ class ObjectStore:
         except CheckpointError as error:
             _log.warning("%s could not be deleted: %s", name, error)
 
-    def sweep(self, below: CommitName) -> None:
+    def sweep(self, below: CheckpointName) -> None:
         """Remove what was never finished of the commits before this one."""
         begun = {key.removeprefix(self._prefix).partition("/")[0] for key in self._bucket.unfinished(self._prefix)}
         committed = set(self.commits())
@@ -425,7 +425,7 @@ class ObjectStore:
             _give_up(self._bucket, f"{self._prefix}{name}/")
             _log.info("removed what was never finished of %s", name)
 
-    def _key(self, name: CommitName, file: str) -> str:
+    def _key(self, name: CheckpointName, file: str) -> str:
         return f"{self._prefix}{name}/{file}"
 
     def _remove(self, keys: Sequence[str]) -> None:

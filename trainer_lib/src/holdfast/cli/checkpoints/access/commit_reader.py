@@ -12,12 +12,12 @@ from typing import Final, Self
 
 import xxhash
 
-from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import CHUNK_BYTES, Chunk, FileRecord, Manifest, TensorRecord
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES
 from holdfast.checkpoint.format.tensor_boxes import runs
 from holdfast.checkpoint.save import lossy_delta
-from holdfast.checkpoint.stores.base import Source, Store, open_file
+from holdfast.checkpoint.stores.base import CheckpointStore, Source, open_file
 from holdfast.cli.checkpoints.access.locate import read_manifest
 from holdfast.core.errors import DamagedError
 
@@ -71,7 +71,7 @@ def read_file(file: str, source: Source, record: FileRecord) -> Iterator[memoryv
 class Content:
     """An open commit."""
 
-    def __init__(self, store: Store, name: CommitName) -> None:
+    def __init__(self, store: CheckpointStore, name: CheckpointName) -> None:
         self.name = name
         self.manifest = read_manifest(store, name)
         self._store = store

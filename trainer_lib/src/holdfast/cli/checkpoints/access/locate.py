@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from holdfast.checkpoint.format.file_names import MANIFEST, CommitName, parse_commit
+from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName, parse_commit
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.policy import fencing
-from holdfast.checkpoint.stores.base import Store
+from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.open import open_store, parted
 from holdfast.cli.checkpoints.access.node_store import NearStore, near_store
 from holdfast.core.attempt import Claim
@@ -22,24 +22,24 @@ _NEAR: Final = (f"{MEMORY_TIER}:", f"{LOCAL_TIER}:")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class CheckpointLocation:
     """A store, and the commit in it if one was named."""
 
-    store: Store
-    name: CommitName | None = None
+    store: CheckpointStore
+    name: CheckpointName | None = None
 
 
-def find(where: str, *, fresh: bool = False) -> Place:
+def find(where: str, *, fresh: bool = False) -> CheckpointLocation:
     """A folder or URL of commits, or of one of them; `fresh`: it may be made."""
     root, name = _parted(where)
     near = _near(root)
     if near is not None:
-        return Place(store=near, name=name)
+        return CheckpointLocation(store=near, name=name)
     if root.startswith(_FILE):
         _check_folder(Path(unquote(parted(root).path)), where, name, fresh=fresh)
     elif "://" not in root:
         _check_folder(Path(root), where, name, fresh=fresh)
-    return Place(store=open_store(root), name=name)
+    return CheckpointLocation(store=open_store(root), name=name)
 
 
 def _near(root: str) -> NearStore | None:
@@ -61,7 +61,7 @@ def _near(root: str) -> NearStore | None:
     return found
 
 
-def _parted(where: str) -> tuple[str, CommitName | None]:
+def _parted(where: str) -> tuple[str, CheckpointName | None]:
     if not where:
         raise UsageError("holdfast checkpoints: an empty path: give the folder that holds the commits")
     head, _, last = where.rstrip("/").rpartition("/")
@@ -73,7 +73,7 @@ def _parted(where: str) -> tuple[str, CommitName | None]:
     return head or ("/" if where.startswith("/") else "."), name
 
 
-def _check_folder(path: Path, where: str, name: CommitName | None, *, fresh: bool) -> None:
+def _check_folder(path: Path, where: str, name: CheckpointName | None, *, fresh: bool) -> None:
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file: give the folder that holds the commits")
     if not fresh and not path.exists():
@@ -85,7 +85,7 @@ def _check_folder(path: Path, where: str, name: CommitName | None, *, fresh: boo
         )
 
 
-def choose(place: Place, step: int | None) -> CommitName:
+def choose(place: CheckpointLocation, step: int | None) -> CheckpointName:
     """The commit that was named, that of `step`, or the newest that may be read."""
     if place.name is not None:
         if step is not None and step != place.name.step:
@@ -102,18 +102,18 @@ def choose(place: Place, step: int | None) -> CommitName:
     return max(free or names, key=_age)
 
 
-def every(place: Place, step: int | None = None) -> list[CommitName]:
+def every(place: CheckpointLocation, step: int | None = None) -> list[CheckpointName]:
     """The commits that are meant, the newest first: all of them where none was named."""
     if place.name is not None or step is not None:
         return [choose(place, step)]
     return sorted(place.store.commits(), key=_age, reverse=True)
 
 
-def _age(name: CommitName) -> tuple[int, int, int]:
+def _age(name: CheckpointName) -> tuple[int, int, int]:
     return name.step, name.pair.generation, name.pair.attempt
 
 
-def read_manifest(store: Store, name: CommitName) -> Manifest:
+def read_manifest(store: CheckpointStore, name: CheckpointName) -> Manifest:
     """The manifest of a commit; what is wrong with it is said with the commit's name."""
     try:
         return store.manifest(name)
@@ -121,7 +121,7 @@ def read_manifest(store: Store, name: CommitName) -> Manifest:
         raise type(error)(f"{name}: {error}") from error
 
 
-def fenced(store: Store, name: CommitName, claims: tuple[Claim, ...]) -> str:
+def fenced(store: CheckpointStore, name: CheckpointName, claims: tuple[Claim, ...]) -> str:
     """Why the job whose claim is the newest would not read this commit; empty if it would."""
     if not claims:
         return ""
@@ -129,7 +129,7 @@ def fenced(store: Store, name: CommitName, claims: tuple[Claim, ...]) -> str:
     return fencing.readable(_owned(store, name), claims, job_uid=newest.job_uid).reason
 
 
-def _owned(store: Store, name: CommitName) -> fencing.Commit:
+def _owned(store: CheckpointStore, name: CheckpointName) -> fencing.Commit:
     try:
         manifest = store.manifest(name)
     except (DamagedError, UnknownFormatError):

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.checkpoint.format.file_names import MANIFEST, CommitName, shard_rank
+from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName, shard_rank
 from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.stores.base import Incoming, Source, Store
+from holdfast.checkpoint.stores.base import CheckpointStore, Incoming, Source
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.local_disk import own_folders
 from holdfast.checkpoint.stores.memory.store import MemoryStore
@@ -32,8 +32,8 @@ _SLOTS: Final = "*.slot-[0-9]"
 class Shelf:
     """What of a node's commits lies together: one rank's folder, or the slots of one launcher's memory."""
 
-    store: Store
-    has: Callable[[CommitName, str], bool]
+    store: CheckpointStore
+    has: Callable[[CheckpointName, str], bool]
     """Whether a file of a commit is there, good or not."""
 
 
@@ -46,7 +46,7 @@ class NearStore:
         self.url = url
         self._shelves = shelves
 
-    def commits(self) -> tuple[CommitName, ...]:
+    def commits(self) -> tuple[CheckpointName, ...]:
         """What has a manifest on any shelf."""
         names = {name for shelf in self._shelves for name in shelf.store.commits()}
         return tuple(sorted(names, key=lambda name: (name.step, name.pair)))
@@ -55,7 +55,7 @@ class NearStore:
         """None: claims are where all can see them."""
         return ()
 
-    def manifest(self, name: CommitName) -> Manifest:
+    def manifest(self, name: CheckpointName) -> Manifest:
         """The manifest, from any shelf that has a good one."""
         trouble = DamagedError(f"{MANIFEST} is missing")
         for shelf in self._having(name):
@@ -65,18 +65,18 @@ class NearStore:
                 trouble = error
         raise trouble
 
-    def open(self, name: CommitName, file: str) -> Source:
+    def open(self, name: CheckpointName, file: str) -> Source:
         """One of its files; ElsewhereError if it is not here."""
         for shelf in self._shelves:
             if shelf.has(name, file):
                 return shelf.store.open(name, file)
         raise ElsewhereError(f"{file} of {name} is not in {self.url}: it is on the node of the rank that wrote it")
 
-    def here(self, name: CommitName, files: Collection[str]) -> tuple[str, ...]:
+    def here(self, name: CheckpointName, files: Collection[str]) -> tuple[str, ...]:
         """Those of a commit's files that lie on this node."""
         return tuple(file for file in sorted(files) if any(shelf.has(name, file) for shelf in self._shelves))
 
-    def lost(self, name: CommitName, files: Collection[str]) -> dict[str, str]:
+    def lost(self, name: CheckpointName, files: Collection[str]) -> dict[str, str]:
         """What must lie here and does not, and why that is known."""
         found: dict[str, str] = {}
         for shelf in self._having(name):
@@ -89,15 +89,15 @@ class NearStore:
                 found[MANIFEST] = f"{MANIFEST} is in {shelf.store.url}, and no rank's files are beside it"
         return found
 
-    def receive(self, name: CommitName, content: str) -> Incoming:
+    def receive(self, name: CheckpointName, content: str) -> Incoming:
         """Refused."""
         raise self.refusal()
 
-    def quarantine(self, name: CommitName, reason: str) -> bool:
+    def quarantine(self, name: CheckpointName, reason: str) -> bool:
         """Refused."""
         raise self.refusal()
 
-    def delete(self, name: CommitName) -> None:
+    def delete(self, name: CheckpointName) -> None:
         """Refused."""
         raise self.refusal()
 
@@ -108,7 +108,7 @@ class NearStore:
             "it is only looked at (ls, show, verify, diff, export, and copy from there)"
         )
 
-    def _having(self, name: CommitName) -> list[Shelf]:
+    def _having(self, name: CheckpointName) -> list[Shelf]:
         return [shelf for shelf in self._shelves if name in shelf.store.commits()]
 
 
@@ -136,7 +136,7 @@ def _of_a_rank(folder: Path) -> Shelf:
 def _of_a_memory(folder: Path) -> Shelf:
     store = MemoryStore(folder)
 
-    def has(name: CommitName, file: str) -> bool:
+    def has(name: CheckpointName, file: str) -> bool:
         try:
             with store.open(name, file):
                 return True

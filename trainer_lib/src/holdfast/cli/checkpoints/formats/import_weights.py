@@ -7,14 +7,14 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import uuid4
 
-from holdfast.checkpoint.format.file_names import CommitName, step_number, tensors_file
+from holdfast.checkpoint.format.file_names import CheckpointName, step_number, tensors_file
 from holdfast.checkpoint.format.manifest import Chunk, Manifest, TensorRecord, check
 from holdfast.checkpoint.format.shard_layout import ShardPlan, plan_shard, whole
 from holdfast.checkpoint.io.durable_files import Buffer
 from holdfast.checkpoint.state.flatten import Flat, flatten_values
-from holdfast.checkpoint.stores.base import Store
+from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.cli.checkpoints.access.progress_bar import Progress, progress
-from holdfast.core.attempt import Pair
+from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CheckpointError, UnknownFormatError, UsageError
 
 WHOLE: Final = "model"
@@ -64,13 +64,13 @@ def _all_begin(state: Mapping[Any, Any], prefix: str) -> bool:
     return bool(state) and all(isinstance(key, str) and key.startswith(prefix) and key != prefix for key in state)
 
 
-def commit(store: Store, values: Mapping[str, Any], *, step: int, made: datetime) -> CommitName:
+def commit(store: CheckpointStore, values: Mapping[str, Any], *, step: int, made: datetime) -> CheckpointName:
     """Make a commit of these objects' states, as `holdfast.checkpoint.load` reads it."""
     if store.claims():
         raise CheckpointError(f"{store.url} belongs to a job (it has claims): convert into a folder of its own")
     step = step_number(step)
     older = [name.pair.attempt for name in store.commits() if name.step == step]
-    name = CommitName(step=step, pair=Pair(0, 1 + max(older, default=0)))
+    name = CheckpointName(step=step, pair=AttemptId(0, 1 + max(older, default=0)))
     flat = flatten_values(values)
     plan = plan_shard(map(whole, flat.specs), metadata={"format": "pt", "commit": str(name), "rank": "0"})
     incoming = store.receive(name, uuid4().hex)  # what it will hold is known once it is written
