@@ -149,15 +149,15 @@ def test_time_that_passes_is_counted_once() -> None:
 
 def test_what_was_lived_through_travels_as_json_and_rubbish_is_nothing() -> None:
     lived = Failures().told(LauncherFailures(id="a", failures=3, seconds=10.0))
-    assert Failures.maybe(lived.to_json()) == lived
+    assert Failures.from_optional(lived.to_json()) == lived
     for rubbish in (None, {}, [], {"count": "many", "seconds": 1, "heard": None}, {"count": -1, "seconds": 1.0}):
-        assert Failures.maybe(rubbish) == Failures()
+        assert Failures.from_optional(rubbish) == Failures()
 
 
 def test_seconds_that_no_float_holds_are_rubbish() -> None:
     heard = {"id": "a", "failures": 1, "seconds": 10**400}
-    assert Failures.maybe({"count": 0, "seconds": 10**400, "heard": None}) == Failures()
-    assert Failures.maybe({"count": 0, "seconds": 1.0, "heard": heard}) == Failures()
+    assert Failures.from_optional({"count": 0, "seconds": 10**400, "heard": None}) == Failures()
+    assert Failures.from_optional({"count": 0, "seconds": 1.0, "heard": heard}) == Failures()
 
 
 def test_launchers_that_tell_no_books_change_nothing() -> None:

@@ -56,9 +56,9 @@ def _children(draft: PlanDraft) -> PlanDraft:
     lacks_address = host is not None and not draft.seen.rendezvous_ip  # which nothing but the apply's answer tells
     if draft.seen.applied == name and not lacks_address:
         # Only what was done is written: applied after the status, it might not have been.
-        return draft.but(applied=name)
+        return draft.with_status(applied=name)
     manifests = children(draft.seen.job, draft.seen.platform, host)
-    return draft.act(ApplyChildren(manifests=manifests, digest=name))
+    return draft.with_action(ApplyChildren(manifests=manifests, digest=name))
 
 
 POLICIES: tuple[Policy, ...] = (
@@ -114,7 +114,7 @@ def _look_again(draft: PlanDraft) -> PlanDraft:
     """Reports wake nobody, so what trains or starts is looked at; what is suspended changes by events only."""
     if draft.status.holds(c.SUSPENDED):
         return draft
-    return draft.look_again()
+    return draft.requeue_soon()
 
 
 def _plan(draft: PlanDraft) -> Plan:

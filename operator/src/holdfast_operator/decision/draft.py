@@ -82,7 +82,7 @@ class PlanDraft:
         there = sum(other.pod_uid in members for other in self.status.in_phase(Phase.WANTED))
         return worker.spare or there >= self.target
 
-    def but(self, **changes: Any) -> PlanDraft:
+    def with_status(self, **changes: Any) -> PlanDraft:
         """A copy with changes to the status; itself if they change nothing, as in most passes."""
         if all(getattr(self.status, name) == value for name, value in changes.items()):
             return self
@@ -92,19 +92,19 @@ class PlanDraft:
         """A copy with one worker changed."""
         return replace(self, status=self.status.with_worker(worker))
 
-    def act(self, *actions: Action) -> PlanDraft:
+    def with_action(self, *actions: Action) -> PlanDraft:
         """A copy that does more."""
         return replace(self, actions=(*self.actions, *actions))
 
-    def tell(self, reason: str, message: str, *, warning: bool = False) -> PlanDraft:
+    def with_event(self, reason: str, message: str, *, warning: bool = False) -> PlanDraft:
         """A copy that says more."""
         return replace(self, events=(*self.events, Event(reason=reason, message=message, warning=warning)))
 
-    def decide(self, word: DecisionMetric) -> PlanDraft:
+    def with_decision_metric(self, word: DecisionMetric) -> PlanDraft:
         """A copy with one more decision for the metrics."""
         return replace(self, decided=(*self.decided, word))
 
-    def wake_in(self, after: timedelta) -> PlanDraft:
+    def requeue_in(self, after: timedelta) -> PlanDraft:
         """A copy that is looked at again no later than this."""
         after = max(after, timedelta(seconds=0.2))
         return replace(self, wake=after if self.wake is None else min(self.wake, after))
@@ -115,13 +115,13 @@ class PlanDraft:
         no more than few."""
         return max(c.LOOK_EVERY, c.LOOK_FOR_EACH_JOB * self.seen.jobs)
 
-    def look_again(self) -> PlanDraft:
+    def requeue_soon(self) -> PlanDraft:
         """A copy that is looked at again though nothing wakes it."""
-        return self.wake_in(self.pace)
+        return self.requeue_in(self.pace)
 
-    def wake_at(self, time: datetime) -> PlanDraft:
+    def requeue_at(self, time: datetime) -> PlanDraft:
         """A copy that is looked at again no later than at this time."""
-        return self.wake_in(time - self.now)
+        return self.requeue_in(time - self.now)
 
     def pod(self, worker: Worker) -> PodView | None:
         """The worker's pod, or what was last seen of it."""
@@ -131,7 +131,7 @@ class PlanDraft:
         """The worker's node."""
         return self.seen.node(worker.node)
 
-    def fits_without(self, node: str, workers: Iterable[Worker]) -> bool:
+    def can_place_elsewhere(self, node: str, workers: Iterable[Worker]) -> bool:
         """Whether pods for these workers find room on other nodes than this one and those that the job avoids.
 
         They stay where the job is packed, unless none of it is left there.

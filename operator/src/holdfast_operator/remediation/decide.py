@@ -202,7 +202,7 @@ class _Planner:
             Decision(node=machine.name, uid=machine.uid, reason=reason, message=message, warning=warning)
         )
 
-    def wake_in(self, after: timedelta) -> None:
+    def requeue_in(self, after: timedelta) -> None:
         after = max(after, timedelta(seconds=0.2))
         self.wake = after if self.wake is None else min(self.wake, after)
 
@@ -307,7 +307,7 @@ def _consider(desk: _Planner, machine: Node) -> None:
     desk.actions.append(SetMark(machine=machine, mark=mark, cordon=True))
     desk.note(machine, mark)
     desk.say(machine, "NodeCordoned", f"{why}; the node is cordoned, mode {mode.word}", warning=True)
-    desk.wake_in(POLL_DRAIN if mode >= Mode.DRAIN else POLL_MARKED)
+    desk.requeue_in(POLL_DRAIN if mode >= Mode.DRAIN else POLL_MARKED)
 
 
 def _held(desk: _Planner, machine: Node, alerts: list[Alert]) -> tuple[str, str] | None:
@@ -326,7 +326,7 @@ def _held(desk: _Planner, machine: Node, alerts: list[Alert]) -> tuple[str, str]
     # One that began before the release had not ended: Prometheus was away, and Alertmanager reported it as resolved.
     goes_on = last is not None and any(alert.started <= last for alert in alerts)
     if last is not None and not goes_on and desk.now - last < rules.cooldown:
-        desk.wake_in(last + rules.cooldown - desk.now)
+        desk.requeue_in(last + rules.cooldown - desk.now)
         return "CoolingDown", "it was acted on a short while ago (cooldownSeconds)"
     return _broken(desk, machine, goes_on=goes_on)
 
@@ -336,13 +336,13 @@ def _broken(desk: _Planner, machine: Node, *, goes_on: bool) -> tuple[str, str] 
     rules = desk.sight.rules
     limit = rules.max_unavailable.of(len(desk.pool))
     if len(desk.away) + (machine.name not in desk.away) > limit:
-        desk.wake_in(POLL_HELD)
+        desk.requeue_in(POLL_HELD)
         words = f"with it more nodes would be away than maxUnavailable allows ({limit} of {len(desk.pool)})"
         return "BreakerOpen", words
     # Its own mark that could not be written is no other one.
     lately = [time for time, uid in desk.lately if not uid or uid != machine.uid]
     if not goes_on and len(lately) + len(desk.begun) >= rules.max_per_hour:
-        desk.wake_in(lately[0] + HOUR - desk.now if lately else HOUR)
+        desk.requeue_in(lately[0] + HOUR - desk.now if lately else HOUR)
         return "RateLimited", f"maxPerHour ({rules.max_per_hour}) is reached"
     return None
 
@@ -365,12 +365,12 @@ def _tend(desk: _Planner, machine: Node) -> None:
         return
     if mark != before:
         desk.actions.append(SetMark(machine=machine, mark=mark))
-    desk.wake_in(POLL_MARKED)
+    desk.requeue_in(POLL_MARKED)
     if mark.terminating_since is not None:
         desk.say(machine, "NodeReplaced", f"{mark.message}; its machine is being replaced", warning=True)
         if _left(desk, machine, mark) == ():
             desk.actions.append(Terminate(machine=machine))
-        desk.wake_in(POLL_CLOUD)
+        desk.requeue_in(POLL_CLOUD)
     elif mark.overruled:
         desk.say(
             machine, "Overruled", f"{mark.message}; somebody un-cordoned it: it is left alone while the alert lasts"
@@ -474,7 +474,7 @@ def _say_clear(desk: _Planner, machine: Node, mark: Mark) -> None:
         words = f"its alerts are resolved, but {doubt}, or when you do it: kubectl uncordon {machine.name}"
         desk.say(machine, "AlertsResolved", f"{mark.message}: {words}", warning=True)
         return
-    desk.wake_in(mark.clear_since + wait - desk.now)
+    desk.requeue_in(mark.clear_since + wait - desk.now)
     desk.say(machine, "AlertsResolved", f"{mark.message}: its alerts are resolved; it is un-cordoned if they stay so")
 
 
@@ -512,7 +512,7 @@ def _drain(desk: _Planner, machine: Node, mark: Mark) -> None:
     if left == ():
         _drained(desk, machine, mark)
         return
-    desk.wake_in(POLL_DRAIN if going else POLL_MARKED)
+    desk.requeue_in(POLL_DRAIN if going else POLL_MARKED)
     if left and not going:
         words = f"waits for {_listed(f'{pod} ({pod.stay})' for pod in left)}"
         desk.say(machine, "DrainWaits", f"{mark.message}; {words}", warning=True)
@@ -531,7 +531,7 @@ def _drained(desk: _Planner, machine: Node, mark: Mark) -> None:
     desk.note(machine, mark)
     desk.actions = [action for action in desk.actions if action.machine != machine]
     desk.actions += [SetMark(machine=machine, mark=mark), Terminate(machine=machine)]
-    desk.wake_in(POLL_CLOUD)
+    desk.requeue_in(POLL_CLOUD)
     desk.say(machine, "NodeReplaced", f"{mark.message}; its machine is being replaced", warning=True)
 
 

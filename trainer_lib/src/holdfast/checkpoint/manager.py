@@ -204,7 +204,7 @@ class CheckpointManager:
         check: Callable[[], None],
     ) -> None:
         """Commit into memory too, if every rank's launcher keeps some; `members` says where, by rank."""
-        settings = MemorySettings.maybe(said)
+        settings = MemorySettings.from_optional(said)
         neighbours = [Neighbour.from_json(one["me"]) for one in members if one is not None]
         if settings is None or len(neighbours) < len(members):
             if neighbours and self._exchange.rank == 0:
@@ -229,7 +229,7 @@ class CheckpointManager:
         """Commit on this node's disk too, if every rank's launcher has a folder there; `members` says so, by rank."""
         if self._local is not None:
             self._local.close()
-        settings, self._local = LocalSettings.maybe(said), None
+        settings, self._local = LocalSettings.from_optional(said), None
         theirs = [one for one in members if one is not None]
         if settings is not None and len(theirs) == len(members):
             settings = replace(settings, interval=int(theirs[0]["interval"]))

@@ -45,7 +45,7 @@ class AttemptId:
             raise DocumentError(f"not a pair: {value!r}") from error
 
     @classmethod
-    def maybe(cls, value: Json | None) -> AttemptId | None:
+    def from_optional(cls, value: Json | None) -> AttemptId | None:
         """Read a pair that may be null."""
         return None if value is None else cls.from_json(value)
 
@@ -86,7 +86,7 @@ class Claim:
                 job_uid=str(value["jobUID"]),
                 publication=str(value["publication"]),
                 from_step=int(value["fromStep"]),
-                from_pair=AttemptId.maybe(value.get("fromPair")),
+                from_pair=AttemptId.from_optional(value.get("fromPair")),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DocumentError(f"not a claim: {value!r}") from error

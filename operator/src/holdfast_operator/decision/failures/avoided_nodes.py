@@ -27,7 +27,9 @@ def avoiding(draft: PlanDraft, node: str, reason: str, span: timedelta, message:
     view = draft.seen.node(node)
     boot_id = view.boot_id if view is not None else ""
     entry = AvoidedNode(node=node, reason=reason, until=draft.now + span, boot_id=boot_id, message=message)
-    return draft.but(avoided=tuple(sorted((*draft.status.avoided, entry), key=lambda item: (item.node, item.reason))))
+    return draft.with_status(
+        avoided=tuple(sorted((*draft.status.avoided, entry), key=lambda item: (item.node, item.reason)))
+    )
 
 
 def avoided_already(draft: PlanDraft, node: str, reason: str, span: timedelta) -> bool:
@@ -42,7 +44,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
     A node that booted since is another machine under the same name, or the same after its repair.
     """
-    return draft.but(avoided=tuple(entry for entry in draft.status.avoided if _still(draft, entry)))
+    return draft.with_status(avoided=tuple(entry for entry in draft.status.avoided if _still(draft, entry)))
 
 
 def _still(draft: PlanDraft, entry: AvoidedNode) -> bool:

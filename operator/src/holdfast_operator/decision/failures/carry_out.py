@@ -55,7 +55,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
     ended = [worker.message for worker in draft.status.in_phase(Phase.ENDED) if worker.final]
     awaited = launchers_live(draft) and not any("\n" in message for message in ended)
     if incident.detected <= draft.now < until and awaited:
-        return draft.but(backoff_until=max(until, draft.status.backoff_until or until)).wake_at(until)
+        return draft.with_status(backoff_until=max(until, draft.status.backoff_until or until)).requeue_at(until)
     said = max([incident.message, *ended], key=lambda text: (text.count("\n"), len(text)))
     return finish(draft, c.FAILED, incident.decision, f"{incident.why}. {said}")
 

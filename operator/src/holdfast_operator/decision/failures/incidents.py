@@ -61,7 +61,7 @@ def _take(draft: PlanDraft, told: ReportedIncident) -> PlanDraft:
         return _completed(_replaced(draft, twin, changed), changed, told)
     worker = _worker_of(draft, incident)
     if _end_is_due(draft, told, worker):
-        return draft.wake_in(c.POLL_OPEN)
+        return draft.requeue_in(c.POLL_OPEN)
     draft = record(draft, incident, evidence.of_incident(draft, worker, told, incident.detected), worker)
     return _completed(draft, draft.status.incidents[-1], told)
 
@@ -166,7 +166,7 @@ def _replaced(draft: PlanDraft, known: Incident, changed: Incident) -> PlanDraft
     if changed == known:
         return draft
     kept = tuple(changed if incident is known else incident for incident in draft.status.incidents)
-    draft = draft.but(incidents=kept)
+    draft = draft.with_status(incidents=kept)
     if known.resumed is None and changed.resumed is not None:
         seconds = (changed.resumed - changed.detected).total_seconds()
         recovered = RecoveryMetric(cause=changed.cause, seconds=max(0.0, seconds), lost_steps=changed.lost_steps or 0)
@@ -174,7 +174,7 @@ def _replaced(draft: PlanDraft, known: Incident, changed: Incident) -> PlanDraft
         lost = f", {changed.lost_steps} steps lost" if changed.lost_steps is not None else ""
         origin = f", state from: {changed.restored_from}" if changed.restored_from else ""
         what = "training goes on" if draft.spec.launched else "its workers run again"
-        draft = draft.tell("Resumed", f"{what} {seconds:.1f} s after {changed.reason}{lost}{origin}")
+        draft = draft.with_event("Resumed", f"{what} {seconds:.1f} s after {changed.reason}{lost}{origin}")
     return draft
 
 
@@ -187,7 +187,7 @@ def _of_worker(draft: PlanDraft, worker: Worker) -> PlanDraft:
         return _at_startup(draft, worker)
     since, told = worker.since or draft.now, oom.told_of(draft, worker)
     if told is None and _somebody_reports(draft, worker) and draft.now - since < c.INCIDENT_GRACE:
-        return draft.wake_at(since + c.INCIDENT_GRACE)
+        return draft.requeue_at(since + c.INCIDENT_GRACE)
     known = told or oom.of_container(draft, worker)
     draft = _recorded(draft, worker, worker.pair) if known is None else _last_part(draft, known, worker)
     return draft.changed_worker(worker, counted=True)
@@ -209,7 +209,7 @@ def _explained(draft: PlanDraft, worker: Worker) -> PlanDraft:
         return draft
     found = evidence.of_incident(draft, worker, None, known.detected)
     draft, known = judged_anew(draft, known, changed, found, worker)
-    return draft.tell(known.reason, f"{known.cause}: {known.message}", warning=True)
+    return draft.with_event(known.reason, f"{known.cause}: {known.message}", warning=True)
 
 
 def _covered(draft: PlanDraft, worker: Worker) -> bool:
@@ -242,7 +242,7 @@ def _at_startup(draft: PlanDraft, worker: Worker) -> PlanDraft:
         return draft  # nothing of it ran: ``template.pause`` answers it
     if draft.idle(worker):
         draft = draft.changed_worker(worker, counted=True)
-        return draft.tell("SpareLost", f"a spare, in no world: {worker.message}", warning=True)
+        return draft.with_event("SpareLost", f"a spare, in no world: {worker.message}", warning=True)
     failed = causes.fails(worker.exit_code, launched=draft.spec.launched) or worker.reason == c.EVICTED
     crashed = failed and worker.cause != c.CAUSE_INTERRUPTION
     if not crashed or worker.batch <= draft.status.counted_batch:
@@ -250,12 +250,12 @@ def _at_startup(draft: PlanDraft, worker: Worker) -> PlanDraft:
     if worker.cause not in c.CAUSES_WITH_BACKOFF:
         if any(incident.resumed is None for incident in draft.status.incidents):
             wait = timedelta(seconds=draft.spec.backoff.seconds(1))
-            return draft.changed_worker(worker, counted=True).but(backoff_until=draft.now + wait)
+            return draft.changed_worker(worker, counted=True).with_status(backoff_until=draft.now + wait)
         if _members_to_count(draft):
-            return draft.wake_in(c.POLL_OPEN)
+            return draft.requeue_in(c.POLL_OPEN)
     pair = AttemptId(generation=draft.status.membership.generation, attempt=0)
     draft = _recorded(draft.changed_worker(worker, counted=True), worker, pair)
-    return draft.but(counted_batch=worker.batch)
+    return draft.with_status(counted_batch=worker.batch)
 
 
 def _recorded(draft: PlanDraft, worker: Worker, pair: AttemptId) -> PlanDraft:
@@ -303,7 +303,7 @@ def _windows(draft: PlanDraft) -> PlanDraft:
         budget = draft.spec.budget(count.cause)
         window = budget.window_seconds if budget else c.DEFAULT_WINDOW_SECONDS
         kept.append(replace(count, times=count.within(draft.now, window)))
-    return draft.but(restarts=tuple(kept))
+    return draft.with_status(restarts=tuple(kept))
 
 
 def _resumed(draft: PlanDraft) -> PlanDraft:
@@ -316,7 +316,7 @@ def _resumed(draft: PlanDraft) -> PlanDraft:
     for incident in draft.status.incidents:
         if incident.resumed is not None:
             continue
-        draft = draft.wake_in(c.POLL_OPEN)
+        draft = draft.requeue_in(c.POLL_OPEN)
         if incident.pair in told and draft.now - incident.detected < c.ACKNOWLEDGE_AFTER:
             continue
         later = _first_commit(draft, incident)

@@ -28,8 +28,8 @@ def record(draft: PlanDraft, incident: Incident, facts: FailureEvidence, worker:
     draft = _listed(draft, incident)
     draft = decisions.tallied(draft, incident, decision)
     draft = _counted(draft, incident) if decision.counts else draft
-    draft = draft.but(backoff_until=_backoff(draft, incident, decision))
-    draft = draft.tell(incident.reason, f"{incident.cause}: {incident.message}", warning=True)
+    draft = draft.with_status(backoff_until=_backoff(draft, incident, decision))
+    draft = draft.with_event(incident.reason, f"{incident.cause}: {incident.message}", warning=True)
     draft = announced(draft, incident, decision)
     return offended(carry_out(draft, incident, decision, worker), incident, worker)
 
@@ -38,7 +38,7 @@ def _listed(draft: PlanDraft, incident: Incident) -> PlanDraft:
     """The newest are shown. Of what falls off, launchers that are gone may still tell: it is counted."""
     incidents = (*draft.status.incidents, incident)
     off = [known.pair for known in incidents[: -c.MAX_INCIDENTS] if known.pair.attempt > 0]
-    return draft.but(incidents=incidents[-c.MAX_INCIDENTS :], forgotten=max([draft.status.forgotten, *off]))
+    return draft.with_status(incidents=incidents[-c.MAX_INCIDENTS :], forgotten=max([draft.status.forgotten, *off]))
 
 
 def decided(incident: Incident, decision: Decision) -> Incident:
@@ -51,7 +51,9 @@ def decided(incident: Incident, decision: Decision) -> Incident:
 def announced(draft: PlanDraft, incident: Incident, decision: Decision) -> PlanDraft:
     """The decision in event, log and metric."""
     word = DecisionMetric(cause=incident.cause, action=decision.action, reason=decision.reason)
-    return draft.decide(word).tell(decision.reason, decision.message, warning=decision.action == c.FAIL_JOB)
+    return draft.with_decision_metric(word).with_event(
+        decision.reason, decision.message, warning=decision.action == c.FAIL_JOB
+    )
 
 
 def _counted(draft: PlanDraft, incident: Incident) -> PlanDraft:
@@ -63,7 +65,7 @@ def _counted(draft: PlanDraft, incident: Incident) -> PlanDraft:
     times = (*count.times, draft.now)[-kept:]
     counts[incident.cause] = replace(count, total=count.total + 1, times=times)
     restarts = tuple(counts[cause] for cause in sorted(counts))
-    draft = draft.but(restarts=restarts, restart_count=status.restart_count + 1)
+    draft = draft.with_status(restarts=restarts, restart_count=status.restart_count + 1)
     return replace(draft, counted=(*draft.counted, incident.cause))
 
 
@@ -79,7 +81,7 @@ def recounted(draft: PlanDraft, before: str, decision: Decision) -> PlanDraft:
         times = tuple(sorted((*new.times, old.times[-1])))
         counts[before] = replace(counts[before], total=old.total - 1)
         counts[decision.cause] = replace(new, total=new.total + 1, times=times)
-    return draft.but(restarts=tuple(counts[cause] for cause in sorted(counts)))
+    return draft.with_status(restarts=tuple(counts[cause] for cause in sorted(counts)))
 
 
 def judged_anew(
@@ -89,7 +91,7 @@ def judged_anew(
     decision = decisions.of(draft, changed, facts, worker)
     new = decided(replace(changed, cause=decision.cause), decision)
     kept = tuple(new if incident is known else incident for incident in draft.status.incidents)
-    draft = draft.but(incidents=kept)
+    draft = draft.with_status(incidents=kept)
     if known.action != c.IGNORE:
         draft = recounted(draft, known.cause, decision)
     elif decision.counts:
@@ -97,7 +99,7 @@ def judged_anew(
     if (known.decision, known.cause) == (new.decision, new.cause):
         return draft, new
     if known.cause not in c.CAUSES_WITH_BACKOFF:
-        draft = draft.but(backoff_until=_backoff(draft, new, decision))
+        draft = draft.with_status(backoff_until=_backoff(draft, new, decision))
     return carry_out(announced(draft, new, decision), new, decision, worker), new
 
 

@@ -91,7 +91,7 @@ def _can_leave(draft: PlanDraft, incident: Incident, worker: Worker | None) -> b
     elsewhere -= elsewhere % draft.spec.replica_step
     if draft.spec.shrinkable and elsewhere >= max(draft.spec.min_replicas, 1):
         return True
-    return draft.fits_without(node, moved)
+    return draft.can_place_elsewhere(node, moved)
 
 
 def _default(draft: PlanDraft, incident: Incident, worker: Worker | None) -> tuple[str, str]:
@@ -142,7 +142,7 @@ def tallied(draft: PlanDraft, incident: Incident, decision: Decision) -> PlanDra
     known = {(tally.action, tally.scope): tally for tally in draft.status.tallies if tally.within(draft.now, span)}
     known[name] = known.get(name, ActionHistory(action=name[0], scope=name[1])).plus(draft.now)
     newest = sorted(known.values(), key=lambda tally: (tally.times[-1], tally.action, tally.scope))
-    return draft.but(tallies=tuple(newest[-c.TALLIES_KEPT :]))
+    return draft.with_status(tallies=tuple(newest[-c.TALLIES_KEPT :]))
 
 
 def ignored(draft: PlanDraft) -> int:

@@ -30,7 +30,7 @@ def offended(draft: PlanDraft, incident: Incident, worker: Worker | None) -> Pla
     offender = _known(draft, node).plus(draft.now)
     others = [entry for entry in draft.status.offenders if entry.node != node and _matters(draft, entry)]
     newest = sorted([*others, offender], key=lambda entry: (entry.times[-1], entry.node))
-    draft = draft.but(offenders=tuple(newest[-c.OFFENDERS_KEPT :]))
+    draft = draft.with_status(offenders=tuple(newest[-c.OFFENDERS_KEPT :]))
     weight = offender.weight(draft.now)
     span = until_below(weight, limit)
     if weight < limit - _MARGIN or avoided_already(draft, node, REASON, span):
@@ -48,7 +48,7 @@ def _avoid(draft: PlanDraft, offender: NodeFailures, moved: Worker, span: timede
     times = "1 time" if count == 1 else f"{count} times"
     message = f"node {offender.node} failed this job {times}"
     # One avoided node too many would leave the job without a place.
-    if not draft.fits_without(offender.node, [moved]):
+    if not draft.can_place_elsewhere(offender.node, [moved]):
         told = f"{message}; it is used all the same, since no other node has room for a worker"
         return _said(draft, KEPT, told)
     told = f"{message}; no worker is placed there for {span.total_seconds() / 3600:.1f} h"
@@ -57,7 +57,7 @@ def _avoid(draft: PlanDraft, offender: NodeFailures, moved: Worker, span: timede
 
 def _said(draft: PlanDraft, reason: str, message: str) -> PlanDraft:
     word = DecisionMetric(cause=c.CAUSE_INFRASTRUCTURE, action="AvoidNode", reason=reason)
-    return draft.decide(word).tell(reason, message, warning=True)
+    return draft.with_decision_metric(word).with_event(reason, message, warning=True)
 
 
 def _known(draft: PlanDraft, node: str) -> NodeFailures:

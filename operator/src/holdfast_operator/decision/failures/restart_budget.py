@@ -20,7 +20,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
             continue
         until = count.times[-1] + GATHER
         if draft.now < until and launchers_live(draft):
-            return draft.but(backoff_until=max(until, draft.status.backoff_until or until)).wake_at(until)
+            return draft.with_status(backoff_until=max(until, draft.status.backoff_until or until)).requeue_at(until)
         return _spent(draft, count.cause, len(count.times), budget.max_restarts, budget.window_seconds)
     return draft
 
@@ -30,7 +30,7 @@ def _final(draft: PlanDraft, ended: list[Worker]) -> PlanDraft:
     others = [worker for worker in draft.status.in_phase(Phase.WANTED) if worker.pair is not None]
     oldest = min(worker.since or draft.now for worker in ended)
     if "\n" not in told.message and others and draft.now - oldest < GATHER:
-        return draft.wake_at(oldest + GATHER)
+        return draft.requeue_at(oldest + GATHER)
     return finish(draft, c.FAILED, told.reason, told.message)
 
 

@@ -53,7 +53,7 @@ def _unfit(draft: PlanDraft, worker: Worker, symptom: _Symptom) -> PlanDraft:
     if action == c.REPLACE_NODE and worker.node:
         draft = avoiding(draft, worker.node, symptom.reason, c.AVOID_REPLACED)
     message = f"a spare, in no world: {symptom.message}"
-    return order_away(draft, worker, symptom.reason, message).tell("SpareLost", message, warning=True)
+    return order_away(draft, worker, symptom.reason, message).with_event("SpareLost", message, warning=True)
 
 
 def _new(draft: PlanDraft, worker: Worker) -> _Symptom | None:
@@ -135,7 +135,7 @@ def _known_better(draft: PlanDraft, known: Incident, facts: FailureEvidence, wor
     decision = decisions.of(draft, known, facts, worker)
     changed = replace(decided(known, decision), cause=decision.cause)
     kept = tuple(changed if incident is known else incident for incident in draft.status.incidents)
-    draft = recounted(draft.but(incidents=kept), known.cause, decision)
+    draft = recounted(draft.with_status(incidents=kept), known.cause, decision)
     return carry_out(announced(draft, changed, decision), changed, decision, worker)
 
 
@@ -158,5 +158,7 @@ def _also_here(
 ) -> PlanDraft:
     """It was counted for the other pod; what the rule says is done for this one as well."""
     decision = decisions.first(draft, incident, facts, worker)
-    draft = draft.tell(decision.reason, f"{incident.pod}: {decision.message}; counted with {known.pod}", warning=True)
+    draft = draft.with_event(
+        decision.reason, f"{incident.pod}: {decision.message}; counted with {known.pod}", warning=True
+    )
     return carry_out(draft, incident, decision, worker)

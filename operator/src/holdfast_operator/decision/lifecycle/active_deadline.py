@@ -18,7 +18,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
         return draft
     due = start + timedelta(seconds=limit)
     if draft.now < due:
-        return draft.wake_at(due)
+        return draft.requeue_at(due)
     return finish(
         draft, c.FAILED, REASON, f"the job was active for {limit} s, as long as activeDeadlineSeconds allows"
     )

@@ -27,12 +27,12 @@ def apply(draft: PlanDraft) -> PlanDraft:
     left = [pod for pod in draft.seen.pods if _runs(pod)]
     # Launchers that trained end by themselves; a spare knows nothing of the end.
     spare = [pod for pod in left if complete and pod.uid not in named]
-    draft = draft.act(*(DeletePod(name=pod.name, uid=pod.uid, why=why) for pod in spare))
+    draft = draft.with_action(*(DeletePod(name=pod.name, uid=pod.uid, why=why) for pod in spare))
     left = [pod for pod in left if pod not in spare]
     draft = _outlasted(draft, since)
     if left and draft.now < since + grace:
-        return replace(draft, ended=True).wake_at(since + grace)
-    draft = draft.act(*(DeletePod(name=pod.name, uid=pod.uid, why=why) for pod in left))
+        return replace(draft, ended=True).requeue_at(since + grace)
+    draft = draft.with_action(*(DeletePod(name=pod.name, uid=pod.uid, why=why) for pod in left))
     return replace(_deleted(draft, since), ended=True)
 
 
@@ -41,8 +41,8 @@ def _outlasted(draft: PlanDraft, since: datetime) -> PlanDraft:
     pods = [pod for pod in draft.seen.pods if pod.outlasted]
     due = since + c.SIDE_CONTAINER_GRACE
     if pods and draft.now < due:
-        return draft.wake_at(due)
-    return draft.act(*(DeletePod(name=pod.name, uid=pod.uid, why=SIDE_CONTAINER) for pod in pods))
+        return draft.requeue_at(due)
+    return draft.with_action(*(DeletePod(name=pod.name, uid=pod.uid, why=SIDE_CONTAINER) for pod in pods))
 
 
 def _deleted(draft: PlanDraft, since: datetime) -> PlanDraft:
@@ -54,8 +54,8 @@ def _deleted(draft: PlanDraft, since: datetime) -> PlanDraft:
     ends = ((pod.deleted_at or draft.now) + c.GONE_MARGIN for pod in here)
     due = max([since + timedelta(seconds=ttl), *ends])
     if draft.now < due:
-        return draft.wake_at(due)
-    return draft.act(DeleteJob(uid=draft.seen.job.uid, why=f"it ended {ttl} s ago (ttlSecondsAfterFinished)"))
+        return draft.requeue_at(due)
+    return draft.with_action(DeleteJob(uid=draft.seen.job.uid, why=f"it ended {ttl} s ago (ttlSecondsAfterFinished)"))
 
 
 def _runs(pod: PodView) -> bool:
@@ -83,5 +83,5 @@ def finish(draft: PlanDraft, kind: str, reason: str, message: str) -> PlanDraft:
         trouble=None,
         backoff_until=None,
     )
-    draft = replace(draft, status=status, ended=True).tell(word, message, warning=kind == c.FAILED)
-    return draft.wake_in(timedelta(seconds=1))
+    draft = replace(draft, status=status, ended=True).with_event(word, message, warning=kind == c.FAILED)
+    return draft.requeue_in(timedelta(seconds=1))

@@ -52,13 +52,13 @@ def apply(draft: PlanDraft) -> PlanDraft:
     known = draft.status.trouble
     if found is None:
         draft = _slow(draft)
-        return draft if known is None or not _over(draft) else draft.but(trouble=None)
+        return draft if known is None or not _over(draft) else draft.with_status(trouble=None)
     reason, message = reason_word(found.reason), say(found.message)
     if known is None or known.reason != reason:
         since = draft.now if known is None or _waits_for_room(draft, known) else known.since
-        draft = draft.but(trouble=StartupProblem(reason=reason, message=message, since=since))
+        draft = draft.with_status(trouble=StartupProblem(reason=reason, message=message, since=since))
     elif known.message != message:
-        draft = draft.but(trouble=replace(known, message=message))
+        draft = draft.with_status(trouble=replace(known, message=message))
     return _overdue(draft)
 
 
@@ -70,10 +70,10 @@ def _slow(draft: PlanDraft) -> PlanDraft:
             words = Reason(
                 reason="WaitingForQueue", message=f"{pod.name} waits for {', '.join(pod.held_by)} to be lifted"
             )
-            return replace(draft, hold=words).look_again()
+            return replace(draft, hold=words).requeue_soon()
         if pod is not None and pod.pulling and not pod.absent:
             words = Reason(reason="ImagePulling", message=f"{pod.name}: {pod.pulling}")
-            return replace(draft, hold=words).look_again()
+            return replace(draft, hold=words).requeue_soon()
     return draft
 
 
@@ -82,17 +82,17 @@ def _overdue(draft: PlanDraft) -> PlanDraft:
     if trouble is None or newest_report(draft) is not None:
         return draft
     if _waits_for_room(draft, trouble):
-        return draft.look_again()
+        return draft.requeue_soon()
     if not draft.seen.warmed_up(draft.now):
         # Just started: the report of a world that trains may be on its way.
-        return draft.look_again()
+        return draft.requeue_soon()
     since = trouble.since
     if draft.status.membership.active is not None:
         # It has trained, so what counts is how long it has not: between two worlds nobody reports one.
         since = max(since, draft.status.stalled_since or draft.now)
     deadline = since + timedelta(seconds=draft.spec.startup_deadline_seconds)
     if draft.now < deadline:
-        return draft.wake_at(deadline).look_again()
+        return draft.requeue_at(deadline).requeue_soon()
     limit = draft.spec.startup_deadline_seconds
     return finish(draft, c.FAILED, trouble.reason, f"{trouble.message} (for {limit} s, startupDeadlineSeconds)")
 
@@ -221,7 +221,7 @@ def pause(draft: PlanDraft) -> PlanDraft:
     """What cannot start is tried again now and then, not at once; elsewhere if its node refused it."""
     ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if not worker.counted and _cannot_start(worker)]
     for worker in ended:
-        draft = draft.changed_worker(worker, counted=True).but(backoff_until=draft.now + start_retry(draft))
+        draft = draft.changed_worker(worker, counted=True).with_status(backoff_until=draft.now + start_retry(draft))
         draft = _refused(draft, worker) if worker.reason == causes.POD_REFUSED else draft
     return draft
 
@@ -237,9 +237,9 @@ def _refused(draft: PlanDraft, worker: Worker) -> PlanDraft:
     taken = any(pod.phase == "Running" for other in draft.needed if (pod := draft.pod(other)) is not None)
     avoided = sum(entry.reason == causes.POD_REFUSED for entry in draft.status.avoided)
     blamed = bool(worker.node) and (taken or avoided < c.REFUSING_NODES)
-    if not blamed or not draft.fits_without(worker.node, unplaced(draft)):
-        return draft.tell(worker.reason, worker.message, warning=True)
+    if not blamed or not draft.can_place_elsewhere(worker.node, unplaced(draft)):
+        return draft.with_event(worker.reason, worker.message, warning=True)
     minutes = c.AVOID_REFUSED.total_seconds() / 60
     told = f"{worker.message}. No worker is placed there for {minutes:.0f} min"
     draft = avoiding(draft, worker.node, causes.POD_REFUSED, c.AVOID_REFUSED)
-    return draft.tell(worker.reason, told, warning=True)
+    return draft.with_event(worker.reason, told, warning=True)

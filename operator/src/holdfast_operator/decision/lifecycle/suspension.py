@@ -24,18 +24,20 @@ def apply(draft: PlanDraft) -> PlanDraft:
     if not draft.spec.suspend:
         return _resumed(draft)
     # Waits and deadlines of what was asked for before are over: a resumed job starts anew.
-    draft = draft.but(backoff_until=None, stalled_since=None, trouble=None, gang=GangAttempt(), start_time=None)
+    draft = draft.with_status(
+        backoff_until=None, stalled_since=None, trouble=None, gang=GangAttempt(), start_time=None
+    )
     for worker in draft.status.in_phase(Phase.WANTED):
         draft = order_away(draft, worker, c.SUSPENDED, "the job is suspended")
     # Who is lost may come back (``loss``), then it leaves like the others; reports wake nobody.
-    return draft.look_again() if draft.status.in_phase(Phase.LOST) else draft
+    return draft.requeue_soon() if draft.status.in_phase(Phase.LOST) else draft
 
 
 def _resumed(draft: PlanDraft) -> PlanDraft:
     known = draft.status.condition(c.SUSPENDED)
     if known is None or known.reason == RESUMED.reason:
         return draft
-    return _set(draft, c.SUSPENDED, False, RESUMED).tell(RESUMED.reason, RESUMED.message)
+    return _set(draft, c.SUSPENDED, False, RESUMED).with_event(RESUMED.reason, RESUMED.message)
 
 
 def shown(draft: PlanDraft) -> PlanDraft:
@@ -43,14 +45,14 @@ def shown(draft: PlanDraft) -> PlanDraft:
     left = sum(1 for worker in draft.status.in_phase(Phase.WANTED, Phase.LEAVING) if worker.known)
     words = _leaving(draft, left) if left else Reason(reason=c.SUSPENDED, message=_goes_on_from(draft))
     if not left:
-        draft = draft.but(origin=StartingPoint(after=draft.status.membership.generation))
+        draft = draft.with_status(origin=StartingPoint(after=draft.status.membership.generation))
     before = draft.status.condition(c.SUSPENDED)
     draft = _set(draft, c.SUSPENDED, not left, words)
     for kind in (c.READY, c.RESTARTING, c.DEGRADED):
         draft = _set(draft, kind, False, _NOTHING)
-    draft = draft.but(status=words.reason, ready=f"0/{draft.spec.replicas}")
+    draft = draft.with_status(status=words.reason, ready=f"0/{draft.spec.replicas}")
     if before is None or before.reason != words.reason:
-        draft = draft.tell(words.reason, words.message)
+        draft = draft.with_event(words.reason, words.message)
     return draft
 
 

@@ -22,5 +22,5 @@ def apply(draft: PlanDraft) -> PlanDraft:
     status = set_condition(draft.status, c.DEGRADED, True, words, generation=job.generation, now=draft.now)
     draft = replace(draft, status=replace(status, status=REASON), ended=True)
     if before is None or before.reason != REASON:
-        draft = draft.tell(REASON, message, warning=True)
+        draft = draft.with_event(REASON, message, warning=True)
     return draft

@@ -26,7 +26,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
     before = draft.status.membership
     draft = _decided(draft, before)
     after = replace(draft.status.membership, drain=_drain(draft), acknowledged=_acknowledged(draft))
-    draft = draft.but(membership=replace(after, revision=before.revision))
+    draft = draft.with_status(membership=replace(after, revision=before.revision))
     if after.generation == 0:
         return draft
     return _labelled(_served(draft))
@@ -47,10 +47,10 @@ def _decided(draft: PlanDraft, before: st.Membership) -> PlanDraft:
     if after.generation > before.generation:
         names = ", ".join(member.pod for member in after.members)
         told = f"generation {after.generation}: {_named(draft, verdict.message)} ({names})"
-        draft = draft.tell("GenerationPublished", told)
+        draft = draft.with_event("GenerationPublished", told)
     elif verdict.reason not in (rules.Reason.UP_TO_DATE, rules.Reason.RECORDED) and draft.hold is None:
         draft = replace(draft, hold=Reason(reason=str(verdict.reason), message=_named(draft, verdict.message)))
-    return draft.but(membership=after)
+    return draft.with_status(membership=after)
 
 
 def _named(draft: PlanDraft, message: str) -> str:
@@ -72,10 +72,10 @@ def _served(draft: PlanDraft) -> PlanDraft:
     name = digest({key: value for key, value in document.items() if key not in _UNTOLD})
     if name != draft.status.document:
         membership = replace(membership, revision=membership.revision + 1)
-        draft = draft.but(membership=membership, document=name)
+        draft = draft.with_status(membership=membership, document=name)
         document = {**document, "revision": membership.revision}
     if draft.seen.published != membership.revision:
-        draft = draft.act(Publish(revision=membership.revision, document=document))
+        draft = draft.with_action(Publish(revision=membership.revision, document=document))
     return draft
 
 
@@ -140,7 +140,7 @@ def _labelled(draft: PlanDraft) -> PlanDraft:
             continue
         index = places.get(pod.uid, "")
         if index and pod.index_label != index:
-            draft = draft.act(LabelPod(name=pod.name, uid=pod.uid, index=index))
+            draft = draft.with_action(LabelPod(name=pod.name, uid=pod.uid, index=index))
     return draft
 
 

@@ -31,16 +31,16 @@ _LOOK = "look at the checkpoint volume and its server"
 
 def apply(draft: PlanDraft) -> PlanDraft:
     """Set the conditions from what the policies before found."""
-    draft = draft.but(observed_generation=draft.seen.job.generation)
+    draft = draft.with_status(observed_generation=draft.seen.job.generation)
     if draft.spec.suspend:
         return suspension.shown(draft)
     training = _training(draft)
     if training is None and _blind(draft):
         # Just started: the reports that would tell are on their way.
-        return draft.look_again()
+        return draft.requeue_soon()
     draft = _stall(draft, training)
     if training is None and _between_worlds(draft):
-        return draft.wake_in(c.STALL)
+        return draft.requeue_in(c.STALL)
     training = training or 0
     restarting = _restarting(draft, training)
     degraded = _degraded(draft, training)
@@ -54,8 +54,8 @@ def apply(draft: PlanDraft) -> PlanDraft:
 def _stall(draft: PlanDraft, training: int | None) -> PlanDraft:
     """Since when a job that has trained does not."""
     if training is not None or draft.status.membership.active is None:
-        return draft.but(stalled_since=None)
-    return draft.but(stalled_since=draft.status.stalled_since or draft.now)
+        return draft.with_status(stalled_since=None)
+    return draft.with_status(stalled_since=draft.status.stalled_since or draft.now)
 
 
 def _between_worlds(draft: PlanDraft) -> bool:
@@ -181,9 +181,9 @@ def _shown(draft: PlanDraft, training: int) -> PlanDraft:
     for kind in (c.DEGRADED, c.RESTARTING) if needs_help else (c.RESTARTING, c.DEGRADED):
         condition = draft.status.condition(kind)
         if condition is not None and condition.status:
-            return draft.but(status=condition.reason, ready=_count(draft, training))
+            return draft.with_status(status=condition.reason, ready=_count(draft, training))
     ready = draft.status.condition(c.READY)
-    return draft.but(status=ready.reason if ready else "", ready=_count(draft, training))
+    return draft.with_status(status=ready.reason if ready else "", ready=_count(draft, training))
 
 
 def _count(draft: PlanDraft, training: int) -> str:
@@ -199,7 +199,7 @@ def _told(before: PlanDraft, after: PlanDraft) -> PlanDraft:
         if old is None or (old.status, old.reason) != (new.status, new.reason):
             already = any(event.reason == new.reason for event in after.events)
             if not already:
-                after = after.tell(new.reason, new.message, warning=kind == c.DEGRADED)
+                after = after.with_event(new.reason, new.message, warning=kind == c.DEGRADED)
     return after
 
 

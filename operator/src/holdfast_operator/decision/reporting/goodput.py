@@ -30,7 +30,7 @@ def settled(draft: PlanDraft) -> PlanDraft:
     goodput = booked.status.goodput
     if goodput is None or goodput == draft.status.goodput:
         return draft
-    return booked.but(goodput=replace(goodput, time=draft.now))
+    return booked.with_status(goodput=replace(goodput, time=draft.now))
 
 
 def _book(draft: PlanDraft, workers: Iterable[Worker]) -> PlanDraft:
@@ -40,5 +40,5 @@ def _book(draft: PlanDraft, workers: Iterable[Worker]) -> PlanDraft:
             continue
         goodput = draft.status.goodput or Goodput()
         goodput = replace(goodput, spent=goodput.plus(since(report.books, worker.booked)))
-        draft = draft.changed_worker(worker, booked=report.books).but(goodput=goodput)
+        draft = draft.changed_worker(worker, booked=report.books).with_status(goodput=goodput)
     return draft

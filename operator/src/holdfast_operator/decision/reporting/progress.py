@@ -23,7 +23,7 @@ def newest_progress(draft: PlanDraft, *, force: bool = False) -> PlanDraft:
     if not (due or force) or (known is not None and known.step == best.committed_step):
         return _checkpoint(draft)
     progress = Progress(step=best.committed_step, loss=best.loss, throughput=best.throughput, time=draft.now)
-    return _checkpoint(draft.but(progress=progress))
+    return _checkpoint(draft.with_status(progress=progress))
 
 
 def newest_report(draft: PlanDraft) -> Report | None:
@@ -63,7 +63,7 @@ def _checkpoint(draft: PlanDraft) -> PlanDraft:
     # A node has one every few steps; it is what a restart may find, and nothing to rely on beyond the pods.
     found += [checkpoint for checkpoint in told if checkpoint.tier not in (c.MEMORY_TIER, c.LOCAL_TIER)]
     newest = max(found, key=lambda item: (item.pair, item.step), default=None)
-    return draft if newest == draft.status.last_checkpoint else draft.but(last_checkpoint=newest)
+    return draft if newest == draft.status.last_checkpoint else draft.with_status(last_checkpoint=newest)
 
 
 def _quarantined(draft: PlanDraft) -> PlanDraft:
@@ -74,5 +74,5 @@ def _quarantined(draft: PlanDraft) -> PlanDraft:
             if item.path not in known:
                 known = (*known, item.path)[-c.QUARANTINED_KEPT :]
                 told = f"checkpoint {item.path} is damaged and was set aside: {item.reason}"
-                draft = draft.tell("CheckpointQuarantined", told, warning=True)
-    return draft.but(quarantined=known)
+                draft = draft.with_event("CheckpointQuarantined", told, warning=True)
+    return draft.with_status(quarantined=known)

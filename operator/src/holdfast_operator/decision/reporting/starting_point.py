@@ -25,7 +25,9 @@ def apply(draft: PlanDraft) -> PlanDraft:
     resumes = parse_pair(claim.get("fromPair")) is not None
     message = _resumes(known, step) if resumes else _starts(draft, known)
     origin = StartingPoint(after=known.after, pair=pair, step=step, message=message)
-    return draft.but(origin=origin).tell("ResumesFromCheckpoint" if resumes else "StartsFromNothing", message)
+    return draft.with_status(origin=origin).with_event(
+        "ResumesFromCheckpoint" if resumes else "StartsFromNothing", message
+    )
 
 
 def _first_claim(draft: PlanDraft, after: int) -> tuple[AttemptId, Json] | None:

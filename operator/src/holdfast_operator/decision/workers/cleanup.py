@@ -31,7 +31,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
     for worker in _spent(draft):
         draft = _delete(draft, worker, "it has ended")
     kept = tuple(worker for worker in draft.status.workers if not _forgettable(draft, worker))
-    return draft.but(workers=kept)
+    return draft.with_status(workers=kept)
 
 
 def _leaving(draft: PlanDraft, worker: Worker) -> PlanDraft:
@@ -44,7 +44,7 @@ def _leaving(draft: PlanDraft, worker: Worker) -> PlanDraft:
     margin = timedelta(seconds=draft.spec.drain_seconds) + DRAIN_MARGIN
     deadline = (worker.since or draft.now) + margin
     if draft.now < deadline:
-        return draft.wake_at(deadline)
+        return draft.requeue_at(deadline)
     return _delete(draft, worker, f"{worker.reason}: it did not leave by itself")
 
 
@@ -65,14 +65,14 @@ def _outlasted(draft: PlanDraft, worker: Worker) -> PlanDraft:
     if pod is None or not pod.outlasted:
         return draft
     due = (worker.since or draft.now) + c.SIDE_CONTAINER_GRACE
-    return draft.wake_at(due) if draft.now < due else _delete(draft, worker, SIDE_CONTAINER)
+    return draft.requeue_at(due) if draft.now < due else _delete(draft, worker, SIDE_CONTAINER)
 
 
 def _delete(draft: PlanDraft, worker: Worker, why: str) -> PlanDraft:
     pod = draft.pod(worker)
     if pod is None or pod.absent or pod.deleted_at is not None:
         return draft
-    return draft.act(DeletePod(name=pod.name, uid=pod.uid, why=why))
+    return draft.with_action(DeletePod(name=pod.name, uid=pod.uid, why=why))
 
 
 def _spent(draft: PlanDraft) -> list[Worker]:

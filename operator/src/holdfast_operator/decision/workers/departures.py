@@ -47,7 +47,7 @@ def _leave(draft: PlanDraft, worker: Worker, pod: PodView, going: _Departure) ->
         reason=reason_word(verdict.reason),
         message=say(verdict.message),
     )
-    draft = draft.with_worker(worker).tell(worker.reason, worker.message, warning=True)
+    draft = draft.with_worker(worker).with_event(worker.reason, worker.message, warning=True)
     if going.shun_node and pod.node:
         return avoiding(draft, pod.node, worker.reason, c.AVOID_NOTICED)
     return draft
@@ -76,7 +76,7 @@ def _may_go(draft: PlanDraft, worker: Worker, pod: PodView) -> _Departure | None
     node = draft.node(worker)
     if node is None or not node.unschedulable or (node.mark is not None and draft.spec.remediation_opt_out):
         return None
-    if not draft.fits_without(pod.node, (worker, *unplaced(draft))):
+    if not draft.can_place_elsewhere(pod.node, (worker, *unplaced(draft))):
         return None
     words = f"node {node.name} of {pod.name} is cordoned, another one has room"
     return _Departure(verdict=_interrupted("NodeCordoned", words), shun_node=False)

@@ -27,7 +27,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
         if _proved(draft, worker):
             draft = draft.with_worker(replace(worker, phase=Phase.ENDED, since=draft.now))
         elif worker.absent_since is not None:
-            draft = draft.wake_in(c.LEASE_READ)
+            draft = draft.requeue_in(c.LEASE_READ)
     return draft
 
 

@@ -33,7 +33,7 @@ def time_out(draft: PlanDraft) -> PlanDraft:
     if lifted_at is not None and unbound:
         draft = _promised(draft, unbound)
         deadline = _deadline(draft.status.gang, lifted_at)
-        draft = draft.wake_at(deadline) if draft.now < deadline else _send_away(draft, len(unbound))
+        draft = draft.requeue_at(deadline) if draft.now < deadline else _send_away(draft, len(unbound))
     return _outdated(_stranded(_give_back(draft)))
 
 
@@ -41,7 +41,7 @@ def _promised(draft: PlanDraft, unbound: list[Worker]) -> PlanDraft:
     """Note since when the scheduler does not make room for all of these: it may take its word back for a moment."""
     gang = draft.status.gang
     since = None if all(_nominated(draft, worker) for worker in unbound) else gang.unpromised_since or draft.now
-    return draft if since == gang.unpromised_since else draft.but(gang=replace(gang, unpromised_since=since))
+    return draft if since == gang.unpromised_since else draft.with_status(gang=replace(gang, unpromised_since=since))
 
 
 def _deadline(gang: GangAttempt, lifted_at: datetime) -> datetime:
@@ -75,7 +75,7 @@ def _taken_back(draft: PlanDraft, gated: list[Worker], reason: str, missed: str,
         draft = order_away(draft, worker, reason, message)
     gang = draft.status.gang
     gang = GangAttempt(attempts=gang.attempts + 1, since=gang.since, retry_at=draft.now + wait)
-    return draft.but(gang=gang).tell(reason, message, warning=True)
+    return draft.with_status(gang=gang).with_event(reason, message, warning=True)
 
 
 def _give_back(draft: PlanDraft) -> PlanDraft:
@@ -90,7 +90,7 @@ def _give_back(draft: PlanDraft) -> PlanDraft:
     begun = [time for time in (gang.retry_at, *(worker.since for worker in gated)) if time is not None]
     deadline = max(begun, default=draft.now) + c.QUEUE_PATIENCE
     if draft.now < deadline:
-        return draft.wake_at(deadline)
+        return draft.requeue_at(deadline)
     wait = min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * 2 ** min(gang.attempts, 10))
     wait *= 1.0 + share(f"{draft.seen.job.uid}/{gang.attempts}")
     missed = (
@@ -121,7 +121,7 @@ def _go_on_with_fewer(draft: PlanDraft, gated: list[Worker], missing: int) -> Pl
             draft = draft.changed_worker(worker, gated=False)
         else:
             draft = order_away(draft, worker, "GangTimeout", message)
-    return draft.but(gang=GangAttempt()).tell("GangTimeout", message, warning=True)
+    return draft.with_status(gang=GangAttempt()).with_event("GangTimeout", message, warning=True)
 
 
 def _stranded(draft: PlanDraft) -> PlanDraft:
@@ -152,7 +152,7 @@ def _outdated(draft: PlanDraft) -> PlanDraft:
         if draft.now - worker.since >= c.GANG_BIND:
             draft = order_away(draft, worker, "AvoidedNodesChanged", "nodes that it avoided are good again")
         else:
-            draft = draft.wake_at(worker.since + c.GANG_BIND)
+            draft = draft.requeue_at(worker.since + c.GANG_BIND)
     return draft
 
 
@@ -178,7 +178,7 @@ def _create(draft: PlanDraft, missing: list[Worker]) -> PlanDraft:
         name = pod_name(draft.seen.job.name, worker.incarnation)
         if draft.seen.pod_named(name) is None:
             manifest = pod_manifest(draft.seen.job, draft.spec, worker, draft.seen.platform, draft.seen.rendezvous_ip)
-            draft = draft.act(CreatePod(name=name, manifest=manifest)).look_again()
+            draft = draft.with_action(CreatePod(name=name, manifest=manifest)).requeue_soon()
     return draft
 
 
@@ -191,7 +191,7 @@ def _gated(draft: PlanDraft) -> list[Worker]:
 
 
 def _wait_or_lift(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
-    draft = draft.look_again()
+    draft = draft.requeue_soon()
     held = _held(draft, gated)
     draft = _queued(draft, bool(held))
     if not all(worker.known for worker in gated) and not _keeps_out(draft):
@@ -199,11 +199,11 @@ def _wait_or_lift(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
     retry_at = draft.status.gang.retry_at
     if retry_at is not None and draft.now < retry_at:
         return _hold(
-            draft.wake_at(retry_at), "WaitingForGang", "not all workers found a node, the next try is due soon"
+            draft.requeue_at(retry_at), "WaitingForGang", "not all workers found a node, the next try is due soon"
         )
     line = draft.seen.line
     if line is None:  # of a moment when this job was not known
-        return _hold(draft.wake_in(c.POLL_OPEN), "WaitingForPods", "its pods are being made")
+        return _hold(draft.requeue_in(c.POLL_OPEN), "WaitingForPods", "its pods are being made")
     if held and not _enough(draft, len(gated) - len(held))[1]:
         return _hold(draft, "WaitingForQueue", _not_admitted(draft, gated, held))
     places = _places(draft, line, [worker for worker in gated if worker not in held])
@@ -214,7 +214,7 @@ def _wait_or_lift(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
             return _start_with(draft, gated, places, size)
         return _hold(draft, "WaitingForCapacity", _lacking(draft, gated, places))
     gang = replace(draft.status.gang, lifted_at=draft.now, unpromised_since=draft.now)
-    return _lift(*_settled(draft.but(gang=gang), gated, places))
+    return _lift(*_settled(draft.with_status(gang=gang), gated, places))
 
 
 def _not_admitted(draft: PlanDraft, gated: list[Worker], held: list[Worker]) -> str:
@@ -227,7 +227,7 @@ def _not_admitted(draft: PlanDraft, gated: list[Worker], held: list[Worker]) -> 
 def _queued(draft: PlanDraft, queued: bool) -> PlanDraft:
     """Noted for other jobs: they need not keep room for a gang that may not start."""
     gang = draft.status.gang
-    return draft if gang.queued == queued else draft.but(gang=replace(gang, queued=queued))
+    return draft if gang.queued == queued else draft.with_status(gang=replace(gang, queued=queued))
 
 
 def _keeps_out(draft: PlanDraft) -> bool:
@@ -265,7 +265,7 @@ def _enough(draft: PlanDraft, placed: int) -> tuple[PlanDraft, int]:
     if not spec.shrinkable or size < max(spec.min_replicas, 1):
         return draft, 0
     due = since + max(timedelta(seconds=spec.shrink_after_seconds), c.FIRST_GANG_WAIT)
-    return (draft.wake_at(due), 0) if draft.now < due else (draft, size)
+    return (draft.requeue_at(due), 0) if draft.now < due else (draft, size)
 
 
 def _start_with(draft: PlanDraft, gated: list[Worker], places: _Placement, size: int) -> PlanDraft:
@@ -276,7 +276,7 @@ def _start_with(draft: PlanDraft, gated: list[Worker], places: _Placement, size:
         if worker not in begin:
             draft = order_away(draft, worker, "NoRoom", message)
     gang = replace(draft.status.gang, lifted_at=draft.now, unpromised_since=draft.now, size=size)
-    return _lift(*_settled(draft.but(gang=gang).tell("StartsWithFewer", message), begin, places))
+    return _lift(*_settled(draft.with_status(gang=gang).with_event("StartsWithFewer", message), begin, places))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,8 +313,8 @@ def _lift(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
         pod = draft.pod(worker)
         if pod is not None and pod.gated and not pod.absent:
             labels = ((draft.spec.scheduling.packed_by, worker.domain),) if worker.domain else ()
-            draft = draft.act(LiftGate(name=pod.name, uid=pod.uid, node_labels=labels))
-    draft = draft.wake_in(timedelta(seconds=2))
+            draft = draft.with_action(LiftGate(name=pod.name, uid=pod.uid, node_labels=labels))
+    draft = draft.requeue_in(timedelta(seconds=2))
     waiting = [worker for worker in gated if not worker.node]
     if not waiting:
         return draft
@@ -326,7 +326,7 @@ def _lift(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
 def _bound(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
     for worker in gated:
         draft = draft.changed_worker(worker, gated=False)
-    return draft.but(gang=GangAttempt())
+    return draft.with_status(gang=GangAttempt())
 
 
 def _hold(draft: PlanDraft, reason: str, message: str) -> PlanDraft:

@@ -17,10 +17,10 @@ from holdfast_operator.views import PodView
 def apply(draft: PlanDraft) -> PlanDraft:
     """Write down what was seen of each worker."""
     if draft.status.start_time is None and not draft.spec.suspend:
-        draft = draft.but(start_time=draft.now)
+        draft = draft.with_status(start_time=draft.now)
     draft = _adopted(draft)
     workers = tuple(_facts(draft, worker) for worker in draft.status.workers)
-    return draft.but(workers=workers, selector=f"{c.LABEL_JOB}={draft.seen.job.name}")
+    return draft.with_status(workers=workers, selector=f"{c.LABEL_JOB}={draft.seen.job.name}")
 
 
 def _adopted(draft: PlanDraft) -> PlanDraft:
@@ -33,7 +33,9 @@ def _adopted(draft: PlanDraft) -> PlanDraft:
         return draft
     adopted = tuple(_adopt(draft, pod) for pod in sorted(unknown, key=lambda pod: pod.incarnation))
     least = max(worker.incarnation for worker in adopted) + 1
-    return draft.but(workers=(*draft.status.workers, *adopted), incarnations=max(draft.status.incarnations, least))
+    return draft.with_status(
+        workers=(*draft.status.workers, *adopted), incarnations=max(draft.status.incarnations, least)
+    )
 
 
 def _adopt(draft: PlanDraft, pod: PodView) -> Worker:

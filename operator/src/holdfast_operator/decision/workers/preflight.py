@@ -164,7 +164,7 @@ def _told(draft: PlanDraft, unfit: _FailedPreflight) -> str:
 
 def _fail(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
     message = say(f"{_told(draft, unfit)} (preflight.onFailure: Fail)")
-    draft = draft.decide(DecisionMetric(cause=c.CAUSE_INFRASTRUCTURE, action=c.FAIL_JOB, reason=REASON))
+    draft = draft.with_decision_metric(DecisionMetric(cause=c.CAUSE_INFRASTRUCTURE, action=c.FAIL_JOB, reason=REASON))
     return finish(draft, c.FAILED, REASON, message)
 
 
@@ -183,10 +183,10 @@ def _leave(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
     node = unfit.worker.node
     blame = _blame(draft, unfit)
     if blame is _FailureScope.UNKNOWN:
-        return draft.wake_in(c.POLL_OPEN)
+        return draft.requeue_in(c.POLL_OPEN)
     lacking = max(0, draft.target - len(draft.status.in_phase(Phase.WANTED)))
     moved = (*(other.worker for other in _all_unfit(draft) if other.worker.node == node), *planned(draft, lacking))
-    if blame in (_FailureScope.SHARED, _FailureScope.JOB) or not draft.fits_without(node, moved):
+    if blame in (_FailureScope.SHARED, _FailureScope.JOB) or not draft.can_place_elsewhere(node, moved):
         return draft
     hours = c.AVOID_UNFIT.total_seconds() / 3600
     message = say(f"{_told(draft, unfit)}; another node takes its place, no worker is placed there for {hours:.0f} h")
@@ -197,7 +197,7 @@ def _leave(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
 
 def _said(draft: PlanDraft, action: str, reason: str, message: str) -> PlanDraft:
     word = DecisionMetric(cause=c.CAUSE_INFRASTRUCTURE, action=action, reason=reason)
-    return draft.decide(word).tell(reason, say(message), warning=True)
+    return draft.with_decision_metric(word).with_event(reason, say(message), warning=True)
 
 
 def _word(failed: Sequence[Check]) -> str:

@@ -24,7 +24,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
     ]
     if not changed:
         return draft
-    draft = draft.act(*(_restored(draft, worker, pod) for worker, pod in changed))
+    draft = draft.with_action(*(_restored(draft, worker, pod) for worker, pod in changed))
     names = ", ".join(pod.name for _, pod in changed[:SHOWN])
     more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
     message = (
@@ -32,7 +32,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
         " operator and from the job's Service; nothing was stopped, and the operator puts them back. Exclude pods"
         f" with the label {c.LABEL_APP_MANAGED_BY}={c.MANAGED_BY} from whatever changed them"
     )
-    return draft.tell("PodRelabelled", message, warning=True)
+    return draft.with_event("PodRelabelled", message, warning=True)
 
 
 def _strayed(pod: PodView) -> bool:

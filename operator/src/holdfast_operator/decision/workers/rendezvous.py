@@ -42,7 +42,7 @@ def waits(draft: PlanDraft) -> PlanDraft | None:
         return None
     if not draft.seen.rendezvous_ip:
         words = Reason(reason="WaitingForService", message="the Service of the rendezvous is being made")
-        return replace(draft, hold=words).wake_in(c.POLL_OPEN)
+        return replace(draft, hold=words).requeue_in(c.POLL_OPEN)
     before = _earlier_host(draft)
     if before is None:
         return None
@@ -53,7 +53,7 @@ def waits(draft: PlanDraft) -> PlanDraft | None:
         " node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, once the machine is surely off"
     )
     reason = "AwaitingFence" if before.phase is Phase.LOST else "WaitingForWorkers"
-    return replace(draft, hold=Reason(reason=reason, message=message)).look_again()
+    return replace(draft, hold=Reason(reason=reason, message=message)).requeue_soon()
 
 
 def _earlier_host(draft: PlanDraft) -> Worker | None:

@@ -22,7 +22,7 @@ _NO_PLACE = 1 << 30
 def apply(draft: PlanDraft) -> PlanDraft:
     """Add or remove workers from the roster."""
     draft = _filled(draft)
-    return draft.but(replicas=len(draft.needed))
+    return draft.with_status(replicas=len(draft.needed))
 
 
 def _filled(draft: PlanDraft) -> PlanDraft:
@@ -42,14 +42,14 @@ def _held_back(draft: PlanDraft, missing: int) -> PlanDraft:
     """The pause is for those that may fail as fast again: no other replacement waits for it, nor a larger job."""
     until = draft.status.backoff_until
     if until is None or draft.now >= until:
-        return draft.but(backoff_until=None, held_back=0)
+        return draft.with_status(backoff_until=None, held_back=0)
     wanted = {worker.incarnation for worker in draft.seen.status.in_phase(Phase.WANTED)}
     gone = [w for w in draft.status.workers if w.phase is not Phase.WANTED and w.incarnation in wanted]
     together = any(worker.ordered and worker.reason.startswith(c.RESTART_GANG) for worker in gone)
     failed = len(gone) if together else sum(map(_failed, gone))
     held = min(missing, draft.status.held_back + failed)
-    draft = draft.but(held_back=held)
-    return draft.wake_at(until) if held else draft
+    draft = draft.with_status(held_back=held)
+    return draft.requeue_at(until) if held else draft
 
 
 def _failed(worker: Worker) -> bool:

@@ -25,18 +25,18 @@ def apply(draft: PlanDraft) -> PlanDraft:
     """Decide how many workers beyond ``replicas`` there are to be."""
     most = draft.spec.max_replicas - draft.spec.replicas
     if draft.spec.suspend or most <= 0:
-        return draft.but(extra=0)
+        return draft.with_status(extra=0)
     draft = _unplaced(draft)
     there = _ranked(draft) - draft.spec.replicas
-    draft = draft.but(extra=_in_steps(draft, max(0, min(draft.status.extra, most, there))))
+    draft = draft.with_status(extra=_in_steps(draft, max(0, min(draft.status.extra, most, there))))
     if _wanted_elsewhere(draft):
         return _given_back(draft)
     if draft.status.extra + draft.spec.replica_step > most or not _all_is_well(draft):
         return draft
     due = _due(draft)
     if due is None or draft.now < due:
-        return draft if due is None else draft.wake_at(due)
-    return _grown(draft) if _room(draft) else draft.wake_in(c.GROWTH_POLL)
+        return draft if due is None else draft.requeue_at(due)
+    return _grown(draft) if _room(draft) else draft.requeue_in(c.GROWTH_POLL)
 
 
 def _in_steps(draft: PlanDraft, extra: int) -> int:
@@ -61,10 +61,10 @@ def _unplaced(draft: PlanDraft) -> PlanDraft:
         if worker.node or worker.since is None:
             continue
         if draft.now - worker.since < c.GANG_BIND:
-            draft = draft.wake_at(worker.since + c.GANG_BIND)
+            draft = draft.requeue_at(worker.since + c.GANG_BIND)
         else:
             extra -= 1
-    return draft if extra == draft.status.extra else draft.but(extra=extra, grown_at=draft.now)
+    return draft if extra == draft.status.extra else draft.with_status(extra=extra, grown_at=draft.now)
 
 
 def _youngest(draft: PlanDraft, count: int) -> list[Worker]:
@@ -88,7 +88,7 @@ def _given_back(draft: PlanDraft) -> PlanDraft:
     if not draft.status.extra:
         return draft
     message = f"{draft.status.extra} workers beyond replicas leave: another job waits for their room"
-    return draft.but(extra=0, grown_at=draft.now).tell("RoomGivenBack", message)
+    return draft.with_status(extra=0, grown_at=draft.now).with_event("RoomGivenBack", message)
 
 
 def _all_is_well(draft: PlanDraft) -> bool:
@@ -124,4 +124,4 @@ def _grown(draft: PlanDraft) -> PlanDraft:
         f"the cluster has room: the job grows to {draft.spec.replicas + extra} workers,"
         f" {draft.spec.max_replicas} are the most it may have"
     )
-    return draft.but(extra=extra, grown_at=draft.now).tell("Growing", message)
+    return draft.with_status(extra=extra, grown_at=draft.now).with_event("Growing", message)

@@ -74,7 +74,7 @@ class LauncherFailures:
         return {"id": self.id, "failures": self.failures, "seconds": round(self.seconds, 3)}
 
     @classmethod
-    def maybe(cls, value: Any) -> LauncherFailures | None:
+    def from_optional(cls, value: Any) -> LauncherFailures | None:
         """Read the wire form; None if there is none, as with launchers of before."""
         if not isinstance(value, Mapping):
             return None
@@ -122,13 +122,13 @@ class Failures:
         return {"count": self.count, "seconds": round(self.seconds, 3), "heard": heard}
 
     @classmethod
-    def maybe(cls, value: Any) -> Failures:
+    def from_optional(cls, value: Any) -> Failures:
         """Read what a commit has; nothing is known if it has none, or what is none."""
         try:
             count, seconds, heard = (
                 int(value["count"]),
                 float(value["seconds"]),
-                LauncherFailures.maybe(value["heard"]),
+                LauncherFailures.from_optional(value["heard"]),
             )
         except (KeyError, TypeError, ValueError, OverflowError):
             return cls()

@@ -72,7 +72,7 @@ class LocalSettings:
         }
 
     @classmethod
-    def maybe(cls, value: Mapping[str, Any] | None) -> LocalSettings | None:
+    def from_optional(cls, value: Mapping[str, Any] | None) -> LocalSettings | None:
         """Read what travelled; None where there is no such tier."""
         if not value:
             return None

@@ -88,7 +88,7 @@ class MemorySettings:
         }
 
     @classmethod
-    def maybe(cls, value: Mapping[str, Any] | None) -> MemorySettings | None:
+    def from_optional(cls, value: Mapping[str, Any] | None) -> MemorySettings | None:
         """Read what travelled; None where there is no such tier."""
         if not value:
             return None

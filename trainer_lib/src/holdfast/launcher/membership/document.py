@@ -194,7 +194,7 @@ def _read(value: Json) -> Membership:
         generation=int(value["generation"]),
         publication=str(value["publication"]),
         members=tuple(sorted(Member.from_json(member) for member in value["members"])),
-        active=AttemptId.maybe(value["active"]),
+        active=AttemptId.from_optional(value["active"]),
         previous=tuple(Previous.from_json(previous) for previous in value["previous"]),
         gone=frozenset(str(uid) for uid in value["gone"]),
         claims=tuple(Claim.from_json(claim) for claim in value["claims"]),

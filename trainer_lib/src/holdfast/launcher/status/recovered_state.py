@@ -29,10 +29,10 @@ def remembered(run_dir: Path, identity: Identity) -> State:
         if before.get("podUID") != identity.pod_uid:
             return fresh
         incident = _unexplained(before, identity, path.stat().st_mtime)
-        started = AttemptId.maybe(before.get("started"))
+        started = AttemptId.from_optional(before.get("started"))
         return State(
             me=identity.pod_uid,
-            accepted=AttemptId.maybe(before.get("accepted")),
+            accepted=AttemptId.from_optional(before.get("accepted")),
             started=started,
             trained=started,
             incidents=() if incident is None else (incident,),

@@ -434,8 +434,8 @@ class LauncherClient:
             self._claims = claims
             self.reached = int(message.get("reached") or 0)
             self.durable = int(message.get("durable") or 0)
-            self.trained = AttemptId.maybe(message.get("trained"))
-            self.books = LauncherFailures.maybe(message.get("books"))
+            self.trained = AttemptId.from_optional(message.get("trained"))
+            self.books = LauncherFailures.from_optional(message.get("books"))
             self.memory = message.get("memory")
             self.local = message.get("local")
             self._state.notify_all()

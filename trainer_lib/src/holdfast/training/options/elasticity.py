@@ -136,7 +136,7 @@ class Ramp:
         return cls(begin=float(value["begin"]), target=float(value["target"]), since=int(value["since"]))
 
     @classmethod
-    def maybe(cls, value: Mapping[str, Any] | None) -> Ramp | None:
+    def from_optional(cls, value: Mapping[str, Any] | None) -> Ramp | None:
         """Read back what may not be there."""
         return None if value is None else cls.from_json(value)
 

@@ -46,7 +46,7 @@ class PreparedStep:
         return {"pair": self.pair.to_json(), "step": self.step}
 
     @classmethod
-    def maybe(cls, value: Json | None) -> PreparedStep | None:
+    def from_optional(cls, value: Json | None) -> PreparedStep | None:
         """Read the wire form, which may be null."""
         return None if value is None else cls(pair=AttemptId.from_json(value["pair"]), step=int(value["step"]))
 
@@ -83,9 +83,9 @@ class RankState:
         try:
             return cls(
                 step=int(value["step"]),
-                voted=AttemptId.maybe(value["voted"]),
-                synced=AttemptId.maybe(value["synced"]),
-                doubt=PreparedStep.maybe(value["doubt"]),
+                voted=AttemptId.from_optional(value["voted"]),
+                synced=AttemptId.from_optional(value["synced"]),
+                doubt=PreparedStep.from_optional(value["doubt"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DocumentError(f"not a standing: {value!r}") from error

@@ -255,7 +255,7 @@ class WorldEntry:
             team.pair,
             synced=None if verdict.donor is None else standings[verdict.donor].synced,
             claimed=[told[rank]["claimed"] for rank in verdict.survivors],
-            trained=[AttemptId.maybe(value["trained"]) for value in told],
+            trained=[AttemptId.from_optional(value["trained"]) for value in told],
         )
         if verdict.donor is not None and self._engine is not None and not claimed:
             newest = self._engine.newest(waits=self._wait_for_storage)
@@ -338,7 +338,7 @@ class WorldEntry:
         else:
             received = self._received(group, donors)  # until it is here, an older state of ours may still count
             self._stepper.settle(step_commit.torn(lineage.standing), apply=False)
-            origin = AttemptId.maybe(received[2]["origin"])
+            origin = AttemptId.from_optional(received[2]["origin"])
             self._claim_due(team, verdict.step, origin, claimed=claimed, trained=True)
             self._take_shard(team)
             lineage.take_memory(*received, rank=group.rank)

@@ -116,12 +116,12 @@ class TrainState:
     def take_memory(self, tree: Any, tensors: Mapping[str, torch.Tensor], side: Json, *, rank: int) -> None:
         """Become what a survivor is."""
         self._load(tree, lambda name: tensors[name], lambda name: torch.empty_like(tensors[name], device="meta"))
-        self.origin = AttemptId.maybe(side["origin"])
+        self.origin = AttemptId.from_optional(side["origin"])
         self.skipped, self.skipped_in_a_row = int(side["skipped"]), int(side["skippedInARow"])
         self.saved_step = int(side["savedStep"])
         self.metrics = metrics(side)
-        self.failures = Failures.maybe(side.get("failures"))
-        self.rates.ramp = Ramp.maybe(side["ramp"])
+        self.failures = Failures.from_optional(side.get("failures"))
+        self.rates.ramp = Ramp.from_optional(side["ramp"])
         self.position = None if side["position"] is None else Position.from_json(side["position"])
         rng.seed(mix_all(int(side["step"]), rank))
 
@@ -142,7 +142,7 @@ class TrainState:
         self.origin = manifest.pair
         self.skipped, self.rates.ramp, self.position = side.skipped, side.ramp, side.position
         self.metrics = metrics(manifest.state)
-        self.failures = Failures.maybe(manifest.state.get("failures"))
+        self.failures = Failures.from_optional(manifest.state.get("failures"))
         self.skipped_in_a_row = 0
         self.saved_step = manifest.step
         if side.generators is None:
@@ -187,7 +187,7 @@ class _Side:
         try:
             return cls(
                 skipped=int(state.get("counters", {}).get("skipped", 0)),
-                ramp=Ramp.maybe(state.get("ramp")),
+                ramp=Ramp.from_optional(state.get("ramp")),
                 position=None if data is None else Position.from_json(data),
                 generators=None if alone is None else rng.read(rng.of(alone)),
             )
