@@ -122,7 +122,7 @@ def damages(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
             what,
             effort.damages,
             failures,
-            kept_by="checkpoint/test_damage.py",
+            kept_by="checkpoint/restore/test_damage.py",
             hash_equal=not failures,
         )
     ]
@@ -190,7 +190,7 @@ def resumes(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
             cuts,
             failures,
             hash_equal=not failures,
-            kept_by="job/test_job.py",
+            kept_by="training/test_job.py",
         ),
         verdict(
             "checkpoint-10",
@@ -198,7 +198,7 @@ def resumes(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
             len(worlds),
             others,
             hash_equal=not others,
-            kept_by="job/test_worlds.py",
+            kept_by="training/test_worlds.py",
         ),
     ]
 
@@ -221,7 +221,7 @@ def touches(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
         f"touch-file to a durable commit of {found.nbytes / 1e6:.0f} MB by two ranks",
         len(seconds),
         [*found.failures, *(f"{late:.3f} s is over the bound" for late in found.late)],
-        kept_by="launch/test_endings.py",
+        kept_by="launcher/membership/test_attempt_end.py",
         note=note,
     )
     return [row]
@@ -230,9 +230,9 @@ def touches(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
 def bad_places(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
     """Real environments."""
     kept_by = {
-        "disk full in the middle of saves": "checkpoint/test_full_disk.py",
-        "file system turned read-only": "checkpoint/test_full_disk.py",
-        "file system without O_DIRECT": "checkpoint/test_direct.py",
+        "disk full in the middle of saves": "checkpoint/io/test_full_disk.py",
+        "file system turned read-only": "checkpoint/io/test_full_disk.py",
+        "file system without O_DIRECT": "checkpoint/io/test_direct_writer.py",
     }
     return [
         place(what, folder / str(number), drill, kept_by.get(what, ""))
@@ -275,19 +275,19 @@ def elsewhere() -> Iterator[Row]:
     """What tests do and no drill repeats. A test that is gone is a row that does not hold."""
     told = {
         "killed at each system call by which a save changes the disk": (
-            "checkpoint/test_commit_crash.py",
+            "checkpoint/save/test_crash.py",
             "test_a_kill_at_any_system_call_leaves_a_whole_commit",
         ),
         "writes, fsyncs and renames in a safe order (traced)": (
-            "checkpoint/test_commit_crash.py",
+            "checkpoint/save/test_crash.py",
             "test_writes_fsyncs_and_renames_come_in_the_order_that_makes_a_commit_safe",
         ),
         "S3: the connection cut at each request of an upload": (
-            "checkpoint/test_s3.py",
+            "checkpoint/stores/test_s3.py",
             "test_cut_at_every_request_there_is_no_commit_or_a_whole_one_and_a_retry_completes_it",
         ),
         "disk full at each write of a save": (
-            "checkpoint/test_full_disk.py",
+            "checkpoint/io/test_full_disk.py",
             "test_no_space_at_any_point_never_leaves_half_a_commit",
         ),
     }

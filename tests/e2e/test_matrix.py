@@ -14,7 +14,7 @@ pytestmark = pytest.mark.e2e
 
 NAMESPACE = "matrix"
 ELSEWHERE = {
-    "disk-full": "tests/holdfast/checkpoint/test_full_disk.py: here it would fill the disk of the machine",
+    "disk-full": "tests/holdfast/checkpoint/io/test_full_disk.py: here it would fill the disk of the machine",
 }
 HERE = [case for case in cases(DRILL_INTERVAL_STEPS) if case.name not in ELSEWHERE]
 

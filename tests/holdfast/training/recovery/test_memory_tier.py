@@ -1,0 +1,177 @@
+"""A model of which nothing is there twice: what no rank has in memory any more comes from the nodes' memory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.checkpoint.stores.memory.peer_client import Neighbour
+from holdfast.checkpoint.stores.memory.peer_server import PeerServer
+from holdfast.checkpoint.tiers.memory_tier import MemorySettings
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "sharded.py"
+STEPS = 10
+HELD_AT = 6
+KEY = b"k" * 32
+
+
+class Nodes:
+    """The memory of each slot's launcher, on a node of its own."""
+
+    def __init__(self, launcher: Any, root: Path) -> None:
+        self._launcher = launcher
+        self._root = root
+        self.servers: dict[int, PeerServer] = {}
+
+    def add(self, slot: int) -> None:
+        folder = self._root / f"node-{slot}"
+        folder.mkdir()
+        server = self.servers[slot] = PeerServer(folder, host="127.0.0.1")
+        server.key = KEY
+        self._launcher.memory[slot] = MemorySettings(
+            folder=folder,
+            limit=None,
+            interval=1,
+            peer_interval=1,
+            per_second=None,
+            me=Neighbour(node=f"node-{slot}", pod=f"pod-{slot}", host="127.0.0.1", port=server.port),
+            key=KEY,
+        ).to_json()
+
+    def lose(self, slot: int) -> None:
+        self.servers.pop(slot).close()
+        folder = self._root / f"node-{slot}"
+        while folder.exists():  # who is in the middle of serving a neighbour may still make a file
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        for server in self.servers.values():
+            server.close()
+
+
+@pytest.fixture
+def nodes(launcher: Any, tmp_path: Path) -> Iterator[Nodes]:
+    launcher.script = SCRIPT
+    made = Nodes(launcher, tmp_path)
+    yield made
+    made.close()
+
+
+def kept(launcher: Any, slot: int) -> int:
+    """The last step that this rank knows to be committed in memory."""
+    said = [message for message in launcher.of(slot, "checkpoint") if message["tier"] == "memory"]
+    assert all(message["result"] == "Committed" for message in said), said
+    return max((message["step"] for message in said), default=0)
+
+
+def begun(launcher: Any, nodes: Nodes, root: Path) -> None:
+    """One replica of two ranks, on two nodes; no commit on the shared tier, as the interval is long.
+
+    Whoever is slower than the ranks finds them at the step at which they are held.
+    """
+    for slot in (0, 1):
+        nodes.add(slot)
+    launcher.start(2, root, "--steps", str(STEPS), "--pause", "0.05", "--hold-at", str(HELD_AT))
+    launcher.wait("three steps in memory", lambda: min(kept(launcher, slot) for slot in (0, 1)) >= 3)
+
+
+def test_all_rank_processes_die_and_the_last_staged_step_comes_back_from_memory(
+    launcher: Any, nodes: Nodes, tmp_path: Path
+) -> None:
+    begun(launcher, nodes, tmp_path / "tier")
+    for slot in (0, 1):
+        process = launcher.processes.pop(slot)
+        process.kill()
+        process.wait()
+    last = max(kept(launcher, slot) for slot in (0, 1))
+    assert not list((tmp_path / "tier").glob("step-*")), "nothing is on the shared tier"
+    for before, slot in enumerate((2, 3)):
+        launcher.memory[slot] = launcher.memory[before]
+    launcher.form(2, [2, 3])
+    went_on(launcher, last, 2, 3)
+
+
+def test_a_node_is_lost_with_its_memory_and_no_committed_step_with_it(
+    launcher: Any, nodes: Nodes, tmp_path: Path
+) -> None:
+    begun(launcher, nodes, tmp_path / "tier")
+    lost, stays = 0, 1
+    process = launcher.processes.pop(lost)
+    process.kill()
+    process.wait()
+    nodes.lose(lost)
+    launcher.leave(1, stays)
+    launcher.wait("the other to leave", lambda: bool(launcher.of(stays, "left")))
+    last = max(kept(launcher, slot) for slot in (0, 1))
+    nodes.add(2)
+    launcher.form(2, [stays, 2])
+    went_on(launcher, last, stays, 2)
+
+
+def went_on(launcher: Any, last: int, *slots: int) -> None:
+    """From the last step that any rank knew to be committed, or from one that was sealed and not told yet."""
+    launcher.go(HELD_AT)
+    assert all(launcher.processes[slot].wait() == 0 for slot in slots), launcher.output()
+    for slot in slots:
+        restored = launcher.of(slot, "restored")[-1]
+        assert restored["source"] == "checkpoint"
+        assert "memory" in restored["tiers"]
+        assert set(restored["tiers"]) <= {"memory", "peer"}
+        assert last <= restored["step"] <= last + 1
+        assert launcher.told(slot)["audit"].startswith("exactly once")
+
+
+def test_nothing_is_lost_where_memory_has_an_interval(launcher: Any, nodes: Nodes, tmp_path: Path) -> None:
+    """Steps since the last one in memory are made again, and every sample still counts once."""
+    for slot in (0, 1):
+        nodes.add(slot)
+        launcher.memory[slot]["interval"] = 3
+    launcher.start(2, tmp_path / "tier", "--steps", str(STEPS), "--faults", "forward:1:7")
+    launcher.processes.pop(1).wait()
+    launcher.leave(1, 0)
+    launcher.wait("the other to leave", lambda: bool(launcher.of(0, "left")))
+    launcher.memory[2] = launcher.memory[1]
+    launcher.form(2, [0, 2])
+    went_on(launcher, 6, 0, 2)
+
+
+def test_a_last_commit_lies_on_another_node_too_where_that_is_asked_for_and_not_due(
+    launcher: Any, nodes: Nodes, tmp_path: Path
+) -> None:
+    """The worker of rank 1 leaves with its node, and with all that the shared tier had."""
+    for slot in (0, 1):
+        nodes.add(slot)
+        launcher.memory[slot] |= {"interval": 1000, "peerInterval": 1000}
+    launcher.start(2, tmp_path / "tier", "--steps", "60", "--pause", "0.05")
+    launcher.wait("two steps", lambda: len(launcher.of(0, "step")) >= 2)
+    launcher.ask(1, "quiesce", "notice", commit=True, near=True)
+    launcher.wait("the end", lambda: all(launcher.of(slot, "quiesced") for slot in (0, 1)))
+    last = launcher.of(0, "quiesced")[-1]["step"]
+    assert [kept(launcher, slot) for slot in (0, 1)] == [last, last]
+    process = launcher.processes.pop(1)
+    process.kill()
+    process.wait()
+    nodes.lose(1)
+    for commit in (tmp_path / "tier").glob("step-*"):
+        shutil.rmtree(commit)
+    nodes.add(2)
+    for slot in (0, 2):
+        launcher.memory[slot] |= {"interval": 1000, "peerInterval": 1000}
+    launcher.form(2, [0, 2])
+    went_on(launcher, last, 0, 2)
+
+
+def test_without_that_only_the_shared_tier_has_it(launcher: Any, nodes: Nodes, tmp_path: Path) -> None:
+    for slot in (0, 1):
+        nodes.add(slot)
+        launcher.memory[slot] |= {"interval": 1000, "peerInterval": 1000}
+    launcher.start(2, tmp_path / "tier", "--steps", "60", "--pause", "0.05")
+    launcher.wait("two steps", lambda: len(launcher.of(0, "step")) >= 2)
+    launcher.ask(1, "quiesce", "notice", commit=True, near=False)
+    launcher.wait("the end", lambda: all(launcher.of(slot, "quiesced") for slot in (0, 1)))
+    assert [kept(launcher, slot) for slot in (0, 1)] == [0, 0]
+    assert len(list((tmp_path / "tier").glob("step-*"))) == 1
