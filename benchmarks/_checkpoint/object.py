@@ -26,7 +26,8 @@ from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.save.protocol import Snapshot, save
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.stores.objects.s3 import S3Bucket, S3Settings
+from holdfast.checkpoint.stores.objects.s3 import S3Bucket
+from holdfast.checkpoint.stores.objects.s3_client import S3Settings
 from holdfast.checkpoint.stores.objects.store import ObjectStore
 from holdfast.checkpoint.tiers.uploader import Uploader, UploadSettings
 from holdfast.core.attempt import AttemptId

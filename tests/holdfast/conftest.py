@@ -21,7 +21,8 @@ from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.search import Loaded
 from holdfast.checkpoint.save.protocol import SaveResult, Snapshot, save
-from holdfast.checkpoint.stores.objects.s3 import S3Bucket, S3Settings
+from holdfast.checkpoint.stores.objects.s3 import S3Bucket
+from holdfast.checkpoint.stores.objects.s3_client import S3Settings
 from holdfast.checkpoint.stores.objects.store import ObjectStore
 from holdfast.core.attempt import AttemptId
 from holdfast_testbed.s3 import REGION, S3Server, s3_server

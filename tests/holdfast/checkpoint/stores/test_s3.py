@@ -17,8 +17,10 @@ from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.objects import s3 as s3_module
+from holdfast.checkpoint.stores.objects import s3_checksum
 from holdfast.checkpoint.stores.objects.errors import Kind, pause, trouble_of
-from holdfast.checkpoint.stores.objects.s3 import S3Bucket, S3Settings
+from holdfast.checkpoint.stores.objects.s3 import S3Bucket
+from holdfast.checkpoint.stores.objects.s3_client import S3Settings
 from holdfast.checkpoint.stores.objects.store import GIVEN_UP, SHA256SUMS, ObjectStore
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.core.attempt import AttemptId, Claim
@@ -307,7 +309,7 @@ def test_no_more_parts_are_on_their_way_at_once_than_are_asked_for(
 def test_without_awscrt_the_server_compares_sha256(
     made: Made, s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_module, "_crc64nvme", lambda: None)
+    monkeypatch.setattr(s3_checksum, "_crc64nvme", lambda: None)
     incoming = s3_store.receive(made.name, digest(made.manifest))
     incoming.write("rank-0.safetensors", [made.bytes["rank-0.safetensors"]])
 
@@ -405,7 +407,7 @@ def test_the_sha256_of_each_file_lies_beside_it(
 
 def ignored(header: str, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a server that does not know the header, or by a proxy before it."""
-    make = s3_module._client
+    make = s3_module.client_of
 
     def without(request: Any, **_: Any) -> None:
         del request.headers[header]
@@ -415,7 +417,7 @@ def ignored(header: str, operation: str, monkeypatch: pytest.MonkeyPatch) -> Non
         made.meta.events.register(f"before-sign.s3.{operation}", without)
         return made
 
-    monkeypatch.setattr(s3_module, "_client", client)
+    monkeypatch.setattr(s3_module, "client_of", client)
 
 
 @pytest.mark.integration

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.stores.objects.s3 import S3Bucket, S3Settings
+from holdfast.checkpoint.stores.objects.s3 import S3Bucket
+from holdfast.checkpoint.stores.objects.s3_client import S3Settings
 from holdfast.launcher.host.object_store_probe import rehearse
 from holdfast.launcher.host.preflight import Check, Result, try_store
 from holdfast_testbed.s3 import S3Server

@@ -25,7 +25,8 @@ def open_store(url: str, *, attempts: int | None = None, in_flight: int | None =
             raise UsageError(f"file://{parts.netloc}{parts.path} names a host: write file:///PATH")
         return _folder(unquote(parts.path))
     if parts.scheme == "s3":
-        from holdfast.checkpoint.stores.objects.s3 import S3Settings, s3_store
+        from holdfast.checkpoint.stores.objects.s3 import s3_store
+        from holdfast.checkpoint.stores.objects.s3_client import S3Settings
 
         settings = S3Settings.of_url(url)
         return s3_store(replace(settings, attempts=attempts or settings.attempts, in_flight=at_once))

@@ -1,4 +1,4 @@
-"""What an error of an S3 client means. Pure: it looks at names and codes, and imports no client.
+"""What an error of an S3 client means, and the errors that the S3 bucket raises. Pure: it imports no client.
 
 Invariant: only an answer that the object is not there is damage. Trouble on the way, with credentials, rights or room
 says nothing about what lies in the bucket.
@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from holdfast.checkpoint.format.failure_causes import FailureCause
+from holdfast.core.errors import CheckpointError, UnavailableError
 
 
 class Kind(StrEnum):
@@ -45,6 +46,18 @@ class Lack(StrEnum):
         "it refuses ListMultipartUploads: interrupted uploads start over, and their parts stay. Give the bucket a "
         "lifecycle rule that aborts incomplete multipart uploads"
     )
+
+
+class TakenError(CheckpointError):
+    """The object is there, or is another one than before."""
+
+
+class RefusedError(UnavailableError):
+    """The server does not do what was asked for."""
+
+
+class NoUploadError(CheckpointError):
+    """The multipart upload is not there."""
 
 
 RETRIED: Final = frozenset({Kind.NETWORK, Kind.SERVER, Kind.THROTTLED, Kind.CORRUPTED})

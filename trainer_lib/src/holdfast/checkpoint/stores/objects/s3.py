@@ -1,180 +1,51 @@
 """A bucket of an S3 server by boto3. No torch.
 
-Each part travels with its checksum, which the server compares; a file whose upload was interrupted goes on from the
-parts that are there. With awscrt the checksum is CRC64NVME, of the whole object too; without it SHA-256 of each part.
-Not every server knows all that AWS does: what one refuses, or ignores though the protocol relies on it, is done
-without from then on (`Lack`).
+If a server refuses a feature, or ignores one that the protocol relies on, the bucket works without it from then on
+(`Lack`).
 Retries are ours, not botocore's: they cover bodies that break off, and are bounded in one place.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
 import itertools
 import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from queue import SimpleQueue
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Lock
 from typing import Any, Final
-from urllib.parse import urlsplit
 from uuid import uuid4
 
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES
-from holdfast.checkpoint.stores.objects.errors import Kind, Lack, Trouble, pause, trouble_of
-from holdfast.checkpoint.stores.objects.s3_range_reader import LEAST_BYTES, SIGNED_SECONDS, Ranges, Timeouts
-from holdfast.checkpoint.stores.objects.store import (
-    IN_FLIGHT,
-    ObjectStore,
-    Stat,
-    check_small,
-    create_by_looking,
-    holds,
+from holdfast.checkpoint.stores.objects.errors import (
+    Kind,
+    Lack,
+    NoUploadError,
+    RefusedError,
+    TakenError,
+    Trouble,
+    pause,
+    trouble_of,
 )
-from holdfast.core.environment import aws_region
-from holdfast.core.errors import CheckpointError, DamagedError, UnavailableError, UsageError
+from holdfast.checkpoint.stores.objects.s3_checksum import Checksum
+from holdfast.checkpoint.stores.objects.s3_client import S3Settings, client_of, trusted_certificates
+from holdfast.checkpoint.stores.objects.s3_range_reader import LEAST_BYTES, SIGNED_SECONDS, Ranges, Timeouts
+from holdfast.checkpoint.stores.objects.s3_upload import MultipartUpload, finish_all, in_parts
+from holdfast.checkpoint.stores.objects.store import ObjectStore, Stat, check_small, create_by_looking, holds
+from holdfast.core.errors import CheckpointError, DamagedError, UnavailableError
 
 _log = logging.getLogger("holdfast.checkpoint.s3")
 
 _DELETED_AT_ONCE: Final = 1000
 _READ_AT_ONCE: Final = 1 << 20
 _COPIED_AT_ONCE: Final = 5 << 30
-# Of what is digested and copied, so that only the first of both waits for the memory.
-_IN_CACHE: Final = 256 << 10
-# S3 allows 10,000 parts: every 2,000 they double, which reaches 1 TB from 16 MiB.
-_PARTS_OF_A_SIZE: Final = 2000
-
-
-@dataclass(frozen=True, kw_only=True)
-class S3Settings:
-    """How to talk to a bucket. Credentials, region and endpoint are found as boto3 finds them unless given here."""
-
-    bucket: str
-    prefix: str = ""
-    endpoint: str | None = None
-    region: str | None = None
-    credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
-    part_bytes: int = 2 * CHUNK_BYTES
-    in_flight: int = IN_FLIGHT
-    attempts: int = 8
-    pause_seconds: float = 0.25
-    longest_pause_seconds: float = 20.0
-    connect_seconds: float = 10.0
-    read_seconds: float = 60.0
-
-    def __post_init__(self) -> None:
-        if not self.bucket:
-            raise UsageError("an S3 URL is s3://BUCKET/PREFIX; this one names no bucket")
-        if self.part_bytes % CHUNK_BYTES or self.part_bytes < CHUNK_BYTES:
-            raise UsageError(f"part_bytes must be a multiple of {CHUNK_BYTES}")
-
-    @classmethod
-    def of_url(cls, url: str) -> S3Settings:
-        """Read `s3://bucket/prefix`. An empty segment of the path (`//`) is dropped, with a warning."""
-        parts = urlsplit(url)
-        if parts.query or parts.fragment or "@" in parts.netloc:
-            raise UsageError(
-                "an S3 URL is s3://BUCKET/PREFIX; endpoint, region and credentials come from the environment "
-                "(AWS_ENDPOINT_URL_S3, AWS_REGION, AWS_ACCESS_KEY_ID, …) or from boto3's files"
-            )
-        segments = list(filter(None, parts.path.split("/")))
-        if not {".", ".."}.isdisjoint(segments):
-            raise UsageError(f"{url}: '.' and '..' are names in S3, and some servers follow them: leave them out")
-        prefix = "/".join(segments)
-        if prefix != parts.path.strip("/"):
-            _log.warning(
-                "%s has an empty path segment, which some servers drop: s3://%s/%s is used. Move what was written "
-                "with the empty segment there",
-                *(url, parts.netloc, prefix),
-            )
-        return cls(bucket=parts.netloc, prefix=prefix)
 
 
 def s3_store(settings: S3Settings) -> ObjectStore:
     """A store below a prefix of a bucket."""
     return ObjectStore(S3Bucket(settings), settings.prefix)
-
-
-class Checksum:
-    """The checksum that the server compares: of each part, and of the whole object as the server then keeps it."""
-
-    def __init__(self, *, crc: bool = True) -> None:
-        """`crc`: use CRC64NVME where awscrt is installed."""
-        self._crc, self._combine = (_crc64nvme(), _combine_crc64nvme()) if crc else (None, None)
-        self._whole = 0
-        self._parts: list[bytes] = []
-
-    @property
-    def name(self) -> str:
-        """Its name in S3."""
-        return "SHA256" if self._crc is None else "CRC64NVME"
-
-    @property
-    def field(self) -> str:
-        """The parameter that carries it."""
-        return f"Checksum{self.name}"
-
-    @property
-    def kind(self) -> Mapping[str, str]:
-        """The parameter that asks for one of the whole object. SHA-256 has none: servers keep that of its parts'."""
-        return {} if self._crc is None else {"ChecksumType": "FULL_OBJECT"}
-
-    def of(self, block: memoryview | bytes) -> str:
-        """A block's own."""
-        return base64.b64encode(self._raw(block)).decode()
-
-    def add(self, block: memoryview, copy: bytearray | None = None) -> str:
-        """A block's own; it counts as the next part of the object. `copy` gets its bytes on the way."""
-        raw = self._raw(block, copy)
-        self._parts.append(raw)
-        if self._crc is not None and self._combine is not None:
-            self._whole = self._combine(self._whole, int.from_bytes(raw, "big"), block.nbytes)
-        elif self._crc is not None:
-            self._whole = self._crc(block, self._whole)
-        return base64.b64encode(raw).decode()
-
-    def whole(self) -> str:
-        """That of the object of all parts."""
-        if self._crc is not None:
-            return base64.b64encode(self._whole.to_bytes(8, "big")).decode()
-        joined = base64.b64encode(hashlib.sha256(b"".join(self._parts)).digest()).decode()
-        return f"{joined}-{len(self._parts)}"
-
-    def _raw(self, block: memoryview | bytes, copy: bytearray | None = None) -> bytes:
-        sha256, crc = hashlib.sha256(), 0
-        source = memoryview(block)
-        for begin in range(0, source.nbytes, _IN_CACHE):
-            piece = source[begin : begin + _IN_CACHE]
-            if self._crc is None:
-                sha256.update(piece)
-            else:
-                crc = self._crc(piece, crc)
-            if copy is not None:
-                copy[begin : begin + piece.nbytes] = piece
-        return sha256.digest() if self._crc is None else crc.to_bytes(8, "big")
-
-
-def _crc64nvme() -> Callable[[Any, int], int] | None:
-    try:
-        from awscrt import checksums
-    except ImportError:
-        return None
-    crc: Callable[[Any, int], int] = checksums.crc64nvme
-    return crc
-
-
-def _combine_crc64nvme() -> Callable[[int, int, int], int] | None:
-    """That of two blocks from that of each; earlier releases lack it."""
-    try:
-        from awscrt import checksums
-    except ImportError:
-        return None
-    return getattr(checksums, "combine_crc64nvme", None)
 
 
 class S3Bucket:
@@ -186,9 +57,9 @@ class S3Bucket:
         self._lock = Lock()
         self._tried_conditions = False
         self._lacks: dict[Lack, None] = {}
-        self._client = _client(settings)
+        self._client = client_of(settings)
         timeouts = Timeouts(connect=settings.connect_seconds, read=settings.read_seconds)
-        self._ranges = Ranges(sign=self._sign, timeouts=timeouts, authorities=_authorities())
+        self._ranges = Ranges(sign=self._sign, timeouts=timeouts, authorities=trusted_certificates())
         self._pool = ThreadPoolExecutor(settings.in_flight, thread_name_prefix="holdfast-s3")
 
     @property
@@ -243,7 +114,7 @@ class S3Bucket:
         if len(pieces) == 1:
             self._read_range(key, stat.tag, *pieces[0])
         else:
-            _finish([self._pool.submit(self._read_range, key, stat.tag, begin, piece) for begin, piece in pieces])
+            finish_all([self._pool.submit(self._read_range, key, stat.tag, begin, piece) for begin, piece in pieces])
 
     def create(self, key: str, data: bytes) -> bool:
         """Write with `If-None-Match: *` if the server honours it; what is there may be our own, its answer lost."""
@@ -251,7 +122,7 @@ class S3Bucket:
             return create_by_looking(self, key, data)
         try:
             self._put(key, data, IfNoneMatch="*")
-        except _TakenError:
+        except TakenError:
             return holds(self, key, data)
         return True
 
@@ -263,9 +134,9 @@ class S3Bucket:
             try:
                 self._put(trial, b"2", IfNoneMatch="*")
                 self._do_without(Lack.CONDITIONS, "it was ignored")
-            except _TakenError:
+            except TakenError:
                 pass
-            except _RefusedError as error:
+            except RefusedError as error:
                 self._do_without(Lack.CONDITIONS, error)
             finally:
                 with contextlib.suppress(CheckpointError):  # an uploader may have no right to delete
@@ -279,13 +150,13 @@ class S3Bucket:
 
     def upload(self, key: str, blocks: Iterable[memoryview]) -> None:
         """One request for a small file, parts in parallel for a large one."""
-        parts = iter(_in_parts(blocks))
+        parts = iter(in_parts(blocks))
         first = bytes(next(parts, b""))
         second = next(parts, None) if len(first) == self.part_bytes else None
         if second is None:
             self._put(key, first)
         else:
-            _Upload(self, self._settings, self._pool, key).run(
+            MultipartUpload(self, self._settings, self._pool, key).run(
                 itertools.chain([memoryview(first), second], parts),
             )
 
@@ -314,7 +185,7 @@ class S3Bucket:
                 continue
             try:
                 self._delete_at_once(some)
-            except _RefusedError as error:  # for example without Content-MD5, which boto3 no longer sends
+            except RefusedError as error:  # for example without Content-MD5, which boto3 no longer sends
                 self._delete_each(some)
                 self._do_without(Lack.DELETIONS, error)
 
@@ -332,7 +203,7 @@ class S3Bucket:
             with contextlib.suppress(DamagedError):  # it is missing already
                 self.call("delete_object", key, Key=key)
 
-        _finish([self._pool.submit(delete, key) for key in keys])
+        finish_all([self._pool.submit(delete, key) for key in keys])
 
     def unfinished(self, prefix: str) -> list[str]:
         """Keys of multipart uploads that wait."""
@@ -347,7 +218,7 @@ class S3Bucket:
         """Abort one."""
         try:
             self.call("abort_multipart_upload", key, Key=key, UploadId=upload)
-        except _NoUploadError:
+        except NoUploadError:
             return
 
     def uploads(self, prefix: str) -> list[dict[str, Any]]:
@@ -357,7 +228,7 @@ class S3Bucket:
         while Lack.UPLOADS not in self._lacks:
             try:
                 page = self.call("list_multipart_uploads", prefix, Prefix=prefix, **marker)
-            except _RefusedError as error:
+            except RefusedError as error:
                 self._do_without(Lack.UPLOADS, error)
                 break
             found += page.get("Uploads", ())
@@ -383,7 +254,7 @@ class S3Bucket:
         checksum = self.checksum()
         try:
             return act(checksum)
-        except _RefusedError as error:
+        except RefusedError as error:
             if not checksum.kind:
                 raise
             done = act(Checksum(crc=False))
@@ -430,7 +301,7 @@ class S3Bucket:
         """A mounted secret may have been renewed: read it again, once for all threads that find it expired."""
         with self._lock:
             if self._client is used:
-                self._client = _client(self._settings)
+                self._client = client_of(self._settings)
 
     def _wait(self, attempt: int) -> None:
         settings = self._settings
@@ -442,11 +313,11 @@ class S3Bucket:
         if trouble.kind is Kind.MISSING:
             return DamagedError(f"{name} is missing")
         if trouble.kind is Kind.TAKEN:
-            return _TakenError(f"{name} is another object than before")
+            return TakenError(f"{name} is another object than before")
         if trouble.kind is Kind.NO_UPLOAD:
-            return _NoUploadError(f"{name}: its upload is not there")
+            return NoUploadError(f"{name}: its upload is not there")
         tried = f" after {attempts} attempts" if attempts > 1 else ""
-        error = _RefusedError if trouble.kind is Kind.REFUSED else UnavailableError
+        error = RefusedError if trouble.kind is Kind.REFUSED else UnavailableError
         return error(f"{self.url}/{key}{tried}: {trouble.advice}; nothing was concluded", cause=trouble.kind)
 
     def _head(self, key: str, **arguments: Any) -> Any:
@@ -510,174 +381,8 @@ class S3Bucket:
 
         try:
             self._attempts(key, read)
-        except _TakenError as error:
+        except TakenError as error:
             raise DamagedError(f"{key.rpartition('/')[2]} was replaced while it was read") from error
-
-
-class _Upload:
-    """One file in parts: a bounded number of them in memory, those that the server has not sent again."""
-
-    def __init__(self, bucket: S3Bucket, settings: S3Settings, pool: ThreadPoolExecutor, key: str) -> None:
-        self._bucket = bucket
-        self._settings = settings
-        self._pool = pool
-        self._key = key
-        self._checksum = bucket.checksum()
-        self._free: SimpleQueue[bytearray] = SimpleQueue()
-        self._made = 0
-        self._broken = False
-
-    def run(self, parts: Iterable[memoryview]) -> None:
-        """Upload all parts, then make the object of them."""
-        before = self._bucket.checksum_of(self._key)
-        upload, there = ("", {}) if before and before[1] else self._resume()
-        running: list[Future[dict[str, Any]]] = []
-        nbytes = 0
-        try:
-            for number, block in enumerate(parts, start=1):
-                nbytes += block.nbytes
-                if self._broken:
-                    break
-                if before and before[1]:
-                    self._checksum.add(block)
-                    continue
-                running.append(self._send(upload, number, block, there.get(number)))
-            if before and before[1]:
-                return self._compare(before, nbytes)
-            self._complete(upload, _finish(running), nbytes)
-        except BaseException:
-            _cancel(running)
-            raise
-
-    def _compare(self, before: tuple[int, str | None], nbytes: int) -> None:
-        """The file was there whole already; the server's checksum says whether it is this one."""
-        if before == (nbytes, self._checksum.whole()):
-            return
-        self._bucket.delete([self._key])
-        raise CheckpointError(
-            f"{self._bucket.url}/{self._key} held other bytes, of no commit; it was removed: upload again"
-        )
-
-    def _resume(self) -> tuple[str, dict[int, dict[str, Any]]]:
-        """The newest upload that waits under this key with our checksum and its parts, or a fresh one."""
-        waiting = [entry for entry in self._bucket.uploads(self._key) if entry["Key"] == self._key]
-        for entry in sorted(waiting, key=lambda entry: entry["Initiated"], reverse=True):
-            parts = self._parts(entry["UploadId"])
-            if parts and all(self._checksum.field in part for part in parts.values()):
-                _log.info("going on with %s: the store has %d of its parts", self._key, len(parts))
-                return entry["UploadId"], parts
-            self._bucket.abort(self._key, entry["UploadId"])
-        return self._bucket.checked(self._begin), {}
-
-    def _begin(self, checksum: Checksum) -> str:
-        self._checksum = checksum
-        kind = {"ChecksumAlgorithm": checksum.name, **checksum.kind}
-        return str(self._bucket.call("create_multipart_upload", self._key, Key=self._key, **kind)["UploadId"])
-
-    def _parts(self, upload: str) -> dict[int, dict[str, Any]]:
-        found: dict[int, dict[str, Any]] = {}
-        marker: dict[str, int] = {}
-        while True:
-            try:
-                page = self._bucket.call("list_parts", self._key, Key=self._key, UploadId=upload, **marker)
-            except _NoUploadError:
-                return {}
-            found |= {int(part["PartNumber"]): part for part in page.get("Parts", ())}
-            if not page.get("IsTruncated"):
-                return found
-            marker = {"PartNumberMarker": int(page["NextPartNumberMarker"])}
-
-    def _send(
-        self, upload: str, number: int, block: memoryview, there: Mapping[str, Any] | None
-    ) -> Future[dict[str, Any]]:
-        body = self._buffer(block.nbytes)
-        checksum = self._checksum.add(block, body)
-        if there and (int(there["Size"]), there[self._checksum.field]) == (block.nbytes, checksum):
-            done: Future[dict[str, Any]] = Future()
-            done.set_result(self._named(number, there["ETag"], checksum))
-            self._free.put(body)
-            return done
-        return self._pool.submit(self._send_part, upload, number, body, checksum)
-
-    def _buffer(self, nbytes: int) -> bytearray:
-        """One that an earlier part has left, if it can be: fresh pages cost more than to copy into them."""
-        if self._made > self._settings.in_flight:
-            body = self._free.get()
-        else:
-            body, self._made = bytearray(), self._made + 1
-        return body if len(body) == nbytes else bytearray(nbytes)
-
-    def _send_part(self, upload: str, number: int, body: bytearray, checksum: str) -> dict[str, Any]:
-        try:
-            which = {"Key": self._key, "UploadId": upload, "PartNumber": number}
-            made = self._bucket.call("upload_part", self._key, Body=body, **which, **{self._checksum.field: checksum})
-        except BaseException:
-            self._broken = True
-            raise
-        finally:
-            self._free.put(body)
-        return self._named(number, made["ETag"], checksum)
-
-    def _named(self, number: int, tag: str, checksum: str) -> dict[str, Any]:
-        return {"PartNumber": number, "ETag": tag, self._checksum.field: checksum}
-
-    def _complete(self, upload: str, parts: Sequence[Mapping[str, Any]], nbytes: int) -> None:
-        whole = {self._checksum.field: self._checksum.whole()} if self._checksum.kind else {}
-        which = {"Key": self._key, "UploadId": upload, **self._checksum.kind}
-        try:
-            self._bucket.call(
-                "complete_multipart_upload", self._key, **which, **whole, MultipartUpload={"Parts": list(parts)}
-            )
-        except _NoUploadError:
-            # It was completed, and the answer lost; or another has aborted it.
-            if self._bucket.checksum_of(self._key) != (nbytes, self._checksum.whole()):
-                raise
-
-
-def _in_parts(blocks: Iterable[memoryview]) -> Iterator[memoryview]:
-    """Blocks put together to the sizes of parts, which grow with their number."""
-    blocks = iter(blocks)
-    for number in itertools.count():
-        joined = list(itertools.islice(blocks, 1)) if number < _PARTS_OF_A_SIZE else _joined(blocks, number)
-        if not joined:
-            return
-        yield from joined
-
-
-def _joined(blocks: Iterator[memoryview], number: int) -> list[memoryview]:
-    wanted = 1 << (number // _PARTS_OF_A_SIZE)
-    joined = bytearray()
-    for block in itertools.islice(blocks, wanted):
-        joined += block
-    return [memoryview(joined)] if joined else []
-
-
-def _finish(running: Iterable[Future[Any]]) -> list[Any]:
-    running = list(running)
-    try:
-        return [future.result() for future in running]
-    except BaseException:
-        _cancel(running)
-        raise
-
-
-def _cancel(running: Iterable[Future[Any]]) -> None:
-    """Those that run are waited for: their buffers are still read."""
-    for future in running:
-        if not future.cancel():
-            future.exception()
-
-
-class _TakenError(CheckpointError):
-    """The object is there, or is another one than before."""
-
-
-class _RefusedError(UnavailableError):
-    """The server does not do what was asked for."""
-
-
-class _NoUploadError(CheckpointError):
-    """The multipart upload is not there."""
 
 
 class _Answered(Exception):  # noqa: N818 — the shape of an answer's error, only judged, never raised
@@ -686,40 +391,3 @@ class _Answered(Exception):  # noqa: N818 — the shape of an answer's error, on
     def __init__(self, code: str) -> None:
         super().__init__(code)
         self.response = {"Error": {"Code": code}}
-
-
-def _client(settings: S3Settings) -> Any:
-    try:
-        import boto3
-        from botocore.config import Config
-        from botocore.exceptions import BotoCoreError
-    except ImportError as error:
-        raise UsageError("s3:// needs boto3, which is not installed: pip install 'holdfast-trainer[s3]'") from error
-    config = Config(
-        signature_version="s3v4",
-        connect_timeout=settings.connect_seconds,
-        read_timeout=settings.read_seconds,
-        max_pool_connections=settings.in_flight + 2,
-        tcp_keepalive=True,
-        retries={"total_max_attempts": 1},
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-        # Every body has a checksum of its own that the server compares: a second pass of SHA-256 proves no more.
-        s3={"payload_signing_enabled": False},
-    )
-    try:
-        return boto3.Session(**settings.credentials).client(
-            "s3", endpoint_url=settings.endpoint, region_name=settings.region or aws_region(), config=config
-        )
-    except (BotoCoreError, ValueError) as error:
-        raise UsageError(f"{settings.bucket}: boto3 cannot be set up: {error}") from error
-
-
-def _authorities() -> str | None:
-    """The certificates that boto3 would trust."""
-    import botocore.session
-    from botocore.httpsession import get_cert_path
-
-    named = botocore.session.get_session().get_config_variable("ca_bundle")
-    path = named or get_cert_path(True)
-    return str(path) if path else None
