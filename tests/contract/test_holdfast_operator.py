@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.agents.hub import AgentHub, PodIdentity
-from holdfast_operator.agents.hub import parse_report as parse_wire
 from holdfast_operator.api.job import AttemptId, parse_job
 from holdfast_operator.api.names import SPENT
 from holdfast_operator.api.status import Membership
+from holdfast_operator.cluster.agent_hub import AgentHub, PodIdentity
+from holdfast_operator.cluster.agent_hub import parse_report as parse_wire
 from holdfast_operator.errors import AgentRequestError
 from holdfast_operator.manifests import children
 from holdfast_operator.views import Restored, parse_pod, parse_report

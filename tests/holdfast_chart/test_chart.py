@@ -15,8 +15,8 @@ from holdfast_operator.api.job import parse_job
 from holdfast_operator.api.names import LEASE_NAME
 from holdfast_operator.api.status import Worker
 from holdfast_operator.manifests import children
+from holdfast_operator.manifests.installation import Installation
 from holdfast_operator.settings import from_environment
-from holdfast_operator.views import Installation
 from holdfast_testbed.chart import CHART, render
 from holdfast_testbed.commands import run
 from holdfast_testbed.errors import TestbedError
@@ -264,7 +264,8 @@ def test_rights_over_nodes_come_with_their_mode(values: list[str], granted: set[
 
 
 def test_the_operator_reads_what_it_may_do_with_nodes_as_it_stands_in_the_values() -> None:
-    from holdfast_operator.remediation.settings import Mode, RemediationSettings, parse_rules
+    from holdfast_operator.api.node_mark import Mode
+    from holdfast_operator.remediation.settings import RemediationSettings, parse_rules
 
     assert parse_rules(environment(render())["HOLDFAST_NODE_REMEDIATION"]) == RemediationSettings()
     alert = "nodeRemediation.alerts[0]"

@@ -32,24 +32,14 @@ from holdfast_operator.decision.plan import (
     Publish,
     RestorePod,
 )
+from holdfast_operator.decision.snapshot import CreationError, Observed
+from holdfast_operator.manifests.installation import Installation
 from holdfast_operator.reconcile.act import status_patch, without_nulls
-from holdfast_operator.reconcile.observe import doubtful, rival_of, unlisted
+from holdfast_operator.reconcile.observe import doubtful, unlisted
 from holdfast_operator.reconcile.torchrun_reports import spoken_for
 from holdfast_operator.scheduling.gang_queue import GangQueue, GangQueueInput, standing_of
-from holdfast_operator.views import (
-    CreationError,
-    GangPriority,
-    Installation,
-    NodeUsage,
-    Observed,
-    PodView,
-    Renewals,
-    WaitingGang,
-    parse_node,
-    parse_pod,
-    parse_report,
-    read_renewal,
-)
+from holdfast_operator.scheduling.waiting_gang import GangPriority, WaitingGang, rival_of
+from holdfast_operator.views import NodeUsage, PodView, Renewals, parse_node, parse_pod, parse_report, read_renewal
 
 Body = dict[str, Any]
 

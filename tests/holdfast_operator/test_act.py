@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast_operator.agents.hub import AgentHub
+from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.decision.plan import CreatePod, DeletePod, Event, Publish, RestorePod
 from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError, RejectedError
-from holdfast_operator.reconcile.act import Actor, event_manifest, status_patch, without_nulls
+from holdfast_operator.reconcile.act import Actor, job_event, status_patch, without_nulls
 from holdfast_operator.reconcile.observe import JobMemory
 
 VALUES = st.recursive(
@@ -160,7 +160,7 @@ def test_what_the_api_server_does_not_answer_stops_its_like_only(trained: Any) -
 
 def test_a_long_note_is_cut_by_bytes_and_keeps_its_end(trained: Any) -> None:
     event = Event(reason="Exception", message="é" * 2000 + "x\nValueError: the last line", warning=True)
-    note = event_manifest(trained.observe().job, event, trained.now, 0, "operator-1")["note"]
+    note = job_event(trained.observe().job, event, trained.now, 0, "operator-1")["note"]
     assert 1020 < len(note.encode()) <= 1024
     assert note.startswith("…é")
     assert note.endswith("ValueError: the last line")
@@ -169,12 +169,12 @@ def test_a_long_note_is_cut_by_bytes_and_keeps_its_end(trained: Any) -> None:
 def test_events_carry_the_same_words_and_fit(trained: Any) -> None:
     job = trained.observe().job
     event = Event(reason="Shrunk", message="m" * 5000, warning=True)
-    manifest = event_manifest(job, event, trained.now, 0, "operator-1")
+    manifest = job_event(job, event, trained.now, 0, "operator-1")
     assert manifest["reason"] == "Shrunk"
     assert len(manifest["note"].encode()) == 1024
     assert manifest["type"] == "Warning"
     assert manifest["regarding"]["uid"] == job.uid
-    assert manifest["metadata"]["name"] != event_manifest(job, event, trained.now, 1, "x")["metadata"]["name"]
+    assert manifest["metadata"]["name"] != job_event(job, event, trained.now, 1, "x")["metadata"]["name"]
 
 
 def test_of_a_job_with_too_many_events_some_are_told_and_the_others_counted(trained: Any) -> None:

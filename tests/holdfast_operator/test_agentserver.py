@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.agents.hub import AgentHub, PodIdentity
 from holdfast_operator.agents.server import AgentServer, Limits, ServerMetrics
 from holdfast_operator.agents.tls import TlsKeeper
+from holdfast_operator.cluster.agent_hub import AgentHub, PodIdentity
 from holdfast_operator.errors import AuthenticationUnavailableError
 from holdfast_operator.runtime.rate_limit import RateLimit
 

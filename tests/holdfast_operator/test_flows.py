@@ -10,7 +10,7 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.job import parse_job
 from holdfast_operator.api.status import Worker
 from holdfast_operator.manifests.children import children, network_policy, pod
-from holdfast_operator.views import Installation
+from holdfast_operator.manifests.installation import Installation
 from holdfast_testbed.flows import End, Flow, allowed
 
 PLATFORM = Installation(sidecar_image="s", agents_url="https://o", ca_bundle="PEM")

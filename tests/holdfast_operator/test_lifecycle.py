@@ -13,7 +13,7 @@ import pytest
 from holdfast_operator.api.status import AvoidedNode
 from holdfast_operator.decision.decide import decide
 from holdfast_operator.decision.plan import DeletePod
-from holdfast_operator.views import Observed
+from holdfast_operator.decision.snapshot import Observed
 
 Make = Callable[..., Any]
 

@@ -15,15 +15,8 @@ from holdfast_operator.cluster.node_usage import Occupancy
 from holdfast_operator.scheduling.capacity import FreeCapacity, PodRequest
 from holdfast_operator.scheduling.gang_queue import GangQueue, GangQueueInput, standing_of
 from holdfast_operator.scheduling.gang_queue_cache import GangQueueCache
-from holdfast_operator.views import (
-    GangPriority,
-    NodeUsage,
-    NodeView,
-    PodAffinityInfo,
-    WaitingGang,
-    parse_node,
-    parse_pod,
-)
+from holdfast_operator.scheduling.waiting_gang import GangPriority, WaitingGang
+from holdfast_operator.views import NodeUsage, NodeView, PodAffinityInfo, parse_node, parse_pod
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 POD = {"containers": [{"name": "trainer", "resources": {"requests": {"cpu": "1"}}}]}

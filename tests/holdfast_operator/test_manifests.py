@@ -14,6 +14,7 @@ import pytest
 from holdfast_operator.api import names as c
 from holdfast_operator.api.job import HangSpec, ObjectSpec, parse_job
 from holdfast_operator.api.status import Membership, Worker
+from holdfast_operator.decision.snapshot import Observed
 from holdfast_operator.manifests.children import (
     children,
     digest,
@@ -22,7 +23,8 @@ from holdfast_operator.manifests.children import (
     pod,
     settings,
 )
-from holdfast_operator.views import Installation, Observed, parse_pod
+from holdfast_operator.manifests.installation import Installation
+from holdfast_operator.views import parse_pod
 
 WORKER = Worker(incarnation=4, batch=4, gated=True)
 CONTRACT = Path(__file__).parents[1] / "contract"

@@ -6,12 +6,12 @@ import copy
 from datetime import timedelta
 from typing import Any
 
-from holdfast_operator.agents.hub import AgentHub
 from holdfast_operator.api.names import APPLY_AGAIN, LABEL_APP_MANAGED_BY
+from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.cache import Cache, Listing
 from holdfast_operator.cluster.trimming import slim_pod
 from holdfast_operator.reconcile.observe import JobMemory, JobObserver
-from holdfast_operator.views import GangPriority
+from holdfast_operator.scheduling.waiting_gang import GangPriority
 
 
 class NoCluster:

@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast_operator.decision.plan import CreatePod, LiftGate
-from holdfast_operator.reconcile.observe import rival_of
-from holdfast_operator.views import CreationError
+from holdfast_operator.decision.snapshot import CreationError
+from holdfast_operator.scheduling.waiting_gang import rival_of
 
 Make = Callable[..., Any]
 

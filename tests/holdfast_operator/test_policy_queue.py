@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast_operator.api import names as c
-from holdfast_operator.reconcile.observe import rival_of
+from holdfast_operator.scheduling.waiting_gang import rival_of
 
 Make = Callable[..., Any]
 QUEUED = {"scheduling": {"queue": "team-a"}}

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast_operator.decision.decide import decide
-from holdfast_operator.reconcile.observe import rival_of
+from holdfast_operator.scheduling.waiting_gang import rival_of
 
 Make = Callable[..., Any]
 

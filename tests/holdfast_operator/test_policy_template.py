@@ -12,7 +12,8 @@ import pytest
 
 from holdfast_operator.api import names as c
 from holdfast_operator.decision.decide import decide
-from holdfast_operator.views import CreationError, parse_pod
+from holdfast_operator.decision.snapshot import CreationError
+from holdfast_operator.views import parse_pod
 
 Make = Callable[..., Any]
 

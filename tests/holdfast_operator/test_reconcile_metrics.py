@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast_operator.agents.hub import AgentHub
+from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.cache import Cache
 from holdfast_operator.decision.plan import Plan
 from holdfast_operator.errors import ClusterError

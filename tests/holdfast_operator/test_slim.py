@@ -16,7 +16,7 @@ from holdfast_operator.api.job import parse_job
 from holdfast_operator.cluster.interning import Interner
 from holdfast_operator.cluster.node_usage import usage_of
 from holdfast_operator.cluster.trimming import SPEC_BYTES, SPEC_DEPTH, slim, slim_job, slim_pod
-from holdfast_operator.reconcile.observe import rival_of
+from holdfast_operator.scheduling.waiting_gang import rival_of
 from holdfast_operator.views import parse_node, parse_pod
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.agents.hub import PodIdentity
 from holdfast_operator.agents.token_review import POD_NAME_KEY, POD_UID_KEY, TokenReviews, identity_of
+from holdfast_operator.cluster.agent_hub import PodIdentity
 from holdfast_operator.errors import AuthenticationUnavailableError
 
 POD = PodIdentity(namespace="ml", pod="gpt-w0", pod_uid="uid-w0")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.agents.hub import AgentHub, PodIdentity, parse_report
+from holdfast_operator.cluster.agent_hub import AgentHub, PodIdentity, parse_report
 from holdfast_operator.errors import AgentRequestError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "contract" / "report.json").read_text())

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.agents.hub import AgentHub, PodIdentity
 from holdfast_operator.agents.server import AgentServer
+from holdfast_operator.cluster.agent_hub import AgentHub, PodIdentity
 
 
 def identify(token: str) -> PodIdentity | None:

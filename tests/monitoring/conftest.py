@@ -21,10 +21,10 @@ from prometheus_client.metrics import MetricWrapperBase
 from holdfast_operator.api.job import parse_job
 from holdfast_operator.api.status import Worker
 from holdfast_operator.manifests import children
+from holdfast_operator.manifests.installation import Installation
 from holdfast_operator.remediation.metrics import RemediationMetrics
 from holdfast_operator.runtime.health import HealthServer
 from holdfast_operator.runtime.metrics import Metrics as OperatorMetrics
-from holdfast_operator.views import Installation
 from holdfast_sidecar.gpu import metrics as export
 from holdfast_sidecar.gpu.monitor import GpuWatch
 from holdfast_sidecar.metrics.launcher import Metrics as SidecarMetrics

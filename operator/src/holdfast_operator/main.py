@@ -28,12 +28,12 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from holdfast_operator import __version__
-from holdfast_operator.agents.hub import AgentHub
 from holdfast_operator.agents.job_key import ensure_operator_key, job_key
 from holdfast_operator.agents.server import AgentServer, Limits
 from holdfast_operator.agents.server import ServerMetrics as AgentObserver
 from holdfast_operator.agents.tls import TlsKeeper
 from holdfast_operator.agents.token_review import TokenReviews, reviewer
+from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.cache import Cache
 from holdfast_operator.cluster.client import AT_LEISURE, Cluster
 from holdfast_operator.cluster.informer import Feed
@@ -41,6 +41,7 @@ from holdfast_operator.cluster.secrets import ClusterSecrets
 from holdfast_operator.errors import ClusterError, ConflictError, OperatorError, RejectedError, SettingsError
 from holdfast_operator.leadership.elector import Callbacks, ClusterLease, Elector, LeaseStore
 from holdfast_operator.leadership.lease import LeaseTimings
+from holdfast_operator.manifests.installation import Installation
 from holdfast_operator.reconcile.act import Actor
 from holdfast_operator.reconcile.event_writer import EventWriter
 from holdfast_operator.reconcile.observe import JobObserver
@@ -52,7 +53,6 @@ from holdfast_operator.runtime.health import HealthServer
 from holdfast_operator.runtime.metrics import Metrics
 from holdfast_operator.runtime.workqueue import KeyedQueue
 from holdfast_operator.settings import Settings, from_environment
-from holdfast_operator.views import Installation
 
 logger = logging.getLogger(__name__)
 

@@ -19,18 +19,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_operator.agents.hub import AgentHub
 from holdfast_operator.agents.server import AgentServer, Limits, ServerMetrics
 from holdfast_operator.agents.tls import TlsKeeper
 from holdfast_operator.api.names import ANNOTATION_REMEDIATION
-from holdfast_operator.api.node_mark import Mark
+from holdfast_operator.api.node_mark import Mark, Mode
+from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.secrets import StoredSecret
 from holdfast_operator.errors import AgentRequestError
 from holdfast_operator.remediation.alerts import fingerprint_of, node_finder
 from holdfast_operator.remediation.decide import FleetSnapshot, SetMark, remedy
 from holdfast_operator.remediation.inbox import ALERTS_PER_NODE, RESOLVED_KEPT, STALE_FOR, Inbox, tokens_in
 from holdfast_operator.remediation.observe import machine_of
-from holdfast_operator.remediation.settings import AlertRule, Mode, RemediationSettings
+from holdfast_operator.remediation.settings import AlertRule, RemediationSettings
 
 TOKEN = "good"
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

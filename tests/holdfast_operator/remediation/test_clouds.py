@@ -11,9 +11,10 @@ import pytest
 from botocore.exceptions import NoCredentialsError
 from moto import mock_aws
 
+from holdfast_operator.api.node_mark import Mode
 from holdfast_operator.errors import CloudError, SettingsError
 from holdfast_operator.remediation.clouds import Aws, NoCloud, cloud_of
-from holdfast_operator.remediation.settings import Mode, RemediationSettings, parse_rules
+from holdfast_operator.remediation.settings import RemediationSettings, parse_rules
 
 REGION = "us-east-1"
 

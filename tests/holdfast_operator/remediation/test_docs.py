@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast_operator.remediation.settings import Mode, parse_rules
+from holdfast_operator.api.node_mark import Mode
+from holdfast_operator.remediation.settings import parse_rules
 from holdfast_testbed.commands import run
 from holdfast_testbed.programs import program
 

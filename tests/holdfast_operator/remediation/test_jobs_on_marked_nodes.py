@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.api.node_mark import Mark
+from holdfast_operator.api.node_mark import Mark, Mode
 from holdfast_operator.cluster.cache import Cache
-from holdfast_operator.remediation.settings import Mode
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 DRAIN = Mark(mode=Mode.DRAIN, message="alert Hot", since=NOW, alerts=("a",), draining_since=NOW)

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from holdfast_operator.api.node_mark import Mode
 from holdfast_operator.cluster.cache import Cache
 from holdfast_operator.errors import BlockedError, CloudError, ClusterError, ConflictError, RejectedError
-from holdfast_operator.remediation.act import event_of
+from holdfast_operator.remediation.act import node_event
 from holdfast_operator.remediation.controller import Controller
 from holdfast_operator.remediation.decide import Decision
 from holdfast_operator.remediation.metrics import RemediationMetrics
-from holdfast_operator.remediation.settings import AlertRule, Mode, NodeLimit, RemediationSettings
+from holdfast_operator.remediation.settings import AlertRule, NodeLimit, RemediationSettings
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 MARK = "holdfast.dev/remediation"
@@ -517,7 +518,7 @@ def test_where_nothing_may_be_done_nothing_is_written_but_events(change: dict[st
 
 def test_an_event_is_about_the_node_and_fits_however_long_the_names() -> None:
     decision = Decision(node="n" * 253, uid="u", reason="NodeCordoned", message="ä" * 5000, warning=True)
-    event = event_of(decision, START, "op")
+    event = node_event(decision, START, "op")
     assert event["regarding"]["kind"] == "Node"
     assert len(event["metadata"]["name"]) <= 253
     assert len(event["note"].encode()) <= 1024

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_operator.api.node_mark import Mark, mark_of
+from holdfast_operator.api.node_mark import Mark, Mode, mark_of
 from holdfast_operator.remediation.alerts import Alert
 from holdfast_operator.remediation.decide import (
     Decision,
@@ -30,7 +30,7 @@ from holdfast_operator.remediation.decide import (
     Terminate,
     remedy,
 )
-from holdfast_operator.remediation.settings import Mode, NodeLimit, RemediationSettings
+from holdfast_operator.remediation.settings import NodeLimit, RemediationSettings
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

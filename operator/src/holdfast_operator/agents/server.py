@@ -14,18 +14,17 @@ import threading
 from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from aiohttp import web
 from aiohttp.web_protocol import ERROR, RequestHandler
 
-from holdfast_operator.agents.hub import AgentHub, PodIdentity
 from holdfast_operator.agents.turns import Turns
 from holdfast_operator.api.names import PROTOCOL_VERSION
+from holdfast_operator.cluster.agent_hub import AgentHub, PodIdentity
 from holdfast_operator.errors import AgentRequestError, AuthenticationUnavailableError, TooManyRequestsError
-from holdfast_operator.remediation.inbox import Inbox
 from holdfast_operator.runtime.rate_limit import RateLimit, Rates
 
 logger = logging.getLogger(__name__)
@@ -104,6 +103,16 @@ class ServerMetrics:
     polls: Callable[[int], None] = lambda _held: None
 
 
+class AlertReceiver(Protocol):
+    """Takes Alertmanager's notifications."""
+
+    def allowed(self, token: str) -> bool:
+        """Return whether the sender of this token may post alerts."""
+
+    def receive(self, raw: bytes) -> Future[None]:
+        """Take one body; done once its consequences are written. Raises ``AgentRequestError``."""
+
+
 class AgentServer:
     """Serves an ``AgentHub``. ``start`` returns once it listens; ``stop`` once its thread has ended."""
 
@@ -116,7 +125,7 @@ class AgentServer:
         port: int = 8443,
         limits: Limits | None = None,
         observer: ServerMetrics | None = None,
-        alerts: Inbox | None = None,
+        alerts: AlertReceiver | None = None,
     ) -> None:
         self._hub = hub
         self._alerts = alerts
@@ -349,7 +358,7 @@ class _AgentRoutes:
         *,
         threads: ThreadPoolExecutor,
         reader: ThreadPoolExecutor,
-        alerts: Inbox | None,
+        alerts: AlertReceiver | None,
     ) -> None:
         self._hub = hub
         self._alerts = alerts

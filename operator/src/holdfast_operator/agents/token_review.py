@@ -17,8 +17,8 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from holdfast_operator.agents.hub import PodIdentity
 from holdfast_operator.api.names import TOKEN_AUDIENCE
+from holdfast_operator.cluster.agent_hub import PodIdentity
 from holdfast_operator.errors import AuthenticationUnavailableError
 
 POD_UID_KEY = "authentication.kubernetes.io/pod-uid"

@@ -322,6 +322,8 @@ RESTARTING = "Restarting"
 DEGRADED = "Degraded"
 COMPLETE = "Complete"
 FAILED = "Failed"
+# Reason of Degraded: this version of the operator cannot read the spec.
+UNREADABLE = "Unreadable"
 CONDITIONS = (SUSPENDED, READY, RESTARTING, DEGRADED, COMPLETE, FAILED)
 # An incident that is told for this long without its end is acknowledged as it is.
 ACKNOWLEDGE_AFTER = timedelta(minutes=5)

@@ -10,16 +10,32 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from enum import IntEnum
 from typing import Any
 
 from holdfast_operator.api.job import format_time, parse_time
 from holdfast_operator.api.names import ANNOTATION_REMEDIATION, PROTOCOL_VERSION
-from holdfast_operator.remediation.settings import Mode
 
 Json = Mapping[str, Any]
 
 ALERTS_KEPT = 32
 _MESSAGE = 300
+
+
+class Mode(IntEnum):
+    """What is done with a node, each with all before it."""
+
+    OBSERVE = 0
+    CORDON = 1
+    DRAIN = 2
+    REPLACE = 3
+
+    @property
+    def word(self) -> str:
+        """As in Helm's values."""
+        return self.name.capitalize()
+
+
 _MODES = {mode.word: mode for mode in Mode}
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.fields import Json, choice, integer, items, mapping
 from holdfast_operator.errors import UnreadableError
-
-if TYPE_CHECKING:
-    from holdfast_operator.views import Preflight
 
 GPU = "GPU"
 STORAGE = "Storage"
@@ -55,20 +52,6 @@ def parse_preflight(spec: Json) -> PreflightSpec | None:
         write_bytes=_size(storage, "minWritePerSecond", "1Mi"),
         skew_seconds=integer(clock, "maxSkewSeconds", f"{_PATH}.clock", 5, minimum=1),
     )
-
-
-def results(told: Preflight | None) -> set[tuple[str, str]]:
-    """Check and result; nothing that this operator does not know."""
-    return {(check.name, check.result) for check in (told.checks if told else ()) if check.name in CHECKS}
-
-
-def news(before: Preflight | None, after: Preflight | None, *, first: bool) -> set[tuple[str, str]]:
-    """Which checks passed or failed since the pod's last report.
-
-    Of the first one only failures count: what passed before this process began was counted by the one before it.
-    """
-    counted = {"Failed"} if first else {"Passed", "Failed"}
-    return {found for found in results(after) - results(before) if found[1] in counted}
 
 
 def _size(value: Json, key: str, default: str) -> int:

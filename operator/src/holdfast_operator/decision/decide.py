@@ -28,6 +28,7 @@ from holdfast_operator.decision.lifecycle import (
 from holdfast_operator.decision.membership import publish
 from holdfast_operator.decision.plan import ApplyChildren, Plan
 from holdfast_operator.decision.reporting import conditions, goodput, progress, starting_point
+from holdfast_operator.decision.snapshot import Observed
 from holdfast_operator.decision.workers import (
     cleanup,
     departures,
@@ -42,7 +43,6 @@ from holdfast_operator.decision.workers import (
     scale_up,
 )
 from holdfast_operator.manifests.children import children, children_digest
-from holdfast_operator.views import Observed
 
 Policy = Callable[[PlanDraft], PlanDraft]
 

@@ -12,9 +12,10 @@ from holdfast_operator.api.job import JobSpec
 from holdfast_operator.api.status import Phase, Status, Worker
 from holdfast_operator.decision.plan import Action, DecisionMetric, Event, RecoveryMetric
 from holdfast_operator.decision.set_condition import Reason
+from holdfast_operator.decision.snapshot import Observed
 from holdfast_operator.scheduling.capacity import FreeCapacity
 from holdfast_operator.scheduling.fit import place
-from holdfast_operator.views import NodeView, Observed, PodView
+from holdfast_operator.views import NodeView, PodView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,7 @@ class PlanDraft:
         stay = [w for w in self.status.in_phase(Phase.WANTED) if w.node and w.incarnation not in moved]
         free = [replace(worker, domain=worker.domain if stay else "", avoid=()) for worker in moved.values()]
         room = FreeCapacity(self.seen.nodes, self.seen.usage, self.now)
-        return len(place(self.seen, room, free, self.avoided(node))[0]) == len(free)
+        return len(place(self.seen.job, self.seen.platform, room, free, self.avoided(node))[0]) == len(free)
 
     def some_worker(self) -> Worker:
         """One that stands for whichever is meant, where that is not known."""

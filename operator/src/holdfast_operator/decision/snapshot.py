@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Job, Json, Scheduling
-from holdfast_operator.api.quantities import Amounts
+from holdfast_operator.api.job import Job
 from holdfast_operator.api.status import Status
+from holdfast_operator.manifests.installation import Installation
+from holdfast_operator.scheduling.gang_queue import GangQueue
 from holdfast_operator.views.nodes import NodeView
 from holdfast_operator.views.pods import PodView
 from holdfast_operator.views.reports import Report
-
-if TYPE_CHECKING:
-    from holdfast_operator.scheduling.gang_queue import GangQueue
+from holdfast_operator.views.usage import NodeUsage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,71 +24,6 @@ class CreationError:
 
     reason: str
     message: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class GangPriority:
-    """What the scheduler thinks of a gang's pods."""
-
-    priority: int = 0
-    preempts: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class WaitingGang:
-    """A job whose gang waits, or whose lifted pods have no node yet."""
-
-    key: str
-    uid: str
-    created: datetime
-    since: datetime  # its gang waits
-    lifted: bool
-    pods: int
-    pod_spec: Json = field(hash=False)
-    least: int = 0  # with so many of them it may begin; 0: with all
-    retry_at: datetime | None = None
-    scheduling: Scheduling = field(default_factory=Scheduling)
-    on_demand: int = 0  # of the pods
-    domain: str = ""
-    standing: GangPriority = field(default_factory=GangPriority)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PodAffinityInfo:
-    """A pod of ours on a node, as far as others keep away from it or it from them."""
-
-    namespace: str
-    labels: Json = field(default_factory=dict, hash=False)
-    keeps_away: tuple[Json, ...] = field(default=(), hash=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeUsage:
-    """What pods of ours, of one priority, take of a node, and who they are to those that keep away from them."""
-
-    node: str
-    amounts: Amounts = field(hash=False)
-    tenants: tuple[PodAffinityInfo, ...] = ()
-    priority: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Installation:
-    """What this installation is: the same for all jobs."""
-
-    sidecar_image: str
-    agents_url: str
-    ca_bundle: str
-    sidecar_pull_policy: str = "IfNotPresent"
-    sidecar_user: int | None = c.SIDECAR_UID
-    """None: the platform chooses one."""
-    sidecar_resources: str = c.SIDECAR_RESOURCES
-    """JSON."""
-    metadata_url: str = ""
-    dcgm_url: str = ""
-    image_pull_secrets: tuple[str, ...] = ()
-    network_policies: bool = True
-    disruption_budgets: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,8 @@ from holdfast_operator.api.preflight import OBJECT_STORE, STORAGE
 from holdfast_operator.api.quantities import quantity
 from holdfast_operator.api.recovery import Rule
 from holdfast_operator.api.status import Membership, Worker
+from holdfast_operator.manifests.installation import Installation
 from holdfast_operator.manifests.placement import in_host_network, placed
-from holdfast_operator.views import Installation
 
 Manifest = dict[str, Any]
 

@@ -11,10 +11,11 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from holdfast_operator.agents.hub import AgentHub
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Job, format_time, rendezvous_service
+from holdfast_operator.api.job import Job, rendezvous_service
+from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.client import Cluster
+from holdfast_operator.cluster.events import event_manifest
 from holdfast_operator.decision.plan import (
     Action,
     ApplyChildren,
@@ -28,10 +29,10 @@ from holdfast_operator.decision.plan import (
     Publish,
     RestorePod,
 )
+from holdfast_operator.decision.snapshot import CreationError
 from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError, RejectedError
 from holdfast_operator.reconcile.observe import JobMemory
 from holdfast_operator.runtime.rate_limit import RateLimit, Rates
-from holdfast_operator.views import CreationError
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ class Actor:
         for number, event in enumerate(events):
             logger.log(logging.WARNING if event.warning else logging.INFO, "%s: %s", event.reason, event.message)
             try:
-                self._cluster.tell(event_manifest(job, event, now, number, self._identity))
+                self._cluster.tell(job_event(job, event, now, number, self._identity))
             except ClusterError as error:
                 logger.warning("an event was not written: %s", error)
 
@@ -162,37 +163,25 @@ def _named(action: Action) -> str:
     return f"{type(action).__name__} {getattr(action, 'name', '')}".strip()
 
 
-def event_manifest(job: Job, event: Event, now: datetime, number: int, identity: str) -> dict[str, Any]:
-    """events.k8s.io/v1."""
-    stamp = int(now.timestamp() * 1_000_000) + number
-    return {
-        "apiVersion": "events.k8s.io/v1",
-        "kind": "Event",
-        "metadata": {"name": f"{job.name}.{stamp:x}", "namespace": job.namespace},
-        "eventTime": format_time(now),
-        "reportingController": c.REPORTING_CONTROLLER,
-        "reportingInstance": identity[:128] or "unknown",
-        "action": "Reconcile",
-        "type": "Warning" if event.warning else "Normal",
-        "reason": event.reason[:128],
-        "note": note_of(event.message),
-        "regarding": {
-            "apiVersion": f"{c.GROUP}/{c.API_VERSION}",
-            "kind": c.KIND,
-            "namespace": job.namespace,
-            "name": job.name,
-            "uid": job.uid,
-        },
+def job_event(job: Job, event: Event, now: datetime, number: int, identity: str) -> dict[str, Any]:
+    """Return the manifest of an event about a job."""
+    regarding = {
+        "apiVersion": f"{c.GROUP}/{c.API_VERSION}",
+        "kind": c.KIND,
+        "namespace": job.namespace,
+        "name": job.name,
+        "uid": job.uid,
     }
-
-
-def note_of(message: str) -> str:
-    """What fits in an event, which is counted in bytes: the end, for there a traceback says what went wrong."""
-    encoded = message.encode(errors="replace")
-    if len(encoded) <= c.MAX_MESSAGE:
-        return encoded.decode()
-    start = "…".encode()
-    return (start + encoded[len(encoded) - c.MAX_MESSAGE + len(start) :]).decode(errors="ignore")
+    return event_manifest(
+        regarding,
+        action="Reconcile",
+        reason=event.reason,
+        message=event.message,
+        warning=event.warning,
+        now=now,
+        identity=identity,
+        number=number,
+    )
 
 
 def without_nulls(value: Any) -> Any:

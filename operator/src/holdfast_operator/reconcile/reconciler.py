@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
-from holdfast_operator.agents.hub import AgentHub
 from holdfast_operator.api import names as c
 from holdfast_operator.api.job import JobSpec
 from holdfast_operator.api.status import Status
+from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.cache import Cache
 from holdfast_operator.decision.decide import decide
 from holdfast_operator.decision.plan import Plan, Publish
+from holdfast_operator.decision.snapshot import Observed
 from holdfast_operator.errors import ClusterError, ConflictError
 from holdfast_operator.reconcile.act import Actor
 from holdfast_operator.reconcile.observe import JobMemory, JobObserver
 from holdfast_operator.runtime.logs import set_generation
 from holdfast_operator.runtime.metrics import Metrics
-from holdfast_operator.views import Observed
 
 logger = logging.getLogger(__name__)
 

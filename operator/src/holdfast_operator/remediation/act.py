@@ -15,8 +15,8 @@ from typing import Any
 from holdfast_operator.api import names as c
 from holdfast_operator.api.job import format_time
 from holdfast_operator.cluster.client import Cluster
+from holdfast_operator.cluster.events import event_manifest
 from holdfast_operator.errors import BlockedError, CloudError, ClusterError, ConflictError
-from holdfast_operator.reconcile.act import note_of
 from holdfast_operator.remediation.clouds import Cloud
 from holdfast_operator.remediation.decide import (
     Action,
@@ -126,27 +126,22 @@ class Actor:
         logger.log(level, "node %s: %s: %s", decision.node, decision.reason, decision.message)
         self._metrics.decided(decision.reason)
         try:
-            self._cluster.tell(event_of(decision, now, self._identity))
+            self._cluster.tell(node_event(decision, now, self._identity))
         except ClusterError as error:
             logger.warning("an event was not written: %s", error)
 
 
-def event_of(decision: Decision, now: datetime, identity: str) -> dict[str, Any]:
-    """events.k8s.io/v1, about a node; nodes have no namespace, so it lies in ``default``."""
-    stamp = int(now.timestamp() * 1_000_000)
-    return {
-        "apiVersion": "events.k8s.io/v1",
-        "kind": "Event",
-        "metadata": {"name": f"{decision.node[:230].rstrip('.-')}.{stamp:x}", "namespace": "default"},
-        "eventTime": format_time(now),
-        "reportingController": c.REPORTING_CONTROLLER,
-        "reportingInstance": identity[:128] or "unknown",
-        "action": "Remediate",
-        "type": "Warning" if decision.warning else "Normal",
-        "reason": decision.reason,
-        "note": note_of(decision.message),
-        "regarding": {"apiVersion": "v1", "kind": "Node", "name": decision.node, "uid": decision.uid},
-    }
+def node_event(decision: Decision, now: datetime, identity: str) -> dict[str, Any]:
+    """Return the manifest of an event about a node."""
+    return event_manifest(
+        {"apiVersion": "v1", "kind": "Node", "name": decision.node, "uid": decision.uid},
+        action="Remediate",
+        reason=decision.reason,
+        message=decision.message,
+        warning=decision.warning,
+        now=now,
+        identity=identity,
+    )
 
 
 def _lines(history: tuple[HistoryEntry, ...]) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 
 from holdfast_operator.api.fields import loads
 from holdfast_operator.api.job import parse_time
-from holdfast_operator.api.node_mark import mark_of
+from holdfast_operator.api.node_mark import Mode, mark_of
 from holdfast_operator.errors import AgentRequestError
-from holdfast_operator.remediation.settings import Mode, RemediationSettings
+from holdfast_operator.remediation.settings import RemediationSettings
 
 Json = Mapping[str, Any]
 

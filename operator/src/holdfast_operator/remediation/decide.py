@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from holdfast_operator.api.node_mark import ALERTS_KEPT, Mark
+from holdfast_operator.api.node_mark import ALERTS_KEPT, Mark, Mode
 from holdfast_operator.remediation.alerts import Alert
-from holdfast_operator.remediation.settings import Mode, RemediationSettings
+from holdfast_operator.remediation.settings import RemediationSettings
 
 HOUR = timedelta(hours=1)
 POLL_DRAIN = timedelta(seconds=2)

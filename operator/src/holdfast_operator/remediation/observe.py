@@ -10,13 +10,13 @@ from typing import Any
 
 from holdfast_operator.api.job import parse_time
 from holdfast_operator.api.names import GPU_RESOURCE, REMEDIATION_HISTORY
-from holdfast_operator.api.node_mark import mark_of, marked
+from holdfast_operator.api.node_mark import Mode, mark_of, marked
 from holdfast_operator.cluster.cache import Cache, owner_of
 from holdfast_operator.cluster.client import Cluster
 from holdfast_operator.decision.workers.cleanup import DRAIN_MARGIN
 from holdfast_operator.remediation.alerts import Alert
 from holdfast_operator.remediation.decide import FleetSnapshot, HistoryEntry, Node, NodePod, StayReason
-from holdfast_operator.remediation.settings import Mode, RemediationSettings
+from holdfast_operator.remediation.settings import RemediationSettings
 from holdfast_operator.views import parse_node
 
 Json = Mapping[str, Any]

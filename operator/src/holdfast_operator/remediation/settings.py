@@ -7,29 +7,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from enum import IntEnum
 from typing import Any
 
+from holdfast_operator.api.node_mark import Mode
 from holdfast_operator.errors import SettingsError
 
 Json = Mapping[str, Any]
 
 _PERCENT = re.compile(r"^(100|[1-9]?[0-9])%$")
 _SECONDS_MAX = 30 * 24 * 3600
-
-
-class Mode(IntEnum):
-    """What is done with a node, each with all before it."""
-
-    OBSERVE = 0
-    CORDON = 1
-    DRAIN = 2
-    REPLACE = 3
-
-    @property
-    def word(self) -> str:
-        """As in Helm's values."""
-        return self.name.capitalize()
 
 
 _MODES = {mode.word: mode for mode in Mode}

@@ -6,18 +6,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.job import Job, Json
 from holdfast_operator.api.status import Worker
 from holdfast_operator.manifests.children import pod
+from holdfast_operator.manifests.installation import Installation
 from holdfast_operator.manifests.placement import placed
 from holdfast_operator.scheduling.capacity import FreeCapacity, PodRequest, place_together
-from holdfast_operator.views import Observed, WaitingGang
+from holdfast_operator.scheduling.waiting_gang import WaitingGang
 
 
 def place(
-    seen: Observed, room: FreeCapacity, workers: Iterable[Worker], avoid: Sequence[str] = ()
+    job: Job, platform: Installation, room: FreeCapacity, workers: Iterable[Worker], avoid: Sequence[str] = ()
 ) -> tuple[tuple[Worker, ...], str]:
     """Those that find room together, and in which domain where the job is packed and has none yet. Takes the room."""
-    if seen.job.spec is None:
+    spec = job.spec
+    if spec is None:
         return (), ""
     groups: dict[tuple[bool, str, tuple[str, ...]], list[Worker]] = defaultdict(list)
     for worker in workers:
@@ -25,20 +28,17 @@ def place(
     # Those that may go to fewer nodes come first.
     ordered = [groups[key] for key in sorted(groups)]
     settled = all(worker.domain for group in ordered for worker in group)
-    asks = [_ask(seen, group, avoid) for group in ordered]
-    found, domain = place_together(room, asks, "" if settled else seen.job.spec.scheduling.packed_by)
+    asks = [_ask(pod(job, spec, group[0], platform), len(group), avoid) for group in ordered]
+    found, domain = place_together(room, asks, "" if settled else spec.scheduling.packed_by)
     return tuple(w for group, count in zip(ordered, found, strict=True) for w in group[:count]), domain
 
 
-def _ask(seen: Observed, group: Sequence[Worker], avoid: Sequence[str]) -> PodRequest:
+def _ask(manifest: Json, count: int, avoid: Sequence[str]) -> PodRequest:
     """Pods as they would be made."""
-    if seen.job.spec is None:
-        raise AssertionError("a job that cannot be read asks for no pods")
-    manifest = pod(seen.job, seen.job.spec, group[0], seen.platform)
     meta = manifest["metadata"]
     return PodRequest(
         pod_spec=manifest["spec"],
-        count=len(group),
+        count=count,
         avoid=tuple(avoid),
         namespace=meta["namespace"],
         labels=meta["labels"],

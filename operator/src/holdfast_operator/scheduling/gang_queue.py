@@ -13,7 +13,8 @@ from datetime import datetime
 
 from holdfast_operator.scheduling.capacity import FreeCapacity
 from holdfast_operator.scheduling.fit import place_rival
-from holdfast_operator.views import GangPriority, NodeUsage, NodeView, PodView, WaitingGang
+from holdfast_operator.scheduling.waiting_gang import GangPriority, WaitingGang
+from holdfast_operator.views import NodeUsage, NodeView, PodView
 
 
 @dataclass(frozen=True, kw_only=True)

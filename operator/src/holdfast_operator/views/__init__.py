@@ -1,17 +1,5 @@
-"""What one pass sees: a frozen snapshot, parsed once from the API's and the agents' JSON.
+"""What the API server and the agents reported, parsed once into frozen views."""
 
-Nothing here reads a cluster or a clock; ``observe.py`` does, and fills ``Observed``.
-"""
-
-from holdfast_operator.decision.snapshot import (
-    CreationError,
-    GangPriority,
-    Installation,
-    NodeUsage,
-    Observed,
-    PodAffinityInfo,
-    WaitingGang,
-)
 from holdfast_operator.views.nodes import NodeView, parse_node
 from holdfast_operator.views.pods import Exit, PodView, parse_pod, priority_of
 from holdfast_operator.views.renewals import Renewals, read_renewal
@@ -27,18 +15,15 @@ from holdfast_operator.views.reports import (
     World,
     parse_report,
 )
+from holdfast_operator.views.usage import NodeUsage, PodAffinityInfo
 
 __all__ = [
     "Check",
-    "CreationError",
     "Exit",
-    "GangPriority",
     "GpuError",
-    "Installation",
     "NodeUsage",
     "NodeView",
     "Notice",
-    "Observed",
     "PodAffinityInfo",
     "PodView",
     "Preflight",
@@ -47,7 +32,6 @@ __all__ = [
     "Report",
     "ReportedIncident",
     "Restored",
-    "WaitingGang",
     "World",
     "parse_node",
     "parse_pod",

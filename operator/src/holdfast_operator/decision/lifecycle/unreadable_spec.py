@@ -8,7 +8,7 @@ from holdfast_operator.api import names as c
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.set_condition import Reason, set_condition
 
-REASON = "Unreadable"
+REASON = c.UNREADABLE
 
 
 def apply(draft: PlanDraft) -> PlanDraft:

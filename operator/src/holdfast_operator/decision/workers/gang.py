@@ -23,7 +23,8 @@ from holdfast_operator.decision.workers.replicas import order_away
 from holdfast_operator.manifests.children import pod as pod_manifest
 from holdfast_operator.scheduling.fit import place
 from holdfast_operator.scheduling.gang_queue import GangQueue, standing_of
-from holdfast_operator.views import GangPriority, PodView
+from holdfast_operator.scheduling.waiting_gang import GangPriority
+from holdfast_operator.views import PodView
 
 
 def time_out(draft: PlanDraft) -> PlanDraft:
@@ -296,7 +297,7 @@ def _places(draft: PlanDraft, line: GangQueue, gated: list[Worker]) -> _Placemen
     best = _Placement(workers=(), domain="", of_others=others)
     for room in rooms:
         room.vacate({worker.node for worker in gated if worker.node})
-        found, domain = place(draft.seen, room, gated)
+        found, domain = place(draft.seen.job, draft.seen.platform, room, gated)
         if len(found) > len(best.workers):
             best = _Placement(workers=found, domain=domain, of_others=others)
         if len(found) == len(gated):

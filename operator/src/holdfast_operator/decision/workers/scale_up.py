@@ -114,7 +114,8 @@ def _due(draft: PlanDraft) -> datetime | None:
 
 def _room(draft: PlanDraft) -> bool:
     room = FreeCapacity(draft.seen.nodes, draft.seen.usage, draft.now)
-    found, _ = place(draft.seen, room, planned(draft, draft.spec.replica_step), draft.avoided())
+    wanted = planned(draft, draft.spec.replica_step)
+    found, _ = place(draft.seen.job, draft.seen.platform, room, wanted, draft.avoided())
     return len(found) == draft.spec.replica_step
 
 

@@ -1,7 +1,7 @@
 """What agents (sidecars) tell the operator and what it tells them.
 
 ``AgentHub`` holds the newest report of each pod and the membership document of each job. It knows neither HTTP
-nor an event loop: any thread may call it. ``server.py`` puts it on the network.
+nor an event loop: any thread may call it. ``agents`` puts it on the network.
 
 Invariants: a report is kept only for a pod that is bound to a job; of one sidecar process only a higher number
 replaces a report, and a report of an earlier process never replaces one of a later process; the revision of
@@ -24,9 +24,10 @@ from typing import Any
 from holdfast_operator import views
 from holdfast_operator.api.fields import loads
 from holdfast_operator.api.names import PORT_CONTROL, PROTOCOL_VERSION
-from holdfast_operator.api.preflight import NETWORK, news
+from holdfast_operator.api.preflight import NETWORK
 from holdfast_operator.errors import AgentRequestError
 from holdfast_operator.views import Report
+from holdfast_operator.views.preflight_changes import news
 
 logger = logging.getLogger(__name__)
 
