@@ -5,7 +5,7 @@ SHELL := /bin/bash
 export HOLDFAST_CACHE ?= $(CURDIR)/.cache
 VENV := $(HOLDFAST_CACHE)/venv
 PY := $(VENV)/bin/python
-BOOTSTRAP := PYTHONPATH=testbed/src PYTHONDONTWRITEBYTECODE=1 python3 -m holdfast_testbed.bootstrap
+BOOTSTRAP := PYTHONPATH=testbed/src PYTHONDONTWRITEBYTECODE=1 python3 -m holdfast_testbed.build.bootstrap
 TESTBED := $(PY) -m holdfast_testbed
 PACKAGES := operator/src sidecar/src trainer_lib/src testbed/src
 # Tests wait at least as long as they compute. Pieces of work are handed out in the order of tests/conftest.py.

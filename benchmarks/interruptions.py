@@ -25,16 +25,16 @@ from dataclasses import dataclass, replace
 
 import _bench as bench
 
-from holdfast_testbed.cluster import Cluster
-from holdfast_testbed.drill import notes
+from holdfast_testbed.cluster.cluster import Cluster
+from holdfast_testbed.drill import script_log
 from holdfast_testbed.drill.departure import COMMITTED, Departure, Witness, complaints
 from holdfast_testbed.drill.faults import DrillJob, workers_away_from_operator
 from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job, install_chart
+from holdfast_testbed.drill.job_view import Pair
 from holdfast_testbed.drill.matrix import Case
-from holdfast_testbed.drill.sight import Pair
 from holdfast_testbed.drill.trial import WORKERS, Trial, run, settle
-from holdfast_testbed.drill.watch import PodSight, Watcher
-from holdfast_testbed.metadata import AWS, AZURE, CLOUDS, GCP, NOTICE_SECONDS, Announcement
+from holdfast_testbed.drill.watcher import PodSight, Watcher
+from holdfast_testbed.fakes.metadata import AWS, AZURE, CLOUDS, GCP, NOTICE_SECONDS, Announcement
 
 NAME = "interruptions"
 NODES = WORKERS + 1
@@ -174,7 +174,7 @@ class Notice:
         )
 
     def announce(self, where: DrillJob) -> None:
-        self.world = notes.newest_pair(notes.read(where.checkpoints))
+        self.world = script_log.newest_pair(script_log.read(where.checkpoints))
         self._witness = Witness(where, self._pod, self.world)
         time.sleep(random.uniform(0.0, POLL_SECONDS))  # noqa: S311 - at any moment between two polls
         where.strike()
@@ -207,7 +207,7 @@ def one(where: DrillJob, book: Book) -> Found:
     new = [incident for incident in where.watcher.sight.incidents if incident.pair not in known]
     why = ("no notice was made",)
     if notice.departure is not None:
-        why = complaints(notice.departure, notice.world, WORKERS, notes.read(where.checkpoints))
+        why = complaints(notice.departure, notice.world, WORKERS, script_log.read(where.checkpoints))
     told = sum(incident.lost_steps or 0 for incident in new)
     found = Found(trial=trial, departure=notice.departure, told=told, complaints=why)
     report(found)

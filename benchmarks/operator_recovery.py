@@ -25,13 +25,13 @@ import _bench as bench
 import yaml
 from kubernetes import client
 
-from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.drill.faults import DrillJob, cut_power, lone_worker, restore_power
 from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job, example_job, install_chart
 from holdfast_testbed.drill.matrix import LEADERS_NODE, Case
 from holdfast_testbed.drill.sick_node import OFF_THE_BUS, Exporter, monitored, remediating, unschedulable
 from holdfast_testbed.drill.trial import run, settle
-from holdfast_testbed.drill.watch import Watcher
+from holdfast_testbed.drill.watcher import Watcher
 from holdfast_testbed.errors import UnplaceableError
 
 NODES = 3

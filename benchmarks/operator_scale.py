@@ -26,8 +26,9 @@ from _fleet.api import Api
 from _fleet.fleet import PODS_A_NODE, Death, Fleet, Job, add_nodes, answers, jobs_of, kwok, requests, story
 from _fleet.process import Cost, Operator
 
-from holdfast_testbed import bootstrap, chart
-from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.build import bootstrap
+from holdfast_testbed.cluster.cluster import Cluster
+from holdfast_testbed.fakes import chart
 from holdfast_testbed.waiting import wait_for
 
 CRDS = bench.ROOT / "crds"

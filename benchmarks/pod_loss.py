@@ -16,11 +16,11 @@ from pathlib import Path
 
 import _bench as bench
 
-from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.drill.faults import DrillJob
 from holdfast_testbed.drill.install import example_job, install_chart
 from holdfast_testbed.drill.trial import settle
-from holdfast_testbed.drill.watch import Watcher
+from holdfast_testbed.drill.watcher import Watcher
 
 NAMESPACE = "bench"
 JOB = "gpt"

@@ -30,8 +30,8 @@ import _bench as bench
 from holdfast_operator.agents.server import AgentServer
 from holdfast_operator.agents.tls import Periods, issue, new_authority
 from holdfast_operator.cluster.agent_hub import AgentHub, PodIdentity
-from holdfast_testbed.dcgm import ExporterServer, FakeGpu, FakeNode
-from holdfast_testbed.metadata import (
+from holdfast_testbed.fakes.dcgm import ExporterServer, FakeGpu, FakeNode
+from holdfast_testbed.fakes.metadata import (
     AWS,
     AZURE,
     CLOUDS,

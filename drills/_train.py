@@ -1,7 +1,7 @@
 """Trains next to nothing, notes all it does, and fails in the way that it is told to.
 
 A line of JSON for each micro-batch taken, each step committed, and the weights found in each new world, in a file of
-the process's own; `holdfast_testbed.drill.notes` reads them. A file `command.json` (`do`, `pod`, `at`; `code`
+the process's own; `holdfast_testbed.drill.script_log` reads them. A file `command.json` (`do`, `pod`, `at`; `code`
 for an exit) makes the rank of that pod fail once, when step `at` is due. While there is a file `hold-saves`, no save
 ends.
 """

@@ -25,12 +25,12 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import _bench as bench  # noqa: E402
 
-from holdfast_testbed.cluster import Cluster  # noqa: E402
+from holdfast_testbed.cluster.cluster import Cluster  # noqa: E402
 from holdfast_testbed.drill.faults import DrillJob  # noqa: E402
 from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS, DRILL_JOB, apply_drill_job, install_chart  # noqa: E402
 from holdfast_testbed.drill.matrix import Case, cases  # noqa: E402
 from holdfast_testbed.drill.trial import WORKERS, Trial, run, settle  # noqa: E402
-from holdfast_testbed.drill.watch import Watcher  # noqa: E402
+from holdfast_testbed.drill.watcher import Watcher  # noqa: E402
 from holdfast_testbed.errors import UnplaceableError  # noqa: E402
 
 OUT = ROOT / "out" / "drill"

@@ -32,7 +32,7 @@ from holdfast.checkpoint.stores.objects.store import ObjectStore
 from holdfast.checkpoint.tiers.uploader import Uploader, UploadSettings
 from holdfast.core.attempt import AttemptId
 from holdfast_testbed.errors import TestbedError
-from holdfast_testbed.s3 import REGION, S3Server, s3_server
+from holdfast_testbed.fakes.s3 import REGION, S3Server, s3_server
 
 _MEMORY = Path("/dev/shm")  # noqa: S108  (the folder made there is this run's own)
 _BUCKET = "bench"

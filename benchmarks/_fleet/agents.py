@@ -19,9 +19,9 @@ import aiohttp
 
 from _fleet.api import Api
 from _fleet.fleet import Job
-from holdfast_testbed import played
 from holdfast_testbed.clock import stamp
-from holdfast_testbed.played import Json
+from holdfast_testbed.fakes import fake_agents
+from holdfast_testbed.fakes.fake_agents import Json
 
 REPORT_SECONDS = 1.0
 
@@ -32,7 +32,7 @@ class Agent:
     def __init__(self, player: Player, pod: Json, token: str) -> None:
         self.player, self.pod = player, pod
         meta, node = pod["metadata"], pod["spec"]["nodeName"]
-        self.worker = played.Worker(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"], node=node)
+        self.worker = fake_agents.Worker(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"], node=node)
         self.news = asyncio.Event()
         self.membership: Json | None = None
         self._headers = {"Authorization": f"Bearer {token}"}
@@ -48,7 +48,7 @@ class Agent:
 
     async def _report(self) -> None:
         while True:
-            body = played.report(self.worker, self.player.status(self.worker), number=next(self._numbers))
+            body = fake_agents.report(self.worker, self.player.status(self.worker), number=next(self._numbers))
             await self._call("POST", "/v1/report", json.dumps(body).encode())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.news.wait(), REPORT_SECONDS)
@@ -108,7 +108,7 @@ class Player:
 
     def look(self) -> None:
         """A new world where the rules allow one."""
-        membership = played.newest(agent.membership for agent in self.agents.values())
+        membership = fake_agents.newest(agent.membership for agent in self.agents.values())
         if membership is not None:
             self._form(membership)
         for agent in self.agents.values():
@@ -116,16 +116,16 @@ class Player:
 
     def _form(self, membership: Json) -> None:
         ended, up = self.world, self.agents.keys()
-        self.incidents = played.unacknowledged(self.incidents, membership)
-        self.world, self.broken = played.form(membership, ended, broken=self.broken, up=up)
-        gone = [uid for uid in played.gone(ended, self.world) if uid in self.dead]
+        self.incidents = fake_agents.unacknowledged(self.incidents, membership)
+        self.world, self.broken = fake_agents.form(membership, ended, broken=self.broken, up=up)
+        gone = [uid for uid in fake_agents.gone(ended, self.world) if uid in self.dead]
         if ended and gone:
-            self.incidents.append(played.incident(ended, gone, at=stamp()))
+            self.incidents.append(fake_agents.incident(ended, gone, at=stamp()))
         self.seen |= set(self.world["members"] if self.world else ())
 
-    def status(self, worker: played.Worker) -> Json:
+    def status(self, worker: fake_agents.Worker) -> Json:
         """What a launcher writes; one whose world is broken is in none."""
-        return played.status(
+        return fake_agents.status(
             worker,
             None if self.broken else self.world,
             step=int(2 * (time.monotonic() - self.began)),
@@ -193,7 +193,7 @@ class Stage:
 
     async def _join(self, pod: Json) -> None:
         meta = pod["metadata"]
-        body = played.token_request(pod=meta["name"], uid=meta["uid"])
+        body = fake_agents.token_request(pod=meta["name"], uid=meta["uid"])
         path = f"/api/v1/namespaces/{self._namespace}/serviceaccounts/default/token"
         made = await self._api.call("POST", path, body)
         self.players[meta["labels"]["holdfast.dev/job-name"]].join(pod, made["status"]["token"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.cluster.cluster import Cluster
 
 JSON = "application/json"
 MERGE = "application/merge-patch+json"

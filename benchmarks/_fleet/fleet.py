@@ -16,11 +16,11 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from _fleet.api import JOBS, MERGE, Api
-from holdfast_testbed.chart import account
+from holdfast_testbed.build.programs import program
 from holdfast_testbed.clock import stamp
-from holdfast_testbed.cluster import Cluster
-from holdfast_testbed.processes import die_with_parent
-from holdfast_testbed.programs import program
+from holdfast_testbed.cluster.cluster import Cluster
+from holdfast_testbed.fakes.chart import account
+from holdfast_testbed.node.processes import die_with_parent
 
 ACCOUNT = account()
 PODS_A_NODE = 110

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast_testbed.operator_process import MODULE, OperatorProcess
+from holdfast_testbed.fakes.operator_process import MODULE, OperatorProcess
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 
 from _recovery.observer import Trace, healthy_steps, latest
+from holdfast_testbed.node.processes import die_with_parent
 from holdfast_testbed.ports import free_port
-from holdfast_testbed.processes import die_with_parent
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.drill.faults import DrillJob
 from holdfast_testbed.drill.install import (
     DRILL_JOB,
@@ -17,7 +17,7 @@ from holdfast_testbed.drill.install import (
     install_chart,
     remove_namespace,
 )
-from holdfast_testbed.drill.watch import Watcher
+from holdfast_testbed.drill.watcher import Watcher
 
 NODES = 3
 WORKERS = 3

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.constants import OPERATOR_NAMESPACE
 from holdfast_testbed.drill.install import install_chart, uninstall_chart
 from holdfast_testbed.waiting import wait_for

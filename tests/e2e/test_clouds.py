@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.drill.faults import Drill, DrillJob
-from holdfast_testbed.drill.judge import Promise, losses_and_causes
-from holdfast_testbed.metadata import AWS, AZURE, GCP
+from holdfast_testbed.drill.promises import Promise, losses_and_causes
+from holdfast_testbed.fakes.metadata import AWS, AZURE, GCP
 
 pytestmark = pytest.mark.e2e
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from holdfast_testbed.drill import notes
-from holdfast_testbed.drill.edits import edit
+from holdfast_testbed.drill import script_log
 from holdfast_testbed.drill.faults import DrillJob, commits
 from holdfast_testbed.drill.install import DRILL_JOB
 from holdfast_testbed.drill.matrix import kill_launcher
+from holdfast_testbed.drill.spec_edits import edit
 from holdfast_testbed.drill.trial import WORKERS, Cost, newly_counted, toll
-from holdfast_testbed.drill.watch import PodSight, Watcher
+from holdfast_testbed.drill.watcher import PodSight, Watcher
 
 pytestmark = pytest.mark.e2e
 
@@ -101,7 +101,7 @@ def job(stage: DrillJob) -> Elastic:
     job.ask()
     job.trains(WORKERS)
     job.watcher.wait("no pod beside them", lambda: not job.idle(), timeout=120)
-    notes.clear(stage.checkpoints)
+    script_log.clear(stage.checkpoints)
     job.known.update(job.watcher.sight.restarts)
     return job
 
@@ -189,9 +189,9 @@ def test_kubectl_scales_a_job_down_and_up_and_nothing_is_lost(job: Elastic) -> N
     assert toll(job.stage) == Cost()
 
 
-def held(job: Elastic) -> list[notes.Note]:
+def held(job: Elastic) -> list[script_log.Note]:
     """Saves that were held up."""
-    return [note for note in notes.read(job.stage.checkpoints) if note.do == notes.SAVE]
+    return [note for note in script_log.read(job.stage.checkpoints) if note.do == script_log.SAVE]
 
 
 def told_of_a_save(job: Elastic) -> bool:

@@ -7,9 +7,9 @@ import json
 import pytest
 import yaml
 
-from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.drill.install import example_job
-from holdfast_testbed.drill.watch import Watcher
+from holdfast_testbed.drill.watcher import Watcher
 
 pytestmark = pytest.mark.e2e
 

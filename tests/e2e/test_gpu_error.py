@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast_testbed import network
-from holdfast_testbed.cluster import Cluster
-from holdfast_testbed.dcgm import PORT, ExporterServer, FakeGpu, FakeNode
+from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.drill.faults import Drill, DrillJob
 from holdfast_testbed.drill.install import example_job
-from holdfast_testbed.drill.judge import Promise, losses_and_causes
-from holdfast_testbed.drill.watch import PodSight, Watcher
+from holdfast_testbed.drill.promises import Promise, losses_and_causes
+from holdfast_testbed.drill.watcher import PodSight, Watcher
+from holdfast_testbed.fakes.dcgm import PORT, ExporterServer, FakeGpu, FakeNode
+from holdfast_testbed.node import network
 
 pytestmark = pytest.mark.e2e
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast_testbed.cluster import Cluster
-from holdfast_testbed.drill import notes
+from holdfast_testbed.cluster.cluster import Cluster
+from holdfast_testbed.drill import script_log
 from holdfast_testbed.drill.faults import DrillJob, await_save, newest_commit, step_of
 from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS, DRILL_JOB, apply_drill_job
-from holdfast_testbed.drill.watch import Watcher
+from holdfast_testbed.drill.watcher import Watcher
 
 pytestmark = pytest.mark.e2e
 
@@ -42,17 +42,17 @@ def test_when_all_ranks_die_training_goes_on_from_the_nodes_disks(stage: DrillJo
     (incident,) = stage.watcher.sight.incidents
     assert incident.cause == "Infrastructure"
     assert incident.restored_from == "local"
-    noted = notes.read(stage.checkpoints)
-    begun = max((note for note in noted if note.do == notes.BEGIN), key=lambda note: note.pair)
+    noted = script_log.read(stage.checkpoints)
+    begun = max((note for note in noted if note.do == script_log.BEGIN), key=lambda note: note.pair)
     # The newest one that all disks have: one more may have been on its way.
     assert volume < begun.step
     assert before - begun.step <= 3 * EVERY
-    assert notes.weights_equal(noted)
+    assert script_log.weights_equal(noted)
 
 
 def reached(stage: DrillJob) -> int:
     """The newest step that was committed in memory, by the ranks' own notes."""
-    return max((note.step for note in notes.read(stage.checkpoints) if note.do == notes.COMMIT), default=0)
+    return max((note.step for note in script_log.read(stage.checkpoints) if note.do == script_log.COMMIT), default=0)
 
 
 def newest_on_the_volume(stage: DrillJob) -> int:

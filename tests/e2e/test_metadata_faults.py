@@ -24,11 +24,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast_testbed import network
-from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.constants import METADATA_ADDRESS
-from holdfast_testbed.metadata import AWS, AZURE, CLOUDS, GCP, KINDS, NOTICE_SECONDS, PREEMPTION
-from holdfast_testbed.processes import die_with_parent
+from holdfast_testbed.fakes.metadata import AWS, AZURE, CLOUDS, GCP, KINDS, NOTICE_SECONDS, PREEMPTION
+from holdfast_testbed.node import network
+from holdfast_testbed.node.processes import die_with_parent
 from holdfast_testbed.waiting import wait_for
 
 pytestmark = pytest.mark.e2e

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast_testbed.cluster import Cluster
-from holdfast_testbed.commands import run
+from holdfast_testbed.build.commands import run
+from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.constants import OPERATOR_NAMESPACE
-from holdfast_testbed.drill import notes
+from holdfast_testbed.drill import script_log
 from holdfast_testbed.drill.faults import DrillJob, await_save, commits, step_of
 from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS, DRILL_JOB, apply_drill_job, put_drill_script
-from holdfast_testbed.drill.watch import JOB_LABEL, METRICS_PORT, PodSight, Watcher
-from holdfast_testbed.s3 import S3Server, s3_server
+from holdfast_testbed.drill.watcher import JOB_LABEL, METRICS_PORT, PodSight, Watcher
+from holdfast_testbed.fakes.s3 import S3Server, s3_server
 
 pytestmark = pytest.mark.e2e
 
@@ -105,7 +105,7 @@ def commits_arrive(copied: Copied) -> None:
 class Loss:
     """What was there before the pods and the volume were gone."""
 
-    noted: list[notes.Note]
+    noted: list[script_log.Note]
     newest_copy: int
     reached: int
 
@@ -123,12 +123,12 @@ def lose_pods_and_volume(copied: Copied) -> Loss:
         for launcher in launchers:  # before a last commit is copied
             stage.cluster.signal(launcher, signal.SIGKILL)
         copied.kubectl("wait", "pods", "-l", f"{JOB_LABEL}={DRILL_JOB}", "--for=delete", "--timeout=60s")
-        noted = notes.read(stage.checkpoints)
+        noted = script_log.read(stage.checkpoints)
         empty(stage.checkpoints)
         put_drill_script(stage.cluster, stage.watcher.namespace)  # an image of one's own would bring it
     finally:
         stage.cluster.signal(operator, signal.SIGCONT)
-    reached = max(note.step for note in noted if note.do == notes.COMMIT)
+    reached = max(note.step for note in noted if note.do == script_log.COMMIT)
     return Loss(noted=noted, newest_copy=copied.newest, reached=reached)
 
 
@@ -145,11 +145,11 @@ def the_job_goes_on_from_the_copies(copied: Copied, before: Loss) -> None:
     # A rank that is killed between a commit and its own note has told its launcher of one step more.
     assert incident.lost_steps <= before.reached + 1 - before.newest_copy <= DRILL_INTERVAL_STEPS + 1
 
-    noted = [*before.noted, *notes.read(stage.checkpoints)]
-    first = next(note for note in noted if note.do == notes.BEGIN and note.pair > before.noted[-1].pair)
+    noted = [*before.noted, *script_log.read(stage.checkpoints)]
+    first = next(note for note in noted if note.do == script_log.BEGIN and note.pair > before.noted[-1].pair)
     assert first.step == before.newest_copy
-    assert any(note.do == notes.COMMIT and note.step == first.step for note in before.noted)
-    assert notes.weights_equal(noted)
+    assert any(note.do == script_log.COMMIT and note.step == first.step for note in before.noted)
+    assert script_log.weights_equal(noted)
 
     told = copied.kubectl("get", "events", "--field-selector", "reason=Resumed", "-o", "jsonpath={.items[*].message}")
     assert "state from: object" in told

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast_testbed.drill.faults import Drill, DrillJob, commits, drills
-from holdfast_testbed.drill.judge import Outcome, losses_and_causes
-from holdfast_testbed.drill.watch import Watcher
+from holdfast_testbed.drill.promises import Outcome, losses_and_causes
+from holdfast_testbed.drill.watcher import Watcher
 
 pytestmark = pytest.mark.e2e
 

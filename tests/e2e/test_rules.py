@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast_testbed.drill import notes
-from holdfast_testbed.drill.edits import edit
+from holdfast_testbed.drill import script_log
 from holdfast_testbed.drill.faults import DrillJob, await_save, leader
 from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS, DRILL_JOB, apply_drill_job
+from holdfast_testbed.drill.job_view import Incident
 from holdfast_testbed.drill.matrix import signal_rank, told
-from holdfast_testbed.drill.sight import Incident
+from holdfast_testbed.drill.spec_edits import edit
 from holdfast_testbed.drill.trial import LATE_COUNT_SECONDS, WORKERS, Cost, newly_counted, toll
-from holdfast_testbed.drill.watch import PodSight, Watcher
+from holdfast_testbed.drill.watcher import PodSight, Watcher
 
 pytestmark = pytest.mark.e2e
 
@@ -142,7 +142,7 @@ def job(stage: DrillJob) -> Ruled:
     watcher.wait_for_world(WORKERS, steps=5, timeout=300)
     pause = {"initialSeconds": PAUSE_SECONDS, "maxSeconds": PAUSE_SECONDS, "jitterPercent": 0}
     edit(stage, {"recovery": {"backoff": pause}})
-    notes.clear(stage.checkpoints)
+    script_log.clear(stage.checkpoints)
     return Ruled(stage=stage, known=dict(watcher.sight.restarts), before=stage.workers())
 
 
@@ -196,7 +196,7 @@ def test_a_failure_that_no_other_try_would_mend_ends_the_job(job: Ruled) -> None
     assert (reason, incident.why) == ("FailJobByRule", "FailJob: rule bad-arguments matches exit code 5")
     assert message.startswith(incident.why)
     assert job.counted == {"Application": 1}
-    assert notes.worlds(notes.read(job.stage.checkpoints)) == 1
+    assert script_log.worlds(script_log.read(job.stage.checkpoints)) == 1
     assert toll(job.stage) == Cost()
 
 

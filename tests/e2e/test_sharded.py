@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_testbed.cluster import Cluster
-from holdfast_testbed.drill import notes
+from holdfast_testbed.cluster.cluster import Cluster
+from holdfast_testbed.drill import script_log
 from holdfast_testbed.drill.faults import DrillJob, delete_pod
 from holdfast_testbed.drill.install import job_with_script
-from holdfast_testbed.drill.notes import Note
-from holdfast_testbed.drill.watch import Watcher
+from holdfast_testbed.drill.script_log import Note
+from holdfast_testbed.drill.watcher import Watcher
 
 pytestmark = pytest.mark.e2e
 
@@ -61,7 +61,7 @@ def test_a_lost_pod_and_a_killed_rank_cost_a_sharded_model_no_step_and_no_bit(
     assert sorted(told) == [("Infrastructure", 0, "survivor"), ("Interruption", 0, "survivor")]
     seen = notes_until_now(stage)
     assert made_twice(seen) == []
-    assert notes.wrong_samples(seen, batch=BATCH, epoch=EPOCH_STEPS) == 0
+    assert script_log.wrong_samples(seen, batch=BATCH, epoch=EPOCH_STEPS) == 0
     audits = {note.weights.split(" (")[0] for note in seen if note.do == "audit"}
     assert audits == {"exactly once"}
     made = weights(seen)
@@ -100,14 +100,14 @@ def settle(stage: DrillJob, counted: dict[str, int]) -> None:
 def notes_until_now(stage: DrillJob) -> list[Note]:
     """Up to the last step of which some rank may not have spoken yet."""
     now = time.time()
-    seen = [note for note in notes.read(stage.checkpoints) if note.at <= now]
-    last = max(note.step for note in seen if note.do == notes.COMMIT)
+    seen = [note for note in script_log.read(stage.checkpoints) if note.at <= now]
+    last = max(note.step for note in seen if note.do == script_log.COMMIT)
     return [note for note in seen if note.step < last]
 
 
 def made_twice(seen: list[Note]) -> list[int]:
     """Steps that one world committed and a later one again."""
-    made = Counter(step for step, _ in {(note.step, note.pair) for note in seen if note.do == notes.COMMIT})
+    made = Counter(step for step, _ in {(note.step, note.pair) for note in seen if note.do == script_log.COMMIT})
     return sorted(step for step, times in made.items() if times > 1)
 
 
@@ -115,7 +115,7 @@ def weights(seen: list[Note]) -> dict[int, set[str]]:
     """By step, what ranks had after it: one digest of each shard, if all is well."""
     after: dict[int, set[str]] = {}
     for note in seen:
-        if note.do == notes.COMMIT:
+        if note.do == script_log.COMMIT:
             after.setdefault(note.step, set()).add(note.weights)
     return after
 
@@ -125,4 +125,4 @@ def undisturbed(folder: Path, *, steps: int) -> list[Note]:
     script = shutil.copy(SCRIPT, folder)
     words = [sys.executable, script, "--whole", "--max-steps", str(steps)]
     subprocess.run(words, env={**os.environ, "HOLDFAST_POD_NAME": "alone"}, check=True, timeout=240)
-    return notes.read(folder)
+    return script_log.read(folder)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.drill.faults import Drill, DrillJob, lone_worker
-from holdfast_testbed.drill.judge import Promise, losses_and_causes
+from holdfast_testbed.drill.promises import Promise, losses_and_causes
 from holdfast_testbed.drill.sick_node import OFF_THE_BUS, monitored, remediating, unschedulable
 
 pytestmark = pytest.mark.e2e

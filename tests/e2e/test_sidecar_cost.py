@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast_testbed.cluster import Cluster
-from holdfast_testbed.dcgm import ExporterServer, FakeGpu, FakeNode
+from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.drill.faults import DrillJob
 from holdfast_testbed.drill.install import example_job, install_chart
-from holdfast_testbed.drill.watch import PodSight, Watcher
+from holdfast_testbed.drill.watcher import PodSight, Watcher
+from holdfast_testbed.fakes.dcgm import ExporterServer, FakeGpu, FakeNode
 
 pytestmark = pytest.mark.e2e
 

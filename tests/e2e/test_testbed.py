@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from holdfast_testbed import cgroups, network, processes, removal
-from holdfast_testbed.cluster import Cluster, remove_cluster
+from holdfast_testbed.cluster import removal
+from holdfast_testbed.cluster.cluster import Cluster, remove_cluster
+from holdfast_testbed.cluster.state import State, load_state
 from holdfast_testbed.constants import POD_BRIDGE
 from holdfast_testbed.errors import AlreadyUpError, CommandFailedError, NoSuchClusterError
-from holdfast_testbed.node import Node
-from holdfast_testbed.state import State, load_state
+from holdfast_testbed.node import cgroups, network, processes
+from holdfast_testbed.node.node import Node
 from holdfast_testbed.waiting import wait_for
 
 pytestmark = pytest.mark.e2e

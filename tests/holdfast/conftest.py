@@ -25,7 +25,7 @@ from holdfast.checkpoint.stores.objects.s3 import S3Bucket
 from holdfast.checkpoint.stores.objects.s3_client import S3Settings
 from holdfast.checkpoint.stores.objects.store import ObjectStore
 from holdfast.core.attempt import AttemptId
-from holdfast_testbed.s3 import REGION, S3Server, s3_server
+from holdfast_testbed.fakes.s3 import REGION, S3Server, s3_server
 
 Tensors = Mapping[str, bytes]
 SCRIPTS = Path(__file__).parent / "checkpoint" / "scripts"

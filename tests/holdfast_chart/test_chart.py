@@ -17,11 +17,10 @@ from holdfast_operator.api.status import Worker
 from holdfast_operator.manifests import children
 from holdfast_operator.manifests.installation import Installation
 from holdfast_operator.settings import from_environment
-from holdfast_testbed.chart import CHART, render
-from holdfast_testbed.commands import run
+from holdfast_testbed.build.commands import run
 from holdfast_testbed.errors import TestbedError
-from holdfast_testbed.flows import End, Flow, allowed
-from holdfast_testbed.programs import program
+from holdfast_testbed.fakes.chart import CHART, render
+from holdfast_testbed.fakes.network_policy import End, Flow, allowed
 
 pytestmark = pytest.mark.integration  # needs the Helm CLI
 

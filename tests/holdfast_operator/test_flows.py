@@ -11,7 +11,7 @@ from holdfast_operator.api.job import parse_job
 from holdfast_operator.api.status import Worker
 from holdfast_operator.manifests.children import children, network_policy, pod
 from holdfast_operator.manifests.installation import Installation
-from holdfast_testbed.flows import End, Flow, allowed
+from holdfast_testbed.fakes.network_policy import End, Flow, allowed
 
 PLATFORM = Installation(sidecar_image="s", agents_url="https://o", ca_bundle="PEM")
 EPHEMERAL = 40_123

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from holdfast_sidecar import constants
-from holdfast_testbed.metadata import (
+from holdfast_testbed.fakes.metadata import (
     AWS,
     AZURE,
     CLOUDS,

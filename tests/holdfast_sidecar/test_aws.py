@@ -9,7 +9,7 @@ from holdfast_sidecar.errors import SidecarError
 from holdfast_sidecar.interruptions.aws import MAINTENANCE_PATH, REBALANCE_PATH, SPOT_PATH, TOKEN_PATH, AwsSource
 from holdfast_sidecar.runtime.clock import SystemClock
 from holdfast_sidecar.runtime.http import Connection, Response
-from holdfast_testbed.metadata import AWS
+from holdfast_testbed.fakes.metadata import AWS
 
 
 @pytest.fixture

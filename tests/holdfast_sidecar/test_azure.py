@@ -13,7 +13,7 @@ from holdfast_sidecar.interruptions.azure import EVENTS_PATH, NAME_PATH, AzureSo
 from holdfast_sidecar.interruptions.poller import NoticeLedger
 from holdfast_sidecar.runtime.clock import SystemClock
 from holdfast_sidecar.runtime.http import Connection, Response
-from holdfast_testbed.metadata import AZURE
+from holdfast_testbed.fakes.metadata import AZURE
 
 ME, NEIGHBOUR = "gpt-node_1", "gpt-node_2"
 

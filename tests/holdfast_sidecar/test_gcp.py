@@ -10,7 +10,7 @@ from holdfast_sidecar.errors import SidecarError
 from holdfast_sidecar.interruptions.gcp import MAINTENANCE_PATH, PREEMPTED_PATH, GcpSource
 from holdfast_sidecar.runtime.clock import SystemClock
 from holdfast_sidecar.runtime.http import Connection, Response
-from holdfast_testbed.metadata import GCP, Instance, MetadataServer
+from holdfast_testbed.fakes.metadata import GCP, Instance, MetadataServer
 
 
 def source_at(url: str, hold: int = 0) -> GcpSource:

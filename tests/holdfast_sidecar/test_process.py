@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_testbed.metadata import CLOUDS, GCP, Answer, Instance, MetadataServer
+from holdfast_testbed.fakes.metadata import CLOUDS, GCP, Answer, Instance, MetadataServer
 
 DEADLINE = 240.0
 

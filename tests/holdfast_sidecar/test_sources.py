@@ -23,7 +23,7 @@ from holdfast_sidecar.interruptions.source import Source
 from holdfast_sidecar.protocol.document import Notice, parse_time
 from holdfast_sidecar.runtime.clock import SystemClock
 from holdfast_sidecar.runtime.http import Connection, Response, Transport
-from holdfast_testbed.metadata import AWS, AZURE, CLOUDS, FAULTS, GCP, NOTICE_SECONDS
+from holdfast_testbed.fakes.metadata import AWS, AZURE, CLOUDS, FAULTS, GCP, NOTICE_SECONDS
 
 SLOW = ("hang", "drip")
 FIRST_PATH = {

@@ -23,11 +23,11 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 from urllib3.util import Retry
 
-from holdfast_testbed import chart, played
 from holdfast_testbed.clock import stamp
-from holdfast_testbed.cluster import Cluster, recorded_clusters, remove_cluster
+from holdfast_testbed.cluster.cluster import Cluster, recorded_clusters, remove_cluster
 from holdfast_testbed.errors import CommandFailedError
-from holdfast_testbed.operator_process import OperatorProcess
+from holdfast_testbed.fakes import chart, fake_agents
+from holdfast_testbed.fakes.operator_process import OperatorProcess
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PREFIX = "integration-"
@@ -307,7 +307,7 @@ class Agent:
     def __init__(self, api: Any, operator: Operator, pod: Any, trust: str) -> None:
         self.pod = pod
         meta, node = pod.metadata, pod.spec.node_name
-        self.worker = played.Worker(namespace=meta.namespace, name=meta.name, uid=meta.uid, node=node)
+        self.worker = fake_agents.Worker(namespace=meta.namespace, name=meta.name, uid=meta.uid, node=node)
         self.uid = self.worker.uid
         self.membership: dict[str, Any] | None = None
         self.answers: list[int] = []
@@ -321,7 +321,7 @@ class Agent:
 
     def report(self, launcher: dict[str, Any] | None, preflight: dict[str, Any] | None = None) -> int:
         """POST; returns the status code, 0 when nobody answered."""
-        body = played.report(self.worker, launcher, number=next(self._numbers), preflight=preflight)
+        body = fake_agents.report(self.worker, launcher, number=next(self._numbers), preflight=preflight)
         while (status := self.call("POST", "/v1/report", json.dumps(body))[0]) == 429:
             time.sleep(0.1)  # as a sidecar waits that reported too often
         return status
@@ -359,7 +359,7 @@ class Agent:
 def token_for(api: Any, pod: Any, audience: str = "holdfast") -> str:
     """What a projected volume would hold: a token bound to the pod."""
     meta = pod.metadata
-    body = played.token_request(pod=meta.name, uid=meta.uid, audience=audience)
+    body = fake_agents.token_request(pod=meta.name, uid=meta.uid, audience=audience)
     made = client.CoreV1Api(api).create_namespaced_service_account_token("default", meta.namespace, body)
     return str(made.status.token)
 
@@ -423,7 +423,7 @@ class Launchers(threading.Thread):
 
     def _tick(self) -> None:
         self._meet()
-        membership = played.newest(agent.membership for agent in self.agents.values())
+        membership = fake_agents.newest(agent.membership for agent in self.agents.values())
         if membership is not None:
             self._obey(membership)
             self._form(membership)
@@ -467,22 +467,22 @@ class Launchers(threading.Thread):
         """A new world where the rules allow one."""
         ended = self.world
         up = set(self.agents) - self.dead - set(self.left) - set(membership["directives"]["drain"])
-        self.incidents = played.unacknowledged(self.incidents, membership)
-        self.world, self.broken = played.form(membership, ended, broken=self.broken, up=up)
+        self.incidents = fake_agents.unacknowledged(self.incidents, membership)
+        self.world, self.broken = fake_agents.form(membership, ended, broken=self.broken, up=up)
         if self.world is not None and self.world is not ended:
             self.worlds.append((self.world["generation"], self.world["attempt"], tuple(self.world["members"])))
-        gone = played.gone(ended, self.world)
+        gone = fake_agents.gone(ended, self.world)
         if ended and gone and not set(gone) <= self.ordered:
             drained = set(gone) <= set(self.left)
             pod = next((member["pod"] for member in membership["members"] if member["podUID"] == gone[0]), None)
             steps = 0 if drained else 3
             self.incidents.append(
-                played.incident(ended, gone, at=stamp(), drained=drained, pod=pod, lost_steps=steps)
+                fake_agents.incident(ended, gone, at=stamp(), drained=drained, pod=pod, lost_steps=steps)
             )
 
     def _status(self, agent: Agent) -> dict[str, Any]:
         now, seen = stamp(), {uid for world in self.worlds for uid in world[2]}
-        return played.status(
+        return fake_agents.status(
             agent.worker,
             self.world,
             step=self.step,

@@ -12,7 +12,7 @@ import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
-from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.cluster.cluster import Cluster
 
 GROUP = ("holdfast.dev", "v1alpha1")
 PLURAL = "faulttolerantjobs"

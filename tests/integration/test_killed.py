@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from holdfast_testbed.api_faults import api_faults
-from holdfast_testbed.operator_process import OperatorProcess
+from holdfast_testbed.fakes.api_faults import api_faults
+from holdfast_testbed.fakes.operator_process import OperatorProcess
 
 UNCOUNTED = ("/leases", "/events", "/tokenreviews", "/subjectaccessreviews", "/selfsubject")
 VERSIONS = ("resourceVersion", "managedFields")

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from holdfast_testbed.api_faults import ApiProxy, Mode, api_faults
 from holdfast_testbed.constants import OPERATOR_NAMESPACE
+from holdfast_testbed.fakes.api_faults import ApiProxy, Mode, api_faults
 
 JOBS = 40
 LEASE_SECONDS = 15  # with less, a machine that stands still for a moment changes the leader

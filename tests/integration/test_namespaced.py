@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from holdfast_testbed import chart
+from holdfast_testbed.fakes import chart
 
 SYSTEM = "holdfast-namespaced"
 USER = chart.account(SYSTEM)

@@ -19,7 +19,7 @@ import pytest
 from kubernetes import client
 from moto.server import ThreadedMotoServer
 
-from holdfast_testbed import chart
+from holdfast_testbed.fakes import chart
 
 SYSTEM = "holdfast-nodes"
 USER = chart.account(SYSTEM)

@@ -19,8 +19,8 @@ from holdfast_operator.api import names as c
 from holdfast_operator.cluster.client import Cluster
 from holdfast_operator.cluster.secrets import ClusterSecrets
 from holdfast_operator.errors import ConflictError, NotFoundError, RejectedError
-from holdfast_testbed.chart import account
 from holdfast_testbed.constants import OPERATOR_NAMESPACE
+from holdfast_testbed.fakes.chart import account
 
 USER = account()
 EVERYWHERE = EVERY_NAME = "*"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_testbed.monitoring import Prometheus, Sample, prometheus
+from holdfast_testbed.fakes.monitoring import Prometheus, Sample, prometheus
 from holdfast_testbed.waiting import wait_for
 
 pytestmark = pytest.mark.integration  # needs Prometheus

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from holdfast_sidecar.gpu.rules import COUNT_RULES, COUNTERS, REPLACE_NODE, XID_RULES, CountRule
-from holdfast_testbed.commands import run
-from holdfast_testbed.programs import program
+from holdfast_testbed.build.commands import run
+from holdfast_testbed.build.programs import program
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

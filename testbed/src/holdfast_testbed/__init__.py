@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast_testbed.cluster import Cluster
+    from holdfast_testbed.cluster.cluster import Cluster
 
 __all__ = ["Cluster"]
 
@@ -14,6 +14,6 @@ def __getattr__(name: str) -> object:
     """Import the cluster only when asked for: the set-up imports this package before any dependency is there."""
     if name != "Cluster":
         raise AttributeError(name)
-    from holdfast_testbed.cluster import Cluster
+    from holdfast_testbed.cluster.cluster import Cluster
 
     return Cluster

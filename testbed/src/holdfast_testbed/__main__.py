@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from holdfast_testbed.addresses import node_number
-from holdfast_testbed.cluster import Cluster, recorded_clusters, remove_cluster
+from holdfast_testbed.build.images import archive, build_all
+from holdfast_testbed.cluster.addressing import node_number
+from holdfast_testbed.cluster.cluster import Cluster, recorded_clusters, remove_cluster
+from holdfast_testbed.cluster.controlplane import PARTS
 from holdfast_testbed.constants import DEFAULT_CLUSTER, IMAGES, NODE_MONITOR_GRACE_SECONDS
-from holdfast_testbed.controlplane import PARTS
 from holdfast_testbed.errors import AlreadyUpError, NoSuchClusterError, TestbedError
-from holdfast_testbed.images import archive, build_all
-from holdfast_testbed.metadata import AWS, CLOUDS
-from holdfast_testbed.processes import alive
-from holdfast_testbed.say import say
+from holdfast_testbed.fakes.metadata import AWS, CLOUDS
+from holdfast_testbed.node.processes import alive
+from holdfast_testbed.progress_output import say
 
 _DAY = 24 * 3600
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from holdfast_testbed.say import say
+from holdfast_testbed.progress_output import say
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_testbed.metadata import (
+from holdfast_testbed.fakes.metadata import (
     AZURE,
     CLOUDS,
     NOTICE_SECONDS,

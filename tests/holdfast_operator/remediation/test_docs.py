@@ -12,8 +12,8 @@ import yaml
 
 from holdfast_operator.api.node_mark import Mode
 from holdfast_operator.remediation.settings import parse_rules
-from holdfast_testbed.commands import run
-from holdfast_testbed.programs import program
+from holdfast_testbed.build.commands import run
+from holdfast_testbed.build.programs import program
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "how-to" / "node-remediation.md").read_text()
 

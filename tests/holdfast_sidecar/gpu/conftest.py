@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast_sidecar.protocol.document import Pod
-from holdfast_testbed.dcgm import ExporterServer, FakeGpu, FakeNode
+from holdfast_testbed.fakes.dcgm import ExporterServer, FakeGpu, FakeNode
 
 POD = Pod(namespace="ml", name="gpt-w0", uid="uid-w0", node="node-1")
 UUIDS = (

@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.build.programs import program
+from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.demo.story import Narrator, Teller
 from holdfast_testbed.demo.table import Check, render
 from holdfast_testbed.drill.faults import Drill, DrillJob, drills
 from holdfast_testbed.drill.install import example_job, install_chart
-from holdfast_testbed.drill.judge import Verdict, judge
-from holdfast_testbed.drill.watch import Watcher
+from holdfast_testbed.drill.promises import Verdict, judge
+from holdfast_testbed.drill.watcher import Watcher
 from holdfast_testbed.errors import TestbedError
-from holdfast_testbed.programs import program
 from holdfast_testbed.settings import settings
 
 CLUSTER = "demo"

@@ -7,8 +7,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from holdfast_testbed.drill.sight import Incident, JobSight
-from holdfast_testbed.drill.watch import Watcher
+from holdfast_testbed.drill.job_view import Incident, JobSight
+from holdfast_testbed.drill.watcher import Watcher
 
 NARRATE_SECONDS = 0.5
 HEARTBEAT_SECONDS = 15.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast_testbed.drill.judge import Verdict
+from holdfast_testbed.drill.promises import Verdict
 
 HEADINGS = ("fault", "noticed", "next step", "promised", "lost", "promised", "counted as", "held")
 

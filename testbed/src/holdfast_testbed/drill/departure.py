@@ -18,12 +18,12 @@ from kubernetes import client, watch
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from holdfast_testbed.drill.notes import COMMIT, Note
-from holdfast_testbed.drill.sight import Pair
+from holdfast_testbed.drill.job_view import Pair
+from holdfast_testbed.drill.script_log import COMMIT, Note
 
 if TYPE_CHECKING:
     from holdfast_testbed.drill.faults import DrillJob
-    from holdfast_testbed.drill.watch import PodSight
+    from holdfast_testbed.drill.watcher import PodSight
 
 RUN_DIR = "/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/holdfast-run"
 NOTICES_FILE = "sidecar-notices.json"

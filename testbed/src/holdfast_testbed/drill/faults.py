@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast_testbed.constants import OPERATOR_NAMESPACE
-from holdfast_testbed.drill.judge import Outcome, Promise, first_new_step, lost_steps
-from holdfast_testbed.drill.sight import Incident, Pair
-from holdfast_testbed.drill.watch import PodSight, Watcher
+from holdfast_testbed.drill.job_view import Incident, Pair
+from holdfast_testbed.drill.promises import Outcome, Promise, first_new_step, lost_steps
+from holdfast_testbed.drill.watcher import PodSight, Watcher
 from holdfast_testbed.errors import UnplaceableError
 from holdfast_testbed.waiting import wait_for
 
 if TYPE_CHECKING:
-    from holdfast_testbed.cluster import Cluster
-    from holdfast_testbed.processes import Process
+    from holdfast_testbed.cluster.cluster import Cluster
+    from holdfast_testbed.node.processes import Process
 
 SETTLE_SECONDS = 60.0
 _COMMIT = re.compile(r"step-(\d+)\.g(\d+)\.a(\d+)")

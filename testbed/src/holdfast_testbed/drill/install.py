@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from holdfast_testbed.chart import CHART
-from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.constants import OPERATOR_NAMESPACE, RUNTIME_CLAIM
 from holdfast_testbed.drill.faults import leader
+from holdfast_testbed.fakes.chart import CHART
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 EXAMPLE = REPOSITORY / "trainer_lib" / "examples" / "gpt" / "job.yaml"

@@ -30,7 +30,7 @@ from holdfast_testbed.drill.faults import (
     restore_power,
     restore_power_under_another_leader,
 )
-from holdfast_testbed.drill.watch import PodSight
+from holdfast_testbed.drill.watcher import PodSight
 
 API_AWAY_SECONDS = 60.0
 PARTITION_SECONDS = 15.0

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
-from holdfast_testbed.chart import CHART
 from holdfast_testbed.constants import OPERATOR_NAMESPACE
 from holdfast_testbed.drill.faults import leader
 from holdfast_testbed.drill.install import REPOSITORY, install_chart
-from holdfast_testbed.monitoring import alertmanager, prometheus
+from holdfast_testbed.fakes.chart import CHART
+from holdfast_testbed.fakes.monitoring import alertmanager, prometheus
 from holdfast_testbed.waiting import wait_for
 
 if TYPE_CHECKING:
-    from holdfast_testbed.cluster import Cluster
+    from holdfast_testbed.cluster.cluster import Cluster
 
 OFF_THE_BUS = 79
 """The XID of a GPU that no longer answers."""

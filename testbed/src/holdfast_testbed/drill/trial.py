@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
-from holdfast_testbed.drill import notes
+from holdfast_testbed.drill import script_log
 from holdfast_testbed.drill.faults import DrillJob, commits, delete_pod, step_of
+from holdfast_testbed.drill.job_view import Incident, Pair
 from holdfast_testbed.drill.matrix import Case
-from holdfast_testbed.drill.sight import Incident, Pair
-from holdfast_testbed.drill.watch import PodSight
+from holdfast_testbed.drill.watcher import PodSight
 
 WORKERS = 3
 BATCH, EPOCH_STEPS = 24, 20  # of drills/_train.py
@@ -88,10 +88,10 @@ def _run(case: Case, stage: DrillJob, warm: bool) -> Trial:
     _place(case, stage)
     known = dict(stage.watcher.sight.restarts)
     pairs = {incident.pair for incident in stage.watcher.sight.incidents}
-    notes.clear(stage.checkpoints)
+    script_log.clear(stage.checkpoints)
     if case.max_lost_steps:
         _await_commit(stage)
-    before = _await("a step", lambda: _known(notes.newest_pair(_noted(stage))), 30.0)
+    before = _await("a step", lambda: _known(script_log.newest_pair(_noted(stage))), 30.0)
     stage.struck.clear()
     asked = time.time()
     case.inflict(stage)
@@ -110,20 +110,20 @@ def _run(case: Case, stage: DrillJob, warm: bool) -> Trial:
     times = [incident.detected.timestamp() for incident in told if incident.detected]
     trial = Trial(
         case=case.name,
-        resumed=notes.longest_pause(seen, struck) if resumed is None else resumed - struck,
+        resumed=script_log.longest_pause(seen, struck) if resumed is None else resumed - struck,
         detected=max(0.0, min(times) - struck) if times else None,
         **asdict(_toll(seen)),
-        worlds=notes.worlds(seen),
+        worlds=script_log.worlds(seen),
         counted=newly_counted(known, stage.watcher.sight.restarts),
     )
     return trial if trial.held(case) else replace(trial, complaint=_story(told))
 
 
-def _toll(seen: list[notes.Note]) -> Cost:
+def _toll(seen: list[script_log.Note]) -> Cost:
     return Cost(
-        lost=notes.lost_steps(seen),
-        wrong=notes.wrong_samples(seen, batch=BATCH, epoch=EPOCH_STEPS),
-        equal=notes.weights_equal(seen),
+        lost=script_log.lost_steps(seen),
+        wrong=script_log.wrong_samples(seen, batch=BATCH, epoch=EPOCH_STEPS),
+        equal=script_log.weights_equal(seen),
     )
 
 
@@ -157,16 +157,16 @@ def _await_commit(stage: DrillJob) -> None:
     """A commit whose steps are noted, so that what is restored from it can be compared."""
 
     def noted() -> bool:
-        steps = notes.committed_steps(_noted(stage))
+        steps = script_log.committed_steps(_noted(stage))
         return any(step_of(commit) in steps for commit in commits(stage.checkpoints))
 
     stage.watcher.wait("a checkpoint", noted, timeout=60)
 
 
-def _noted(stage: DrillJob) -> list[notes.Note]:
+def _noted(stage: DrillJob) -> list[script_log.Note]:
     """What is noted by now of whole steps."""
     until = time.time()
-    return notes.whole(notes.read(stage.checkpoints), until)
+    return script_log.whole(script_log.read(stage.checkpoints), until)
 
 
 def _await_count(case: Case, stage: DrillJob, known: Mapping[str, int]) -> None:
@@ -179,7 +179,7 @@ def _await_count(case: Case, stage: DrillJob, known: Mapping[str, int]) -> None:
 
 
 def _struck(stage: DrillJob, asked: float) -> float:
-    return _await("the script to fail", lambda: notes.struck_at(notes.read(stage.checkpoints), asked), 60.0)
+    return _await("the script to fail", lambda: script_log.struck_at(script_log.read(stage.checkpoints), asked), 60.0)
 
 
 def _resumed(case: Case, stage: DrillJob, before: Pair, struck: float) -> float | None:
@@ -188,7 +188,7 @@ def _resumed(case: Case, stage: DrillJob, before: Pair, struck: float) -> float 
         time.sleep(UNDISTURBED_SECONDS)
         return None
     what = f"the next step after '{case.fault}'"
-    return _await(what, lambda: notes.resumed_at(notes.read(stage.checkpoints), before, struck), PATIENCE)
+    return _await(what, lambda: script_log.resumed_at(script_log.read(stage.checkpoints), before, struck), PATIENCE)
 
 
 def _known(pair: Pair) -> Pair | None:

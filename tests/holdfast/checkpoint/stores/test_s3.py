@@ -25,8 +25,8 @@ from holdfast.checkpoint.stores.objects.store import GIVEN_UP, SHA256SUMS, Objec
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, ClaimError, DamagedError, SuspectError, UnavailableError, UsageError
-from holdfast_testbed.s3 import S3Server, s3_server
-from holdfast_testbed.s3_faults import Answer, Delay, Fault, Flip, Proxy, Request, Reset, faults
+from holdfast_testbed.fakes.s3 import S3Server, s3_server
+from holdfast_testbed.fakes.s3_faults import Answer, Delay, Fault, Flip, Proxy, Request, Reset, faults
 
 SIZE = (8 << 20) + 12345  # two parts
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from holdfast_testbed.programs import find
+from holdfast_testbed.build.programs import find
 
 STRACE = find("strace")  # `make setup` brings it
 CHANGING = frozenset(

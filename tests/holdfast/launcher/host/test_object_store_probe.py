@@ -13,8 +13,8 @@ from holdfast.checkpoint.stores.objects.s3 import S3Bucket
 from holdfast.checkpoint.stores.objects.s3_client import S3Settings
 from holdfast.launcher.host.object_store_probe import rehearse
 from holdfast.launcher.host.preflight import Check, Result, try_store
-from holdfast_testbed.s3 import S3Server
-from holdfast_testbed.s3_faults import Answer, Request, faults
+from holdfast_testbed.fakes.s3 import S3Server
+from holdfast_testbed.fakes.s3_faults import Answer, Request, faults
 
 pytestmark = pytest.mark.integration
 Ask = Callable[..., Check]

@@ -71,7 +71,7 @@ def test_what_was_told_last_arrives_after_the_launcher_said_goodbye(shared: Path
 def test_it_finds_endpoint_region_and_credentials_in_its_environment(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast_testbed.s3 import s3_server
+    from holdfast_testbed.fakes.s3 import s3_server
 
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     with s3_server(tmp_path / "s3", region="eu-central-1") as server:

@@ -1,0 +1,81 @@
+"""Where each program is: `KUBEBUILDER_ASSETS` first, then the cache, and for Debian's parts PATH."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from holdfast_testbed.constants import CNI, CONTAINERD, ETCD, HELM, KUBERNETES, KWOK, VERSITYGW
+from holdfast_testbed.errors import MissingProgramError
+from holdfast_testbed.settings import settings
+
+FOLDERS = {
+    "etcd": f"etcd-{ETCD}",
+    **dict.fromkeys(
+        (
+            "kube-apiserver",
+            "kube-controller-manager",
+            "kube-scheduler",
+            "kubelet",
+            "kubectl",
+            "kube-proxy",
+        ),
+        f"kubernetes-{KUBERNETES}",
+    ),
+    **dict.fromkeys(("containerd", "containerd-shim-runc-v2", "ctr"), f"containerd-{CONTAINERD}"),
+    **dict.fromkeys(("bridge", "loopback", "host-local"), f"cni-{CNI}"),
+    "helm": f"helm-{HELM}",
+    "kwok": f"kwok-{KWOK}-mended",
+    "versitygw": f"versitygw-{VERSITYGW}",
+    "pause": "pause-1",
+    **dict.fromkeys(
+        ("runc", "nft", "prometheus", "promtool", "prometheus-alertmanager", "amtool", "strace"),
+        "debian",
+    ),
+}
+"""Program → folder under the cache's `bin`."""
+
+FROM_PATH = frozenset(name for name, folder in FOLDERS.items() if folder == "debian")
+"""Programs of the distribution, as good from PATH."""
+
+OPTIONAL = {
+    "helm": "helm",
+    "kwok": "scale",
+    "versitygw": "s3",
+    "strace": "strace",
+    **dict.fromkeys(("prometheus", "promtool", "prometheus-alertmanager", "amtool"), "monitoring"),
+}
+"""Programs that a cluster does not need, with the option of the set-up that brings them."""
+
+
+def check_assets() -> None:
+    """`KUBEBUILDER_ASSETS`, where it is set, is a folder."""
+    assets = settings().assets
+    if assets is not None and not assets.is_dir():
+        raise MissingProgramError(f"KUBEBUILDER_ASSETS names {assets}, which is no folder: mend it or unset it")
+
+
+def find(name: str) -> Path | None:
+    """The program, or None."""
+    here = settings()
+    candidates = [here.assets / name] if here.assets else []
+    candidates.append(here.bin / FOLDERS[name] / name)
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    if name in FROM_PATH:
+        found = shutil.which(name, path=here.search_path)
+        return Path(found) if found else None
+    return None
+
+
+def program(name: str) -> Path:
+    """The program; without it an error that says how to get it."""
+    found = find(name)
+    if found is None:
+        option = f" --with {OPTIONAL[name]}" if name in OPTIONAL else ""
+        raise MissingProgramError(
+            f"{name} is not there: run 'make setup', "
+            f"or PYTHONPATH=testbed/src python3 -m holdfast_testbed.build.bootstrap --only cluster{option}"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""A cluster: addresses, certificates, control plane, recorded state and removal."""

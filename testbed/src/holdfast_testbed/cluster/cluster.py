@@ -1,0 +1,396 @@
+"""A cluster: the typed interface that tests and the demo use."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast_testbed.build.commands import run
+from holdfast_testbed.build.images import build_all
+from holdfast_testbed.build.programs import program
+from holdfast_testbed.cluster import removal
+from holdfast_testbed.cluster.addressing import Plan, free_number, make_plan, node_number
+from holdfast_testbed.cluster.controlplane import PARTS, ControlPlane
+from holdfast_testbed.cluster.kubeconfig import certificate_user, token_user, write_kubeconfig
+from holdfast_testbed.cluster.state import Ports, State, load_state
+from holdfast_testbed.constants import DEFAULT_CLUSTER, MACHINE_LOCK, NODE_MONITOR_GRACE_SECONDS
+from holdfast_testbed.errors import AlreadyUpError, CommandFailedError, NoSuchClusterError, TestbedError
+from holdfast_testbed.fakes import metadata
+from holdfast_testbed.locks import locked
+from holdfast_testbed.node import network, pod_processes, processes, volumes
+from holdfast_testbed.node.config import instance_id
+from holdfast_testbed.node.node import Node
+from holdfast_testbed.node.processes import Process
+from holdfast_testbed.ports import free_port
+from holdfast_testbed.progress_output import say
+from holdfast_testbed.settings import settings
+from holdfast_testbed.waiting import wait_for
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+_CONTROL_PLANE_ONLY = 63
+_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,38}[a-z0-9])?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A running Kubernetes. Make one with `Cluster.up`, find one with `Cluster.load`."""
+
+    state: State
+
+    @classmethod
+    def up(
+        cls,
+        *,
+        name: str = DEFAULT_CLUSTER,
+        nodes: int = 3,
+        node_monitor_grace_seconds: int = NODE_MONITOR_GRACE_SECONDS,
+        state_dir: Path | None = None,
+        images: bool = True,
+        replace: bool = False,
+    ) -> Cluster:
+        """Bring a cluster up; it is usable when this returns. With no nodes: only the control plane.
+
+        Images are built if anything in them changed, and loaded into each node, unless `images` is false. What an
+        earlier run left half-way under this name is removed first, and with `replace` a cluster that runs as well.
+        """
+        folder = _folder(name, state_dir)
+        lock = folder.with_name(f"{name}.lock")
+        with locked(lock, what=f"cluster '{name}'"):
+            _clear_the_way(folder, replace=replace)
+            state = _reserve(folder, nodes, node_monitor_grace_seconds)
+            cluster = cls(state=state)
+            try:
+                cluster._start(images)
+            except BaseException:
+                removal.remove(state)
+                lock.unlink()  # while it is held: who waits for it sees that, and takes a new one
+                raise
+            state.complete_file.touch()
+        return cluster
+
+    @classmethod
+    def load(cls, name: str = DEFAULT_CLUSTER, *, state_dir: Path | None = None) -> Cluster:
+        """The cluster of this name that was brought up before."""
+        state = load_state(_folder(name, state_dir))
+        if not state.complete_file.exists():
+            raise NoSuchClusterError(f"cluster '{name}' never came up wholly: remove it with 'down --name {name}'")
+        return cls(state=state)
+
+    def _start(self, images: bool) -> None:
+        """Bring all parts up, each as soon as what it needs is there."""
+        self.control_plane.prepare()
+        with ThreadPoolExecutor() as pool:
+            control_plane = pool.submit(self.control_plane.start)
+            nodes = [pool.submit(_boot, self.node(node.number)) for node in self.state.plan.nodes]
+            archives = pool.submit(build_all).result() if images and nodes else {}
+            for part in (control_plane, *nodes):
+                part.result()
+        wait_for(self._usable, what="namespace 'default' has its service account", seconds=120, every=0.1)
+        self._import(archives.values())
+        self.wait_for_nodes()
+
+    def _usable(self) -> bool:
+        return "default" in self.kubectl("get", "serviceaccounts", "-o", "name")
+
+    def wait_for_nodes(self, seconds: float = 180.0) -> None:
+        """Return when every node is Ready."""
+        if not self.nodes:
+            return
+        wait_for(
+            lambda: len(self.ready_nodes()) == self.nodes,
+            what=f"all {self.nodes} nodes are Ready",
+            seconds=seconds,
+            every=0.25,
+            explain=lambda: f"Ready: {', '.join(self.ready_nodes()) or 'none'}; logs are in {self.state.logs}",
+        )
+
+    def ready_nodes(self) -> list[str]:
+        """Names of the nodes that are Ready and carry no taint."""
+        shown = json.loads(self.kubectl("get", "nodes", "-o", "json"))["items"]
+        return [
+            node["metadata"]["name"]
+            for node in shown
+            if not node["spec"].get("taints")
+            and {"type": "Ready", "status": "True"}.items() <= _ready_of(node).items()
+        ]
+
+    def load_images(self) -> None:
+        """Build what changed and give every node that has power all images."""
+        self._import(build_all().values())
+
+    def _import(self, paths: Iterable[Path]) -> None:
+        with ThreadPoolExecutor() as pool:
+            nodes = [node for node in map(self.node, range(1, self.nodes + 1)) if node.alive()]
+            loads = [pool.submit(node.import_image, path) for node in nodes for path in paths]
+            for load in loads:
+                load.result()
+
+    def down(self) -> None:
+        """Remove the cluster without a trace."""
+        remove_cluster(self.name, state_dir=self.state.folder.parent)
+
+    @property
+    def name(self) -> str:
+        """The cluster's name."""
+        return self.state.name
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes it has, counted from 1."""
+        return len(self.state.plan.nodes)
+
+    def node(self, number: int) -> Node:
+        """Node `number`, counted from 1; its name is `node-<number>`."""
+        return Node(state=self.state, plan=self.state.plan.node(number))
+
+    @property
+    def host_address(self) -> str:
+        """The machine's own address in the cluster's network: what listens there is reached from pods."""
+        return self.state.plan.host_address
+
+    def service_address(self, last: int) -> str:
+        """A cluster IP to give to a service by hand: number `last` of the first 256."""
+        return self.state.plan.first_service_address.rsplit(".", 1)[0] + f".{last}"
+
+    @property
+    def control_plane(self) -> ControlPlane:
+        """The control plane's processes."""
+        return ControlPlane(state=self.state)
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig."""
+        return self.state.kubeconfig
+
+    def kubectl(self, *words: str, input: str | None = None, timeout: float = 120.0, check: bool = True) -> str:  # noqa: A002
+        """Run kubectl as the administrator and return what it printed; unless `check`, nothing if it fails."""
+        try:
+            return run(
+                [program("kubectl"), *words],
+                stdin=input,
+                timeout=timeout,
+                environment=self._client_environment,
+            )
+        except CommandFailedError:
+            if check:
+                raise
+            return ""
+
+    @property
+    def _client_environment(self) -> dict[str, str]:
+        """Whose rights, and a cache of its own: another cluster may have had the same address."""
+        return {"KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(self.state.folder / "kubectl-cache")}
+
+    def helm(self, *words: str, timeout: float = 300.0) -> str:
+        """Run the Helm CLI as the administrator and return what it printed."""
+        home = self.state.folder / "helm"
+        folders = {f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
+        return run([program("helm"), *words], timeout=timeout, environment={**self._client_environment, **folders})
+
+    def api_client(self, kubeconfig: Path | None = None) -> ApiClient:
+        """A client of the official Python library: as the administrator, or as whom `kubeconfig` names."""
+        from kubernetes.client import ApiClient, Configuration
+        from kubernetes.config import load_kube_config
+
+        settings = Configuration()
+        load_kube_config(  # type: ignore[no-untyped-call]
+            config_file=str(kubeconfig or self.kubeconfig), client_configuration=settings
+        )
+        return ApiClient(configuration=settings)
+
+    def kubeconfig_for(
+        self, *, user: str = "", groups: Sequence[str] = (), service_account: str = "", namespace: str = "default"
+    ) -> Path:
+        """A kubeconfig for a user with a client certificate, or for a service account of `namespace` with a token."""
+        if bool(user) == bool(service_account):
+            raise TestbedError("say either user or service_account")
+        stem = f"user-{user}" if user else f"service-account-{namespace}-{service_account}"
+        if user:
+            credentials = certificate_user(*self.state.pki.issue(stem.replace(":", "-"), user=user, groups=groups))
+        else:
+            words = ["create", "token", service_account, "-n", namespace, "--duration=24h"]
+            credentials = token_user(self.kubectl(*words).strip())
+        return write_kubeconfig(
+            self.state.pki.folder / f"{stem.replace(':', '-')}.kubeconfig",
+            server=self.state.server,
+            authority=self.state.pki.certificate_file,
+            user=credentials,
+            namespace=namespace,
+        )
+
+    def ensure_namespace(self, name: str) -> None:
+        """Make a namespace that enforces the restricted Pod Security Standard, ready for pods."""
+        self.kubectl("apply", "-f", "-", input=volumes.manifest_list([volumes.restricted_namespace(name)]))
+        wait_for(
+            lambda: "default" in self.kubectl("get", "serviceaccounts", "-n", name, "-o", "name"),
+            what=f"namespace {name} has its service account",
+            seconds=60,
+            every=0.1,
+        )
+
+    def prepare_namespace(self, name: str) -> None:
+        """The same, with the claims `host-runtime` (read-only) and `checkpoints` (shared) that jobs mount."""
+        self.ensure_namespace(name)
+        folder = self.checkpoint_dir(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o777)
+        items = volumes.job_volumes(name, runtime=self.state.host_runtime, checkpoints=folder)
+        self.kubectl("apply", "-f", "-", input=volumes.manifest_list(items))
+
+    def checkpoint_dir(self, namespace: str) -> Path:
+        """The host's folder behind the claim `checkpoints` of a namespace."""
+        return self.state.checkpoints / namespace
+
+    def pod_processes(self, namespace: str, pod: str) -> list[Process]:
+        """The processes of a pod, its sandbox's included, with the host's PIDs; empty when it is gone."""
+        shown = self.kubectl("get", "pod", pod, "-n", namespace, "-o", "json", check=False)
+        return pod_processes.processes_of(json.loads(shown)) if shown else []
+
+    def signal(self, process: Process, number: int) -> bool:
+        """Signal a process of a pod, if it is this very process still."""
+        return processes.send(process.identity, number)
+
+    def notice(
+        self,
+        node: int,
+        *,
+        cloud: str = metadata.AWS,
+        action: str | None = None,
+        seconds: float | None = None,
+        resources: tuple[str, ...] = (),
+    ) -> None:
+        """The cloud announces something for a node's instance, in its own word (one of `metadata.KINDS`): that it
+        takes it away, if nothing else is said, in as many seconds as it usually gives. `resources` are the machines
+        that it concerns, where the cloud names them and it is not this one alone."""
+        where = self.node(node)
+        said = metadata.Announcement.read(where.files.announcement)
+        if said.cloud != cloud:
+            said = metadata.Announcement(instance_id=instance_id(where.plan), cloud=cloud)
+        said.announce(
+            action or metadata.PREEMPTION[cloud],
+            now=said.clock(datetime.now(UTC)),
+            seconds=metadata.NOTICE_SECONDS[cloud] if seconds is None else seconds,
+            resources=resources,
+        ).write(where.files.announcement)
+
+    def clear_notice(self, node: int, *, cloud: str | None = None) -> None:
+        """As if nothing had been announced for a node; with `cloud`, the node is one of that cloud from now on."""
+        where = self.node(node)
+        said = metadata.Announcement.read(where.files.announcement)
+        replace(said.withdraw(), cloud=cloud or said.cloud).write(where.files.announcement)
+
+    def spoil_metadata(self, node: int, fault: str = "", *, clock_ahead_seconds: float = 0.0) -> None:
+        """Let a node's metadata service spoil each answer (one of `metadata.FAULTS`, or a status code) and have a
+        clock of its own; with neither it is well again."""
+        path = self.node(node).files.announcement
+        said = metadata.Announcement.read(path)
+        replace(said, fault=fault, clock_ahead_seconds=clock_ahead_seconds).write(path)
+
+    def expire_tokens(self, node: int) -> None:
+        """As when AWS's instance was stopped and started: no session token is valid any more."""
+        path = self.node(node).files.announcement
+        said = metadata.Announcement.read(path)
+        replace(said, tokens=said.tokens + 1).write(path)
+
+    def noticed(self) -> list[int]:
+        """Numbers of the nodes for which something is announced."""
+        numbers = range(1, self.nodes + 1)
+        return [n for n in numbers if metadata.Announcement.read(self.node(n).files.announcement).events]
+
+    def advertise(self, node: int, resource: str, count: int) -> None:
+        """Let a node offer an extended resource (`nvidia.com/gpu`), for the scheduler's eyes only."""
+        patch = {"status": {"capacity": {resource: str(count)}, "allocatable": {resource: str(count)}}}
+        self.kubectl("patch", "node", self.node(node).name, "--subresource=status", "-p", json.dumps(patch))
+
+    def pause(self, part: str) -> None:
+        """Stop a part without ending it: `etcd`, `kube-apiserver` (or `apiserver`), `node-1/kubelet`, …"""
+        self._signal_part(part, signal.SIGSTOP)
+
+    def resume(self, part: str) -> None:
+        """Let a paused part go on."""
+        self._signal_part(part, signal.SIGCONT)
+
+    def _signal_part(self, part: str, number: int) -> None:
+        node, slash, inner = part.partition("/")
+        if slash:
+            self.node(node_number(node)).signal(inner, number)
+            return
+        name = part if part in PARTS else f"kube-{part}"
+        if name not in PARTS:
+            raise TestbedError(f"'{part}' is no part: say one of {', '.join(PARTS)}, or node-1/kubelet")
+        if not processes.send(self.control_plane.identity(name), number):
+            raise TestbedError(f"{name} does not run")
+
+
+def _boot(node: Node) -> None:
+    node.prepare()
+    node.start()
+
+
+def _ready_of(node: dict[str, Any]) -> dict[str, Any]:
+    conditions = node["status"].get("conditions", [])
+    return next((condition for condition in conditions if condition["type"] == "Ready"), {})
+
+
+def _folder(name: str, state_dir: Path | None) -> Path:
+    """Where a cluster is kept; a name is one folder's, so that no other is ever removed for it."""
+    if not _NAME.fullmatch(name):
+        raise TestbedError(f"'{name}' does not do as a cluster's name: give letters a-z, digits and '-', at most 40")
+    return (state_dir or settings().clusters) / name
+
+
+def remove_cluster(name: str, *, state_dir: Path | None = None) -> None:
+    """Remove what there is of a cluster, wholly up or not. Nothing recorded is an error."""
+    folder = _folder(name, state_dir)
+    with locked(folder.with_name(f"{name}.lock"), what=f"cluster '{name}'", remove=True):
+        removal.remove(load_state(folder))
+
+
+def recorded_clusters(state_dir: Path | None = None) -> list[str]:
+    """Names of all clusters with a record, wholly up or not."""
+    folder = state_dir or settings().clusters
+    return sorted(path.parent.name for path in folder.glob("*/cluster.json"))
+
+
+def _clear_the_way(folder: Path, *, replace: bool) -> None:
+    """Remove a leftover of this name; refuse to touch a cluster that runs, unless told so."""
+    try:
+        state = load_state(folder)
+    except NoSuchClusterError:
+        return
+    runs = state.complete_file.exists() and processes.alive(ControlPlane(state=state).identity("kube-apiserver"))
+    if runs and not replace:
+        raise AlreadyUpError(f"cluster '{state.name}' is up already; 'down --name {state.name}' removes it")
+    say(f"removing what is left of an earlier cluster '{state.name}'")
+    removal.remove(state)
+
+
+def _reserve(folder: Path, nodes: int, grace: int) -> State:
+    """Choose free addresses, write them down, and take them, before another cluster can."""
+    with locked(Path(MACHINE_LOCK), what="choosing addresses"):
+        plan = _choose_plan(nodes)
+        ports = Ports(
+            api=6443 if nodes else free_port(),
+            etcd=free_port(),
+            etcd_peer=free_port(),
+        )
+        state = State(folder=folder, name=folder.name, plan=plan, ports=ports, node_monitor_grace_seconds=grace)
+        state.save()
+        if plan.nodes:
+            network.make_switch(plan)
+    return state
+
+
+def _choose_plan(nodes: int) -> Plan:
+    if not nodes:
+        return make_plan(_CONTROL_PLANE_ONLY, 0)
+    return make_plan(free_number(networks=network.networks_in_use(), taken_tags=network.tags_in_use()), nodes)

@@ -1,0 +1,106 @@
+"""Promises and whether they were kept. Pure: no cluster, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast_testbed.drill.job_view import Incident, Pair, Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What a job owes its user when one thing goes wrong."""
+
+    fault: str
+    within_seconds: float
+    max_lost_steps: int
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a fault cost, as seen from outside and as the job itself told it."""
+
+    injected_at: float
+    before: Pair
+    resumed_seconds: float
+    noticed_seconds: float | None
+    lost_steps: int
+    incidents: tuple[Incident, ...]
+    complaints: tuple[str, ...] = ()
+    """What the drill itself checked beside steps and causes, and found broken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One row of the table."""
+
+    promise: Promise
+    outcome: Outcome
+    complaints: tuple[str, ...]
+
+    @property
+    def held(self) -> bool:
+        return not self.complaints
+
+
+def losses_and_causes(promise: Promise, outcome: Outcome) -> tuple[str, ...]:
+    """What a test asserts: everything that was promised except seconds."""
+    complaints = list(outcome.complaints)
+    if outcome.lost_steps > promise.max_lost_steps:
+        complaints.append(f"{outcome.lost_steps} steps lost, {promise.max_lost_steps} promised at most")
+    causes = [incident.cause for incident in outcome.incidents]
+    if causes != [promise.cause]:
+        complaints.append(f"counted as {causes or 'nothing'}, promised: once as {promise.cause}")
+    return tuple(complaints)
+
+
+def judge(promise: Promise, outcome: Outcome) -> Verdict:
+    """What the demo asserts: seconds too."""
+    complaints = losses_and_causes(promise, outcome)
+    if outcome.resumed_seconds > promise.within_seconds:
+        late = f"next step after {outcome.resumed_seconds:.1f} s, promised within {promise.within_seconds:.0f} s"
+        complaints = (late, *complaints)
+    return Verdict(promise=promise, outcome=outcome, complaints=complaints)
+
+
+def first_new_step(seen: list[Progress], before: Pair) -> float | None:
+    """When a world after `before` was first seen to commit a step.
+
+    A pod that enters a world still shows the last world's step, then the restored one; only a rise above the
+    lowest that it showed in the new world is a step of that world.
+    """
+    lowest: dict[tuple[str, Pair], int] = {}
+    for progress in seen:
+        if progress.pair <= before:
+            continue
+        key = (progress.pod, progress.pair)
+        lowest[key] = min(lowest.get(key, progress.step), progress.step)
+        if progress.step > lowest[key]:
+            return progress.at
+    return None
+
+
+def lost_steps(seen: list[Progress], before: Pair, incidents: tuple[Incident, ...]) -> int:
+    """Steps committed in the world that ended and made again after it.
+
+    The job's own figure is exact; the onlooker's is a lower bound, for it samples. The larger of both is
+    taken, so that a job which under-reports does not pass. What a pod shows when it enters a world says nothing of
+    that world: a newcomer shows step 0, and a pod whose rank was killed what this one told last.
+    """
+    last = max((p.step for p in seen if p.pair <= before), default=0)
+    shown: dict[str, Progress] = {}
+    made = []
+    for progress in seen:
+        if progress.pair > before and progress.step > 0 and not _old(shown.get(progress.pod), progress, before):
+            made.append(progress.step)
+        shown[progress.pod] = progress
+    told = sum(incident.lost_steps or 0 for incident in incidents)
+    return max(0, last - min(made, default=last), told)
+
+
+def _old(earlier: Progress | None, now: Progress, before: Pair) -> bool:
+    """Whether a pod may still show a step of the world that ended."""
+    if earlier is None or now.step < earlier.step:
+        return False
+    return now.step == earlier.step or earlier.pair <= before

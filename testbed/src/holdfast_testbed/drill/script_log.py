@@ -1,0 +1,152 @@
+"""What a drill's training script noted: who took which samples, who committed which step, with which weights. Pure.
+
+A step counts as committed in the highest world in which some rank says so; its samples are those that all ranks of
+that world took for it. A rank that is killed between the commit and its own note is so not taken for a loss.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast_testbed.drill.job_view import Pair
+
+BEGIN, TAKE, COMMIT, STRUCK, SAVE = "begin", "take", "commit", "struck", "save"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """One line. `at` is in seconds of the machine's clock, which all nodes share."""
+
+    at: float
+    do: str
+    pod: str
+    pair: Pair
+    step: int
+    samples: tuple[int, ...] = ()
+    weights: str = ""
+
+
+def read(folder: Path) -> list[Note]:
+    """All notes so far, in the order of time."""
+    lines = (line for file in folder.glob("notes-*.jsonl") for line in file.read_text().splitlines(keepends=True))
+    return sorted((_note(line) for line in lines if line.endswith("}\n")), key=lambda note: note.at)
+
+
+def _note(line: str) -> Note:
+    told = json.loads(line)
+    return Note(
+        at=float(told["at"]),
+        do=told["do"],
+        pod=told["pod"],
+        pair=Pair(generation=told["pair"][0], attempt=told["pair"][1]),
+        step=int(told["step"]),
+        samples=tuple(told.get("samples", ())),
+        weights=told.get("weights", ""),
+    )
+
+
+def clear(folder: Path) -> None:
+    """Forget what was noted so far; who still writes appends at the new end."""
+    for file in folder.glob("notes-*.jsonl"):
+        os.truncate(file, 0)
+
+
+def whole(notes: list[Note], until: float) -> list[Note]:
+    """Without the first steps after `clear`, of which some ranks' notes are gone, and what came after `until`.
+
+    Files are read one after the other while ranks write: what a rank took may be missing in a file that was read
+    early, and the step that it was taken for be committed in one that was read late. Say when the reading began.
+    """
+    notes = [note for note in notes if note.at <= until]
+    takes = [(note.pair, note.step) for note in notes if note.do == TAKE]
+    if not takes:
+        return []
+    pair, step = min(takes)
+    return [note for note in notes if note.pair > pair or note.step > step + 1]
+
+
+def newest_pair(notes: Iterable[Note]) -> Pair:
+    """The highest world in which a step was committed."""
+    return max((note.pair for note in notes if note.do == COMMIT), default=Pair(generation=0, attempt=0))
+
+
+def struck_at(notes: Iterable[Note], since: float) -> float | None:
+    """When the script itself failed as it was told to."""
+    return next((note.at for note in notes if note.do == STRUCK and note.at >= since), None)
+
+
+def resumed_at(notes: Iterable[Note], before: Pair, since: float) -> float | None:
+    """The first step that a world after `before` committed."""
+    return next((n.at for n in notes if n.do == COMMIT and n.pair > before and n.at >= since), None)
+
+
+def longest_pause(notes: Iterable[Note], since: float) -> float | None:
+    """Between two steps of a job that nothing ended; None if it made none."""
+    times = sorted(note.at for note in notes if note.do == COMMIT and note.at >= since)
+    return max((later - at for at, later in itertools.pairwise([since, *times])), default=None)
+
+
+def committed_steps(notes: Iterable[Note]) -> set[int]:
+    """Those that some rank noted, in any world."""
+    return {note.step for note in notes if note.do == COMMIT}
+
+
+def worlds(notes: Iterable[Note]) -> int:
+    """How many there were, also such as made no step."""
+    return len({note.pair for note in notes})
+
+
+def lost_steps(notes: Iterable[Note]) -> int:
+    """Steps that a world committed and the next one made again, over all worlds."""
+    made: dict[Pair, list[int]] = defaultdict(list)
+    for note in notes:
+        if note.do == COMMIT:
+            made[note.pair].append(note.step)
+    in_order = [steps for _, steps in sorted(made.items())]
+    return sum(max(0, max(earlier) + 1 - min(later)) for earlier, later in itertools.pairwise(in_order))
+
+
+def wrong_samples(notes: Iterable[Note], *, batch: int, epoch: int) -> int:
+    """Samples that a committed step missed, or that it or its epoch saw twice; an epoch is so many steps."""
+    worlds: dict[int, Pair] = {}
+    taken: dict[tuple[int, Pair], list[int]] = defaultdict(list)
+    for note in notes:
+        if note.do == COMMIT:
+            worlds[note.step] = max(note.pair, worlds.get(note.step, note.pair))
+        elif note.do == TAKE:
+            taken[note.step, note.pair] += note.samples
+    wrong, seen = 0, defaultdict[int, list[int]](list)
+    for step, pair in worlds.items():
+        samples = taken[step, pair]
+        wrong += max(0, batch - len(set(samples)))
+        seen[(step - 1) // epoch] += samples
+    return wrong + sum(len(samples) - len(set(samples)) for samples in seen.values())
+
+
+def weights_equal(notes: Iterable[Note]) -> bool:
+    """All ranks had the same weights after each step, and began each world with those of the step it went on from."""
+    noted: dict[tuple[Pair, int], set[str]] = defaultdict(set)
+    begun: set[tuple[Pair, int]] = set()
+    for note in notes:
+        if note.do in (BEGIN, COMMIT):
+            noted[note.pair, note.step].add(note.weights)
+        if note.do == BEGIN:
+            begun.add((note.pair, note.step))
+    same = all(len(weights) == 1 for weights in noted.values())
+    return same and all(_known(pair, step, noted) for pair, step in begun)
+
+
+def _known(pair: Pair, step: int, noted: Mapping[tuple[Pair, int], set[str]]) -> bool:
+    """A world went on from what an earlier one noted, or from the step after that: one that was in doubt when its
+    world ended may be applied though nobody is left who noted it."""
+    earlier = [at for at in noted if at[0] < pair]
+    made = [at for at in earlier if at[1] == step]
+    if made:
+        return noted[max(made)] == noted[pair, step]
+    return not earlier or step == max(earlier)[1] + 1

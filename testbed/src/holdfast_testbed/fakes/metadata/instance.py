@@ -1,0 +1,62 @@
+"""Which cloud's service an instance has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from holdfast_testbed.fakes.metadata.announcement import AWS, AZURE, GCP, Announcement
+from holdfast_testbed.fakes.metadata.aws import Imds
+from holdfast_testbed.fakes.metadata.azure import AzureMetadata
+from holdfast_testbed.fakes.metadata.gcp import ComputeMetadata
+from holdfast_testbed.fakes.metadata.server import Answer, Request, Service
+
+
+class Instance:
+    """The service of the cloud that the announcement names: the others' paths are answered as that cloud does."""
+
+    name = "metadata"
+
+    def __init__(
+        self, announced: Callable[[], Announcement], now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._announced = announced
+        self._services: dict[str, Service] = {
+            AWS: Imds(announced=announced),
+            GCP: ComputeMetadata(announced=announced),
+            AZURE: AzureMetadata(announced=announced, now=now),
+        }
+
+    def answer(self, request: Request) -> Answer:
+        """Ask the instance's own cloud."""
+        return self._own.answer(request)
+
+    def refusal(self, request: Request, status: int) -> Answer:
+        """In the words of its own cloud."""
+        return self._own.refusal(request, status)
+
+    @property
+    def _own(self) -> Service:
+        return self._services[self._announced().cloud]
+
+
+class AllClouds:
+    """All services at one address, by their paths: what no machine has, for tests of many sources at once."""
+
+    name = "metadata"
+
+    def __init__(self, aws: Imds, gcp: ComputeMetadata, azure: AzureMetadata) -> None:
+        self._services: dict[str, Service] = {"latest": aws, "computeMetadata": gcp, "metadata": azure}
+
+    def answer(self, request: Request) -> Answer:
+        """Ask the service that has such paths."""
+        service = self._asked(request)
+        return Answer(status=404) if service is None else service.answer(request)
+
+    def refusal(self, request: Request, status: int) -> Answer:
+        """In the words of the one that is asked."""
+        service = self._asked(request)
+        return Answer(status=status) if service is None else service.refusal(request, status)
+
+    def _asked(self, request: Request) -> Service | None:
+        return self._services.get(request.path.split("/")[1])

@@ -1,0 +1,1 @@
+"""A node: namespaces, network, configuration, first process, and the processes of its pods."""
