@@ -18,6 +18,7 @@ from holdfast_operator.manifests import children
 from holdfast_operator.manifests.installation import Installation
 from holdfast_operator.settings import from_environment
 from holdfast_testbed.build.commands import run
+from holdfast_testbed.build.programs import program
 from holdfast_testbed.errors import TestbedError
 from holdfast_testbed.fakes.chart import CHART, render
 from holdfast_testbed.fakes.network_policy import End, Flow, allowed
