@@ -29,7 +29,7 @@ POD_SELECTOR = f"{LABEL_APP_MANAGED_BY}={MANAGED_BY},{LABEL_APP_COMPONENT}={COMP
 ANNOTATION_REMEDIATION = "holdfast.dev/remediation"
 REMEDIATION_HISTORY = "holdfast-remediation"
 
-# Who leads among the operator's replicas, and where agents reach it (docs/decisions/0062-own-lease.md).
+# Who leads among the operator's replicas, and where agents reach it (docs/decisions/0062-hold-lease.md).
 LEASE_NAME = "holdfast-operator"
 LEASE_SECONDS = 15
 ANNOTATION_AGENTS_URL = "holdfast.dev/agents-url"

@@ -2,7 +2,7 @@
 
 Every machine of a set sees the events of all, so those that name this one are picked out. An event is approved
 (`StartRequests`) when the commit that it led to is made and it concerns no other machine: approval lets Azure begin
-at once, with all machines of the event (`docs/decisions/0032-azure-approval.md`).
+at once, with all machines of the event (`docs/decisions/0032-approve-azure-events.md`).
 """
 
 import json

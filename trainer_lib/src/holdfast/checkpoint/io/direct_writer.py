@@ -42,7 +42,7 @@ def aligned(nbytes: int) -> int:
 
 def step_back() -> None:
     """Let this thread run when no other wants to. Not SCHED_BATCH, whose threads keep the disk waiting for each
-    other's slices (decision 0124)."""
+    other's slices (decision 0087)."""
     with contextlib.suppress(OSError):  # a sandbox may not know of it
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 

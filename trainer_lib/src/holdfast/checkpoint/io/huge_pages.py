@@ -2,7 +2,7 @@
 
 To fetch a gigabyte of pages of 4 KiB takes a processor 0.3 s, of pages of 2 MiB 0.04 s; and a disk fills large pages
 twice as fast, since each request is of few pieces. They can come slowly: where free memory is in pieces, and where
-the host of a virtual machine has taken it back (decision 0122).
+the host of a virtual machine has taken it back (decision 0108).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from holdfast.core.errors import CheckpointError, DamagedError
 
 _log = logging.getLogger("holdfast.checkpoint.reading")
 
-# Four more than there are CPUs: they wait for the disk while the others verify and copy (decision 0125).
+# Four more than there are CPUs: they wait for the disk while the others verify and copy (decision 0106).
 READERS: Final = 4 + max(2, min(8, PROCESSORS))
 # Runs are cut here, so that memory of which nothing is used any more can go while a neighbour stays.
 _RUN_BYTES: Final = 64 << 20

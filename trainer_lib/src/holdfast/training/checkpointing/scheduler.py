@@ -2,7 +2,7 @@
 
 A commit that fails ends nothing: every rank has its state in memory, and to end the script would throw that away for
 an outage of the storage. Training continues, and the commit is tried again until one succeeds (decision 0137). The
-exception is a state whose weights are not finite: no other try would end better (decision 0140).
+exception is a state whose weights are not finite: no other try would end better (decision 0139).
 """
 
 from __future__ import annotations
