@@ -13,6 +13,8 @@ TWO_STREAMS := -n 2 --dist loadfile --no-loadscope-reorder
 NODES ?= 3
 CLUSTER ?= default
 CHART_CRDS := charts/holdfast/crds
+DASHBOARDS := charts/holdfast/dashboards
+CRD_REFERENCE := docs/reference/faulttolerantjob.md
 
 .PHONY: help demo test test-unit test-integration test-e2e test-scale lint fmt cluster cluster-down bench bench-operator bench-checkpoint drill drill-checkpoint generate verify setup setup-venv clean
 
@@ -79,13 +81,18 @@ drill-%: setup
 
 generate: setup-venv ## make the files that are derived from others
 	@mkdir -p $(CHART_CRDS) && cp crds/*.yaml $(CHART_CRDS)/
-	@python3 charts/dashboards.py charts/holdfast/dashboards
-	@$(PY) charts/reference.py docs/reference/faulttolerantjob.md
+	@python3 tools/dashboards.py $(DASHBOARDS)
+	@$(PY) tools/crd_reference.py $(CRD_REFERENCE)
 
-verify: ## fail if a derived file differs from what `make generate` makes
+verify: $(PY) ## fail if a derived file differs from what `make generate` makes
 	@diff -ru crds $(CHART_CRDS) || { echo "the chart's copy of the CRD is stale: run 'make generate'" >&2; exit 1; }
-	@made=$$(mktemp -d) && trap 'rm -rf "$$made"' EXIT && python3 charts/dashboards.py "$$made" && \
-	  diff -ru "$$made" charts/holdfast/dashboards || { echo "the dashboards are stale: run 'make generate'" >&2; exit 1; }
+	@made=$$(mktemp -d) && trap 'rm -rf "$$made"' EXIT && python3 tools/dashboards.py "$$made" && \
+	  diff -ru "$$made" $(DASHBOARDS) || { echo "the dashboards are stale: run 'make generate'" >&2; exit 1; }
+	@made=$$(mktemp) && trap 'rm -f "$$made"' EXIT && $(PY) tools/crd_reference.py "$$made" && \
+	  diff -u "$$made" $(CRD_REFERENCE) || { echo "the CRD's reference is stale: run 'make generate'" >&2; exit 1; }
+
+$(PY):
+	@$(BOOTSTRAP) --only venv
 
 setup: ## everything that demo and tests need, into the cache (done once)
 	@$(BOOTSTRAP)
@@ -103,5 +110,5 @@ clean: ## stop clusters and remove the cache and all build products
 	@rm -rf $(addprefix $(HOLDFAST_CACHE)/,$(IN_CACHE))
 	@rmdir $(HOLDFAST_CACHE) 2>/dev/null || true
 	@rm -rf out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	@find operator sidecar trainer_lib testbed tests benchmarks drills charts -name __pycache__ -prune -exec rm -rf {} +
+	@find operator sidecar trainer_lib testbed tests benchmarks drills tools -name __pycache__ -prune -exec rm -rf {} +
 	@rm -rf */build */src/*.egg-info

@@ -180,6 +180,6 @@ def test_a_dashboard_is_as_grafana_wants_it(name):
 
 
 def test_the_dashboards_are_those_that_the_generator_makes(tmp_path):
-    subprocess.run([sys.executable, ROOT / "charts" / "dashboards.py", tmp_path], check=True)
+    subprocess.run([sys.executable, ROOT / "tools" / "dashboards.py", tmp_path], check=True)
     made = {path.stem: path.read_text() for path in tmp_path.iterdir()}
     assert made == {path.stem: path.read_text() for path in FOLDER.iterdir()}, "run 'make generate'"

@@ -121,7 +121,7 @@ def test_git_ignores_the_cache_whether_it_is_a_folder_or_a_link(tmp_path: Path) 
 def checkout(folder: Path) -> Path:
     """The Makefile beside empty folders, with something that was built."""
     shutil.copy(settings().repository / "Makefile", folder)
-    for name in ("operator", "sidecar", "trainer_lib", "testbed", "tests", "benchmarks", "drills", "charts", "out"):
+    for name in ("operator", "sidecar", "trainer_lib", "testbed", "tests", "benchmarks", "drills", "tools", "out"):
         (folder / name / "__pycache__").mkdir(parents=True)
     return folder
 

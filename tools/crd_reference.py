@@ -1,4 +1,4 @@
-"""Writes docs/reference/faulttolerantjob.md from the CRD: `python charts/reference.py FILE`, or `make generate`.
+"""Writes docs/reference/faulttolerantjob.md from the CRD: `python tools/crd_reference.py FILE`, or `make generate`.
 
 It is what `kubectl explain` says, on one page. Which how-to page a group of fields has stands here, and a test holds
 each page to it.

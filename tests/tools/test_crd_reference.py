@@ -18,7 +18,7 @@ GROUPS = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["
 
 def test_the_page_is_the_one_that_the_generator_makes(tmp_path: Path) -> None:
     made = tmp_path / "page.md"
-    subprocess.run([sys.executable, ROOT / "charts" / "reference.py", made], check=True)
+    subprocess.run([sys.executable, ROOT / "tools" / "crd_reference.py", made], check=True)
     assert made.read_text() == PAGE.read_text(), "run 'make generate'"
 
 

@@ -1,4 +1,4 @@
-"""Writes the chart's Grafana dashboards: `python3 charts/dashboards.py FOLDER`, or `make generate`.
+"""Writes the chart's Grafana dashboards: `python3 tools/dashboards.py FOLDER`, or `make generate`.
 
 A panel here is its title, its queries and its unit; what Grafana wants besides is the same for all of them. Every
 query is run against a real Prometheus by tests/monitoring/test_dashboards.py.
