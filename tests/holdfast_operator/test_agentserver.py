@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.agents.server import AgentServer, Limits, ServerMetrics
+from holdfast_operator.agents.limits import Limits
+from holdfast_operator.agents.routes import ServerMetrics
+from holdfast_operator.agents.server import AgentServer
 from holdfast_operator.agents.tls import TlsKeeper
 from holdfast_operator.cluster.agent_hub import AgentHub, PodIdentity
 from holdfast_operator.errors import AuthenticationUnavailableError

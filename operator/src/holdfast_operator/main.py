@@ -29,8 +29,9 @@ from urllib3.exceptions import HTTPError
 
 from holdfast_operator import __version__
 from holdfast_operator.agents.job_key import ensure_operator_key, job_key
-from holdfast_operator.agents.server import AgentServer, Limits
-from holdfast_operator.agents.server import ServerMetrics as AgentObserver
+from holdfast_operator.agents.limits import Limits
+from holdfast_operator.agents.routes import ServerMetrics as AgentObserver
+from holdfast_operator.agents.server import AgentServer
 from holdfast_operator.agents.tls import TlsKeeper
 from holdfast_operator.agents.token_review import TokenReviews, reviewer
 from holdfast_operator.cluster.agent_hub import AgentHub

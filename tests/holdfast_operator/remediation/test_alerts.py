@@ -19,7 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_operator.agents.server import AgentServer, Limits, ServerMetrics
+from holdfast_operator.agents.limits import Limits
+from holdfast_operator.agents.routes import ServerMetrics
+from holdfast_operator.agents.server import AgentServer
 from holdfast_operator.agents.tls import TlsKeeper
 from holdfast_operator.api.names import ANNOTATION_REMEDIATION
 from holdfast_operator.api.node_mark import Mark, Mode

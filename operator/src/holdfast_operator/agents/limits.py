@@ -1,0 +1,72 @@
+"""What one server grants its clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from holdfast_operator.runtime.rate_limit import RateLimit
+
+ALERTS_PATH = "/v1/alerts"
+# Of one connection, whatever it does: TLS, HTTP and buffers.
+CONNECTION_BYTES = 50 * 1024
+# Of the process's memory limit. 512 MiB are 100 for the interpreter, a quarter for jobs and about as much for lists.
+_CONNECTIONS_SHARE = 3 / 8
+_FEWEST_CONNECTIONS = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Every limit of a server. A client that is slow, silent or greedy loses its connection and affects no other."""
+
+    # A worker of 1,024 that has lost all others tells some 200 KiB.
+    body_bytes: int = 256 * 1024
+    bodies_of_a_pod: int = 4
+    alerts_bytes: int = 8 * 1024 * 1024
+    alert_bodies: int = 1
+    alerts_seconds: float = 10.0
+    """Until what follows from alerts has to be written, or their sender is told to try again."""
+    header_bytes: int = 8190
+    headers: int = 32
+    token_bytes: int = 8000
+    connections: int = 20_000
+    connections_per_peer: int = 2_000
+    unproved: int = 1_000
+    """Connections on which no token was accepted yet, also in their TLS handshake: a further one ends the oldest."""
+    unproved_of_a_peer: int = 64
+    hold_seconds: float = 30.0
+    first_request_seconds: float = 10.0
+    idle_seconds: float = 75.0
+    body_seconds: float = 10.0
+    handshake_seconds: float = 10.0
+    authentications: int = 16
+    authentications_waiting: int = 1_000
+    authentications_waiting_of_a_peer: int = 250
+    # Of the questions that are asked at once: neither one address nor what is known already takes them all.
+    authentications_of_a_peer: int = 4
+    renewals: int = 12
+    of_a_pod: RateLimit = field(default_factory=lambda: RateLimit(a_second=10.0, at_once=50))
+    """Of its reports, and of its polls. A sidecar needs one a second, and some more when much happens."""
+    bytes_of_a_pod: RateLimit = field(default_factory=lambda: RateLimit(a_second=256 * 1024.0, at_once=1024 * 1024))
+    """Of its reports: the largest once a second."""
+    report_bytes_at_once: int = 16 * 1024
+    """Larger reports are read in a thread, in turns: the event loop serves everybody meanwhile."""
+
+    @classmethod
+    def within(cls, memory_bytes: int | None) -> Limits:
+        """The limits of a process with so much memory (None: not limited), most of which is for other things."""
+        most = cls()
+        if memory_bytes is None:
+            return most
+        share = int(memory_bytes * _CONNECTIONS_SHARE) // CONNECTION_BYTES
+        connections = min(most.connections, max(share, _FEWEST_CONNECTIONS))
+        unproved = min(most.unproved, connections // 4)
+        return replace(most, connections=connections, unproved=unproved)
+
+    def most_of_body(self, path: str) -> int:
+        """Return the largest body that this path takes, in bytes."""
+        return self.alerts_bytes if path == ALERTS_PATH else self.body_bytes
+
+    @property
+    def request_seconds(self) -> float:
+        """Longest that one request may keep its connection without an answer taken."""
+        return self.hold_seconds + 20.0
