@@ -27,8 +27,8 @@ import _bench as bench  # noqa: E402
 
 from holdfast_testbed.cluster.cluster import Cluster  # noqa: E402
 from holdfast_testbed.drill.faults import DrillJob  # noqa: E402
-from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS, DRILL_JOB, apply_drill_job, install_chart  # noqa: E402
-from holdfast_testbed.drill.matrix import Case, cases  # noqa: E402
+from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job, install_chart  # noqa: E402
+from holdfast_testbed.drill.matrix import CASES, Case  # noqa: E402
 from holdfast_testbed.drill.trial import WORKERS, Trial, run, settle  # noqa: E402
 from holdfast_testbed.drill.watcher import Watcher  # noqa: E402
 from holdfast_testbed.errors import UnplaceableError  # noqa: E402
@@ -179,7 +179,7 @@ def arguments(known: Sequence[str]) -> argparse.Namespace:
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(130))
-    every = {case.name: case for case in cases(DRILL_INTERVAL_STEPS)}
+    every = {case.name: case for case in CASES}
     asked = arguments(list(every))
     chosen = [every[name] for name in asked.names or (QUICK if asked.quick else every)]
     kept = Kept(OUT / ("quick.jsonl" if asked.quick else "trials.jsonl"))

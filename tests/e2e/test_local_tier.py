@@ -9,8 +9,8 @@ import pytest
 
 from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.drill import script_log
-from holdfast_testbed.drill.faults import DrillJob, await_save, newest_commit, step_of
-from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS, DRILL_JOB, apply_drill_job
+from holdfast_testbed.drill.faults import DRILL_INTERVAL_STEPS, DrillJob, await_save, newest_commit, step_of
+from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job
 from holdfast_testbed.drill.watcher import Watcher
 
 pytestmark = pytest.mark.e2e
@@ -30,7 +30,7 @@ def stage(cluster: Cluster, namespace: str) -> Iterator[DrillJob]:
 
 def test_when_all_ranks_die_training_goes_on_from_the_nodes_disks(stage: DrillJob) -> None:
     ranks = [stage.rank_process(pod) for pod in stage.workers()]
-    await_save(stage, DRILL_INTERVAL_STEPS)
+    await_save(stage)
     volume = newest_on_the_volume(stage)
     stage.watcher.wait("steps after the volume's commit", lambda: reached(stage) >= volume + 4 * EVERY, timeout=60)
     for rank in ranks:

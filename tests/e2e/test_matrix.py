@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast_testbed.drill.faults import DrillJob
-from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS
-from holdfast_testbed.drill.matrix import Case, cases
+from holdfast_testbed.drill.matrix import CASES, Case
 from holdfast_testbed.drill.trial import run
 from holdfast_testbed.errors import UnplaceableError
 
@@ -16,7 +15,7 @@ NAMESPACE = "matrix"
 ELSEWHERE = {
     "disk-full": "tests/holdfast/checkpoint/io/test_full_disk.py: here it would fill the disk of the machine",
 }
-HERE = [case for case in cases(DRILL_INTERVAL_STEPS) if case.name not in ELSEWHERE]
+HERE = [case for case in CASES if case.name not in ELSEWHERE]
 
 
 @pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
@@ -29,4 +28,4 @@ def test_a_fault_costs_no_more_than_the_matrix_says(case: Case, stage: DrillJob)
 
 
 def test_each_row_is_kept_here_or_named_where_it_is() -> None:
-    assert ELSEWHERE.keys() <= {case.name for case in cases(DRILL_INTERVAL_STEPS)}
+    assert ELSEWHERE.keys() <= {case.name for case in CASES}

@@ -18,8 +18,8 @@ from holdfast_testbed.build.commands import run
 from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.constants import OPERATOR_NAMESPACE
 from holdfast_testbed.drill import script_log
-from holdfast_testbed.drill.faults import DrillJob, await_save, commits, step_of
-from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS, DRILL_JOB, apply_drill_job, put_drill_script
+from holdfast_testbed.drill.faults import DRILL_INTERVAL_STEPS, DrillJob, await_save, commits, step_of
+from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job, put_drill_script
 from holdfast_testbed.drill.watcher import JOB_LABEL, METRICS_PORT, PodSight, Watcher
 from holdfast_testbed.fakes.s3 import S3Server, s3_server
 
@@ -115,7 +115,7 @@ def lose_pods_and_volume(copied: Copied) -> Loss:
     stage = copied.stage
     operator = stage.operator()
     launchers = [stage.launcher(pod) for pod in stage.workers()]
-    await_save(stage, DRILL_INTERVAL_STEPS)
+    await_save(stage)
     stage.watcher.wait("the copy of the newest commit", lambda: is_copied(copied), timeout=30)
     stage.cluster.signal(operator, signal.SIGSTOP)
     try:

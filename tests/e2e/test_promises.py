@@ -8,20 +8,19 @@ from typing import Any
 
 import pytest
 
-from holdfast_testbed.drill.faults import Drill, DrillJob, commits, drills
+from holdfast_testbed.drill.faults import DRILLS, Drill, DrillJob, commits
 from holdfast_testbed.drill.promises import Outcome, losses_and_causes
 from holdfast_testbed.drill.watcher import Watcher
 
 pytestmark = pytest.mark.e2e
 
-INTERVAL_STEPS = 50
 FEW_STEPS = 60
 _HOW = re.compile(
     r"goe?s? on from|goes over|training with|did not leave|no sign of life|busy for|lost |backs off|stood still"
 )
 
 
-@pytest.mark.parametrize("drill", drills(INTERVAL_STEPS), ids=lambda drill: drill.name.replace(" ", "-"))
+@pytest.mark.parametrize("drill", DRILLS, ids=lambda drill: drill.name.replace(" ", "-"))
 def test_a_fault_costs_no_more_than_promised(drill: Drill, running_job: Callable[..., Any]) -> None:
     job = running_job(spread=drill.takes_node)
     stage: DrillJob = job.stage

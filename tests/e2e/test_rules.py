@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast_testbed.drill import script_log
-from holdfast_testbed.drill.faults import DrillJob, await_save, leader
-from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS, DRILL_JOB, apply_drill_job
+from holdfast_testbed.drill.faults import DRILL_INTERVAL_STEPS, DrillJob, await_save, leader
+from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job
 from holdfast_testbed.drill.job_view import Incident
 from holdfast_testbed.drill.matrix import signal_rank, told
 from holdfast_testbed.drill.spec_edits import edit
@@ -173,7 +173,7 @@ def test_what_keeps_failing_in_place_is_answered_with_more(job: Ruled) -> None:
 
     first = job.suffers(told("exit", code=3))
     job.trains_without([])
-    await_save(job.stage, DRILL_INTERVAL_STEPS)
+    await_save(job.stage)
     second = job.suffers(told("exit", code=3))
     job.trains_without(job.before)
 

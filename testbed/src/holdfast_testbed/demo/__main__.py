@@ -16,7 +16,7 @@ from holdfast_testbed.build.programs import program
 from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.demo.story import Narrator, Teller
 from holdfast_testbed.demo.table import Check, render
-from holdfast_testbed.drill.faults import Drill, DrillJob, drills
+from holdfast_testbed.drill.faults import DRILL_INTERVAL_STEPS, DRILLS, Drill, DrillJob
 from holdfast_testbed.drill.install import example_job, install_chart
 from holdfast_testbed.drill.promises import Verdict, judge
 from holdfast_testbed.drill.watcher import Watcher
@@ -27,7 +27,6 @@ CLUSTER = "demo"
 NAMESPACE = "demo"
 JOB = "gpt"
 WORKERS = 3
-INTERVAL_STEPS = 50
 REFERENCE = Path(__file__).with_name("undisturbed.json")
 HELD_OUT = re.compile(r"held-out bits per byte: (?P<loss>[0-9.]+) at step (?P<step>\d+), text (?P<text>\w+)")
 OTHER_TEXT_MARGIN = 1.05
@@ -108,12 +107,12 @@ def _stop_listening() -> None:
 def _keep_promises(stage: DrillJob, teller: Teller) -> Iterator[Verdict]:
     stage.watcher.wait_for_world(WORKERS, steps=1, timeout=120)
     teller.say("demo", "the job trains; from here on it is hurt on purpose")
-    for drill in drills(INTERVAL_STEPS):
+    for drill in DRILLS:
         yield _one(drill, stage, teller)
 
 
 def _one(drill: Drill, stage: DrillJob, teller: Teller) -> Verdict:
-    stage.watcher.wait_for_world(WORKERS, steps=INTERVAL_STEPS // 5, timeout=120)
+    stage.watcher.wait_for_world(WORKERS, steps=DRILL_INTERVAL_STEPS // 5, timeout=120)
     verdict = judge(drill.promise, drill.run(stage))
     outcome = verdict.outcome
     word = "kept" if verdict.held else "MISSED"

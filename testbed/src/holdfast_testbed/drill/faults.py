@@ -11,8 +11,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from holdfast_testbed.cluster.cluster import Cluster
     from holdfast_testbed.node.processes import Process
 
+DRILL_INTERVAL_STEPS = 50
+"""Steps between two checkpoints of a job that is drilled."""
 SETTLE_SECONDS = 60.0
 _COMMIT = re.compile(r"step-(\d+)\.g(\d+)\.a(\d+)")
 
@@ -94,7 +95,7 @@ def is_rank(child: Process) -> bool:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Drill:
     """A fault with its promise.
 
@@ -105,6 +106,7 @@ class Drill:
     name: str
     promise: Promise
     inflict: Callable[[DrillJob], None]
+    _: KW_ONLY
     repair: Callable[[DrillJob], None] | None = None
     verify: Callable[[DrillJob], tuple[str, ...]] | None = None
     patience: float = 180.0
@@ -223,12 +225,12 @@ def kill_launcher_and_operator(stage: DrillJob) -> None:
     stage.say(f"SIGKILL to the operator in the middle of the recovery (pid {operator.pid})")
 
 
-def kill_all_and_damage(stage: DrillJob, *, interval_steps: int) -> None:
+def kill_all_and_damage(stage: DrillJob) -> None:
     operator = stage.operator()
     stage.cluster.signal(operator, signal.SIGSTOP)
     stage.say("the operator is stopped (SIGSTOP)")
     launchers = [stage.launcher(pod) for pod in stage.workers()]
-    await_save(stage, interval_steps)
+    await_save(stage)
     kill_at_once(stage, launchers)
     stage.say("SIGKILL to every launcher: nothing of the job is left running")
     commit = newest_commit(stage.checkpoints)
@@ -246,13 +248,13 @@ def kill_at_once(stage: DrillJob, processes: Sequence[Process]) -> None:
             stage.cluster.signal(process, number)
 
 
-def await_save(stage: DrillJob, interval_steps: int) -> None:
+def await_save(stage: DrillJob) -> None:
     """Until no save is on its way, nor due soon: steps go on meanwhile, and are lost beside the interval's."""
 
     def saved() -> bool:
         newest, found = stage.watcher.newest(), commits(stage.checkpoints)
-        since = newest.step - step_of(found[-1]) if newest and found else interval_steps
-        return since < 0.5 * interval_steps
+        since = newest.step - step_of(found[-1]) if newest and found else DRILL_INTERVAL_STEPS
+        return since < 0.5 * DRILL_INTERVAL_STEPS
 
     stage.watcher.wait("a commit with no other on its way", saved, timeout=120)
 
@@ -390,52 +392,39 @@ def crowding_elsewhere(stage: DrillJob) -> PodSight | None:
     return _sharing_worker(stage)
 
 
-def drills(interval_steps: int) -> list[Drill]:
-    """The promises of the README's table, in the order in which the demo keeps them."""
+def _promise(fault: str, seconds: float, cause: str, *, intervals: int = 0) -> Promise:
+    lost = intervals * DRILL_INTERVAL_STEPS
+    return Promise(fault=fault, within_seconds=seconds, max_lost_steps=lost, cause=cause)
 
-    def promise(fault: str, seconds: float, intervals: int, cause: str) -> Promise:
-        lost = intervals * interval_steps
-        return Promise(fault=fault, within_seconds=seconds, max_lost_steps=lost, cause=cause)
 
-    return [
-        Drill(
-            name="rank killed",
-            promise=promise("rank process SIGKILLed", 3, 0, "Infrastructure"),
-            inflict=kill_rank,
-        ),
-        Drill(
-            name="pod deleted",
-            promise=promise("pod deleted", 3, 0, "Interruption"),
-            inflict=delete_pod,
-        ),
-        Drill(
-            name="spot notice",
-            promise=promise("spot notice on a node", 10, 0, "Interruption"),
-            inflict=announce_interruption,
-            repair=reclaim_and_replace,
-            takes_node=True,
-        ),
-        Drill(
-            name="operator killed",
-            promise=promise("launcher killed, and the operator in mid-recovery", 5, 0, "Infrastructure"),
-            inflict=kill_launcher_and_operator,
-        ),
-        Drill(
-            name="all killed, commit damaged",
-            promise=promise("all launchers killed, newest commit damaged", 45, 2, "Infrastructure"),
-            inflict=partial(kill_all_and_damage, interval_steps=interval_steps),
-            verify=damage_was_named,
-        ),
-        Drill(
-            name="power cut",
-            promise=promise("node's power cut", 5, 0, "Infrastructure"),
-            inflict=cut_power,
-            repair=restore_power,
-            takes_node=True,
-        ),
-        Drill(
-            name="exception",
-            promise=promise("exception in the script", 10, 0, "Application"),
-            inflict=raise_in_script,
-        ),
-    ]
+DRILLS = (
+    Drill("rank killed", _promise("rank process SIGKILLed", 3, "Infrastructure"), kill_rank),
+    Drill("pod deleted", _promise("pod deleted", 3, "Interruption"), delete_pod),
+    Drill(
+        "spot notice",
+        _promise("spot notice on a node", 10, "Interruption"),
+        announce_interruption,
+        repair=reclaim_and_replace,
+        takes_node=True,
+    ),
+    Drill(
+        "operator killed",
+        _promise("launcher killed, and the operator in mid-recovery", 5, "Infrastructure"),
+        kill_launcher_and_operator,
+    ),
+    Drill(
+        "all killed, commit damaged",
+        _promise("all launchers killed, newest commit damaged", 45, "Infrastructure", intervals=2),
+        kill_all_and_damage,
+        verify=damage_was_named,
+    ),
+    Drill(
+        "power cut",
+        _promise("node's power cut", 5, "Infrastructure"),
+        cut_power,
+        repair=restore_power,
+        takes_node=True,
+    ),
+    Drill("exception", _promise("exception in the script", 10, "Application"), raise_in_script),
+)
+"""The promises of the README's table, in the order in which the demo keeps them."""

@@ -11,7 +11,7 @@ import yaml
 
 from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.constants import OPERATOR_NAMESPACE, RUNTIME_CLAIM
-from holdfast_testbed.drill.faults import leader
+from holdfast_testbed.drill.faults import DRILL_INTERVAL_STEPS, leader
 from holdfast_testbed.fakes.chart import CHART
 
 REPOSITORY = Path(__file__).resolve().parents[4]
@@ -24,7 +24,6 @@ _TEST = {
 }
 DRILL_SCRIPT = REPOSITORY / "drills" / "_train.py"
 DRILL_JOB = "drill"
-DRILL_INTERVAL_STEPS = 50
 OPERATOR_HOST = 200
 """The testbed runs no cluster DNS, so agents are given the operator's cluster IP: this one of the range."""
 

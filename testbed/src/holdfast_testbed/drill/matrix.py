@@ -11,11 +11,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import KW_ONLY, dataclass
 
 from holdfast_testbed.constants import OPERATOR_NAMESPACE
 from holdfast_testbed.drill.faults import (
+    DRILL_INTERVAL_STEPS,
     DrillJob,
     await_save,
     commits,
@@ -40,14 +40,15 @@ LEASE = "holdfast-operator"
 SCALE_DOWN = "ToBeDeletedByClusterAutoscaler"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
-    """One row. Without a cause, training goes on in the same world and nothing is counted."""
+    """One row. Without a cause, training continues in the same attempt and nothing is counted."""
 
     name: str
     fault: str
     inflict: Callable[[DrillJob], None]
     cause: str = ""
+    _: KW_ONLY
     max_lost_steps: int = 0
     repair: Callable[[DrillJob], None] | None = None
     skip: Callable[[DrillJob], str] | None = None
@@ -159,9 +160,9 @@ def kill_launcher(stage: DrillJob, pod: PodSight) -> None:
     stage.cluster.signal(launcher, signal.SIGKILL)
 
 
-def kill_all(stage: DrillJob, *, interval_steps: int) -> None:
+def kill_all(stage: DrillJob) -> None:
     launchers = [stage.launcher(pod) for pod in stage.workers()]
-    await_save(stage, interval_steps)
+    await_save(stage)
     stage.strike()
     kill_at_once(stage, launchers)
 
@@ -228,87 +229,43 @@ def _wait_until(stage: DrillJob, seconds: float) -> None:
     time.sleep(max(0.0, stage.struck[-1] + seconds - time.time()))
 
 
+INFRASTRUCTURE, INTERRUPTION, APPLICATION, OOM = "Infrastructure", "Interruption", "Application", "OOM"
 LEADERS_NODE = Case(
-    name="leader-power",
-    fault="node's power cut, the leading operator on it",
-    inflict=cut_power_of_leader,
-    cause="Infrastructure",
+    "leader-power",
+    "node's power cut, the leading operator on it",
+    cut_power_of_leader,
+    INFRASTRUCTURE,
     repair=restore_power_under_another_leader,
     misplaced=crowding_elsewhere,
 )
 
-
-def cases(interval_steps: int) -> list[Case]:
-    """All rows, the gentle ones first."""
-    infrastructure, interruption, application, oom = "Infrastructure", "Interruption", "Application", "OOM"
-    every = interval_steps
-    return [
-        Case(name="sidecar-killed", fault="sidecar SIGKILLed", inflict=kill_sidecar),
-        Case(
-            name="rank-killed",
-            fault="rank process SIGKILLed",
-            inflict=signal_rank(signal.SIGKILL),
-            cause=infrastructure,
-        ),
-        Case(
-            name="rank-stopped",
-            fault="rank process SIGSTOPped",
-            inflict=signal_rank(signal.SIGSTOP),
-            cause=infrastructure,
-        ),
-        Case(name="exception", fault="exception in the script", inflict=told("raise"), cause=application),
-        Case(name="exit-2", fault="script ends with 2", inflict=told("exit"), cause=application),
-        Case(
-            name="oom-process",
-            fault="out of memory, one process",
-            inflict=told("fill memory"),
-            cause=oom,
-            spoils_pod=True,
-        ),
-        Case(name="oom-container", fault="out of memory, the container", inflict=exhaust_container, cause=oom),
-        Case(name="disk-full", fault="checkpoint volume full for 4 s", inflict=fill_disk, repair=free_disk),
-        Case(name="pod-deleted", fault="pod deleted", inflict=delete_pod, cause=interruption),
-        Case(name="pod-evicted", fault="pod evicted", inflict=evict_pod, cause=interruption),
-        Case(name="coordinator-killed", fault="coordinator's pod", inflict=kill_coordinator, cause=infrastructure),
-        Case(
-            name="operator-killed",
-            fault="a pod, and the operator in mid-recovery",
-            inflict=kill_launcher_and_operator,
-            cause=infrastructure,
-        ),
-        Case(
-            name="all-killed",
-            fault="all pods at once",
-            inflict=partial(kill_all, interval_steps=every),
-            cause=infrastructure,
-            max_lost_steps=every,
-        ),
-        Case(name="lease-lost", fault="the leader's Lease lost", inflict=take_lease, skip=no_lease),
-        Case(name="node-drained", fault="kubectl drain", inflict=drain_node, cause=interruption, repair=uncordon),
-        Case(
-            name="node-scaled-down",
-            fault="autoscaler takes the node away",
-            inflict=scale_down,
-            cause=interruption,
-            repair=keep_nodes,
-        ),
-        LEADERS_NODE,
-        Case(name="node-rebooted", fault="node rebooted", inflict=reboot, cause=infrastructure),
-        Case(
-            name="node-partitioned",
-            fault="node cut off for 15 s",
-            inflict=cut_cable,
-            cause=infrastructure,
-            repair=plug_cable,
-        ),
-        Case(
-            name="node-power", fault="node's power cut", inflict=cut_power, cause=infrastructure, repair=restore_power
-        ),
-        Case(
-            name="api-away",
-            fault="API server away for 60 s, a pod lost meanwhile",
-            inflict=lose_api_and_worker,
-            cause=infrastructure,
-            repair=return_api,
-        ),
-    ]
+CASES = (
+    Case("sidecar-killed", "sidecar SIGKILLed", kill_sidecar),
+    Case("rank-killed", "rank process SIGKILLed", signal_rank(signal.SIGKILL), INFRASTRUCTURE),
+    Case("rank-stopped", "rank process SIGSTOPped", signal_rank(signal.SIGSTOP), INFRASTRUCTURE),
+    Case("exception", "exception in the script", told("raise"), APPLICATION),
+    Case("exit-2", "script ends with 2", told("exit"), APPLICATION),
+    Case("oom-process", "out of memory, one process", told("fill memory"), OOM, spoils_pod=True),
+    Case("oom-container", "out of memory, the container", exhaust_container, OOM),
+    Case("disk-full", "checkpoint volume full for 4 s", fill_disk, repair=free_disk),
+    Case("pod-deleted", "pod deleted", delete_pod, INTERRUPTION),
+    Case("pod-evicted", "pod evicted", evict_pod, INTERRUPTION),
+    Case("coordinator-killed", "coordinator's pod", kill_coordinator, INFRASTRUCTURE),
+    Case("operator-killed", "a pod, and the operator in mid-recovery", kill_launcher_and_operator, INFRASTRUCTURE),
+    Case("all-killed", "all pods at once", kill_all, INFRASTRUCTURE, max_lost_steps=DRILL_INTERVAL_STEPS),
+    Case("lease-lost", "the leader's Lease lost", take_lease, skip=no_lease),
+    Case("node-drained", "kubectl drain", drain_node, INTERRUPTION, repair=uncordon),
+    Case("node-scaled-down", "autoscaler takes the node away", scale_down, INTERRUPTION, repair=keep_nodes),
+    LEADERS_NODE,
+    Case("node-rebooted", "node rebooted", reboot, INFRASTRUCTURE),
+    Case("node-partitioned", "node cut off for 15 s", cut_cable, INFRASTRUCTURE, repair=plug_cable),
+    Case("node-power", "node's power cut", cut_power, INFRASTRUCTURE, repair=restore_power),
+    Case(
+        "api-away",
+        "API server away for 60 s, a pod lost meanwhile",
+        lose_api_and_worker,
+        INFRASTRUCTURE,
+        repair=return_api,
+    ),
+)
+"""All rows, the gentle ones first."""

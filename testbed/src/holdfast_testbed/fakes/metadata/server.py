@@ -75,9 +75,9 @@ class MetadataServer:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         told: Callable[[], str] = lambda: "",
     ) -> None:
-        self._service = service
+        self.service = service
         self._address = address
-        self._now = now
+        self.now = now
         self._told = told
         self.port = port
         self.fault = ""
@@ -101,7 +101,7 @@ class MetadataServer:
     def start(self) -> None:
         """Answer in the background; after `stop` at the same port again."""
         self.closing.clear()
-        self._server = _Server((self._address, self.port), _handler(self, self._service, self._now))
+        self._server = _Server((self._address, self.port), self)
         self.port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, args=(0.02,), name="metadata", daemon=True).start()
 
@@ -125,9 +125,10 @@ class MetadataServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, address: tuple[str, int], metadata: MetadataServer) -> None:
+        self.metadata = metadata
         self._open: set[socket.socket] = set()
-        super().__init__(address, handler)
+        super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
         """Bind without http.server's look-up of the host's name, which may hang where there is no DNS."""
@@ -153,59 +154,59 @@ class _Server(ThreadingHTTPServer):
         """Clients hang up and connections are cut on purpose."""
 
 
-def _handler(server: MetadataServer, service: Service, now: Callable[[], datetime]) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-        server_version = service.name
-        sys_version = ""
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
-        def _serve(self) -> None:
-            request = self._request()
-            server.seen.append(request)
-            astray = request.path.startswith(ELSEWHERE)
-            fault = "" if astray else server.spoiled()
-            if not fault:
-                answer = service.answer(_led_back(request))
-                fault = "" if astray else server.spoiled()  # an answer that was held back may come into one
-            if not fault:
-                self._reply(answer)
-            elif fault.isdigit():
-                self._reply(service.refusal(request, int(fault)))
-            else:
-                _spoil(self, server, fault)
-                self.close_connection = True
+    def _serve(self) -> None:
+        metadata, request = self.server.metadata, self._request()
+        metadata.seen.append(request)
+        astray = request.path.startswith(ELSEWHERE)
+        fault = "" if astray else metadata.spoiled()
+        if not fault:
+            answer = metadata.service.answer(_led_back(request))
+            fault = "" if astray else metadata.spoiled()  # an answer that was held back may come into one
+        if not fault:
+            self._reply(answer)
+        elif fault.isdigit():
+            self._reply(metadata.service.refusal(request, int(fault)))
+        else:
+            _spoil(self, metadata, fault)
+            self.close_connection = True
 
-        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815 - the base class's names
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815 - the base class's names
 
-        def _request(self) -> Request:
-            parts = urlsplit(self.path)
-            return Request(
-                method=self.command,
-                path=parts.path,
-                query=dict(parse_qsl(parts.query)),
-                headers={name.lower(): value for name, value in self.headers.items()},
-                body=self.rfile.read(int(self.headers.get("Content-Length") or 0)),
-                closing=server.closing.is_set,
-            )
+    def _request(self) -> Request:
+        parts = urlsplit(self.path)
+        return Request(
+            method=self.command,
+            path=parts.path,
+            query=dict(parse_qsl(parts.query)),
+            headers={name.lower(): value for name, value in self.headers.items()},
+            body=self.rfile.read(int(self.headers.get("Content-Length") or 0)),
+            closing=self.server.metadata.closing.is_set,
+        )
 
-        def _reply(self, answer: Answer) -> None:
-            body = answer.body.encode()
-            self.send_response(answer.status)
-            for name, value in {"Content-Type": answer.content_type, **answer.headers}.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def _reply(self, answer: Answer) -> None:
+        body = answer.body.encode()
+        self.send_response(answer.status)
+        for name, value in {"Content-Type": answer.content_type, **answer.headers}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
-        def date_time_string(self, timestamp: float | None = None) -> str:
-            """The cloud's clock, which need not be the host's."""
-            return format_datetime(now().astimezone(UTC), usegmt=True)
+    def version_string(self) -> str:
+        """The header `Server`."""
+        return self.server.metadata.service.name
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-            """Keep still: a poll every few seconds is no news."""
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """The cloud's clock, which need not be the host's."""
+        return format_datetime(self.server.metadata.now().astimezone(UTC), usegmt=True)
 
-    return Handler
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Log nothing: a poll every few seconds is no news."""
 
 
 def _led_back(request: Request) -> Request:
