@@ -10,7 +10,6 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +19,7 @@ from holdfast.core.constants import MOST_FULL_EVERY, PROTOCOL_VERSION, ExitCode
 from holdfast.core.environment import Environment, process_environment, read_environment
 from holdfast.core.errors import HoldfastError, UsageError
 from holdfast.fault_injection.plan import Kind, Plan, make_plan, read_fault, read_kinds, read_rate
+from holdfast.launcher.options import RunOptions
 
 _UNUSED = {
     "--node-rank": "Holdfast gives out ranks by itself",
@@ -30,37 +30,6 @@ _UNUSED = {
     "--no-python": "Holdfast runs what follows '--' as it stands",
     "--start-method": "each rank is a process of its own",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """`holdfast run`, parsed and checked."""
-
-    command: tuple[str, ...]
-    processes: int
-    min_nodes: int
-    max_nodes: int
-    endpoint: tuple[str, int] | None
-    run_id: str
-    max_restarts: int
-    checkpoint_interval: str
-    checkpoint_keep: int
-    checkpoint_full_every: int
-    checkpoint_delta_threshold: float
-    checkpoint_retention: str
-    resume: str
-    hang_timeout: str
-    prefix_output: bool
-    warm_processes: int | None = 1
-    timeline: Path | None = None
-    replica_step: int = 1
-    object_url: str = ""
-    local_tier: str = ""
-    local_interval: int | None = None
-    memory_tier: str = ""
-    memory_interval: int | None = None
-    peer_interval: int | None = None
-    nested_launcher: bool = False
 
 
 class _Parser(argparse.ArgumentParser):

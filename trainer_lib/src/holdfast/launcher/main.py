@@ -35,6 +35,7 @@ from holdfast.launcher import command_check
 from holdfast.launcher.host import gpus, preflight, termination_log
 from holdfast.launcher.host.termination_log import Ending
 from holdfast.launcher.launcher import AgentConfig, Launcher
+from holdfast.launcher.options import RunOptions
 from holdfast.launcher.ranks.supervisor import Command, resolve_command
 from holdfast.launcher.rendezvous import connection as rendezvous
 from holdfast.launcher.rendezvous import endpoint, folder_lock
@@ -44,7 +45,6 @@ from holdfast.launcher.tiers.options import MemoryOptions, TierOptions
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.tiers.uploader import UploadSettings
-    from holdfast.cli.main import RunOptions
 
 _log = logging.getLogger("holdfast.launcher")
 _LOOPBACK_SECRET = b"this host only"
