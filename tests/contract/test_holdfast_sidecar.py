@@ -7,18 +7,14 @@ from typing import Any
 import pytest
 
 from holdfast_sidecar.errors import MalformedError, UnknownVersionError
-from holdfast_sidecar.preflight.checks import Inputs, PreflightSettings, judge
-from holdfast_sidecar.protocol.document import (
-    GpuError,
-    Notice,
-    Pod,
-    Preflight,
-    Report,
-    format_time,
-    membership_revision,
-    parse_document,
-    parse_time,
-)
+from holdfast_sidecar.preflight.checks import Inputs, judge
+from holdfast_sidecar.protocol.document import format_time, parse_document, parse_time
+from holdfast_sidecar.protocol.gpu_error import GpuError
+from holdfast_sidecar.protocol.membership import membership_revision
+from holdfast_sidecar.protocol.notice import Notice
+from holdfast_sidecar.protocol.preflight import Preflight
+from holdfast_sidecar.protocol.report import Pod, Report
+from holdfast_sidecar.settings import PreflightSettings
 
 GOLDEN = Path(__file__).parent
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from holdfast_sidecar import constants
-from holdfast_sidecar.interruptions.poller import NoticeLedger
-from holdfast_sidecar.operator_api.reporter import Membership, OperatorApi, Reporter, connect
-from holdfast_sidecar.protocol.document import Pod
+from holdfast_sidecar.operator_api.client import OperatorApi, connect
+from holdfast_sidecar.operator_api.membership import Membership
+from holdfast_sidecar.operator_api.reporter import Reporter
+from holdfast_sidecar.protocol.report import Pod
+from holdfast_sidecar.run_dir.emergency_checkpoint import NoticeLedger
 from holdfast_sidecar.run_dir.launcher_status import LauncherStatusWatcher
 from holdfast_sidecar.runtime.clock import SystemClock
 

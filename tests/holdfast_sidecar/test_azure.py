@@ -10,7 +10,7 @@ import pytest
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import SidecarError
 from holdfast_sidecar.interruptions.azure import EVENTS_PATH, NAME_PATH, AzureSource
-from holdfast_sidecar.interruptions.poller import NoticeLedger
+from holdfast_sidecar.run_dir.emergency_checkpoint import NoticeLedger
 from holdfast_sidecar.runtime.clock import SystemClock
 from holdfast_sidecar.runtime.http import Connection, Response
 from holdfast_testbed.fakes.metadata import AZURE

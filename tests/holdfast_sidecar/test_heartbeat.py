@@ -6,15 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_sidecar.protocol.document import SIGNIFICANT, significant
-from holdfast_sidecar.run_dir.launcher_status import (
-    NOTHING_REPORTED,
-    LauncherStatus,
-    LauncherStatusWatcher,
-    accepted,
-    failed,
-    report_due,
-)
+from holdfast_sidecar.operator_api.report_schedule import NOTHING_REPORTED, accepted, failed, report_due
+from holdfast_sidecar.protocol.report import SIGNIFICANT, significant
+from holdfast_sidecar.run_dir.launcher_status import LauncherStatus, LauncherStatusWatcher
 
 
 def beat(step: int = 1, sequence: int = 1, **fields: object) -> LauncherStatus:

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.metrics.launcher import Metrics
 from holdfast_sidecar.metrics.server import Page, Server, metrics_page, probe_page
-from holdfast_sidecar.protocol.document import Notice
+from holdfast_sidecar.protocol.notice import Notice
 from holdfast_sidecar.run_dir.launcher_status import LauncherStatusWatcher
 
 

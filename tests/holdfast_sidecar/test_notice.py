@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_sidecar.errors import SourceError
-from holdfast_sidecar.interruptions.poller import InterruptionPoller, NoticeLedger, merge_requests
-from holdfast_sidecar.protocol.document import Notice, dump_document, format_time, parse_time
+from holdfast_sidecar.interruptions.poller import InterruptionPoller
+from holdfast_sidecar.protocol.document import dump_document, format_time, parse_time
+from holdfast_sidecar.protocol.notice import Notice
+from holdfast_sidecar.run_dir.checkpoint_request import merge_requests
+from holdfast_sidecar.run_dir.emergency_checkpoint import NoticeLedger
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

@@ -18,9 +18,11 @@ from holdfast_sidecar.errors import DeadlineError, SidecarError
 from holdfast_sidecar.interruptions.aws import AwsSource
 from holdfast_sidecar.interruptions.azure import AzureSource
 from holdfast_sidecar.interruptions.gcp import GcpSource
-from holdfast_sidecar.interruptions.poller import InterruptionPoller, NoticeLedger
+from holdfast_sidecar.interruptions.poller import InterruptionPoller
 from holdfast_sidecar.interruptions.source import Source
-from holdfast_sidecar.protocol.document import Notice, parse_time
+from holdfast_sidecar.protocol.document import parse_time
+from holdfast_sidecar.protocol.notice import Notice
+from holdfast_sidecar.run_dir.emergency_checkpoint import NoticeLedger
 from holdfast_sidecar.runtime.clock import SystemClock
 from holdfast_sidecar.runtime.http import Connection, Response, Transport
 from holdfast_testbed.fakes.metadata import AWS, AZURE, CLOUDS, FAULTS, GCP, NOTICE_SECONDS

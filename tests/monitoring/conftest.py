@@ -29,7 +29,9 @@ from holdfast_sidecar.gpu import metrics as export
 from holdfast_sidecar.gpu.monitor import GpuWatch
 from holdfast_sidecar.metrics.launcher import Metrics as SidecarMetrics
 from holdfast_sidecar.metrics.server import Server, metrics_page
-from holdfast_sidecar.protocol.document import Notice, Pod, format_time
+from holdfast_sidecar.protocol.document import format_time
+from holdfast_sidecar.protocol.notice import Notice
+from holdfast_sidecar.protocol.report import Pod
 from holdfast_sidecar.run_dir.launcher_status import LauncherStatusWatcher
 from holdfast_sidecar.runtime.clock import SystemClock
 from holdfast_sidecar.runtime.http import Response, Transport

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
@@ -17,57 +16,28 @@ from holdfast_sidecar import __version__, interruptions
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import SettingsError
 from holdfast_sidecar.gpu import metrics
-from holdfast_sidecar.gpu.monitor import GpuWatch
-from holdfast_sidecar.interruptions.poller import InterruptionPoller, NoticeLedger
+from holdfast_sidecar.gpu.monitor import GpuWatch, View
+from holdfast_sidecar.interruptions.poller import InterruptionPoller
 from holdfast_sidecar.interruptions.source import Source
 from holdfast_sidecar.metrics.launcher import Metrics
 from holdfast_sidecar.metrics.server import Pages, Server, metrics_page, probe_page
-from holdfast_sidecar.operator_api.reporter import Membership, Reporter, connect
+from holdfast_sidecar.operator_api.client import connect
+from holdfast_sidecar.operator_api.membership import Membership
+from holdfast_sidecar.operator_api.reporter import Reporter
+from holdfast_sidecar.preflight.checks import GpuHealth
 from holdfast_sidecar.preflight.runner import PreflightWatch
-from holdfast_sidecar.protocol.document import GpuError, Notice, Preflight
+from holdfast_sidecar.protocol.gpu_error import GpuError
+from holdfast_sidecar.protocol.notice import Notice
+from holdfast_sidecar.protocol.preflight import Preflight
+from holdfast_sidecar.run_dir.emergency_checkpoint import NoticeLedger
 from holdfast_sidecar.run_dir.launcher_status import LauncherStatusWatcher
 from holdfast_sidecar.runtime import logs
 from holdfast_sidecar.runtime.clock import Clock, SystemClock
 from holdfast_sidecar.runtime.http import Connection, Response
+from holdfast_sidecar.runtime.loop import Loop
 from holdfast_sidecar.settings import Settings, read_environment
 
 _log = logging.getLogger("holdfast_sidecar")
-
-
-@dataclass(kw_only=True)
-class Loop:
-    """A thread that calls `step` and then waits as long as that says, or until it is woken."""
-
-    name: str
-    step: Callable[[], float]
-    stop: threading.Event
-    clock: Clock
-    limit: float
-    """Seconds after which a loop that has not come round is stuck."""
-
-    def __post_init__(self) -> None:
-        self.woken = threading.Event()
-        self.rounds = 0
-        self._beat = self.clock.monotonic()
-        self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-
-    def wake(self) -> None:
-        """End the wait."""
-        self.woken.set()
-
-    def problem(self) -> str | None:
-        """What is wrong with it, for the probe."""
-        silent = self.clock.monotonic() - self._beat
-        return f"{self.name} is stuck for {silent:.0f} s" if silent > self.limit else None
-
-    def _run(self) -> None:
-        while not self.stop.is_set():
-            self.woken.clear()
-            wait = self.step()
-            self.rounds += 1
-            self._beat = self.clock.monotonic()
-            if wait > 0:
-                self.woken.wait(wait)
 
 
 class Sidecar:
@@ -167,11 +137,14 @@ class Sidecar:
             settings.preflight,
             settings.run_dir,
             self._clock,
-            gpus=None if self._gpu_watch is None else self._gpu_watch.view,
+            gpus=None if self._gpu_watch is None else self._gpu_health,
             visible=self._heartbeat.gpus,
             beat=self._heartbeat.current,
             on_news=self._wake_reports,
         )
+
+    def _gpu_health(self) -> GpuHealth:
+        return GpuHealth() if self._gpu_watch is None else gpu_health(self._gpu_watch.view())
 
     def _preflight(self) -> Preflight | None:
         return None if self._preflight_watch is None else self._preflight_watch.view()
@@ -222,6 +195,11 @@ class Sidecar:
     def _unready(self) -> list[str]:
         """Ready when the launcher's status is watched. The operator being away is no reason: training goes on."""
         return self._stuck() or ([] if self._loops[0].rounds else ["heartbeat has not begun"])
+
+
+def gpu_health(view: View) -> GpuHealth:
+    """What the preflight checks use of the GPUs' state."""
+    return GpuHealth(count=len(view.known.tracks), answers=view.answers, faults=view.faults())
 
 
 def _fatal(args: threading.ExceptHookArgs) -> None:

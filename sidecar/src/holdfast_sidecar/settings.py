@@ -10,10 +10,21 @@ from urllib.parse import urlsplit
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import SettingsError
-from holdfast_sidecar.preflight.checks import PreflightSettings
-from holdfast_sidecar.protocol.document import Pod
+from holdfast_sidecar.protocol.report import Pod
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightSettings:
+    """What the job wants to know."""
+
+    checks: tuple[str, ...]
+    seconds: float
+    """How long a check may take."""
+    gpus: int
+    """How many the pod asks for."""
+    skew_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)

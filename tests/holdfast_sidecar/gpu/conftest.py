@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_sidecar.protocol.document import Pod
+from holdfast_sidecar.protocol.report import Pod
 from holdfast_testbed.fakes.dcgm import ExporterServer, FakeGpu, FakeNode
 
 POD = Pod(namespace="ml", name="gpt-w0", uid="uid-w0", node="node-1")

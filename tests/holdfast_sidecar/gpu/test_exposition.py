@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.gpu.exposition import read
-from holdfast_sidecar.protocol.document import Pod
+from holdfast_sidecar.protocol.report import Pod
 
 
 def uuids(sample) -> list[str]:

@@ -10,8 +10,11 @@ import pytest
 from holdfast_sidecar.gpu.detector import GpuHistory, GpuState
 from holdfast_sidecar.gpu.exposition import Gpu, Sample
 from holdfast_sidecar.gpu.monitor import View
-from holdfast_sidecar.preflight.checks import Inputs, PreflightSettings, Reachability, Skew, judge
-from holdfast_sidecar.protocol.document import Check, GpuError, Peer
+from holdfast_sidecar.main import gpu_health
+from holdfast_sidecar.preflight.checks import GpuHealth, Inputs, Reachability, Skew, judge
+from holdfast_sidecar.protocol.gpu_error import GpuError
+from holdfast_sidecar.protocol.preflight import Check, Peer
+from holdfast_sidecar.settings import PreflightSettings
 
 NOON = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
 
@@ -22,11 +25,12 @@ def check(name: str, facts: Inputs, **asked: Any) -> Check:
     return found
 
 
-def shown(*values: dict[str, float], errors: tuple[GpuError, ...] = (), answers: bool | None = True) -> View:
+def shown(*values: dict[str, float], errors: tuple[GpuError, ...] = (), answers: bool | None = True) -> GpuHealth:
     """An exporter that shows GPUs with these fields."""
     gpus = tuple(Gpu(uuid=f"GPU-{n}", index=n, values=fields) for n, fields in enumerate(values))
     tracks = {gpu.uuid: GpuState(uuid=gpu.uuid, index=gpu.index) for gpu in gpus}
-    return View(answers=answers, sample=Sample(gpus=gpus), known=GpuHistory(tracks=tracks), errors=errors)
+    view = View(answers=answers, sample=Sample(gpus=gpus), known=GpuHistory(tracks=tracks), errors=errors)
+    return gpu_health(view)
 
 
 def error(action: str) -> GpuError:
@@ -44,6 +48,7 @@ def error(action: str) -> GpuError:
     )
 
 
+SILENT = GpuHealth()
 GPUS = [
     ("none asked for", Inputs(elapsed=0), {"gpus": 0}, "Skipped", "asks for no GPU"),
     ("all there", Inputs(elapsed=1, gpus=shown({}, {})), {}, "Passed", "2 of 2 GPUs are there, and none shows"),
@@ -51,8 +56,20 @@ GPUS = [
     ("one is missing", Inputs(elapsed=60, gpus=shown({})), {}, "Failed", "1 of 2 GPUs are there"),
     ("none is shown", Inputs(elapsed=60, gpus=shown()), {}, "Failed", "0 of 2 GPUs are there"),
     ("the launcher sees them", Inputs(elapsed=1, gpus=shown(), visible={"a", "b"}), {}, "Passed", "2 of 2"),
-    ("the exporter is silent yet", Inputs(elapsed=1, gpus=View(), visible={"a", "b"}), {}, "Running", "exporter"),
-    ("the exporter is silent", Inputs(elapsed=60, gpus=View(), visible={"a", "b"}), {}, "Passed", "nothing is known"),
+    (
+        "the exporter is silent yet",
+        Inputs(elapsed=1, gpus=SILENT, visible={"a", "b"}),
+        {},
+        "Running",
+        "exporter",
+    ),
+    (
+        "the exporter is silent",
+        Inputs(elapsed=60, gpus=SILENT, visible={"a", "b"}),
+        {},
+        "Passed",
+        "nothing is known",
+    ),
     ("there is no exporter", Inputs(elapsed=1, visible={"a", "b"}), {}, "Passed", "nothing is known of their health"),
     (
         "a fault for which a node is left",

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from holdfast_sidecar.preflight.checks import PreflightSettings
 from holdfast_sidecar.preflight.reachability import PeerDialer
 from holdfast_sidecar.preflight.runner import PreflightWatch
-from holdfast_sidecar.protocol.document import Peer
+from holdfast_sidecar.protocol.preflight import Peer
 from holdfast_sidecar.run_dir.launcher_status import LauncherStatusWatcher
 from holdfast_sidecar.runtime.http import Response
+from holdfast_sidecar.settings import PreflightSettings
 
 ASKED = PreflightSettings(checks=("Storage", "Clock"), seconds=60.0, gpus=0, skew_seconds=5.0)
 

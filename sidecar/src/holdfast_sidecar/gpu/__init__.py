@@ -1,5 +1,5 @@
 """This pod's GPUs, as the node's dcgm-exporter sees them.
 
-`exposition` finds them in its text, `judge` decides by the rules in `table` what is wrong, `facts` keeps that for the
-operator, `export` for Prometheus; `watch` is the only module with I/O.
+`exposition` finds them in its text, `detector` decides by `rules` what is wrong, `error_log` keeps that for the
+operator, `metrics` for Prometheus; `monitor` is the only module with I/O.
 """

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.gpu.detector import Finding
-from holdfast_sidecar.protocol.document import GpuError
+from holdfast_sidecar.protocol.gpu_error import GpuError
 
 
 def merged(errors: Sequence[GpuError], findings: Sequence[Finding], now: datetime) -> tuple[GpuError, ...]:

@@ -16,7 +16,7 @@ from typing import Final
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.gpu import rules
-from holdfast_sidecar.protocol.document import Pod
+from holdfast_sidecar.protocol.report import Pod
 
 # DCGM writes these for a value that it does not have, and many exporters pass them on.
 _BLANK_INT32: Final = range(0x7FFFFFF0, 0x80000000)

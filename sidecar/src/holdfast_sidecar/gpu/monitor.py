@@ -12,10 +12,13 @@ from pathlib import Path
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import ContractError, SidecarError, SourceError
+from holdfast_sidecar.gpu import rules
 from holdfast_sidecar.gpu.detector import GpuHistory, GpuState, judge
 from holdfast_sidecar.gpu.error_log import merged
 from holdfast_sidecar.gpu.exposition import Sample, read
-from holdfast_sidecar.protocol.document import Document, GpuError, Pod, dump_document, parse_document
+from holdfast_sidecar.protocol.document import Document, dump_document, parse_document
+from holdfast_sidecar.protocol.gpu_error import GpuError
+from holdfast_sidecar.protocol.report import Pod
 from holdfast_sidecar.run_dir.files import read_small, write_atomically
 from holdfast_sidecar.runtime.backoff import backoff
 from holdfast_sidecar.runtime.clock import Clock
@@ -36,6 +39,16 @@ class View:
     sample: Sample = field(default_factory=lambda: Sample(gpus=()))
     known: GpuHistory = field(default_factory=GpuHistory)
     errors: tuple[GpuError, ...] = ()
+
+    def faults(self) -> tuple[str, ...]:
+        """Errors for which the rules advise to leave the node, and memory errors that wait for a reset."""
+        found = [error.message for error in self.errors if error.action == rules.REPLACE_NODE]
+        for gpu in self.sample.gpus:
+            count = next((gpu.values[name] for name in rules.VOLATILE_DOUBLE_BIT if name in gpu.values), 0.0)
+            if count > 0:
+                name = gpu.uuid if gpu.index is None else str(gpu.index)
+                found.append(f"GPU {name}: {count:.0f} uncorrectable memory errors since its driver was loaded")
+        return tuple(found)
 
 
 class GpuWatch:

@@ -1,4 +1,4 @@
-"""Sources of interruption notices, each behind `base.Source`."""
+"""Sources of interruption notices, each behind `source.Source`."""
 
 import logging
 from collections.abc import Callable

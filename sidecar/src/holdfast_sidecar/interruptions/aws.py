@@ -22,7 +22,8 @@ from holdfast_sidecar.interruptions.metadata import (
     on_this_host,
     readable,
 )
-from holdfast_sidecar.protocol.document import Document, Notice, parse_time
+from holdfast_sidecar.protocol.document import Document, parse_time
+from holdfast_sidecar.protocol.notice import Notice
 from holdfast_sidecar.runtime.http import Response, Transport
 
 TOKEN_PATH = "/latest/api/token"  # noqa: S105 - a path

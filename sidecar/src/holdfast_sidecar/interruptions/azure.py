@@ -16,7 +16,7 @@ from typing import Any
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import SidecarError, SourceError
 from holdfast_sidecar.interruptions.metadata import due, http_time, json_object, on_this_host, readable
-from holdfast_sidecar.protocol.document import Notice
+from holdfast_sidecar.protocol.notice import Notice
 from holdfast_sidecar.runtime.http import Response, Transport
 from holdfast_sidecar.runtime.logs import Transitions
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import SidecarError, SourceError
 from holdfast_sidecar.interruptions.metadata import OnError, OptionalEndpoint, due
-from holdfast_sidecar.protocol.document import Notice
+from holdfast_sidecar.protocol.notice import Notice
 from holdfast_sidecar.runtime.http import Response, Transport
 
 PREEMPTED_PATH = "/computeMetadata/v1/instance/preempted"

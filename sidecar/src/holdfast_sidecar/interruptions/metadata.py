@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import SidecarError, SourceError
-from holdfast_sidecar.protocol.document import Document, Notice
+from holdfast_sidecar.protocol.document import Document
+from holdfast_sidecar.protocol.notice import Notice
 from holdfast_sidecar.runtime.http import Response
 from holdfast_sidecar.runtime.logs import Transitions
 

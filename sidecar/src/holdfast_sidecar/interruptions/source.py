@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Protocol
 
-from holdfast_sidecar.protocol.document import Notice
+from holdfast_sidecar.protocol.notice import Notice
 
 
 class Source(Protocol):

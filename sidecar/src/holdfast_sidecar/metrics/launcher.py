@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from holdfast_sidecar import __version__
 from holdfast_sidecar.errors import MalformedError
 from holdfast_sidecar.metrics import accounting
-from holdfast_sidecar.protocol.document import Document, Notice, parse_time
+from holdfast_sidecar.protocol.document import Document, parse_time
+from holdfast_sidecar.protocol.notice import Notice
 from holdfast_sidecar.run_dir.launcher_status import LauncherStatus
 from holdfast_sidecar.runtime.clock import Clock
 

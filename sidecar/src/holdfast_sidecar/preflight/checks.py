@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast_sidecar import constants as c
-from holdfast_sidecar.gpu import rules
-from holdfast_sidecar.gpu.monitor import View
-from holdfast_sidecar.protocol.document import BLAME_JOB, FAILED, PASSED, RUNNING, SKIPPED, Check, Peer, Preflight
+from holdfast_sidecar.protocol.preflight import BLAME_JOB, FAILED, PASSED, RUNNING, SKIPPED, Check, Peer, Preflight
+from holdfast_sidecar.settings import PreflightSettings
 
 GPU: Final = "GPU"
 STORAGE: Final = "Storage"
@@ -19,18 +18,6 @@ OBJECT_STORE: Final = "ObjectStore"
 NETWORK: Final = "Network"
 CLOCK: Final = "Clock"
 _SHOWN: Final = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreflightSettings:
-    """What the job wants to know."""
-
-    checks: tuple[str, ...]
-    seconds: float
-    """How long a check may take."""
-    gpus: int
-    """How many the pod asks for."""
-    skew_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +40,23 @@ class Reachability:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuHealth:
+    """What the node's exporter shows of this pod's GPUs."""
+
+    count: int = 0
+    answers: bool | None = None
+    """Whether the exporter's last answer could be used; None before the first."""
+    faults: tuple[str, ...] = ()
+    """Why a GPU is not fit for the job."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Inputs:
     """All that is known at one moment."""
 
     elapsed: float
     """Seconds since the launcher first spoke: before that, nothing that it should tell is late."""
-    gpus: View | None = None
+    gpus: GpuHealth | None = None
     """What the node's exporter shows; None if it is not asked."""
     visible: Collection[str] = ()
     """UUIDs of the GPUs that the launcher sees."""
@@ -103,12 +101,11 @@ def _unknown() -> _CheckResult:
 def _gpu(asked: PreflightSettings, facts: Inputs) -> _CheckResult:
     if not asked.gpus:
         return _CheckResult(result=SKIPPED, message="the pod asks for no GPU")
-    view = facts.gpus or View()
-    bad = _bad_gpus(view)
-    if bad:
-        return _CheckResult(result=FAILED, message="; ".join(bad))
+    health = facts.gpus or GpuHealth()
+    if health.faults:
+        return _CheckResult(result=FAILED, message="; ".join(health.faults))
     late = facts.elapsed >= asked.seconds
-    there = max(len(view.known.tracks), len(facts.visible))
+    there = max(health.count, len(facts.visible))
     count = f"{there} of {asked.gpus} GPUs are there"
     if there < asked.gpus:
         return (
@@ -116,22 +113,11 @@ def _gpu(asked: PreflightSettings, facts: Inputs) -> _CheckResult:
             if late
             else _CheckResult(result=RUNNING, message="GPUs are counted")
         )
-    if facts.gpus is not None and view.answers is True:
+    if health.answers:
         return _CheckResult(result=PASSED, message=f"{count}, and none shows a fault")
     if facts.gpus is not None and not late:
         return _CheckResult(result=RUNNING, message="the node's GPU exporter is asked")
     return _CheckResult(result=PASSED, message=f"{count}; no exporter answers, so nothing is known of their health")
-
-
-def _bad_gpus(view: View) -> list[str]:
-    """Faults for which the table advises to leave the node, and memory errors that wait for a reset."""
-    told = [error.message for error in view.errors if error.action == rules.REPLACE_NODE]
-    for gpu in view.sample.gpus:
-        count = next((gpu.values[name] for name in rules.VOLATILE_DOUBLE_BIT if name in gpu.values), 0.0)
-        if count > 0:
-            name = gpu.uuid if gpu.index is None else str(gpu.index)
-            told.append(f"GPU {name}: {count:.0f} uncorrectable memory errors since its driver was loaded")
-    return told
 
 
 def _storage(asked: PreflightSettings, facts: Inputs) -> _CheckResult:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.preflight.checks import Reachability
-from holdfast_sidecar.protocol.document import Peer
+from holdfast_sidecar.protocol.preflight import Peer
 from holdfast_sidecar.runtime.clock import Clock
 
 

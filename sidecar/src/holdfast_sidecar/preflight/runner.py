@@ -1,4 +1,4 @@
-"""Gathers what the checks look at until all of them passed: with `dial.py`, the only module here with I/O.
+"""Gathers what the checks look at until all of them passed: with `reachability`, the only module here with I/O.
 
 That they passed stands in a file of the run directory too, so that a restarted sidecar does not doubt a pod that
 trains.
@@ -13,24 +13,15 @@ from pathlib import Path
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import ContractError
-from holdfast_sidecar.gpu.monitor import View
-from holdfast_sidecar.preflight.checks import Inputs, PreflightSettings, Skew, judge
+from holdfast_sidecar.preflight.checks import GpuHealth, Inputs, Skew, judge
 from holdfast_sidecar.preflight.reachability import PeerDialer
-from holdfast_sidecar.protocol.document import (
-    FAILED,
-    RUNNING,
-    Check,
-    Document,
-    Peer,
-    Preflight,
-    answered_peers,
-    dump_document,
-    parse_document,
-)
+from holdfast_sidecar.protocol.document import Document, dump_document, parse_document
+from holdfast_sidecar.protocol.preflight import FAILED, RUNNING, Check, Peer, Preflight, answered_peers
 from holdfast_sidecar.run_dir.files import read_small, write_atomically
 from holdfast_sidecar.run_dir.launcher_status import LauncherStatus
 from holdfast_sidecar.runtime.clock import Clock
 from holdfast_sidecar.runtime.http import Response
+from holdfast_sidecar.settings import PreflightSettings
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +35,7 @@ class PreflightWatch:
         run_dir: Path,
         clock: Clock,
         *,
-        gpus: Callable[[], View] | None,
+        gpus: Callable[[], GpuHealth] | None,
         visible: Callable[[], Collection[str]],
         beat: Callable[[], LauncherStatus],
         on_news: Callable[[], None] = lambda: None,

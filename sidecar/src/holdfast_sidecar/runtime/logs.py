@@ -6,7 +6,8 @@ import sys
 import threading
 from datetime import UTC, datetime
 
-from holdfast_sidecar.protocol.document import Pod, format_time
+from holdfast_sidecar.protocol.document import format_time
+from holdfast_sidecar.protocol.report import Pod
 
 
 class JsonFormatter(logging.Formatter):

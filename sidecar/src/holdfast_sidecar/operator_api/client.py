@@ -1,0 +1,144 @@
+"""The operator's API for agents over TLS, with the pod's token."""
+
+import http
+import ipaddress
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from holdfast_sidecar import constants as c
+from holdfast_sidecar.errors import BusyError, ContractError, MalformedError, TransportError
+from holdfast_sidecar.protocol.document import parse_document
+from holdfast_sidecar.run_dir.files import Stamp, stamp
+from holdfast_sidecar.runtime.http import Connection, Response, Transport
+
+REFUSALS = {
+    401: "the operator does not accept this pod's token (401)",
+    403: "the operator says that the token is another pod's (403)",
+    404: "the operator knows no job that this pod belongs to (404)",
+    413: "the report is too large for the operator (413)",
+    429: "the operator says that this pod asks too often (429)",
+}
+
+
+class ReloadingTlsContext:
+    """The CA bundle as a TLS context: a new one whenever the file has changed. Verification cannot be turned off."""
+
+    def __init__(self, ca_file: Path) -> None:
+        self._path = ca_file
+        self._stamp: Stamp | None = None
+        self._context: ssl.SSLContext | None = None
+
+    def __call__(self) -> ssl.SSLContext:
+        found = stamp(self._path)
+        if self._context is None or found != self._stamp:
+            try:
+                self._context = ssl.create_default_context(cafile=str(self._path))
+            except OSError as error:
+                raise TransportError(f"the CA bundle {self._path} cannot be used: {error}") from error
+            self._context.minimum_version = ssl.TLSVersion.TLSv1_2
+            self._stamp = found
+        return self._context
+
+
+class OperatorApi:
+    """One connection to the operator, with the pod's token on each request. The token rotates, so it is read anew
+    each time; it is never logged.
+
+    A standby names the leader, and `turn` leads there; a failure there leads back to the operator's own name."""
+
+    def __init__(
+        self, transport: Transport, token_file: Path, turn: Callable[[tuple[str, int] | None], bool] = lambda _: False
+    ) -> None:
+        self._transport = transport
+        self._token_file = token_file
+        self._turn = turn
+
+    def send(self, method: str, path: str, *, body: bytes | None, timeout: float) -> Response:
+        """The operator's answer if it is 200 or 204, else `TransportError` with one line that says what is wrong."""
+        headers = {"Authorization": f"Bearer {self._token()}", "Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        try:
+            response = self._transport.request(method, path, headers=headers, body=body, timeout=timeout)
+        except TransportError:
+            if not self._turn(None):
+                raise
+            response = self._transport.request(method, path, headers=headers, body=body, timeout=timeout)
+        if response.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+            self._turn(_address(_leader(response)))
+        if response.status == http.HTTPStatus.TOO_MANY_REQUESTS:
+            raise BusyError(_refusal(response), _retry_after(response))
+        if response.status not in (http.HTTPStatus.OK, http.HTTPStatus.NO_CONTENT):
+            raise TransportError(_refusal(response))
+        return response
+
+    def _token(self) -> str:
+        try:
+            token = self._token_file.read_text("ascii").strip()
+        except (OSError, ValueError) as error:
+            raise TransportError(f"the token {self._token_file} cannot be read: {type(error).__name__}") from error
+        if not token or not token.isprintable():
+            raise TransportError(f"the token {self._token_file} is empty or damaged")
+        return token
+
+
+def _leader(response: Response) -> str:
+    """The URL that a standby names, empty where it names none."""
+    try:
+        leader = parse_document(response.body, "the answer").get("leader")
+    except ContractError:
+        return ""
+    return str(leader or "")
+
+
+def _address(url: str) -> tuple[str, int] | None:
+    """Where that is. Only of addresses: to look up a name could take as long as it likes."""
+    try:
+        parts = urlsplit(url)
+        host = str(ipaddress.ip_address(parts.hostname or ""))
+        return (host, parts.port or 443) if parts.scheme == "https" else None
+    except ValueError:
+        return None
+
+
+def _retry_after(response: Response) -> float:
+    """The seconds that it names, 0 where it names none."""
+    text = response.headers.get("retry-after", "")
+    named = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    return float(min(named, c.RETRY_AFTER_MAX_SECONDS))
+
+
+def at_least(error: Exception, pause: float) -> float:
+    """A pause that the operator itself asks for is kept."""
+    return max(pause, error.seconds) if isinstance(error, BusyError) else pause
+
+
+def _refusal(response: Response) -> str:
+    if response.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+        return f"the operator is not serving now (503), its leader is {(_leader(response) or 'not known')[:200]}"
+    return REFUSALS.get(response.status) or f"the operator answered {response.status}{_complaint(response)}"
+
+
+def _complaint(response: Response) -> str:
+    """The operator's own words, where it gives any."""
+    try:
+        error = parse_document(response.body, "the answer").get("error")
+    except ContractError:
+        return ""
+    return f": {error[:200]}" if isinstance(error, str) else ""
+
+
+def connect(
+    url: str, token_file: Path, ca_file: Path, monotonic: Callable[[], float]
+) -> tuple[OperatorApi, Connection]:
+    """A connection to the operator and the API over it."""
+    connection = Connection(url, monotonic, context=ReloadingTlsContext(ca_file))
+    return OperatorApi(connection, token_file, connection.turn), connection
+
+
+def error_kind(error: Exception) -> str:
+    """What makes two failures the same one in the log: their text without numbers that change."""
+    kind = "".join(letter for letter in str(error) if not letter.isdigit())
+    return f"{type(error).__name__}: {kind}" if not isinstance(error, MalformedError) else "malformed"
