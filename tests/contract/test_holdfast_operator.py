@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.api.job import AttemptId, parse_job
+from holdfast_operator.api.ids import AttemptId
+from holdfast_operator.api.job import parse_job
 from holdfast_operator.api.names import SPENT
 from holdfast_operator.api.status import Membership
 from holdfast_operator.cluster.agent_hub import AgentHub, PodIdentity

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import format_seconds, format_time, parse_job, parse_time
+from holdfast_operator.api.job import parse_job
 from holdfast_operator.api.status import Phase, Status
+from holdfast_operator.api.times import format_seconds, format_time, parse_time
 from holdfast_operator.cluster.node_usage import usage_of
 from holdfast_operator.decision.decide import decide
 from holdfast_operator.decision.plan import (

@@ -6,18 +6,14 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.api.job import (
-    AttemptId,
-    Backoff,
-    HangSpec,
-    ObjectSpec,
-    format_time,
-    parse_job,
-    parse_pair,
-    parse_spec,
-    parse_time,
-    shorten,
-)
+from holdfast_operator.api.ids import AttemptId, parse_pair
+from holdfast_operator.api.job import parse_job
+from holdfast_operator.api.spec.checkpoint import ObjectSpec
+from holdfast_operator.api.spec.hang import HangSpec
+from holdfast_operator.api.spec.recovery import Backoff
+from holdfast_operator.api.spec.spec import parse_spec
+from holdfast_operator.api.status.serialization import shorten
+from holdfast_operator.api.times import format_time, parse_time
 from holdfast_operator.errors import UnreadableError
 from holdfast_operator.manifests import children
 

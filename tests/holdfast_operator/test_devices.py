@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.api.job import parse_spec
+from holdfast_operator.api.spec.spec import parse_spec
 from holdfast_operator.errors import UnreadableError
 from holdfast_operator.manifests import children
 

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import HangSpec, ObjectSpec, parse_job
+from holdfast_operator.api.job import parse_job
+from holdfast_operator.api.spec.checkpoint import ObjectSpec
+from holdfast_operator.api.spec.hang import HangSpec
 from holdfast_operator.api.status import Membership, Worker
 from holdfast_operator.decision.snapshot import Observed
 from holdfast_operator.manifests.children import (

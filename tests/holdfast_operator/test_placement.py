@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.api.job import Scheduling, parse_scheduling
+from holdfast_operator.api.spec.scheduling import Scheduling, parse_scheduling
 from holdfast_operator.errors import UnreadableError
 from holdfast_operator.manifests.placement import placed
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import AttemptId
+from holdfast_operator.api.ids import AttemptId
 from holdfast_operator.api.status import Member, Membership, Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.workers.network_partition import cut_off

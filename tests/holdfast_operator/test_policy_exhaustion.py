@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import format_time
+from holdfast_operator.api.times import format_time
 
 Make = Callable[..., Any]
 POD = "gpt-w2"

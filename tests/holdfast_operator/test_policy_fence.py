@@ -16,8 +16,8 @@ from hypothesis import Phase as Part
 from hypothesis import strategies as st
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import parse_time
 from holdfast_operator.api.status import Phase, Progress, Worker
+from holdfast_operator.api.times import parse_time
 from holdfast_operator.cluster.trimming import slim
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.workers import fencing, observed_workers

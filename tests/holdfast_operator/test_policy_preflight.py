@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_operator.api.job import parse_spec
-from holdfast_operator.api.preflight import PreflightSpec
+from holdfast_operator.api.spec.preflight import PreflightSpec
+from holdfast_operator.api.spec.spec import parse_spec
 from holdfast_operator.api.status import Worker
 from holdfast_operator.decision.workers.unreachable_peers import to_blame
 from holdfast_operator.errors import UnreadableError

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from recoveries import RECOVERIES
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import AttemptId, Backoff
+from holdfast_operator.api.ids import AttemptId
+from holdfast_operator.api.spec.recovery import Backoff
 from holdfast_operator.api.status import Incident, RestartCount, Status
 from holdfast_operator.api.status.failure_history import NodeFailures
 from holdfast_operator.decision.draft import PlanDraft

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recoveries import ASKED, RECOVERIES, RULES
 
-from holdfast_operator.api.job import parse_spec
-from holdfast_operator.api.recovery import parse_escalation, parse_rules
+from holdfast_operator.api.spec.recovery import parse_escalation, parse_rules
+from holdfast_operator.api.spec.spec import parse_spec
 from holdfast_operator.decision.failures.evidence import FailureEvidence
 from holdfast_operator.decision.failures.rules import first_match
 from holdfast_operator.errors import UnreadableError

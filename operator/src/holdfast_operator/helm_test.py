@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Callable
+from typing import Protocol, cast
 
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.json import Json
 from holdfast_operator.main import api_client
-
-Json = Mapping[str, Any]
 
 POLL_SECONDS = 1.0
 REQUEST_SECONDS = 10.0

@@ -13,10 +13,9 @@ from datetime import datetime
 from enum import IntEnum
 from typing import Any
 
-from holdfast_operator.api.job import format_time, parse_time
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.names import ANNOTATION_REMEDIATION, PROTOCOL_VERSION
-
-Json = Mapping[str, Any]
+from holdfast_operator.api.times import format_time, parse_time
 
 ALERTS_KEPT = 32
 _MESSAGE = 300

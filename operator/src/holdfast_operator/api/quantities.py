@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-Json = Mapping[str, Any]
+from holdfast_operator.api.json import Json
 
 Amounts = dict[str, Decimal]
 

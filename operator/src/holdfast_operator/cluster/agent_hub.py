@@ -22,9 +22,9 @@ from operator import attrgetter
 from typing import Any
 
 from holdfast_operator import views
-from holdfast_operator.api.fields import loads
+from holdfast_operator.api.json import loads
 from holdfast_operator.api.names import PORT_CONTROL, PROTOCOL_VERSION
-from holdfast_operator.api.preflight import NETWORK
+from holdfast_operator.api.spec.preflight import NETWORK
 from holdfast_operator.errors import AgentRequestError
 from holdfast_operator.views import Report
 from holdfast_operator.views.preflight_changes import news

@@ -9,15 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.json import Json
 from holdfast_operator.cluster.node_usage import Occupancy
 from holdfast_operator.views import NodeUsage
-
-Json = Mapping[str, Any]
 
 TOMBSTONES = 64  # a job
 GRAVE_SECONDS = 3600.0

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import format_time
+from holdfast_operator.api.times import format_time
 
 
 def event_manifest(

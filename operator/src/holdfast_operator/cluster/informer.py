@@ -4,17 +4,14 @@ that is odd: the pass over its job will say so."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
 
+from holdfast_operator.api.json import Json
 from holdfast_operator.cluster.cache import Cache, Listing
 from holdfast_operator.cluster.client import AT_ONCE, Cluster, ListPacing
 from holdfast_operator.cluster.trimming import slim, slim_job, slim_pod
 from holdfast_operator.runtime.workqueue import KeyedQueue
 
 logger = logging.getLogger(__name__)
-
-Json = Mapping[str, Any]
 
 DELETED = "DELETED"
 

@@ -5,15 +5,13 @@ Invariant: a node's amounts are what its pods that have not ended ask for. The c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.quantities import Amounts, add, requests
 from holdfast_operator.cluster.interning import Interner
 from holdfast_operator.scheduling.capacity import keeps_away
 from holdfast_operator.views import NodeUsage, PodAffinityInfo, priority_of
-
-Json = Mapping[str, Any]
 
 _amounts = Interner()
 

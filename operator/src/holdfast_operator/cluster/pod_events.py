@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
-Json = Mapping[str, Any]
+from holdfast_operator.api.json import Json
 
 ASKED = 16
 EVERY = timedelta(seconds=5)

@@ -10,10 +10,9 @@ from itertools import chain
 from sys import getsizeof
 from typing import Any
 
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.names import GROUP
 from holdfast_operator.cluster.interning import Interner, compact
-
-Json = Mapping[str, Any]
 
 _META = (
     "name",

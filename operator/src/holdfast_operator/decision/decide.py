@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import AttemptId
+from holdfast_operator.api.ids import AttemptId
 from holdfast_operator.api.status import Phase, Status
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import avoided_nodes, carry_out, incidents, restart_budget, symptoms

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import JobSpec
+from holdfast_operator.api.spec.spec import JobSpec
 from holdfast_operator.api.status import Phase, Status, Worker
 from holdfast_operator.decision.plan import Action, DecisionMetric, Event, RecoveryMetric
 from holdfast_operator.decision.set_condition import Reason

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol
 
-from holdfast_operator.api.job import format_time
+from holdfast_operator.api.times import format_time
 from holdfast_operator.cluster.client import Cluster
 from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError
 from holdfast_operator.leadership.lease import (

@@ -8,14 +8,12 @@ Lease are for people, what counts is how long we ourselves have seen it unchange
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from holdfast_operator.api import names as c
-
-Json = Mapping[str, Any]
+from holdfast_operator.api.json import Json
 
 
 @dataclass(frozen=True, kw_only=True)

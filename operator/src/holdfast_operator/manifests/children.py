@@ -13,19 +13,14 @@ from itertools import takewhile
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import (
-    HangSpec,
-    Job,
-    JobSpec,
-    ca_config_map,
-    pod_name,
-    rendezvous_service,
-    run_id,
-    trainer_container,
-)
-from holdfast_operator.api.preflight import OBJECT_STORE, STORAGE
+from holdfast_operator.api.child_names import ca_config_map, pod_name, rendezvous_service, run_id
+from holdfast_operator.api.job import Job
 from holdfast_operator.api.quantities import quantity
-from holdfast_operator.api.recovery import Rule
+from holdfast_operator.api.spec.hang import HangSpec
+from holdfast_operator.api.spec.pod_template import trainer_container
+from holdfast_operator.api.spec.preflight import OBJECT_STORE, STORAGE
+from holdfast_operator.api.spec.recovery import Rule
+from holdfast_operator.api.spec.spec import JobSpec
 from holdfast_operator.api.status import Membership, Worker
 from holdfast_operator.manifests.installation import Installation
 from holdfast_operator.manifests.placement import in_host_network, placed

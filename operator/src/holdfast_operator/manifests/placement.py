@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Json, Scheduling
+from holdfast_operator.api.json import Json
+from holdfast_operator.api.spec.scheduling import Scheduling
 
 Manifest = dict[str, Any]
 

@@ -12,7 +12,9 @@ from datetime import datetime
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Job, rendezvous_service
+from holdfast_operator.api.child_names import rendezvous_service
+from holdfast_operator.api.job import Job
+from holdfast_operator.api.json import Json
 from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.client import Cluster
 from holdfast_operator.cluster.events import event_manifest
@@ -35,8 +37,6 @@ from holdfast_operator.reconcile.observe import JobMemory
 from holdfast_operator.runtime.rate_limit import RateLimit, Rates
 
 logger = logging.getLogger(__name__)
-
-Json = Mapping[str, Any]
 
 # Of one job's events. A large job has one or two for each worker when all of them leave at once.
 EVENTS = RateLimit(a_second=1.0, at_once=200)

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from operator import itemgetter
-from typing import Any
 from zlib import crc32
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Job, parse_job, pod_name
+from holdfast_operator.api.child_names import pod_name
+from holdfast_operator.api.job import Job, parse_job
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.status import Phase, Status, Worker
 from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.cache import Cache, job_key, owner_of
@@ -40,8 +41,6 @@ from holdfast_operator.views import (
 )
 
 logger = logging.getLogger(__name__)
-
-Json = Mapping[str, Any]
 
 EVENTS_AFTER = timedelta(seconds=8)
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import partial
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import JobSpec
+from holdfast_operator.api.spec.spec import JobSpec
 from holdfast_operator.api.status import Status
 from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.cache import Cache

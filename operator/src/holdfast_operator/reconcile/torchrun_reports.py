@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from holdfast_operator.api.job import AttemptId, Job
+from holdfast_operator.api.ids import AttemptId
+from holdfast_operator.api.job import Job
 from holdfast_operator.api.status import Phase, Status
 from holdfast_operator.views import PodView, Report, World
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import format_time
+from holdfast_operator.api.times import format_time
 from holdfast_operator.cluster.client import Cluster
 from holdfast_operator.cluster.events import event_manifest
 from holdfast_operator.errors import BlockedError, CloudError, ClusterError, ConflictError

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from typing import Any
 
-from holdfast_operator.api.fields import loads
-from holdfast_operator.api.job import parse_time
+from holdfast_operator.api.json import Json, loads
 from holdfast_operator.api.node_mark import Mode, mark_of
+from holdfast_operator.api.times import parse_time
 from holdfast_operator.errors import AgentRequestError
 from holdfast_operator.remediation.settings import RemediationSettings
-
-Json = Mapping[str, Any]
 
 VERSION = "4"
 RELEASE_LABEL = "release"

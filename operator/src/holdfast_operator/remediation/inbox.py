@@ -16,15 +16,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
+from holdfast_operator.api.json import Json
 from holdfast_operator.errors import AgentRequestError
 from holdfast_operator.remediation.alerts import Alert, Nodes, Parsed, mark_reader, node_finder, parse_body
 from holdfast_operator.remediation.settings import RemediationSettings
 
 logger = logging.getLogger(__name__)
-
-Json = Mapping[str, Any]
 
 ALERTS_PER_NODE = 1000
 # So long an end is remembered: one that began before must not start the alert anew.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
 
-from holdfast_operator.api.job import parse_time
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.names import GPU_RESOURCE, REMEDIATION_HISTORY
 from holdfast_operator.api.node_mark import Mode, mark_of, marked
+from holdfast_operator.api.times import parse_time
 from holdfast_operator.cluster.cache import Cache, owner_of
 from holdfast_operator.cluster.client import Cluster
 from holdfast_operator.decision.workers.cleanup import DRAIN_MARGIN
@@ -18,8 +18,6 @@ from holdfast_operator.remediation.alerts import Alert
 from holdfast_operator.remediation.decide import FleetSnapshot, HistoryEntry, Node, NodePod, StayReason
 from holdfast_operator.remediation.settings import RemediationSettings
 from holdfast_operator.views import parse_node
-
-Json = Mapping[str, Any]
 
 # What a job's own way out may take beyond its checkpoint's deadline: the operator's margin and the pod's grace.
 _OWN_WAY = DRAIN_MARGIN + timedelta(seconds=30)

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.node_mark import Mode
 from holdfast_operator.errors import SettingsError
-
-Json = Mapping[str, Any]
 
 _PERCENT = re.compile(r"^(100|[1-9]?[0-9])%$")
 _SECONDS_MAX = 30 * 24 * 3600

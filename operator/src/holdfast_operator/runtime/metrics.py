@@ -20,7 +20,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from holdfast_operator.api.preflight import CHECKS
+from holdfast_operator.api.spec.preflight import CHECKS
 
 JOB_STATES = ("Pending", "Ready", "Restarting", "Degraded", "Suspended", "Complete", "Failed")
 CAUSES = ("Application", "Infrastructure", "Interruption", "OOM")

@@ -15,7 +15,7 @@ from datetime import datetime
 from decimal import Decimal
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Json
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.quantities import SUFFIX, Amounts, add, requests
 from holdfast_operator.views import NodeUsage, NodeView, PodAffinityInfo
 

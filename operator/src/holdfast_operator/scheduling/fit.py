@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Job, Json
+from holdfast_operator.api.job import Job
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.status import Worker
 from holdfast_operator.manifests.children import pod
 from holdfast_operator.manifests.installation import Installation

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Json, Scheduling, parse_scheduling, parse_time
-from holdfast_operator.api.pod_template import check
+from holdfast_operator.api.json import Json
+from holdfast_operator.api.spec.pod_template import check
+from holdfast_operator.api.spec.scheduling import Scheduling, parse_scheduling
 from holdfast_operator.api.status import Phase
+from holdfast_operator.api.times import parse_time
 from holdfast_operator.errors import UnreadableError
 
 

@@ -7,9 +7,10 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Json, parse_time
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.node_mark import Mark, mark_of
 from holdfast_operator.api.quantities import Amounts, quantity
+from holdfast_operator.api.times import parse_time
 from holdfast_operator.views import values
 from holdfast_operator.views.renewals import Renewals
 

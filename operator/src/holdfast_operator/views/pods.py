@@ -8,9 +8,10 @@ from datetime import datetime
 from functools import lru_cache
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.fields import loads
-from holdfast_operator.api.job import Json, parse_time, trainer_container
+from holdfast_operator.api.json import Json, loads
 from holdfast_operator.api.redaction import hide_secrets
+from holdfast_operator.api.spec.pod_template import trainer_container
+from holdfast_operator.api.times import parse_time
 from holdfast_operator.views import values
 
 Conditions = tuple[tuple[str, str, str], ...]  # (type, status, reason)

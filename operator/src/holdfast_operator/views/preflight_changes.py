@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast_operator.api.preflight import CHECKS
+from holdfast_operator.api.spec.preflight import CHECKS
 from holdfast_operator.views.reports import Preflight
 
 

@@ -9,9 +9,11 @@ from itertools import islice
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import AttemptId, Json, parse_time
+from holdfast_operator.api.ids import AttemptId
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.status import Checkpoint
 from holdfast_operator.api.status.goodput import TimeBreakdown, short
+from holdfast_operator.api.times import parse_time
 from holdfast_operator.views import values
 from holdfast_operator.views.pods import Exit
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast_operator.api.job import Json
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.quantities import Amounts
 
 

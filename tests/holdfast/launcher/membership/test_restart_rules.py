@@ -15,7 +15,7 @@ from holdfast.core.constants import Cause
 from holdfast.launcher.membership.document import Budget
 from holdfast.launcher.membership.messages import Failure, Priority
 from holdfast.launcher.membership.restart_rules import Restart, Rule, first_match
-from holdfast_operator.api.recovery import parse_rules
+from holdfast_operator.api.spec.recovery import parse_rules
 from holdfast_operator.decision.failures import rules as operators
 from holdfast_operator.decision.failures.evidence import FailureEvidence
 from holdfast_operator.manifests.children import rules_for_launchers

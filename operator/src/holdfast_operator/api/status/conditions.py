@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from holdfast_operator.api.job import Json, format_seconds, format_time, parse_time
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.status.serialization import number
+from holdfast_operator.api.times import format_seconds, format_time, parse_time
 
 
 @dataclass(frozen=True, kw_only=True)

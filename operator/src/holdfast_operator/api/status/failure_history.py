@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import format_time, parse_time
-
-Json = Mapping[str, Any]
+from holdfast_operator.api.json import Json
+from holdfast_operator.api.times import format_time, parse_time
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,9 @@ from datetime import datetime
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Json, parse_time
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.status.serialization import items, number, part, time_or_none
+from holdfast_operator.api.times import parse_time
 
 TimeBreakdown = tuple[int, ...]
 """Whole seconds in the order of ``constants.SPENT``; zeros at the end are left out."""

@@ -8,8 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import AttemptId, Json, format_time, parse_pair, parse_time, shorten
-from holdfast_operator.api.status.serialization import int_or_none, items, number, time_or_none
+from holdfast_operator.api.ids import AttemptId, parse_pair
+from holdfast_operator.api.json import Json
+from holdfast_operator.api.status.serialization import int_or_none, items, number, shorten, time_or_none
+from holdfast_operator.api.times import format_time, parse_time
 
 _REASON = re.compile(r"[^A-Za-z0-9_]")
 

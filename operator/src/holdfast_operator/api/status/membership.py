@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import AttemptId, Json, parse_pair
+from holdfast_operator.api.ids import AttemptId, parse_pair
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.status.serialization import each, items, number, part
 
 

@@ -7,8 +7,9 @@ from datetime import datetime
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Json, format_time, parse_time
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.status.serialization import int_or_none, number, time_or_none
+from holdfast_operator.api.times import format_time, parse_time
 
 
 @dataclass(frozen=True, kw_only=True)

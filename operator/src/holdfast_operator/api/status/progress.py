@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from holdfast_operator.api.job import AttemptId, Json, format_time, parse_pair, parse_time
+from holdfast_operator.api.ids import AttemptId, parse_pair
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.status.serialization import number, time_or_none
+from holdfast_operator.api.times import format_time, parse_time
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
-from holdfast_operator.api.job import Json, format_time
+from holdfast_operator.api import names as c
+from holdfast_operator.api.json import Json
+from holdfast_operator.api.times import format_time
 
 T = TypeVar("T")
 
@@ -52,3 +54,8 @@ def each(values: Any, read: Callable[[Json], T]) -> tuple[T, ...]:
         except (KeyError, TypeError, ValueError, AttributeError):
             continue
     return tuple(found)
+
+
+def shorten(text: str, limit: int = c.MAX_MESSAGE) -> str:
+    """At most ``limit`` characters, the end kept: the last lines of a traceback say most."""
+    return text if len(text) <= limit else "…" + text[-(limit - 1) :]

@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import AttemptId, Json, parse_pair, parse_time
+from holdfast_operator.api.ids import AttemptId, parse_pair
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.status.conditions import Condition, StartupProblem
 from holdfast_operator.api.status.failure_history import ActionHistory, NodeFailures
 from holdfast_operator.api.status.goodput import Goodput
@@ -17,6 +18,7 @@ from holdfast_operator.api.status.placement import AvoidedNode, GangAttempt
 from holdfast_operator.api.status.progress import Checkpoint, Progress, StartingPoint
 from holdfast_operator.api.status.serialization import each, items, number, optional, part, time_or_none
 from holdfast_operator.api.status.workers import Phase, Worker
+from holdfast_operator.api.times import parse_time
 
 _NO_WORLD = AttemptId(generation=0, attempt=0)
 _NOBODY = Membership()

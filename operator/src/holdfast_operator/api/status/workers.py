@@ -7,10 +7,12 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from holdfast_operator.api.job import AttemptId, Json, parse_pair, parse_time
+from holdfast_operator.api.ids import AttemptId, parse_pair
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.status import goodput
 from holdfast_operator.api.status.goodput import TimeBreakdown
 from holdfast_operator.api.status.serialization import int_or_none, items, time_or_none
+from holdfast_operator.api.times import parse_time
 
 
 class Phase(StrEnum):

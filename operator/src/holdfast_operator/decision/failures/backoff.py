@@ -10,7 +10,7 @@ import hashlib
 from datetime import timedelta
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import Backoff
+from holdfast_operator.api.spec.recovery import Backoff
 from holdfast_operator.decision.draft import PlanDraft
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import pod_name
+from holdfast_operator.api.child_names import pod_name
 from holdfast_operator.api.status import Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import causes

@@ -11,7 +11,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import AttemptId, pod_name
+from holdfast_operator.api.child_names import pod_name
+from holdfast_operator.api.ids import AttemptId
 from holdfast_operator.api.status import Incident, Phase, Worker, reason_word, say
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import causes, evidence, oom

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import pod_name
+from holdfast_operator.api.child_names import pod_name
 from holdfast_operator.api.status import Incident, Phase, Worker, reason_word, say
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import evidence

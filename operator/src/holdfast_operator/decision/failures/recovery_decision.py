@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.recovery import Escalation
+from holdfast_operator.api.spec.recovery import Escalation
 from holdfast_operator.api.status import Incident, Phase, Worker
 from holdfast_operator.api.status.failure_history import ActionHistory
 from holdfast_operator.decision.draft import PlanDraft

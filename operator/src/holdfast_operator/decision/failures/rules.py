@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from holdfast_operator.api.recovery import Rule
+from holdfast_operator.api.spec.recovery import Rule
 from holdfast_operator.decision.failures.evidence import FailureEvidence
 from holdfast_operator.views import GpuError
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import AttemptId, pod_name
+from holdfast_operator.api.child_names import pod_name
+from holdfast_operator.api.ids import AttemptId
 from holdfast_operator.api.status import Incident, Phase, Worker, say
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import evidence as found

@@ -10,7 +10,9 @@ from datetime import datetime
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api import status as st
-from holdfast_operator.api.job import AttemptId, Json, parse_pair, pod_name
+from holdfast_operator.api.child_names import pod_name
+from holdfast_operator.api.ids import AttemptId, parse_pair
+from holdfast_operator.api.json import Json
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import incidents, oom
 from holdfast_operator.decision.membership import rules

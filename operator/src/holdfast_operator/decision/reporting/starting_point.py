@@ -7,7 +7,8 @@ The same is said once more after each suspension.
 from __future__ import annotations
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import AttemptId, Json, parse_pair
+from holdfast_operator.api.ids import AttemptId, parse_pair
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.status import StartingPoint
 from holdfast_operator.decision.draft import PlanDraft
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import pod_name
+from holdfast_operator.api.child_names import pod_name
 from holdfast_operator.api.status import GangAttempt, Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.backoff import share

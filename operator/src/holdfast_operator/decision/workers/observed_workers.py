@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import AttemptId, pod_name
+from holdfast_operator.api.child_names import pod_name
+from holdfast_operator.api.ids import AttemptId
 from holdfast_operator.api.status import Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.workers import preflight

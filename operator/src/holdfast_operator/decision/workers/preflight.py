@@ -18,9 +18,10 @@ from datetime import timedelta
 from enum import Enum
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import pod_name, shorten
-from holdfast_operator.api.preflight import CLOCK, NETWORK, OBJECT_STORE, STORAGE
+from holdfast_operator.api.child_names import pod_name
+from holdfast_operator.api.spec.preflight import CLOCK, NETWORK, OBJECT_STORE, STORAGE
 from holdfast_operator.api.status import AvoidedNode, Phase, Worker, reason_word, say
+from holdfast_operator.api.status.serialization import shorten
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.avoided_nodes import avoiding
 from holdfast_operator.decision.lifecycle.finished import finish

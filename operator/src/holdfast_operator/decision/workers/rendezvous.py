@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.job import pod_name
+from holdfast_operator.api.child_names import pod_name
 from holdfast_operator.api.status import Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.set_condition import Reason

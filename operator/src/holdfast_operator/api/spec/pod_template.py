@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast_operator.api.fields import Json, items, mapping
+from holdfast_operator.api import names as c
+from holdfast_operator.api.json import Json
+from holdfast_operator.api.spec.fields import items, mapping
 from holdfast_operator.errors import UnreadableError
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -30,6 +32,28 @@ def check(pod_spec: Json, path: str) -> None:
     if grace is not None and (not isinstance(grace, int) or isinstance(grace, bool)):
         raise UnreadableError(f"{path}.terminationGracePeriodSeconds is no whole number")
     _affinity(pod_spec, path)
+
+
+def parse_template(value: Any) -> Json:
+    """Return ``spec.workers.template`` once its shape is checked. Raises ``UnreadableError``."""
+    template = mapping(value, "spec.workers.template")
+    pod = mapping(template.get("spec"), "spec.workers.template.spec")
+    containers = items(pod.get("containers"), "spec.workers.template.spec.containers")
+    if not containers:
+        raise UnreadableError("spec.workers.template.spec.containers is empty")
+    for number, container in enumerate(containers):
+        path = f"spec.workers.template.spec.containers[{number}]"
+        if not isinstance(mapping(container, path).get("name"), str):
+            raise UnreadableError(f"{path}.name is missing")
+    check(pod, "spec.workers.template.spec")
+    mapping(template.get("metadata") or {}, "spec.workers.template.metadata")
+    return template
+
+
+def trainer_container(pod_spec: Json) -> str:
+    """Name of the supervised container: ``trainer``, or the first."""
+    names = [str(container.get("name", "")) for container in pod_spec.get("containers") or []]
+    return c.TRAINER_CONTAINER if c.TRAINER_CONTAINER in names else names[0]
 
 
 def _container(container: Json, path: str) -> None:

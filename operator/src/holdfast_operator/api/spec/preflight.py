@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.fields import Json, choice, integer, items, mapping
+from holdfast_operator.api.json import Json
+from holdfast_operator.api.spec.fields import choice, integer, items, mapping
 from holdfast_operator.errors import UnreadableError
 
 GPU = "GPU"

@@ -1,32 +1,12 @@
-"""Reading what others wrote: specs, field by field (``UnreadableError`` with the path of what is wrong), and JSON."""
+"""Strict readers for a spec: a wrong field raises ``UnreadableError`` with its path."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast_operator.api.json import Json
 from holdfast_operator.errors import UnreadableError
-
-Json = Mapping[str, Any]
-
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-
-
-def loads(raw: bytes) -> Any:
-    """JSON whose every value the API server keeps as it is; raises ``ValueError`` for what is none.
-
-    NaN and infinities are null. Half a surrogate pair would be kept as another letter, differ from what is wanted at
-    each pass, and so be written for ever.
-    """
-    try:
-        found = json.loads(raw, parse_constant=lambda _name: None)
-        if _SURROGATE.search(raw) is None:
-            return found
-        return json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
-    except RecursionError as error:
-        raise ValueError("too deeply nested") from error
 
 
 def mapping(value: Any, path: str) -> Json:
@@ -69,3 +49,8 @@ def choice(value: Json, key: str, path: str, known: tuple[str, ...], default: st
     if found not in known:
         raise UnreadableError(f"{path}.{key} must be one of {', '.join(known)}, not {found!r}")
     return str(found)
+
+
+def optional_integer(value: Json, key: str, path: str, *, minimum: int, maximum: int | None = None) -> int | None:
+    """A whole number, or None where the field is absent."""
+    return None if value.get(key) is None else integer(value, key, path, minimum=minimum, maximum=maximum)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.fields import Json
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.quantities import quantity
 from holdfast_operator.errors import UnreadableError
 

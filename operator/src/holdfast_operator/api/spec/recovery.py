@@ -1,21 +1,42 @@
-"""``spec.recovery.rules`` and ``spec.recovery.escalation``: what a user wants done about which failure."""
+"""``spec.recovery``: budgets, backoff, rules and escalation."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.fields import choice, integer, items, mapping
+from holdfast_operator.api.json import Json
+from holdfast_operator.api.spec.fields import choice, integer, items, mapping
 from holdfast_operator.errors import UnreadableError
-
-Json = Mapping[str, Any]
 
 _RULES = "spec.recovery.rules"
 _ESCALATION = "spec.recovery.escalation"
-_HANG = "spec.hangDetection"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How many incidents of one cause a job may have within a window."""
+
+    cause: str
+    max_restarts: int
+    window_seconds: int = c.DEFAULT_WINDOW_SECONDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backoff:
+    """Wait before the n-th restart: initial · 2^(n-1), at most max."""
+
+    initial_seconds: int = 5
+    max_seconds: int = 300
+    jitter_percent: int = 10
+
+    def seconds(self, count: int) -> float:
+        """Wait before restart number ``count`` (from 1)."""
+        if count <= 0:
+            return 0.0
+        return float(min(self.max_seconds, self.initial_seconds * 2 ** min(count - 1, 20)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,16 +106,34 @@ class Escalation:
     window_seconds: int = 3600
 
 
+def parse_budgets(recovery: Json) -> tuple[Budget, ...]:
+    """Return the restart budgets. Raises ``UnreadableError``."""
+    default = [{"cause": c.CAUSE_APPLICATION, "maxRestarts": 3}]
+    path = "spec.recovery.budgets"
+    return tuple(
+        Budget(
+            cause=choice(mapping(item, path), "cause", path, c.CAUSES, None),
+            max_restarts=integer(item, "maxRestarts", path, minimum=0),
+            window_seconds=integer(item, "windowSeconds", path, c.DEFAULT_WINDOW_SECONDS, minimum=1),
+        )
+        for item in items(recovery.get("budgets", default), path)
+    )
+
+
+def parse_backoff(recovery: Json) -> Backoff:
+    """Return the wait between restarts. Raises ``UnreadableError``."""
+    path = "spec.recovery.backoff"
+    value = mapping(recovery.get("backoff", {}), path)
+    return Backoff(
+        initial_seconds=integer(value, "initialSeconds", path, 5, minimum=0),
+        max_seconds=integer(value, "maxSeconds", path, 300, minimum=0),
+        jitter_percent=min(100, integer(value, "jitterPercent", path, 10, minimum=0)),
+    )
+
+
 def parse_rules(recovery: Json) -> tuple[Rule, ...]:
     """The rules in their order. Raises ``UnreadableError``."""
     return tuple(_rule(mapping(value, _RULES)) for value in items(recovery.get("rules", []), _RULES))
-
-
-def parse_hang_rule(spec: Json) -> tuple[Rule, ...]:
-    """``spec.hangDetection.action`` is a rule behind all others. Raises ``UnreadableError``."""
-    value = mapping(spec.get("hangDetection") or {}, _HANG)
-    action = choice(value, "action", _HANG, c.ESCALATION_ACTIONS, c.IN_PLACE)
-    return () if action == c.IN_PLACE else (Rule(name="hangDetection", action=action, hang=True),)
 
 
 def parse_escalation(recovery: Json) -> Escalation | None:

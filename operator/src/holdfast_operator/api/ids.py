@@ -1,0 +1,32 @@
+"""Identity of one attempt to train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class AttemptId:
+    """(generation, attempt): orders all worlds of a job."""
+
+    generation: int
+    attempt: int
+
+    def to_json(self) -> dict[str, int]:
+        """As in the contract."""
+        return {"generation": self.generation, "attempt": self.attempt}
+
+    def __str__(self) -> str:
+        return f"{self.generation}.{self.attempt}"
+
+
+def parse_pair(value: Any) -> AttemptId | None:
+    """A pair of the contract, or None for null and for what is none."""
+    if not isinstance(value, Mapping):
+        return None
+    generation, attempt = value.get("generation"), value.get("attempt")
+    if not isinstance(generation, int) or not isinstance(attempt, int):
+        return None
+    return AttemptId(generation=generation, attempt=attempt)

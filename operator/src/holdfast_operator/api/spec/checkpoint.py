@@ -1,0 +1,166 @@
+"""``spec.checkpoint``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.json import Json
+from holdfast_operator.api.spec.fields import choice, integer, items, mapping, number, optional_integer
+from holdfast_operator.errors import UnreadableError
+
+_DURATION = re.compile(r"^([1-9][0-9]{0,6})(s|m|h)$")
+_UNIT = {"s": 1, "m": 60, "h": 3600}
+_METRIC = re.compile(r"[A-Za-z_][\w./-]{0,63}", re.ASCII)
+_QUANTITY = re.compile(r"^([1-9][0-9]{0,8})(k|M|G|Ki|Mi|Gi)?$")
+_FACTOR = {None: 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectSpec:
+    """A store of objects to which commits are copied."""
+
+    url: str
+    secret_name: str | None = None
+    interval_seconds: int = 0
+    keep_last: int = 3
+    retention: str = ""  # as CheckpointSpec has it
+    bytes_per_second: int | None = None
+    max_in_flight: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSpec:
+    """Where and how often training state is committed."""
+
+    claim_name: str | None = None
+    interval: str = "300s"
+    full_every: int = 1
+    delta_threshold: float = 0.0
+    keep_last: int = 3
+    retention: str = ""  # what is kept beside them, in the words that launchers read: hours=6,daily=7
+    resume: str = c.RESUME_ALWAYS
+    object_store: ObjectSpec | None = None
+    memory: str = ""  # the size of the memory tier's volume; none without
+    memory_interval: int = 1
+    peer_interval: int | None = None
+    local: str = ""  # the size of the volume on each node's disk; none without
+    local_interval: int = 10
+    # Most bytes a second: of all ranks together to the volume, of each to another node and to its own node's disk.
+    bytes_per_second: int | None = None
+    peer_bytes_per_second: int | None = None
+    local_bytes_per_second: int | None = None
+    # Of each rank at once: writes to the volume and to its node's disk, reads from one other node's memory.
+    max_in_flight: int | None = None
+    local_in_flight: int | None = None
+    peer_in_flight: int | None = None
+
+
+def parse_checkpoint(spec: Json) -> CheckpointSpec:
+    """Return ``spec.checkpoint``. Raises ``UnreadableError``."""
+    value = mapping(spec.get("checkpoint", {}), "spec.checkpoint")
+    volume = mapping(value.get("volume", {}), "spec.checkpoint.volume")
+    retention = mapping(value.get("retention", {}), "spec.checkpoint.retention")
+    memory = mapping(value.get("memory", {}), "spec.checkpoint.memory")
+    peer = value.get("peer")
+    local = mapping(value.get("local", {}), "spec.checkpoint.local")
+    claim = volume.get("claimName")
+    return CheckpointSpec(
+        claim_name=str(claim) if claim else None,
+        interval=_interval(value.get("interval", "5m")),
+        full_every=integer(value, "fullEvery", "spec.checkpoint", 1, minimum=1),
+        delta_threshold=number(value, "deltaThreshold", "spec.checkpoint", 0.0, maximum=1.0),
+        keep_last=integer(retention, "keepLast", "spec.checkpoint.retention", 3, minimum=1),
+        retention=_rules(retention, "spec.checkpoint.retention"),
+        resume=choice(value, "resume", "spec.checkpoint", ("Always", "Never"), c.RESUME_ALWAYS),
+        object_store=None if value.get("object") is None else _object_store(value["object"]),
+        memory=str(memory.get("sizeLimit", "")),
+        memory_interval=integer(memory, "interval", "spec.checkpoint.memory", 1, minimum=1),
+        peer_interval=None if peer is None else _peer_interval(peer),
+        local=str(local.get("sizeLimit", "")),
+        local_interval=integer(local, "interval", "spec.checkpoint.local", 10, minimum=1),
+        bytes_per_second=_bandwidth(value, "spec.checkpoint"),
+        peer_bytes_per_second=None if peer is None else _bandwidth(peer, "spec.checkpoint.peer"),
+        local_bytes_per_second=_bandwidth(local, "spec.checkpoint.local"),
+        max_in_flight=_in_flight(value, "spec.checkpoint"),
+        local_in_flight=_in_flight(local, "spec.checkpoint.local"),
+        peer_in_flight=None if peer is None else _in_flight(peer, "spec.checkpoint.peer"),
+    )
+
+
+def _bandwidth(value: Json, path: str) -> int | None:
+    limit = value.get("bandwidthLimit")
+    return None if limit is None else _bytes(str(limit), f"{path}.bandwidthLimit")
+
+
+def _in_flight(value: Json, path: str) -> int | None:
+    return optional_integer(value, "maxInFlight", path, minimum=1, maximum=c.MOST_IN_FLIGHT)
+
+
+def _rules(retention: Json, path: str) -> str:
+    counts = {rule: integer(retention, field, path, 0, minimum=0) for rule, field in c.RETENTION_RULES.items()}
+    counted = [f"{rule}={count}" for rule, count in counts.items() if count]
+    best = items(retention.get("keepBest", []), f"{path}.keepBest")
+    return ",".join([*counted, *(_best(one, f"{path}.keepBest[{index}]") for index, one in enumerate(best))])
+
+
+def _best(given: Any, path: str) -> str:
+    """`best=val_loss:min:3`, as launchers read it."""
+    value = mapping(given, path)
+    metric = str(value.get("metric", ""))
+    if _METRIC.fullmatch(metric) is None:
+        raise UnreadableError(f"{path}.metric must be a name like val_loss or eval/loss, not {metric[:80]!r}")
+    mode = choice(value, "mode", path, (c.BEST_MIN, c.BEST_MAX), c.BEST_MIN)
+    return f"best={metric}:{mode.lower()}:{integer(value, 'count', path, 1, minimum=1)}"
+
+
+def _peer_interval(value: Any) -> int:
+    path = "spec.checkpoint.peer"
+    return integer(mapping(value, path), "interval", path, 1, minimum=1)
+
+
+def _object_store(given: Any) -> ObjectSpec:
+    path = "spec.checkpoint.object"
+    value = mapping(given, path)
+    secret = mapping(value.get("secretRef", {}), f"{path}.secretRef").get("name")
+    retention = mapping(value.get("retention", {}), f"{path}.retention")
+    return ObjectSpec(
+        url=str(value.get("url", "")).rstrip("/"),
+        secret_name=str(secret) if secret else None,
+        interval_seconds=_seconds(value.get("interval", "0s"), f"{path}.interval"),
+        keep_last=integer(retention, "keepLast", f"{path}.retention", 3, minimum=1),
+        retention=_rules(retention, f"{path}.retention"),
+        bytes_per_second=_bandwidth(value, path),
+        max_in_flight=_in_flight(value, path),
+    )
+
+
+def _seconds(value: Any, path: str) -> int:
+    """``5m`` is 300; ``0s`` means no wait at all."""
+    match = _DURATION.match(str(value))
+    if match is None and str(value) not in ("0", "0s"):
+        raise UnreadableError(f"{path} is not a duration: {str(value)!r}")
+    return int(match[1]) * _UNIT[match[2]] if match else 0
+
+
+def _bytes(text: str, path: str) -> int:
+    """``100Mi`` is 104857600."""
+    match = _QUANTITY.match(text)
+    if match is None:
+        raise UnreadableError(f"{path} is not a number of bytes: {text!r}")
+    return int(match[1]) * _FACTOR[match[2]]
+
+
+def _interval(value: Any) -> str:
+    """``50`` (steps) and ``Auto`` stay, durations become seconds: ``5m`` is ``300s``."""
+    text = str(value)
+    if text == "Auto":
+        return text
+    if text.isdigit() and int(text) >= 1:
+        return str(int(text))
+    match = _DURATION.match(text)
+    if match is None:
+        raise UnreadableError(f"spec.checkpoint.interval is neither steps nor a duration nor Auto: {text!r}")
+    return f"{int(match[1]) * _UNIT[match[2]]}s"

@@ -1,0 +1,46 @@
+"""``spec.hangDetection``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.json import Json
+from holdfast_operator.api.spec.fields import choice, integer, mapping
+from holdfast_operator.api.spec.recovery import Rule
+from holdfast_operator.errors import UnreadableError
+
+_PATH = "spec.hangDetection"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangSpec:
+    """How long a rank may keep the others waiting."""
+
+    step: str = "Auto"  # Auto, Off, or seconds
+    data: int = 900
+    checkpoint: int = 900
+    evaluation: int = 3600
+
+
+def parse_hang(spec: Json) -> HangSpec | None:
+    """Return the limits, or None where the group is absent. Raises ``UnreadableError``."""
+    if spec.get("hangDetection") is None:
+        return None
+    value = mapping(spec["hangDetection"], _PATH)
+    step = str(value.get("stepTimeout", "Auto"))
+    if step not in ("Auto", "Off") and not (step.isdecimal() and int(step) >= 1):
+        raise UnreadableError(f"{_PATH}.stepTimeout must be Auto, Off or seconds, not {step!r}")
+    return HangSpec(
+        step=step,
+        data=integer(value, "dataTimeoutSeconds", _PATH, 900, minimum=1),
+        checkpoint=integer(value, "checkpointTimeoutSeconds", _PATH, 900, minimum=1),
+        evaluation=integer(value, "evaluationTimeoutSeconds", _PATH, 3600, minimum=1),
+    )
+
+
+def parse_hang_rule(spec: Json) -> tuple[Rule, ...]:
+    """``spec.hangDetection.action`` is a rule behind all others. Raises ``UnreadableError``."""
+    value = mapping(spec.get("hangDetection") or {}, _PATH)
+    action = choice(value, "action", _PATH, c.ESCALATION_ACTIONS, c.IN_PLACE)
+    return () if action == c.IN_PLACE else (Rule(name="hangDetection", action=action, hang=True),)
