@@ -14,7 +14,7 @@ from holdfast_operator.api.status import Membership
 from holdfast_operator.cluster.agent_hub import AgentHub, PodIdentity
 from holdfast_operator.cluster.agent_hub import parse_report as parse_wire
 from holdfast_operator.errors import AgentRequestError
-from holdfast_operator.manifests import children
+from holdfast_operator.manifests.membership_document import membership_document
 from holdfast_operator.views import Restored, parse_pod, parse_report
 
 GOLDEN = Path(__file__).parent
@@ -69,7 +69,7 @@ def test_the_membership_that_is_served_is_the_golden_one() -> None:
     golden = read("membership.json")
     job = parse_job(golden_job())
     assert job.spec is not None
-    document = children.membership_document(
+    document = membership_document(
         job, job.spec, Membership.from_json(golden), golden["restarts"], golden["jobKey"], durable_step=400
     )
     assert document == golden

@@ -14,8 +14,8 @@ from holdfast_operator import helm_test
 from holdfast_operator.api.job import parse_job
 from holdfast_operator.api.names import LEASE_NAME
 from holdfast_operator.api.status import Worker
-from holdfast_operator.manifests import children
 from holdfast_operator.manifests.installation import Installation
+from holdfast_operator.manifests.pod import pod
 from holdfast_operator.settings import from_environment
 from holdfast_testbed.build.commands import run
 from holdfast_testbed.build.programs import program
@@ -612,7 +612,7 @@ def worker_pod_on(platform: Installation) -> dict[str, Any]:
         }
     )  # fmt: skip
     assert job.spec is not None
-    return children.pod(job, job.spec, Worker(incarnation=0, batch=0), platform)
+    return pod(job, job.spec, Worker(incarnation=0, batch=0), platform)
 
 
 def test_the_rules_are_those_of_the_file_with_the_runbooks_where_they_are_published() -> None:

@@ -15,7 +15,7 @@ from holdfast_operator.api.spec.spec import parse_spec
 from holdfast_operator.api.status.serialization import shorten
 from holdfast_operator.api.times import format_time, parse_time
 from holdfast_operator.errors import UnreadableError
-from holdfast_operator.manifests import children
+from holdfast_operator.manifests.membership_document import settings
 
 SMALLEST = {"workers": {"replicas": 2, "template": {"spec": {"containers": [{"name": "main", "image": "i"}]}}}}
 
@@ -39,14 +39,14 @@ def test_intervals_are_steps_or_seconds_or_the_jobs_choice(given: Any, settings:
 
 def test_deltas_are_asked_of_launchers_where_they_are_wanted() -> None:
     asked = parse_spec({**SMALLEST, "checkpoint": {"fullEvery": 8}})
-    assert children.settings(asked)["checkpoint"]["fullEvery"] == 8
-    assert "fullEvery" not in children.settings(parse_spec(SMALLEST))["checkpoint"]
+    assert settings(asked)["checkpoint"]["fullEvery"] == 8
+    assert "fullEvery" not in settings(parse_spec(SMALLEST))["checkpoint"]
 
 
 def test_what_deltas_may_leave_out_is_said_where_it_is_wanted() -> None:
     asked = parse_spec({**SMALLEST, "checkpoint": {"fullEvery": 8, "deltaThreshold": 0.0001}})
-    assert children.settings(asked)["checkpoint"]["deltaThreshold"] == 0.0001
-    assert "deltaThreshold" not in children.settings(parse_spec(SMALLEST))["checkpoint"]
+    assert settings(asked)["checkpoint"]["deltaThreshold"] == 0.0001
+    assert "deltaThreshold" not in settings(parse_spec(SMALLEST))["checkpoint"]
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.5, "0.1", True, None])
@@ -59,8 +59,8 @@ def test_retention_is_said_in_the_words_that_launchers_read() -> None:
     fields = {"keepLast": 5, "keepEvery": 10000, "keepHours": 6, "keepDaily": 7, "keepWeekly": 13}
     asked = parse_spec({**SMALLEST, "checkpoint": {"retention": fields}})
     assert (asked.checkpoint.keep_last, asked.checkpoint.retention) == (5, "hours=6,daily=7,weekly=13,every=10000")
-    assert children.settings(asked)["checkpoint"]["retention"] == asked.checkpoint.retention
-    assert "retention" not in children.settings(parse_spec(SMALLEST))["checkpoint"]
+    assert settings(asked)["checkpoint"]["retention"] == asked.checkpoint.retention
+    assert "retention" not in settings(parse_spec(SMALLEST))["checkpoint"]
     copies = parse_spec({**SMALLEST, "checkpoint": {"object": {"url": "s3://b", "retention": fields}}})
     assert copies.checkpoint.object_store is not None
     assert copies.checkpoint.object_store.retention == asked.checkpoint.retention
@@ -101,8 +101,8 @@ def test_each_tier_has_a_limit_of_bandwidth_of_its_own() -> None:
         "local": {"sizeLimit": "1Gi", "bandwidthLimit": "3M"},
     }
     spec = parse_spec({**SMALLEST, "checkpoint": asked})
-    assert children.settings(spec)["checkpoint"]["bytesPerSecond"] == 1 << 30
-    assert "bytesPerSecond" not in children.settings(parse_spec(SMALLEST))["checkpoint"]
+    assert settings(spec)["checkpoint"]["bytesPerSecond"] == 1 << 30
+    assert "bytesPerSecond" not in settings(parse_spec(SMALLEST))["checkpoint"]
     assert (spec.checkpoint.peer_bytes_per_second, spec.checkpoint.local_bytes_per_second) == (2000, 3_000_000)
     with pytest.raises(UnreadableError, match=r"spec\.checkpoint\.local\.bandwidthLimit"):
         parse_spec({**SMALLEST, "checkpoint": {"local": {"sizeLimit": "1Gi", "bandwidthLimit": "fast"}}})
@@ -116,8 +116,8 @@ def test_each_tier_has_a_limit_in_flight_of_its_own() -> None:
         "object": {"url": "s3://b", "maxInFlight": 64},
     }
     asked = parse_spec({**SMALLEST, "checkpoint": {"maxInFlight": 4, **tiers}})
-    assert children.settings(asked)["checkpoint"]["maxInFlight"] == 4
-    assert "maxInFlight" not in children.settings(parse_spec(SMALLEST))["checkpoint"]
+    assert settings(asked)["checkpoint"]["maxInFlight"] == 4
+    assert "maxInFlight" not in settings(parse_spec(SMALLEST))["checkpoint"]
     told = asked.checkpoint
     assert (told.peer_in_flight, told.local_in_flight) == (6, 1)
     assert told.object_store is not None

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast_operator.api.spec.spec import parse_spec
 from holdfast_operator.errors import UnreadableError
-from holdfast_operator.manifests import children
+from holdfast_operator.manifests.membership_document import settings
 
 
 def spec_of(value: Any, resources: Any = None, *beside: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def test_auto_is_one_for_each_gpu_of_the_trainer_and_launchers_are_told_the_numb
 ) -> None:
     spec = parse_spec(spec_of(word, {"limits": limits}))
     assert spec.processes_per_worker == count
-    assert children.settings(spec)["processesPerWorker"] == count
+    assert settings(spec)["processesPerWorker"] == count
 
 
 def test_the_gpus_of_another_container_are_not_the_trainers() -> None:

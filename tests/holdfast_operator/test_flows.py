@@ -9,8 +9,9 @@ import pytest
 from holdfast_operator.api import names as c
 from holdfast_operator.api.job import parse_job
 from holdfast_operator.api.status import Worker
-from holdfast_operator.manifests.children import children, network_policy, pod
+from holdfast_operator.manifests.children import children, network_policy
 from holdfast_operator.manifests.installation import Installation
+from holdfast_operator.manifests.pod import pod
 from holdfast_testbed.fakes.network_policy import End, Flow, allowed
 
 PLATFORM = Installation(sidecar_image="s", agents_url="https://o", ca_bundle="PEM")

@@ -17,15 +17,11 @@ from holdfast_operator.api.spec.checkpoint import ObjectSpec
 from holdfast_operator.api.spec.hang import HangSpec
 from holdfast_operator.api.status import Membership, Worker
 from holdfast_operator.decision.snapshot import Observed
-from holdfast_operator.manifests.children import (
-    children,
-    digest,
-    disruption_budget,
-    membership_document,
-    pod,
-    settings,
-)
+from holdfast_operator.manifests.children import children, disruption_budget
+from holdfast_operator.manifests.common import digest
 from holdfast_operator.manifests.installation import Installation
+from holdfast_operator.manifests.membership_document import membership_document, settings
+from holdfast_operator.manifests.pod import pod
 from holdfast_operator.views import parse_pod
 
 WORKER = Worker(incarnation=4, batch=4, gated=True)

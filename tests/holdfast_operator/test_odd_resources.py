@@ -16,7 +16,7 @@ from odd_resources import AMOUNTS, AWAY, EXPRESSION, JUNK, SPECS
 
 from holdfast_operator.api.job import parse_job
 from holdfast_operator.api.quantities import quantity
-from holdfast_operator.manifests.children import pod
+from holdfast_operator.manifests.pod import pod
 from holdfast_operator.scheduling.capacity import FreeCapacity, PodRequest, too_big
 from holdfast_operator.scheduling.waiting_gang import rival_of
 from holdfast_operator.views import NodeView, parse_pod, parse_report

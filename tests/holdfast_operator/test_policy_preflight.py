@@ -15,7 +15,7 @@ from holdfast_operator.api.spec.spec import parse_spec
 from holdfast_operator.api.status import Worker
 from holdfast_operator.decision.workers.unreachable_peers import to_blame
 from holdfast_operator.errors import UnreadableError
-from holdfast_operator.manifests.children import pod as pod_manifest
+from holdfast_operator.manifests.pod import pod as pod_manifest
 from holdfast_operator.views import parse_report
 
 Body = dict[str, Any]

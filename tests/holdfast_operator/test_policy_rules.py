@@ -16,7 +16,7 @@ from holdfast_operator.api.spec.spec import parse_spec
 from holdfast_operator.decision.failures.evidence import FailureEvidence
 from holdfast_operator.decision.failures.rules import first_match
 from holdfast_operator.errors import UnreadableError
-from holdfast_operator.manifests.children import settings as told_to_launchers
+from holdfast_operator.manifests.membership_document import settings as told_to_launchers
 from holdfast_operator.views import GpuError
 
 XID_79 = GpuError(gpu="GPU-1", kind="Xid", xid=79)

@@ -20,8 +20,8 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from holdfast_operator.api.job import parse_job
 from holdfast_operator.api.status import Worker
-from holdfast_operator.manifests import children
 from holdfast_operator.manifests.installation import Installation
+from holdfast_operator.manifests.pod import pod
 from holdfast_operator.remediation.metrics import RemediationMetrics
 from holdfast_operator.runtime.health import HealthServer
 from holdfast_operator.runtime.metrics import Metrics as OperatorMetrics
@@ -242,7 +242,7 @@ def worker_pod(name: str) -> Json:
     assert job.spec is not None
     platform = Installation(sidecar_image="s", agents_url="https://operator:8443", ca_bundle="PEM")
     worker = Worker(incarnation=int(name.rpartition("-w")[2]), batch=0)
-    return children.pod(job, job.spec, worker, platform)
+    return pod(job, job.spec, worker, platform)
 
 
 OPERATOR_POD: Json = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from holdfast_operator.api.status import Status
-from holdfast_operator.manifests.children import Manifest
+from holdfast_operator.manifests.common import Manifest
 
 
 @dataclass(frozen=True, kw_only=True)

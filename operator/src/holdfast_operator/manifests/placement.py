@@ -6,13 +6,10 @@ never lift for what could not be placed. What is only preferred (spread, spot fo
 
 from __future__ import annotations
 
-from typing import Any
-
 from holdfast_operator.api import names as c
 from holdfast_operator.api.json import Json
 from holdfast_operator.api.spec.scheduling import Scheduling
-
-Manifest = dict[str, Any]
+from holdfast_operator.manifests.common import Manifest
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"

@@ -9,9 +9,9 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.job import Job
 from holdfast_operator.api.json import Json
 from holdfast_operator.api.status import Worker
-from holdfast_operator.manifests.children import pod
 from holdfast_operator.manifests.installation import Installation
 from holdfast_operator.manifests.placement import placed
+from holdfast_operator.manifests.pod import pod
 from holdfast_operator.scheduling.capacity import FreeCapacity, PodRequest, place_together
 from holdfast_operator.scheduling.waiting_gang import WaitingGang
 

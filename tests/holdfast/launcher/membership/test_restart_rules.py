@@ -18,7 +18,7 @@ from holdfast.launcher.membership.restart_rules import Restart, Rule, first_matc
 from holdfast_operator.api.spec.recovery import parse_rules
 from holdfast_operator.decision.failures import rules as operators
 from holdfast_operator.decision.failures.evidence import FailureEvidence
-from holdfast_operator.manifests.children import rules_for_launchers
+from holdfast_operator.manifests.membership_document import rules_for_launchers
 
 
 def failure(reason: str = "ExitCode", code: int | None = None, cause: Cause = Cause.APPLICATION) -> Failure:

@@ -19,7 +19,8 @@ from holdfast_operator.decision.membership import rules
 from holdfast_operator.decision.plan import LabelPod, Publish
 from holdfast_operator.decision.set_condition import Reason
 from holdfast_operator.decision.workers.fencing import proved_gone
-from holdfast_operator.manifests.children import Manifest, digest, membership_document
+from holdfast_operator.manifests.common import Manifest, digest
+from holdfast_operator.manifests.membership_document import membership_document
 from holdfast_operator.views import PodView, Report, ReportedIncident
 
 

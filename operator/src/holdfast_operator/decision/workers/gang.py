@@ -20,7 +20,7 @@ from holdfast_operator.decision.plan import CreatePod, LiftGate
 from holdfast_operator.decision.set_condition import Reason
 from holdfast_operator.decision.workers import rendezvous
 from holdfast_operator.decision.workers.replicas import order_away
-from holdfast_operator.manifests.children import pod as pod_manifest
+from holdfast_operator.manifests.pod import pod as pod_manifest
 from holdfast_operator.scheduling.fit import place
 from holdfast_operator.scheduling.gang_queue import GangQueue, standing_of
 from holdfast_operator.scheduling.waiting_gang import GangPriority

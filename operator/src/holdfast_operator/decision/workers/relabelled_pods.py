@@ -9,7 +9,7 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.plan import RestorePod
-from holdfast_operator.manifests.children import worker_marks
+from holdfast_operator.manifests.common import worker_marks
 from holdfast_operator.views import PodView
 
 SHOWN = 5

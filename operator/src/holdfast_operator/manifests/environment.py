@@ -1,0 +1,185 @@
+"""Environment variables of a worker's containers: a table for each subject. A variable without a value is not set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.child_names import run_id
+from holdfast_operator.api.job import Job
+from holdfast_operator.api.json import Json
+from holdfast_operator.api.quantities import quantity
+from holdfast_operator.api.spec.preflight import OBJECT_STORE, STORAGE
+from holdfast_operator.api.spec.spec import JobSpec
+from holdfast_operator.api.status import Worker
+from holdfast_operator.manifests.common import Manifest
+from holdfast_operator.manifests.installation import Installation
+
+Values = Mapping[str, Any]
+
+
+def of_trainer(job: Job, spec: JobSpec, worker: Worker, rendezvous_ip: str) -> list[Manifest]:
+    """Return the variables of the supervised container."""
+    return [
+        *_identity(),
+        _field("HOLDFAST_POD_IP", "status.podIP"),
+        *_variables(
+            {
+                "HOLDFAST_JOB_NAME": job.name,
+                "HOLDFAST_CHECKPOINT_DIR": c.CHECKPOINT_DIR if spec.checkpoint.claim_name else None,
+                **_object_store(job, spec),
+                **_memory_tier(spec),
+                **_local_tier(spec),
+                **_launcher_preflight(spec),
+                **_torchrun(job, spec, worker, rendezvous_ip),
+            }
+        ),
+    ]
+
+
+def of_sidecar(spec: JobSpec, platform: Installation) -> list[Manifest]:
+    """Return the variables of the sidecar."""
+    dcgm = platform.dcgm_url if _uses_gpus(spec.pod_spec) else ""
+    return [
+        *_identity(),
+        # Before the address of DCGM, which may refer to it.
+        *([_field("HOLDFAST_HOST_IP", "status.hostIP")] if dcgm else []),
+        *_variables(
+            {
+                "HOLDFAST_OPERATOR_URL": platform.agents_url,
+                "HOLDFAST_TOKEN_FILE": c.TOKEN_FILE,
+                "HOLDFAST_CA_FILE": c.CA_FILE,
+                "HOLDFAST_NOTICE_PROVIDERS": ",".join(spec.providers),
+                "HOLDFAST_CHECKPOINT_DEADLINE_SECONDS": spec.checkpoint_deadline_seconds,
+                "HOLDFAST_SIDECAR_PORT": c.PORT_SIDECAR,
+                "HOLDFAST_LAUNCHER": None if spec.launched else "None",
+                "HOLDFAST_METADATA_URL": platform.metadata_url or None,
+                "HOLDFAST_DCGM_URL": dcgm or None,
+                **_preflight(spec),
+            }
+        ),
+    ]
+
+
+def _identity() -> list[Manifest]:
+    return [
+        *_variables({"HOLDFAST_RUN_DIR": c.RUN_DIR}),
+        _field("HOLDFAST_POD_UID", "metadata.uid"),
+        _field("HOLDFAST_POD_NAME", "metadata.name"),
+        _field("HOLDFAST_POD_NAMESPACE", "metadata.namespace"),
+        _field("HOLDFAST_NODE_NAME", "spec.nodeName"),
+    ]
+
+
+def _object_store(job: Job, spec: JobSpec) -> Values:
+    store = spec.checkpoint.object_store
+    if store is None:
+        return {}
+    return {
+        "HOLDFAST_OBJECT_URL": f"{store.url}/{job.namespace}/{job.name}",
+        "HOLDFAST_OBJECT_INTERVAL_SECONDS": store.interval_seconds,
+        "HOLDFAST_OBJECT_KEEP": store.keep_last,
+        "HOLDFAST_OBJECT_RETENTION": store.retention or None,
+        "HOLDFAST_OBJECT_BYTES_PER_SECOND": store.bytes_per_second,
+        "HOLDFAST_OBJECT_IN_FLIGHT": store.max_in_flight,
+    }
+
+
+def _memory_tier(spec: JobSpec) -> Values:
+    asked = spec.checkpoint
+    if not asked.memory:
+        return {}
+    return {
+        "HOLDFAST_MEMORY_TIER": f"{c.MEMORY_DIR}:{asked.memory}",
+        "HOLDFAST_MEMORY_INTERVAL": asked.memory_interval,
+        "HOLDFAST_PEER_INTERVAL": asked.peer_interval,
+        "HOLDFAST_PEER_BYTES_PER_SECOND": asked.peer_bytes_per_second,
+        "HOLDFAST_PEER_IN_FLIGHT": asked.peer_in_flight,
+    }
+
+
+def _local_tier(spec: JobSpec) -> Values:
+    asked = spec.checkpoint
+    if not asked.local:
+        return {}
+    return {
+        "HOLDFAST_LOCAL_TIER": f"{c.LOCAL_DIR}:{asked.local}",
+        "HOLDFAST_LOCAL_INTERVAL": asked.local_interval,
+        "HOLDFAST_LOCAL_BYTES_PER_SECOND": asked.local_bytes_per_second,
+        "HOLDFAST_LOCAL_IN_FLIGHT": asked.local_in_flight,
+    }
+
+
+def _launcher_preflight(spec: JobSpec) -> Values:
+    """The launcher tries the checkpoint volume and the object store: it has the trainer's user, mounts and secret."""
+    asked = spec.preflight
+    if asked is None or not {STORAGE, OBJECT_STORE} & set(asked.checks):
+        return {}
+    storage = STORAGE in asked.checks
+    return {
+        "HOLDFAST_PREFLIGHT_FREE_BYTES": asked.free_bytes if storage else None,
+        "HOLDFAST_PREFLIGHT_WRITE_BYTES": asked.write_bytes if storage else None,
+        "HOLDFAST_PREFLIGHT_OBJECT": "1" if OBJECT_STORE in asked.checks else None,
+        "HOLDFAST_PREFLIGHT_SECONDS": asked.timeout_seconds,
+    }
+
+
+def _preflight(spec: JobSpec) -> Values:
+    asked = spec.preflight
+    if asked is None:
+        return {}
+    return {
+        "HOLDFAST_PREFLIGHT": ",".join(asked.checks),
+        "HOLDFAST_PREFLIGHT_SECONDS": asked.timeout_seconds,
+        "HOLDFAST_PREFLIGHT_GPUS": _gpus(spec.pod_spec),
+        "HOLDFAST_PREFLIGHT_SKEW_SECONDS": asked.skew_seconds,
+    }
+
+
+def _torchrun(job: Job, spec: JobSpec, worker: Worker, rendezvous_ip: str) -> Values:
+    """What an unmodified ``torchrun`` reads in the place of its options; those that a command gives win."""
+    if spec.rendezvous != c.C10D:
+        return {}
+    # The host's own address: not every network leads a pod to itself by way of a Service.
+    host = "$(HOLDFAST_POD_IP)" if worker.hosts else rendezvous_ip
+    least = spec.min_replicas if spec.shrinkable else spec.replicas
+    budget = spec.budget(c.CAUSE_APPLICATION)
+    return {
+        "PET_NNODES": f"{least}:{max(spec.replicas, spec.max_replicas)}",
+        "PET_NPROC_PER_NODE": spec.processes_per_worker,
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"{host}:{c.PORT_STORE}",
+        "PET_RDZV_CONF": f"is_host={int(worker.hosts)}",
+        # Another one for each host: nobody of an earlier world is met.
+        "PET_RDZV_ID": f"{run_id(job)}-{worker.host}",
+        "PET_LOCAL_ADDR": "$(HOLDFAST_POD_IP)",
+        "PET_MAX_RESTARTS": budget.max_restarts if budget is not None else c.TORCHRUN_RESTARTS,
+        # With the store shared, agents of torch 2.13 send their ranks to the first rank 0 for ever, even a lost one.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+
+
+def _uses_gpus(pod_spec: Json) -> bool:
+    """Whether the kubelet gives this pod a GPU. What is claimed otherwise (DRA) may be one."""
+    resources = [container.get("resources") or {} for container in pod_spec.get("containers") or []]
+    asked = (name for part in resources for kind in ("limits", "requests") for name in part.get(kind) or {})
+    return any(name.startswith(c.GPU_RESOURCES) for name in asked) or bool(pod_spec.get("resourceClaims"))
+
+
+def _gpus(pod_spec: Json) -> int:
+    """How many whole GPUs the pod asks for; 1 where it asks for parts of one, whose number says little."""
+    resources = [container.get("resources") or {} for container in pod_spec.get("containers") or []]
+    limits = [part.get("limits") or {} for part in resources]
+    whole = [limit[c.GPU_RESOURCE] for limit in limits if c.GPU_RESOURCE in limit]
+    if whole:
+        return sum(int(quantity(number)) for number in whole)
+    return int(any(name.startswith(c.GPU_RESOURCES) for limit in limits for name in limit))
+
+
+def _variables(values: Values) -> list[Manifest]:
+    return [{"name": name, "value": str(value)} for name, value in values.items() if value is not None]
+
+
+def _field(name: str, path: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
