@@ -90,7 +90,7 @@ class Components:
     tls: TlsKeeper
     agents: AgentServer
     nodes: Controller
-    teller: EventWriter
+    event_writer: EventWriter
     lease: LeaseStore
     now: Callable[[], datetime]
 
@@ -139,7 +139,7 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
         tls=tls,
         agents=_agents(settings, hub, tls, nodes, metrics),
         nodes=nodes,
-        teller=EventWriter(),
+        event_writer=EventWriter(),
         lease=lease,
         now=now,
     )
@@ -221,7 +221,7 @@ class Process:
             "election": self._elector.alive,
             "workers": self._workers_live,
             "nodes": parts.nodes.alive,
-            "events": parts.teller.alive,
+            "events": parts.event_writer.alive,
         }
         ready = {"synced": self._synced.is_set, "agents-api": parts.agents.alive}
         settings = parts.settings
@@ -271,7 +271,7 @@ class Process:
         for number in range(parts.settings.workers):
             self._thread(self._work, f"worker-{number}")
         parts.nodes.start()
-        parts.teller.start()
+        parts.event_writer.start()
 
     def stop(self) -> None:
         """Let the passes in flight end, then the servers."""
@@ -283,7 +283,7 @@ class Process:
         self._parts.hub.stand_by()
         idle = not any(thread.is_alive() for thread in self._threads)
         self._elector.stop(give_back=idle)
-        self._parts.teller.stop()
+        self._parts.event_writer.stop()
         self._parts.agents.stop()
         self._parts.tls.stop()
         self.health.stop()
@@ -323,7 +323,7 @@ class Process:
             queue.done(key, failed=result != "ok", requeue_after=outcome.requeue_after)
             metrics.reconciled(result, time.monotonic() - started)
         if outcome.tell is not None:
-            self._parts.teller.add(key, outcome.tell)
+            self._parts.event_writer.add(outcome.tell)
 
     def _keep_fresh(self) -> None:
         parts = self._parts

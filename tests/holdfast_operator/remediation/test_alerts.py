@@ -29,9 +29,11 @@ from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.secrets import StoredSecret
 from holdfast_operator.errors import AgentRequestError
 from holdfast_operator.remediation.alerts import fingerprint_of, node_finder
-from holdfast_operator.remediation.decide import FleetSnapshot, SetMark, remedy
+from holdfast_operator.remediation.decide import remedy
+from holdfast_operator.remediation.fleet import FleetSnapshot
 from holdfast_operator.remediation.inbox import ALERTS_PER_NODE, RESOLVED_KEPT, STALE_FOR, Inbox, tokens_in
 from holdfast_operator.remediation.observe import machine_of
+from holdfast_operator.remediation.plan import SetMark
 from holdfast_operator.remediation.settings import AlertRule, RemediationSettings
 
 TOKEN = "good"

@@ -53,7 +53,7 @@ def test_alertmanager_takes_the_example(tmp_path: Path) -> None:
 
 def test_every_reason_that_can_be_told_is_explained() -> None:
     source = Path(__file__).parents[3] / "operator" / "src" / "holdfast_operator" / "remediation"
-    code = (source / "decide.py").read_text() + (source / "act.py").read_text()
+    code = "".join(path.read_text() for path in source.glob("*.py"))
     told = set(re.findall(r'desk\.say\(\s*machine,\s*"(\w+)"|reason="(\w+)"|return "(\w+)", f?"', code))
     reasons = {next(filter(None, groups)) for groups in told}
     assert len(reasons) > 12

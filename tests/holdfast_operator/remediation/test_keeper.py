@@ -18,8 +18,8 @@ from holdfast_operator.cluster.cache import Cache
 from holdfast_operator.errors import BlockedError, CloudError, ClusterError, ConflictError, RejectedError
 from holdfast_operator.remediation.act import node_event
 from holdfast_operator.remediation.controller import Controller
-from holdfast_operator.remediation.decide import Decision
 from holdfast_operator.remediation.metrics import RemediationMetrics
+from holdfast_operator.remediation.plan import Decision
 from holdfast_operator.remediation.settings import AlertRule, NodeLimit, RemediationSettings
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

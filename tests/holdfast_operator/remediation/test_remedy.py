@@ -16,20 +16,9 @@ from hypothesis import strategies as st
 
 from holdfast_operator.api.node_mark import Mark, Mode, mark_of
 from holdfast_operator.remediation.alerts import Alert
-from holdfast_operator.remediation.decide import (
-    Decision,
-    Evict,
-    FleetSnapshot,
-    HistoryEntry,
-    Node,
-    NodePod,
-    Plan,
-    Release,
-    SetMark,
-    StayReason,
-    Terminate,
-    remedy,
-)
+from holdfast_operator.remediation.decide import remedy
+from holdfast_operator.remediation.fleet import FleetSnapshot, HistoryEntry, Node, NodePod, StayReason
+from holdfast_operator.remediation.plan import Decision, Evict, Plan, Release, SetMark, Terminate
 from holdfast_operator.remediation.settings import NodeLimit, RemediationSettings
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

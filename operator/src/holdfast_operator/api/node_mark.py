@@ -7,7 +7,7 @@ write: a cordon that goes while the mark stays was lifted by somebody else.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
@@ -114,3 +114,8 @@ def mark_of(node: Json) -> Mark | None:
 def marked(node: Json) -> bool:
     """Whether there is any mark, readable or not."""
     return ANNOTATION_REMEDIATION in ((node.get("metadata") or {}).get("annotations") or {})
+
+
+def kept(fingerprints: Iterable[str]) -> tuple[str, ...]:
+    """Return the fingerprints that a mark holds, each once."""
+    return tuple(dict.fromkeys(fingerprints))[:ALERTS_KEPT]

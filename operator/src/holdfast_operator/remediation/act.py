@@ -18,18 +18,9 @@ from holdfast_operator.cluster.client import Cluster
 from holdfast_operator.cluster.events import event_manifest
 from holdfast_operator.errors import BlockedError, CloudError, ClusterError, ConflictError
 from holdfast_operator.remediation.clouds import Cloud
-from holdfast_operator.remediation.decide import (
-    Action,
-    Decision,
-    Evict,
-    HistoryEntry,
-    Node,
-    Plan,
-    Release,
-    SetMark,
-    Terminate,
-)
+from holdfast_operator.remediation.fleet import HistoryEntry, Node
 from holdfast_operator.remediation.metrics import RemediationMetrics
+from holdfast_operator.remediation.plan import Action, Decision, Evict, Plan, Release, SetMark, Terminate
 
 logger = logging.getLogger(__name__)
 

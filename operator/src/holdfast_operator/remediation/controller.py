@@ -18,10 +18,12 @@ from holdfast_operator.errors import ClusterError, ConflictError
 from holdfast_operator.remediation.act import Actor
 from holdfast_operator.remediation.alerts import Alert
 from holdfast_operator.remediation.clouds import Cloud, cloud_of
-from holdfast_operator.remediation.decide import FleetSnapshot, Plan, remedy
+from holdfast_operator.remediation.decide import remedy
+from holdfast_operator.remediation.fleet import FleetSnapshot
 from holdfast_operator.remediation.inbox import Inbox, tokens_in
 from holdfast_operator.remediation.metrics import RemediationMetrics
 from holdfast_operator.remediation.observe import FleetObserver
+from holdfast_operator.remediation.plan import Plan
 from holdfast_operator.remediation.settings import RemediationSettings
 from holdfast_operator.runtime.metrics import Metrics
 from holdfast_operator.runtime.workqueue import KeyedQueue

@@ -7,7 +7,7 @@ from collections import Counter as Tally
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from holdfast_operator.api.node_mark import Mode
-from holdfast_operator.remediation.decide import FleetSnapshot
+from holdfast_operator.remediation.fleet import FleetSnapshot
 from holdfast_operator.remediation.inbox import RESULTS
 from holdfast_operator.remediation.settings import RemediationSettings
 

@@ -15,7 +15,7 @@ from holdfast_operator.cluster.cache import Cache, owner_of
 from holdfast_operator.cluster.client import Cluster
 from holdfast_operator.decision.workers.cleanup import DRAIN_MARGIN
 from holdfast_operator.remediation.alerts import Alert
-from holdfast_operator.remediation.decide import FleetSnapshot, HistoryEntry, Node, NodePod, StayReason
+from holdfast_operator.remediation.fleet import FleetSnapshot, HistoryEntry, Node, NodePod, StayReason
 from holdfast_operator.remediation.settings import RemediationSettings
 from holdfast_operator.views import parse_node
 

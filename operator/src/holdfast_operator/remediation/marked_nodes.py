@@ -1,0 +1,209 @@
+"""Nodes with the operator's mark: drained, replaced, and released."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from holdfast_operator.api.node_mark import Mark, Mode, kept
+from holdfast_operator.remediation.fleet import Node, NodePod, StayReason
+from holdfast_operator.remediation.plan import (
+    HOUR,
+    POLL_DRAIN,
+    POLL_MARKED,
+    Evict,
+    Planner,
+    Release,
+    SetMark,
+    Terminate,
+    alert_summary,
+    listed,
+)
+
+POLL_CLOUD = timedelta(seconds=30)
+# Three of Alertmanager's default repeat_interval. It sends nothing of an alert that is silenced, its end neither.
+UNHEARD = timedelta(hours=12)
+# Beyond a pod's own grace period, for a kubelet that is slow.
+_OVERDUE = timedelta(seconds=30)
+
+
+def tend(desk: Planner, machine: Node) -> None:
+    """Bring a mark up to date, then drain, replace or release its node."""
+    rules, before = desk.sight.rules, machine.mark
+    if before is None or rules.dry_run or rules.mode is Mode.OBSERVE:
+        words = "the node bears a mark of an earlier setting; un-cordon it when it is well"
+        desk.say(machine, "NodeLeftMarked", words, warning=True)
+        return
+    mark = _brought_up_to_date(desk, machine, before)
+    if _released(desk, machine, mark):
+        return
+    if mark != before:
+        desk.actions.append(SetMark(machine=machine, mark=mark))
+    desk.requeue_in(POLL_MARKED)
+    if mark.terminating_since is not None:
+        desk.say(machine, "NodeReplaced", f"{mark.message}; its machine is being replaced", warning=True)
+        if _left(desk, machine, mark) == ():
+            desk.actions.append(Terminate(machine=machine))
+        desk.requeue_in(POLL_CLOUD)
+    elif mark.overruled:
+        desk.say(
+            machine, "Overruled", f"{mark.message}; somebody un-cordoned it: it is left alone while the alert lasts"
+        )
+    elif mark.clear_since is not None:
+        _say_clear(desk, machine, mark)
+    elif _unheard(desk, machine, mark):
+        hours = int(UNHEARD / HOUR)
+        words = (
+            f"Alertmanager has sent nothing about it for {hours} h, as when an alert is silenced; nothing more is "
+            f"done to the node, which stays cordoned. If it is well: kubectl uncordon {machine.name}"
+        )
+        desk.say(machine, "AlertUnheard", f"{mark.message}; {words}", warning=True)
+    elif min(mark.mode, rules.mode) >= Mode.DRAIN:
+        _drain(desk, machine, mark)
+    else:
+        desk.say(
+            machine, "NodeCordoned", f"{mark.message}; the node is cordoned, mode {mark.mode.word}", warning=True
+        )
+
+
+def _brought_up_to_date(desk: Planner, machine: Node, mark: Mark) -> Mark:
+    firing = desk.firing.get(machine.name, [])
+    told = {alert.fingerprint for alert in firing}
+    still = [name for name in mark.alerts if name not in desk.resolved.get(machine.name, ())]
+    alerts = kept([*still, *(alert.fingerprint for alert in firing)])
+    # What was asked for ends with the alert that asked. Silence is no end, and the cloud takes back nothing.
+    lasts = bool(set(still) - told) or not firing or mark.terminating_since is not None
+    wanted = min(max((alert.mode for alert in firing), default=mark.mode), desk.sight.rules.mode)
+    mode = max(mark.mode, wanted) if lasts else wanted
+    clear = None if alerts else (mark.clear_since or desk.now)
+    drains = mode >= Mode.DRAIN and clear is None
+    overruled = mark.overruled or not machine.unschedulable
+    # A replacement that was begun ends where somebody un-cordoned the node, where it is allowed no more, and where
+    # pods are back: those are drained from the start.
+    ends = overruled or min(mode, desk.sight.rules.mode) < Mode.REPLACE or bool(_left(desk, machine, mark))
+    terminating = None if ends else mark.terminating_since
+    began = mark.draining_since if terminating == mark.terminating_since else None
+    return replace(
+        mark,
+        mode=mode,
+        message=alert_summary(firing) if firing and (mode > mark.mode or not lasts) else mark.message,
+        alerts=alerts,
+        clear_since=clear,
+        draining_since=(began or desk.now) if drains else None,
+        terminating_since=terminating,
+        overruled=overruled,
+        until_reboot=mark.until_reboot or any(alert.until_reboot for alert in firing),
+    )
+
+
+def _unheard(desk: Planner, machine: Node, mark: Mark) -> bool:
+    """Nothing has come about any of its alerts for long, repetitions included."""
+    since = [desk.sight.listens_since or desk.now, mark.since]
+    since += [alert.heard for alert in desk.firing.get(machine.name, ()) if alert.fingerprint in mark.alerts]
+    return bool(mark.alerts) and desk.now - max(since) >= UNHEARD
+
+
+def _rebooted(machine: Node, mark: Mark) -> bool:
+    return bool(machine.boot_id and mark.boot_id) and machine.boot_id != mark.boot_id
+
+
+def _doubt(machine: Node, mark: Mark) -> str:
+    """What speaks against giving back a node whose alerts are resolved; empty if nothing does."""
+    if mark.until_reboot and not _rebooted(machine, mark):
+        return "its GPU needs a reset, so that proves nothing; it is un-cordoned after a reboot"
+    if not machine.ready:
+        return "it is un-cordoned once it is Ready"
+    if machine.gpus < mark.gpus:
+        return f"it has {machine.gpus} of {mark.gpus} GPUs; it is un-cordoned once it has all"
+    return ""
+
+
+def _released(desk: Planner, machine: Node, mark: Mark) -> bool:
+    """Un-cordon what is well again, or forget what somebody else un-cordoned."""
+    if mark.terminating_since is not None:
+        return False
+    if mark.overruled:
+        ends = "its alerts are resolved" if mark.clear_since is not None else ""
+        ends = ends or ("it has booted since" if _rebooted(machine, mark) else "")
+        ends = ends or ("nothing is sent about its alerts any more" if _unheard(desk, machine, mark) else "")
+    else:
+        wait = desk.sight.rules.release_after
+        over = wait is not None and mark.clear_since is not None and desk.now - mark.clear_since >= wait
+        ends = "its alerts are resolved" if over and not _doubt(machine, mark) else ""
+    if not ends:
+        return False
+    desk.actions.append(Release(machine=machine, uncordon=not mark.overruled))
+    desk.note(machine, mark)
+    desk.say(machine, "NodeReleased", f"{mark.message}: {ends}; the node takes pods again")
+    return True
+
+
+def _say_clear(desk: Planner, machine: Node, mark: Mark) -> None:
+    wait = desk.sight.rules.release_after
+    if wait is None or mark.clear_since is None:
+        desk.say(machine, "AlertsResolved", f"{mark.message}: its alerts are resolved; un-cordon it when it is well")
+        return
+    doubt = _doubt(machine, mark)
+    if doubt:
+        words = f"its alerts are resolved, but {doubt}, or when you do it: kubectl uncordon {machine.name}"
+        desk.say(machine, "AlertsResolved", f"{mark.message}: {words}", warning=True)
+        return
+    desk.requeue_in(mark.clear_since + wait - desk.now)
+    desk.say(machine, "AlertsResolved", f"{mark.message}: its alerts are resolved; it is un-cordoned if they stay so")
+
+
+def _left(desk: Planner, machine: Node, mark: Mark) -> tuple[NodePod, ...] | None:
+    """The pods to wait for; None: not known.
+
+    The kubelet of a dead node ends none that are to be deleted. With ``force``, one whose deletion hangs (a finalizer
+    or a hung container runtime) is waited for no longer than the deadline, and than its own grace period.
+    """
+    if machine.pods is None:
+        return None
+    started = mark.draining_since
+    forced = desk.sight.rules.force and started is not None and desk.now - started >= desk.sight.rules.drain_deadline
+
+    def stays(pod: NodePod) -> bool:
+        if pod.deleted_at is None:
+            return True
+        hangs = forced and pod.stay is not StayReason.OPTED_OUT and desk.now - pod.deleted_at >= _OVERDUE
+        return machine.ready and not hangs
+
+    return tuple(pod for pod in machine.pods if stays(pod))
+
+
+def _drain(desk: Planner, machine: Node, mark: Mark) -> None:
+    started = mark.draining_since or desk.now
+    late = desk.now - started >= desk.sight.rules.drain_deadline
+    force = late and desk.sight.rules.force
+    left = _left(desk, machine, mark)
+    going = [
+        pod for pod in left or () if pod.stay is StayReason.EVICTABLE or (force and pod.stay is StayReason.UNMANAGED)
+    ]
+    for pod in going:
+        if not pod.deleting and desk.now - started >= pod.patience:
+            desk.actions.append(Evict(machine=machine, pod=pod, force=force))
+    if left == ():
+        _drained(desk, machine, mark)
+        return
+    desk.requeue_in(POLL_DRAIN if going else POLL_MARKED)
+    if left and not going:
+        words = f"waits for {listed(f'{pod} ({pod.stay})' for pod in left)}"
+        desk.say(machine, "DrainWaits", f"{mark.message}; {words}", warning=True)
+    elif left and late and not force:
+        words = f"still there past the deadline: {listed(map(str, left))}"
+        desk.say(machine, "DrainIncomplete", f"{mark.message}; {words}", warning=True)
+    else:
+        desk.say(machine, "NodeDraining", f"{mark.message}; the node is being drained", warning=True)
+
+
+def _drained(desk: Planner, machine: Node, mark: Mark) -> None:
+    if min(mark.mode, desk.sight.rules.mode) < Mode.REPLACE:
+        desk.say(machine, "NodeDrained", f"{mark.message}; the node is drained and stays cordoned", warning=True)
+        return
+    mark = replace(mark, terminating_since=desk.now)
+    desk.note(machine, mark)
+    desk.actions = [action for action in desk.actions if action.machine != machine]
+    desk.actions += [SetMark(machine=machine, mark=mark), Terminate(machine=machine)]
+    desk.requeue_in(POLL_CLOUD)
+    desk.say(machine, "NodeReplaced", f"{mark.message}; its machine is being replaced", warning=True)

@@ -1,0 +1,130 @@
+"""What a remediation pass does, and the plan while it is being made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from holdfast_operator.api.node_mark import Mark
+from holdfast_operator.remediation.alerts import Alert
+from holdfast_operator.remediation.fleet import FleetSnapshot, HistoryEntry, Node, NodePod
+
+HOUR = timedelta(hours=1)
+POLL_DRAIN = timedelta(seconds=2)
+POLL_MARKED = timedelta(seconds=20)
+_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetMark:
+    """Write the mark; with ``cordon`` the node takes no new pods from then on, in the same write."""
+
+    machine: Node
+    mark: Mark
+    cordon: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """Take the mark away, and the cordon with it where that is still ours."""
+
+    machine: Node
+    uncordon: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evict:
+    """Ask for a pod's eviction; ``force``: delete it, whatever budgets say."""
+
+    machine: Node
+    pod: NodePod
+    force: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terminate:
+    """Have the cloud take the machine away and bring another."""
+
+    machine: Node
+
+
+Action = SetMark | Release | Evict | Terminate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What was decided about a node, doing nothing included; the same words in event, log and metric."""
+
+    node: str
+    uid: str
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Write ``history`` first, then do ``actions`` in order; one that fails stops the others of its node, but for
+    an eviction."""
+
+    actions: tuple[Action, ...]
+    decisions: tuple[Decision, ...]
+    history: tuple[HistoryEntry, ...]
+    requeue_after: float | None
+
+
+@dataclass(kw_only=True)
+class Planner:
+    """The plan under way; lives within one call."""
+
+    sight: FleetSnapshot
+    now: datetime
+    firing: dict[str, list[Alert]]
+    resolved: dict[str, set[str]]
+    history: tuple[HistoryEntry, ...]
+    pool: frozenset[str]  # nodes that may be chosen
+    away: set[str]  # of those; what this plan begins is added
+    lately: tuple[tuple[datetime, str], ...]  # begun within an hour before this plan, with the UID where only begun
+    actions: list[Action] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    begun: set[str] = field(default_factory=set)
+    wake: timedelta | None = None
+
+    def say(self, machine: Node, reason: str, message: str, *, warning: bool = False) -> None:
+        """Record a decision about a node."""
+        self.decisions.append(
+            Decision(node=machine.name, uid=machine.uid, reason=reason, message=message, warning=warning)
+        )
+
+    def requeue_in(self, after: timedelta) -> None:
+        """Plan the next pass for this time at the latest."""
+        after = max(after, timedelta(seconds=0.2))
+        self.wake = after if self.wake is None else min(self.wake, after)
+
+    def note(self, machine: Node, mark: Mark) -> None:
+        """Record the mark in the history."""
+        others = (
+            entry
+            for entry in self.history
+            if (entry.node, entry.started) != (machine.name, mark.since) and not _unmarked_yet(entry, machine)
+        )
+        self.history = (*others, HistoryEntry(node=machine.name, uid=machine.uid, started=mark.since, ended=self.now))
+
+
+def _unmarked_yet(entry: HistoryEntry, machine: Node) -> bool:
+    """It tells of a mark that this node, which has none, did not get: the write failed."""
+    return machine.mark is None and entry.only_begun and entry.uid == machine.uid
+
+
+def alert_summary(alerts: Iterable[Alert]) -> str:
+    """Return the alerts' names and summaries."""
+    told = (f"{alert.name} ({alert.summary})" if alert.summary else alert.name for alert in alerts)
+    return f"alert {listed(dict.fromkeys(told))}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the first names, and how many more there are."""
+    found = list(names)
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return ", ".join(found[:_NAMED]) + more
