@@ -1,7 +1,7 @@
-"""The one shape of benchmarks: trials, interleaved; rows with a spread and a bar; one table and one JSON file.
+"""What benchmarks share: interleaved trials, measurements with a spread and a target, one table, one JSON file.
 
-A benchmark makes `Row`s and hands them to `finish`. Contestants of a comparison run interleaved, in random order
-each round after a warm-up round, and a ratio is formed within a round.
+A benchmark makes `Measurement`s and hands them to `finish`. Contestants of a comparison run interleaved, in random
+order in each round after a warm-up round. A ratio is formed within a round.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operato
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One line of a benchmark. `held` is computed from `judged` and `target`, never typed."""
+class Measurement:
+    """One line of a benchmark. `held` is computed from `ours` and `target`."""
 
     bar: str
     what: str
@@ -48,7 +48,7 @@ class Row:
     held: bool | None = None
 
 
-def row(
+def measured(
     bar: str,
     what: str,
     values: Sequence[float],
@@ -59,10 +59,10 @@ def row(
     peer: float | None = None,
     peer_name: str = "",
     limit: float | None = None,
-) -> Row:
-    """A row whose figure is the `at` quantile of the values (the median unless the bar names another)."""
+) -> Measurement:
+    """Return a measurement: the `at` quantile of the values (the median unless the target names another)."""
     ours = quantile(values, at)
-    return Row(
+    return Measurement(
         bar=bar,
         what=what,
         ours=ours,
@@ -74,13 +74,13 @@ def row(
         peer_name=peer_name,
         limit=limit,
         target=target,
-        held=holds(ours, target),
+        held=meets(ours, target),
     )
 
 
-def absent(bar: str, what: str, why: str) -> Row:
-    """A row without a figure, which says why."""
-    return Row(bar=bar, what=what, ours=math.nan, unit="", n=0, p10=math.nan, p90=math.nan, peer_name=why)
+def not_measured(bar: str, what: str, why: str) -> Measurement:
+    """Return a line without a figure, with the reason."""
+    return Measurement(bar=bar, what=what, ours=math.nan, unit="", n=0, p10=math.nan, p90=math.nan, peer_name=why)
 
 
 def quantile(values: Sequence[float], at: float) -> float:
@@ -89,7 +89,7 @@ def quantile(values: Sequence[float], at: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, -(-int(at * 1000) * len(ordered) // 1000) - 1))]
 
 
-def holds(value: float, target: str) -> bool | None:
+def meets(value: float, target: str) -> bool | None:
     """Whether the value meets a target like `<= 60`; None without one."""
     if not target:
         return None
@@ -177,7 +177,7 @@ def arguments(description: str, flags: Mapping[str, str] | None = None) -> Effor
     return Effort(quick=found.quick, full=found.full, flags=own)
 
 
-def finish(name: str, rows: Sequence[Row], effort: Effort) -> int:
+def finish(name: str, rows: Sequence[Measurement], effort: Effort) -> int:
     """Print the table, write `out/bench/NAME.json`; the exit status is 1 when a judged bar was missed."""
     OUT.mkdir(parents=True, exist_ok=True)
     here = machine()
@@ -199,7 +199,7 @@ def finish(name: str, rows: Sequence[Row], effort: Effort) -> int:
     return int(any(one.held is False for one in rows))
 
 
-def _plain(one: Row) -> dict[str, Any]:
+def _plain(one: Measurement) -> dict[str, Any]:
     """For JSON, which has no word for a figure that is not there."""
     fields = asdict(one)
     return {
@@ -208,7 +208,7 @@ def _plain(one: Row) -> dict[str, Any]:
     }
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Measurement]) -> str:
     """A Markdown table, aligned."""
     head = ["bar", "what", "ours", "p10–p90", "peer", "limit", "target", "held", "n"]
     lines = [head, *map(_cells, rows)]
@@ -218,7 +218,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in padded)
 
 
-def _cells(one: Row) -> list[str]:
+def _cells(one: Measurement) -> list[str]:
     return [
         one.bar,
         one.what,

@@ -182,7 +182,7 @@ def main() -> int:
     rounds = [once_each(groups) for _ in range(effort.pick(quick=1, default=10, full=30))]
     hangs = [hanging() for _ in range(effort.pick(quick=1, default=10, full=30))]
     rows = [
-        bench.row(
+        bench.measured(
             "recovery-10",
             "unattributed, % of the wall time of all ranks, worst",
             [gap for one in rounds for gap in one.gaps] + [books.gap for books, _ in hangs],
@@ -196,15 +196,15 @@ def main() -> int:
     rows.append(_rise("a hang, both ranks", [100 * books.seconds["detection"] / took for books, took in hangs]))
     for group in rounds[0].others:
         what = f"largest change of another cause, {group}"
-        rows.append(bench.row("recovery-10", what, [one.others[group] for one in rounds], "% of the delay"))
+        rows.append(bench.measured("recovery-10", what, [one.others[group] for one in rounds], "% of the delay"))
     return bench.finish("accounting", rows, effort)
 
 
-def _rise(what: str, values: Sequence[float]) -> bench.Row:
+def _rise(what: str, values: Sequence[float]) -> bench.Measurement:
     """Booked seconds in hundredths of the true ones; judged by how far the median is off."""
     off = abs(statistics.median(values) - 100) <= 100 * TIGHT
-    row = bench.row("recovery-10", f"{what}: booked on its cause, % of it", values, "%")
-    return bench.Row(**{**vars(row), "target": "100 ± 5", "held": off})
+    row = bench.measured("recovery-10", f"{what}: booked on its cause, % of it", values, "%")
+    return bench.Measurement(**{**vars(row), "target": "100 ± 5", "held": off})
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     metadata_row = metadata(rounds)  # before this process computes
     torch.set_num_threads(1)  # the other core is what a save may have
-    rows: list[bench.Row] = []
+    rows: list[bench.Measurement] = []
     with workplace(bench.OUT / "checkpoint.work") as folder, one_rank():
         for name, dtype in DTYPES.items():
             what = f"{nbytes / 1e9:.2g} GB of {name}"
@@ -81,7 +81,7 @@ class one_rank:  # noqa: N801  (reads like the context manager that it is)
         dist.destroy_process_group()
 
 
-def of_state(folder: Path, state: State, what: str, rounds: int, steps: int) -> list[bench.Row]:
+def of_state(folder: Path, state: State, what: str, rounds: int, steps: int) -> list[bench.Measurement]:
     """Stall, save and training beside it, for one state."""
     ours, dcp = Ours(folder / "ours", state), Dcp(folder / "dcp", state)
     local = OnTheNode(folder / "local", state)
@@ -113,21 +113,21 @@ def of_state(folder: Path, state: State, what: str, rounds: int, steps: int) -> 
         against(
             save, "ours", "checkpoint-2", f"digested, committed save of {what}", unit="x disk limit", target="<= 1.25"
         ),
-        bench.row(
+        bench.measured(
             "checkpoint-2",
             f"DCP's time for {what} over ours",
             bench.ratios(save["dcp"], save["ours"]),
             "x",
             target=">= 2.5",
         ),
-        bench.row(
+        bench.measured(
             "",
             f"DCP's time for {what} over dcp.save with our writer",
             bench.ratios(save["dcp"], save["through"]),
             "x",
         ),
         *(
-            bench.row(
+            bench.measured(
                 "", f"{name}, fsynced: its time for {what} over ours", bench.ratios(save[name], save["ours"]), "x"
             )
             for name in files
@@ -137,14 +137,16 @@ def of_state(folder: Path, state: State, what: str, rounds: int, steps: int) -> 
     ]
 
 
-def on_the_node(values: dict[str, list[float]], what: str, unit: str) -> bench.Row:
+def on_the_node(values: dict[str, list[float]], what: str, unit: str) -> bench.Measurement:
     """A commit on the local tier, over the limit."""
-    return bench.row("", f"local tier: {what}", bench.ratios(values["local"], values["limit"]), unit, limit=1.0)
+    return bench.measured("", f"local tier: {what}", bench.ratios(values["local"], values["limit"]), unit, limit=1.0)
 
 
-def against(values: dict[str, list[float]], whose: str, bar: str, what: str, *, unit: str, target: str) -> bench.Row:
+def against(
+    values: dict[str, list[float]], whose: str, bar: str, what: str, *, unit: str, target: str
+) -> bench.Measurement:
     """Over the limit, with DCP beside it."""
-    return bench.row(
+    return bench.measured(
         bar,
         what,
         bench.ratios(values[whose], values["limit"]),
@@ -156,7 +158,7 @@ def against(values: dict[str, list[float]], whose: str, bar: str, what: str, *, 
     )
 
 
-def beside(ours: Ours, dcp: Dcp, what: str, rounds: int, steps: int) -> bench.Row:
+def beside(ours: Ours, dcp: Dcp, what: str, rounds: int, steps: int) -> bench.Measurement:
     """A training loop's steps while a save is on its way, over so many steps without one."""
     training = Training()
 
@@ -181,7 +183,7 @@ def beside(ours: Ours, dcp: Dcp, what: str, rounds: int, steps: int) -> bench.Ro
     )
 
 
-def costs(ours: Ours, dcp: Dcp, state: State, what: str, rounds: int) -> list[bench.Row]:
+def costs(ours: Ours, dcp: Dcp, state: State, what: str, rounds: int) -> list[bench.Measurement]:
     """Processor time and memory, beside DCP's: that of `dcp.save`, and of `dcp.async_save`, which copies as we do."""
 
     def fresh() -> float:
@@ -193,7 +195,7 @@ def costs(ours: Ours, dcp: Dcp, state: State, what: str, rounds: int) -> list[be
     )
     grown = bench.interleaved({"ours": fresh, "dcp": lambda: extra_bytes(dcp.stall)}, rounds)
     return [
-        bench.row(
+        bench.measured(
             "checkpoint-2",
             f"processor time of a save of {what}",
             [value / state.nbytes * 1e9 for value in seconds["ours"]],
@@ -201,7 +203,7 @@ def costs(ours: Ours, dcp: Dcp, state: State, what: str, rounds: int) -> list[be
             peer=bench.median(seconds["dcp"]) / state.nbytes * 1e9,
             peer_name="DCP",
         ),
-        bench.row(
+        bench.measured(
             "checkpoint-1",
             f"memory for a save of {what} beside training, kept for the next one",
             [value / state.nbytes for value in grown["ours"]],
@@ -212,10 +214,10 @@ def costs(ours: Ours, dcp: Dcp, state: State, what: str, rounds: int) -> list[be
     ]
 
 
-def metadata(rounds: int) -> bench.Row:
+def metadata(rounds: int) -> bench.Measurement:
     """Two ranks save tensors of 16 bytes to memory."""
     found = small.saves(rounds)
-    return bench.row(
+    return bench.measured(
         "checkpoint-6",
         "metadata of a save: 628 tensors of 16 bytes, 2 ranks, in memory",
         milliseconds([value["ours"] for value in found]),

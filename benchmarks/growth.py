@@ -166,15 +166,17 @@ def warm_mib() -> float:
         return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
-def growth_rows(size: str, trials: bench.Trials) -> list[bench.Row]:
+def growth_rows(size: str, trials: bench.Trials) -> list[bench.Measurement]:
     """The pause, and the pause over the copy."""
     pauses, copies = trials.values(f"{size} pause"), trials.values(f"{size} copy")
     if not pauses:
-        return [bench.absent("growth", f"{size} parameters", "not in --quick")]
+        return [bench.not_measured("growth", f"{size} parameters", "not in --quick")]
     what = f"{size} parameters and AdamW, two ranks grow to three: pause of the two"
     return [
-        bench.row("growth", what, pauses, "s", limit=bench.median(copies)),
-        bench.row("growth", f"{what} ÷ a plain copy of the state", bench.ratios(pauses, copies), "x", target="<= 3"),
+        bench.measured("growth", what, pauses, "s", limit=bench.median(copies)),
+        bench.measured(
+            "growth", f"{what} ÷ a plain copy of the state", bench.ratios(pauses, copies), "x", target="<= 3"
+        ),
     ]
 
 
@@ -191,7 +193,7 @@ def main() -> int:
     memory = trials.collect("warm", effort.pick(quick=1, default=3, full=10), warm_mib)
     what, target = "memory of a warm process, of its own (PSS)", f"<= {WARM_LIMIT_MIB}"
     rows = [row for kind in wanted for row in growth_rows(kind.size, trials)]
-    return bench.finish("growth", [*rows, bench.row("warm-memory", what, memory, "MiB", target=target)], effort)
+    return bench.finish("growth", [*rows, bench.measured("warm-memory", what, memory, "MiB", target=target)], effort)
 
 
 if __name__ == "__main__":

@@ -250,22 +250,22 @@ def measure(book: Book) -> None:
                 return
 
 
-def rows(book: Book) -> list[bench.Row]:
+def rows(book: Book) -> list[bench.Measurement]:
     """Of what was measured."""
     limit = f"<= {POLL_SECONDS + 0.2}"
     made = []
     for cloud, what in WHAT.items():
         if own := book.of(cloud, TOUCH):
             said = f"{what} → touch-file, p99 (poll {POLL_SECONDS:.0f} s)"
-            made.append(bench.row("sidecar-1", said, own, "s", target=limit, at=0.99))
+            made.append(bench.measured("sidecar-1", said, own, "s", target=limit, at=0.99))
     for cloud, what in WHAT.items():
         if own := book.of(cloud, COMMIT):
-            made.append(bench.row("sidecar-1", f"{what} → agreed commit", own, "s"))
+            made.append(bench.measured("sidecar-1", f"{what} → agreed commit", own, "s"))
     if book.all(LOST):
         made += [
             share("ended in an agreed commit, before the deadline", book.all(AGREED)),
             share("counted once, as Interruption, and nothing else", book.all(COUNTED)),
-            bench.row(
+            bench.measured(
                 "sidecar-1",
                 "counted besides, as one machine went and another came",
                 book.besides,
@@ -273,14 +273,14 @@ def rows(book: Book) -> list[bench.Row]:
                 target="<= 0",
                 at=1.0,
             ),
-            bench.row("sidecar-1", "committed steps lost, the most", book.all(LOST), "", target="<= 0", at=1.0),
+            bench.measured("sidecar-1", "committed steps lost, the most", book.all(LOST), "", target="<= 0", at=1.0),
         ]
     return made
 
 
-def share(what: str, values: list[float]) -> bench.Row:
+def share(what: str, values: list[float]) -> bench.Measurement:
     """How many of all."""
-    made = bench.row("sidecar-1", what, [sum(values)], f"of {len(values)}", target=f">= {len(values)}")
+    made = bench.measured("sidecar-1", what, [sum(values)], f"of {len(values)}", target=f">= {len(values)}")
     return replace(made, n=len(values))
 
 

@@ -191,7 +191,7 @@ def _running(core: client.CoreV1Api, known: set[str], wanted: int, patience: flo
     raise TimeoutError(f"not {wanted} pods within {patience:.0f} s")
 
 
-def rows(trials: bench.Trials, plain: float | None) -> list[bench.Row]:
+def rows(trials: bench.Trials, plain: float | None) -> list[bench.Measurement]:
     """Of what was measured."""
     made = []
     for loss in LOSSES:
@@ -199,12 +199,12 @@ def rows(trials: bench.Trials, plain: float | None) -> list[bench.Row]:
             if own := trials.values(f"{condition} {loss.case.name}"):
                 what = f"{loss.case.fault}, {condition}: next step after"
                 target = f"<= {loss.within[condition]}" if condition in loss.within else ""
-                made.append(bench.row(loss.bar, what, own, "s", target=target))
+                made.append(bench.measured(loss.bar, what, own, "s", target=target))
     if own := trials.values(SICK):
-        made.append(bench.row("operator-4", f"{SICK}: next step after", own, "s", target=f"<= {SICK_WITHIN}"))
+        made.append(bench.measured("operator-4", f"{SICK}: next step after", own, "s", target=f"<= {SICK_WITHIN}"))
     if plain is not None:
         what = "node's power cut, plain indexed Job: pod runs elsewhere after"
-        made.append(bench.row("operator-3", what, [plain], "s"))
+        made.append(bench.measured("operator-3", what, [plain], "s"))
     return made
 
 

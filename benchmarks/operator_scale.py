@@ -132,7 +132,7 @@ async def cold_start(operator: Operator, jobs: int) -> Start:
 # Growth
 
 
-async def growth(where: Bench, much: Scale) -> list[bench.Row]:
+async def growth(where: Bench, much: Scale) -> list[bench.Measurement]:
     """Rows for each size, and how each cost grows with it."""
     starts: dict[int, Start] = {0: await cold_start(where.operator, 0)}
     steady: dict[int, Cost] = {0: await asyncio.to_thread(where.operator.cost, much.quiet_seconds / 3)}
@@ -143,7 +143,7 @@ async def growth(where: Bench, much: Scale) -> list[bench.Row]:
         for size in much.sizes:
             what = f"{size} jobs × 3 pods"
             took = await fleet.grow(jobs_of(len(fleet.jobs), size - len(fleet.jobs), 3))
-            rows.append(bench.row("operator-1", f"{what}: last ones applied → all pods run", [took], "s"))
+            rows.append(bench.measured("operator-1", f"{what}: last ones applied → all pods run", [took], "s"))
             await fleet.told("LauncherNotHeard")
             starts[size] = await cold_start(where.operator, size)
             await asyncio.sleep(much.quiet_seconds / 6)
@@ -152,17 +152,17 @@ async def growth(where: Bench, much: Scale) -> list[bench.Row]:
     return [*rows, *fits(starts, steady)]
 
 
-def of_size(what: str, start: Start, cost: Cost) -> list[bench.Row]:
+def of_size(what: str, start: Start, cost: Cost) -> list[bench.Measurement]:
     """What was measured at one size."""
     return [
-        bench.row("operator-1", f"{what}: cold start to converged", [start.seconds], "s"),
-        bench.row("operator-1", f"{what}: CPU of the cold start", [start.cpu], "s"),
-        bench.row("operator-1", f"{what}: resident, steady", [cost.rss_mib], "MiB"),
-        bench.row("operator-1", f"{what}: CPU, steady", [cost.cores], "cores"),
+        bench.measured("operator-1", f"{what}: cold start to converged", [start.seconds], "s"),
+        bench.measured("operator-1", f"{what}: CPU of the cold start", [start.cpu], "s"),
+        bench.measured("operator-1", f"{what}: resident, steady", [cost.rss_mib], "MiB"),
+        bench.measured("operator-1", f"{what}: CPU, steady", [cost.cores], "cores"),
     ]
 
 
-def fits(starts: dict[int, Start], steady: dict[int, Cost]) -> list[bench.Row]:
+def fits(starts: dict[int, Start], steady: dict[int, Cost]) -> list[bench.Measurement]:
     """A line through each cost, and the power of the number of jobs with which it grows over that of no job."""
     costs = {
         "CPU of the cold start, s": {size: start.cpu for size, start in starts.items()},
@@ -173,7 +173,7 @@ def fits(starts: dict[int, Start], steady: dict[int, Cost]) -> list[bench.Row]:
     for what, by_size in costs.items():
         at_none, slope = line(list(by_size), list(by_size.values()))
         told = f"{what} = {bench.number(at_none)} + {bench.number(slope)} × jobs: power of growth"
-        rows.append(bench.row("operator-1", told, [power(by_size)], "", target="<= 1.2"))
+        rows.append(bench.measured("operator-1", told, [power(by_size)], "", target="<= 1.2"))
     return rows
 
 
@@ -193,7 +193,7 @@ def power(by_size: dict[int, float]) -> float:
 # Fleet
 
 
-async def fleet_rows(where: Bench, much: Scale) -> list[bench.Row]:
+async def fleet_rows(where: Bench, much: Scale) -> list[bench.Measurement]:
     """A fleet is made, found again by a new process, left alone, and loses pods."""
     trained = [Job(namespace=TRAINING, name=f"job-{n}", workers=much.pods_a_job) for n in range(much.training)]
     silent = jobs_of(0, much.jobs - much.training, much.pods_a_job)
@@ -210,8 +210,8 @@ async def fleet_rows(where: Bench, much: Scale) -> list[bench.Row]:
         async with stage.open(trained):
             await until_all_train(stage)
             return [
-                bench.row("operator-1", f"{many(much)} applied → all pods run", [made], "s"),
-                bench.row("operator-1", "size of a pod", [size / 1024], "KB"),
+                bench.measured("operator-1", f"{many(much)} applied → all pods run", [made], "s"),
+                bench.measured("operator-1", "size of a pod", [size / 1024], "KB"),
                 *start_rows(start, much),
                 *await dying_rows(where, much, fleet, stage),
             ]
@@ -222,17 +222,17 @@ def many(much: Scale) -> str:
     return f"{much.jobs} jobs, {much.jobs * much.pods_a_job} pods:"
 
 
-def start_rows(start: Start, much: Scale) -> list[bench.Row]:
+def start_rows(start: Start, much: Scale) -> list[bench.Measurement]:
     """The cold start of a full fleet."""
     return [
-        bench.row(
+        bench.measured(
             "operator-1",
             f"{many(much)} cold start to converged",
             [start.seconds],
             "s",
             target="<= 60" if much.judged else "",
         ),
-        bench.row("operator-1", f"{many(much)} resident, at most in the cold start", [start.peak_mib], "MiB"),
+        bench.measured("operator-1", f"{many(much)} resident, at most in the cold start", [start.peak_mib], "MiB"),
     ]
 
 
@@ -246,7 +246,7 @@ async def until_all_train(stage: Stage) -> None:
         await asyncio.sleep(0.2)
 
 
-async def dying_rows(where: Bench, much: Scale, fleet: Fleet, stage: Stage) -> list[bench.Row]:
+async def dying_rows(where: Bench, much: Scale, fleet: Fleet, stage: Stage) -> list[bench.Measurement]:
     """A quiet time, then one in which pods die."""
     quiet_from = time.time()
     quiet = await asyncio.to_thread(where.operator.cost, much.quiet_seconds)
@@ -265,18 +265,20 @@ async def dying_rows(where: Bench, much: Scale, fleet: Fleet, stage: Stage) -> l
     judged = much.judged
     what = f"{many(much)} pod Failed → its replacement asked for"
     return [
-        bench.row("operator-1", f"{what}, p50", found, "s", target="<= 0.2" if judged else ""),
-        bench.row("operator-1", f"{what}, p99", found, "s", at=0.99, target="<= 1" if judged else ""),
-        bench.row("operator-1", f"{many(much)} deaths of which none was answered", [len(deaths) - len(found)], ""),
+        bench.measured("operator-1", f"{what}, p50", found, "s", target="<= 0.2" if judged else ""),
+        bench.measured("operator-1", f"{what}, p99", found, "s", at=0.99, target="<= 1" if judged else ""),
+        bench.measured(
+            "operator-1", f"{many(much)} deaths of which none was answered", [len(deaths) - len(found)], ""
+        ),
         *late_rows(stage, much),
-        bench.row("operator-1", f"{many(much)} pod Failed → all train again", healed or [math.nan], "s"),
-        bench.row("operator-1", f"{many(much)} API requests of a recovery", [each], "", target=""),
-        bench.row("operator-1", f"{many(much)} API requests a second, quiet", [rate], "1/s"),
-        bench.row("operator-1", f"{many(much)} CPU, quiet", [quiet.cores], "cores"),
-        bench.row(
+        bench.measured("operator-1", f"{many(much)} pod Failed → all train again", healed or [math.nan], "s"),
+        bench.measured("operator-1", f"{many(much)} API requests of a recovery", [each], "", target=""),
+        bench.measured("operator-1", f"{many(much)} API requests a second, quiet", [rate], "1/s"),
+        bench.measured("operator-1", f"{many(much)} CPU, quiet", [quiet.cores], "cores"),
+        bench.measured(
             "operator-1", f"{many(much)} CPU, pods dying", [busy.cores], "cores", target="<= 1" if judged else ""
         ),
-        bench.row(
+        bench.measured(
             "operator-1",
             f"{many(much)} resident, pods dying",
             [busy.rss_mib],
@@ -286,10 +288,13 @@ async def dying_rows(where: Bench, much: Scale, fleet: Fleet, stage: Stage) -> l
     ]
 
 
-def late_rows(stage: Stage, much: Scale) -> list[bench.Row]:
+def late_rows(stage: Stage, much: Scale) -> list[bench.Measurement]:
     """How late the field was: while a new pod does not run, its job is not whole when the next one dies."""
     what, late = f"{many(much)} new pod → it runs, the scheduler's and kwok's part", stage.late or [math.nan]
-    return [bench.row("operator-1", what, late, "s"), bench.row("operator-1", f"{what}, p99", late, "s", at=0.99)]
+    return [
+        bench.measured("operator-1", what, late, "s"),
+        bench.measured("operator-1", f"{what}, p99", late, "s", at=0.99),
+    ]
 
 
 async def _dying(
@@ -354,7 +359,7 @@ def main() -> int:
     bench.OUT.mkdir(parents=True, exist_ok=True)
     bootstrap.set_up_cluster(("scale",))
     much, both = scale(effort), not {"--growth", "--fleet"} & effort.flags
-    rows: list[bench.Row] = []
+    rows: list[bench.Measurement] = []
     if both or "--growth" in effort.flags:
         with prepared("growth", "--profile" in effort.flags) as where:
             rows += asyncio.run(growth(where, much))

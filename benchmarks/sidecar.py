@@ -325,12 +325,12 @@ def rows(
     busy: list[float],
     files: list[float],
     notices: dict[str, list[float]],
-) -> list[bench.Row]:
+) -> list[bench.Measurement]:
     """What was measured, against its bars."""
     peer = sizes.get("peer", [])
     name = PEER_NAME if peer else "kubernetes or requests is not installed"
     return [
-        bench.row(
+        bench.measured(
             "sidecar-2",
             "memory with everything in use (PSS)",
             sizes["ours"],
@@ -340,8 +340,10 @@ def rows(
             peer_name=name,
             limit=bench.median(sizes["limit"]),
         ),
-        bench.row("sidecar-2", "resident set, shared pages counted whole", sizes["resident"], "MiB", target="<= 60"),
-        bench.row(
+        bench.measured(
+            "sidecar-2", "resident set, shared pages counted whole", sizes["resident"], "MiB", target="<= 60"
+        ),
+        bench.measured(
             "sidecar-2",
             "PSS over the bare interpreter",
             bench.ratios(sizes["ours"], sizes["limit"]),
@@ -350,11 +352,11 @@ def rows(
             peer_name=name,
             limit=1.0,
         ),
-        bench.row("sidecar-3", "CPU, launcher silent, all clouds asked", idle, "m", target="<= 5"),
-        bench.row("sidecar-3", "CPU, five steps a second", busy, "m"),
-        bench.row("sidecar-4", "publication → membership.json, p99", files, "s", target="<= 0.5", at=0.99),
+        bench.measured("sidecar-3", "CPU, launcher silent, all clouds asked", idle, "m", target="<= 5"),
+        bench.measured("sidecar-3", "CPU, five steps a second", busy, "m"),
+        bench.measured("sidecar-4", "publication → membership.json, p99", files, "s", target="<= 0.5", at=0.99),
         *(
-            bench.row("sidecar-1", f"{what} → touch-file, p99 (poll 2 s)", took, "s", target="<= 2.2", at=0.99)
+            bench.measured("sidecar-1", f"{what} → touch-file, p99 (poll 2 s)", took, "s", target="<= 2.2", at=0.99)
             for what, took in notices.items()
         ),
     ]

@@ -121,7 +121,7 @@ def bound(ratios: list[float]) -> float:
     return math.exp(statistics.fmean(logs) + spread)
 
 
-def rows(shape: str, names: list[str], trials: bench.Trials) -> list[bench.Row]:
+def rows(shape: str, names: list[str], trials: bench.Trials) -> list[bench.Measurement]:
     """Of one model: the bound that is judged, and what it stands on."""
     size = f"{parameters(SHAPES[shape]) / 1e6:.1f} M parameters"
     values = {name: trials.collect(f"{shape} {name} wall", 0, float) for name in names}
@@ -132,16 +132,16 @@ def rows(shape: str, names: list[str], trials: bench.Trials) -> list[bench.Row]:
         if not values[name]:
             continue
         title = f"{CONTESTANTS[name]} ÷ DDP, {size}"
-        line = bench.row(BAR, title, values[name], "x", peer=peer, peer_name=peer_name, limit=1.0)
+        line = bench.measured(BAR, title, values[name], "x", peer=peer, peer_name=peer_name, limit=1.0)
         found.append(line)
         if name == "loop":
             upper = bound(values[name])
             title = f"{title}: 95 % bound of the mean"
-            found.append(replace(line, what=title, ours=upper, target=TARGET, held=bench.holds(upper, TARGET)))
+            found.append(replace(line, what=title, ours=upper, target=TARGET, held=bench.meets(upper, TARGET)))
         cpu = trials.collect(f"{shape} {name} cpu", 0, float)
-        found.append(bench.row(BAR, f"{CONTESTANTS[name]} ÷ DDP, {size}: CPU time", cpu, "x"))
+        found.append(bench.measured(BAR, f"{CONTESTANTS[name]} ÷ DDP, {size}: CPU time", cpu, "x"))
     seconds = trials.collect(f"{shape} {names[0]} wall ddp", 0, float)
-    found.append(bench.row(BAR, f"a step of DDP, {size}", [1000 * one for one in seconds], "ms"))
+    found.append(bench.measured(BAR, f"a step of DDP, {size}", [1000 * one for one in seconds], "ms"))
     return found
 
 
@@ -149,17 +149,17 @@ def main() -> int:
     """All rows."""
     effort = bench.arguments(__doc__ or "")
     trials = bench.Trials("steady", effort)
-    absent = "left out of --quick" if effort.quick else torchft_is_here()
-    names = [name for name in CONTESTANTS if name != "torchft" or not absent]
-    found: list[bench.Row] = []
+    missing = "left out of --quick" if effort.quick else torchft_is_here()
+    names = [name for name in CONTESTANTS if name != "torchft" or not missing]
+    found: list[bench.Measurement] = []
     for shape in list(SHAPES)[:1] if effort.quick else SHAPES:
         wanted = effort.pick(quick=2, default=30, full=100)
         missing = wanted - len(trials.collect(f"{shape} {names[-1]} wall", 0, float))
         if missing > 0:
             measure(shape, missing, names, trials)
         found += rows(shape, names, trials)
-    if absent:
-        found.append(bench.absent(BAR, "torchft ÷ DDP", absent))
+    if missing:
+        found.append(bench.not_measured(BAR, "torchft ÷ DDP", missing))
     return bench.finish("steady", found, effort)
 
 

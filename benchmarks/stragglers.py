@@ -63,7 +63,7 @@ def train(jobs: list[OneLauncher], seconds: float) -> float:
     return time.monotonic() - began
 
 
-def rows(job: OneLauncher, minutes: float) -> list[bench.Row]:
+def rows(job: OneLauncher, minutes: float) -> list[bench.Measurement]:
     """How many were blamed, and how slow they were."""
     failures, what = job.failures(), f"{job.what}, stragglers of 3 ×"
     for line in failures:
@@ -72,8 +72,8 @@ def rows(job: OneLauncher, minutes: float) -> list[bench.Row]:
     usual = statistics.median(took)
     slow = [second / usual for second in took if second > 2 * usual]
     return [
-        bench.row("recovery-5", f"{what}: failures in {minutes:.0f} min", [len(failures)], "", target="<= 0"),
-        bench.row("recovery-5", f"{what}: a step that had one ÷ the median step", slow or [0.0], "x"),
+        bench.measured("recovery-5", f"{what}: failures in {minutes:.0f} min", [len(failures)], "", target="<= 0"),
+        bench.measured("recovery-5", f"{what}: a step that had one ÷ the median step", slow or [0.0], "x"),
     ]
 
 

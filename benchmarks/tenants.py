@@ -244,7 +244,7 @@ def limit_mib() -> int:
     return int(values["resources"]["limits"]["memory"].removesuffix("Mi"))
 
 
-def jobs_rows(count: int, settle_seconds: float) -> list[bench.Row]:
+def jobs_rows(count: int, settle_seconds: float) -> list[bench.Measurement]:
     """The operator's memory, for each shape of jobs."""
     bench.OUT.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -260,12 +260,12 @@ def jobs_rows(count: int, settle_seconds: float) -> list[bench.Row]:
                 peak, now = operator.memory("VmHWM"), operator.memory()
             finally:
                 operator.end()
-            rows.append(bench.row("tenants-2", f"{what}, at most", [peak], "MiB", target=target))
-            rows.append(bench.row("tenants-2", f"{what}, at rest", [now], "MiB"))
+            rows.append(bench.measured("tenants-2", f"{what}, at most", [peak], "MiB", target=target))
+            rows.append(bench.measured("tenants-2", f"{what}, at rest", [now], "MiB"))
     return rows
 
 
-def agents_rows(rounds: int, count: int) -> list[bench.Row]:
+def agents_rows(rounds: int, count: int) -> list[bench.Measurement]:
     """Quiet and attacked turns, one after the other."""
     quiet: list[float] = []
     attacked: list[float] = []
@@ -278,8 +278,8 @@ def agents_rows(rounds: int, count: int) -> list[bench.Row]:
                 with process(attack, folder, port):
                     attacked.append(bench.quantile(polls(folder, port, count), 0.99))
     return [
-        bench.row("tenants-1", "another job's membership, p99, quiet", quiet, "s"),
-        bench.row(
+        bench.measured("tenants-1", "another job's membership, p99, quiet", quiet, "s"),
+        bench.measured(
             "tenants-1",
             "another job's membership, p99, attacked",
             attacked,
@@ -287,7 +287,7 @@ def agents_rows(rounds: int, count: int) -> list[bench.Row]:
             target="<= 0.1",
             limit=bench.median(quiet),
         ),
-        bench.row("tenants-1", "p99 attacked over p99 quiet", bench.ratios(attacked, quiet), "x", limit=1.0),
+        bench.measured("tenants-1", "p99 attacked over p99 quiet", bench.ratios(attacked, quiet), "x", limit=1.0),
     ]
 
 
@@ -295,7 +295,7 @@ def main() -> int:
     """Both halves, or the one that is asked for."""
     effort = bench.arguments("One tenant against all", FLAGS)
     both = not FLAGS.keys() & effort.flags
-    rows: list[bench.Row] = []
+    rows: list[bench.Measurement] = []
     if both or "--agents" in effort.flags:
         count = effort.pick(quick=100, default=500, full=1000) + OTHERS
         rows += agents_rows(effort.pick(quick=1, default=5, full=50), count)

@@ -37,7 +37,7 @@ TESTS = "tests/holdfast/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Measurement:
     """One line of the table."""
 
     bar: str
@@ -78,7 +78,7 @@ class Kept:
     def __init__(self, path: Path) -> None:
         self._path, self._code = path, bench.code()
         self.trials: dict[tuple[int, int], Trial] = {}
-        self.rows: dict[str, list[Row]] = {}
+        self.rows: dict[str, list[Measurement]] = {}
         for line in path.read_text().splitlines() if path.exists() else ():
             entry = json.loads(line)
             if entry.get("code") == self._code:
@@ -89,7 +89,7 @@ class Kept:
             trial = Trial(**entry["trial"])
             self.trials[entry["seed"], trial.number] = trial
         else:
-            self.rows[entry["name"]] = [Row(**one) for one in entry["rows"]]
+            self.rows[entry["name"]] = [Measurement(**one) for one in entry["rows"]]
 
     def keep(self, **entry: Any) -> None:
         """Add a line."""
@@ -110,7 +110,7 @@ def say(text: str) -> None:
 # The drills
 
 
-def damages(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
+def damages(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
     """checkpoint-8."""
     logging.getLogger("holdfast.checkpoint").setLevel(logging.CRITICAL)  # each damage is told, which is not news here
     failures = damage.drill(folder, seed=effort.seed, trials=effort.damages)
@@ -128,7 +128,7 @@ def damages(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
     ]
 
 
-def kills(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
+def kills(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
     """checkpoint-9."""
     done = {trial.number for trial in kept.of(effort.seed)}
     missing = [number for number in range(effort.trials) if number not in done]
@@ -150,19 +150,19 @@ def say_trial(trial: Trial, wanted: int) -> None:
         say(f"  kill {trial.number + 1} of {wanted}")
 
 
-def kill_rows(trials: Sequence[Trial], wanted: int) -> list[Row]:
+def kill_rows(trials: Sequence[Trial], wanted: int) -> list[Measurement]:
     """A row for each kind of kill, and one for all."""
     groups = [(str(kind), [trial for trial in trials if trial.kind == str(kind)]) for kind in WEIGHTS]
     rows = [kill_row(what, found) for what, found in groups if found]
     return [*rows, kill_row(f"all kills while training and saving, of {wanted}", trials)]
 
 
-def kill_row(what: str, trials: Sequence[Trial]) -> Row:
+def kill_row(what: str, trials: Sequence[Trial]) -> Measurement:
     failures = [f"trial {trial.number}: {failure}" for trial in trials for failure in trial.failures]
     resumed = [trial.resumed for trial in trials if trial.resumed is not None]
     lost = [trial.lost for trial in trials]
     if not trials:
-        return Row(bar="checkpoint-9", drill=what, n=0, note="none was made")
+        return Measurement(bar="checkpoint-9", drill=what, n=0, note="none was made")
     note = f"steps made again: {sum(lost)} in all, median {bench.median(lost):g}, p90 {bench.quantile(lost, 0.9):g}"
     return verdict(
         "checkpoint-9",
@@ -178,7 +178,7 @@ def kill_row(what: str, trials: Sequence[Trial]) -> Row:
     )
 
 
-def resumes(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
+def resumes(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
     """checkpoint-10."""
     cuts, failures = resume.bits(folder / "bits", seed=effort.seed, cuts=effort.cuts, steps=15 * effort.cuts)
     worlds = (2, 3, 1, 4) if effort.cuts > 1 else (2, 1)
@@ -203,7 +203,7 @@ def resumes(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
     ]
 
 
-def touches(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
+def touches(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
     """checkpoint-11."""
     width = TOUCHED_WIDTH if effort.touches >= 20 else effort.width
     found = touch.drill(folder, seed=effort.seed, times=effort.touches, width=width)
@@ -227,7 +227,7 @@ def touches(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
     return [row]
 
 
-def bad_places(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
+def bad_places(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
     """Real environments."""
     kept_by = {
         "disk full in the middle of saves": "checkpoint/io/test_full_disk.py",
@@ -240,11 +240,11 @@ def bad_places(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
     ]
 
 
-def place(what: str, folder: Path, drill: Callable[[Path], places.Outcome], kept_by: str) -> Row:
+def place(what: str, folder: Path, drill: Callable[[Path], places.Outcome], kept_by: str) -> Measurement:
     try:
         outcome = drill(folder)
     except places.CannotError as error:
-        return Row(bar="environment", drill=what, n=0, kept_by=kept_by, note=f"not done: {error}")
+        return Measurement(bar="environment", drill=what, n=0, kept_by=kept_by, note=f"not done: {error}")
     return verdict(
         "environment",
         what,
@@ -257,7 +257,7 @@ def place(what: str, folder: Path, drill: Callable[[Path], places.Outcome], kept
     )
 
 
-def explores(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
+def explores(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
     """Every order of commits, uploads, retention, restores, outages and damage that the time allows."""
     explored = explore.drill(seed=effort.seed, first=effort.first, traces=effort.traces, until=effort.until, say=say)
     failures = [] if explored.found is None else [explored.found.message]
@@ -265,13 +265,13 @@ def explores(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
     return [verdict("tiers", what, explored.traces, failures, kept_by="model/test_tiers.py", note=str(explored))]
 
 
-def verdict(bar: str, drill: str, n: int, failures: Sequence[str], *, note: str = "", **more: Any) -> Row:
+def verdict(bar: str, drill: str, n: int, failures: Sequence[str], *, note: str = "", **more: Any) -> Measurement:
     """A row whose `held` is computed; it tells of the first failures."""
     told = "; ".join([*([note] if note else []), *failures[:5]])
-    return Row(bar=bar, drill=drill, n=n, held=n > 0 and not failures, note=told, **more)
+    return Measurement(bar=bar, drill=drill, n=n, held=n > 0 and not failures, note=told, **more)
 
 
-def elsewhere() -> Iterator[Row]:
+def elsewhere() -> Iterator[Measurement]:
     """What tests do and no drill repeats. A test that is gone is a row that does not hold."""
     told = {
         "killed at each system call by which a save changes the disk": (
@@ -293,10 +293,10 @@ def elsewhere() -> Iterator[Row]:
     }
     for what, (file, name) in told.items():
         there = (ROOT / TESTS / file).exists() and f"def {name}(" in (ROOT / TESTS / file).read_text()
-        yield Row(bar="test", drill=what, n=0, held=None if there else False, kept_by=file)
+        yield Measurement(bar="test", drill=what, n=0, held=None if there else False, kept_by=file)
 
 
-DRILLS: dict[str, Callable[[Path, Effort, Kept], list[Row]]] = {
+DRILLS: dict[str, Callable[[Path, Effort, Kept], list[Measurement]]] = {
     "damage": damages,
     "kills": kills,
     "resume": resumes,
@@ -309,7 +309,7 @@ DRILLS: dict[str, Callable[[Path, Effort, Kept], list[Row]]] = {
 # The table
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Measurement]) -> str:
     head = ["bar", "drill", "n", "resumed s", "p90", "steps lost", "equal", "held", "kept by"]
     lines = [head, *([*map(_cell, _values(one))] for one in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
@@ -319,7 +319,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([text, "", *(f"- {one.drill}: {one.note}" for one in rows if one.note)])
 
 
-def _values(one: Row) -> list[Any]:
+def _values(one: Measurement) -> list[Any]:
     seconds = [math.nan if value is None else value for value in (one.resumed_s, one.resumed_p90_s)]
     judged = [one.steps_lost, one.hash_equal, one.held]
     return [one.bar, one.drill, one.n or None, *seconds, *judged, one.kept_by or None]

@@ -92,7 +92,7 @@ class Kept:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Measurement:
     """One line of the table, as `bench.md` of the design names its columns."""
 
     fault: str
@@ -108,11 +108,11 @@ class Row:
     note: str = ""
 
 
-def row(case: Case, trials: Sequence[Trial]) -> Row:
+def measured(case: Case, trials: Sequence[Trial]) -> Measurement:
     resumed = [trial.resumed for trial in trials if trial.resumed is not None]
     detected = [trial.detected for trial in trials if trial.detected is not None]
     counted = sorted({_words(trial.counted) for trial in trials})
-    return Row(
+    return Measurement(
         fault=case.fault,
         n=len(trials),
         detected_s=bench.quantile(detected, 0.5) if detected else None,
@@ -127,16 +127,18 @@ def row(case: Case, trials: Sequence[Trial]) -> Row:
     )
 
 
-def skipped(case: Case, why: str) -> Row:
+def skipped(case: Case, why: str) -> Measurement:
     nothing = dict.fromkeys(("detected_s", "resumed_s", "resumed_p90_s", "hash_equal", "held"))
-    return Row(fault=case.fault, n=0, steps_lost=0, samples_wrong=0, restarts_counted="—", note=why, **nothing)
+    return Measurement(
+        fault=case.fault, n=0, steps_lost=0, samples_wrong=0, restarts_counted="—", note=why, **nothing
+    )
 
 
 def _words(counted: Any) -> str:
     return ", ".join(f"{count} {cause}" for cause, count in sorted(counted.items())) or "none"
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Measurement]) -> str:
     head = ["fault", "n", "detected s", "resumed s", "p90", "steps lost", "samples wrong", "counted", "equal", "held"]
     lines = [head, *([*map(_cell, _values(one))] for one in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
@@ -146,7 +148,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([text, *(f"{one.fault}: {one.note}" for one in rows if one.note)])
 
 
-def _values(one: Row) -> list[Any]:
+def _values(one: Measurement) -> list[Any]:
     seconds = [one.detected_s, one.resumed_s, one.resumed_p90_s]
     figures = [math.nan if value is None else value for value in seconds]
     seen = [one.steps_lost, one.samples_wrong] if one.n else [None, None]
@@ -214,7 +216,7 @@ def one_trial(case: Case, where: DrillJob, kept: Kept, notes: dict[str, str]) ->
 
 def finish(shown: Sequence[Case], kept: Kept, notes: dict[str, str], *, quick: bool) -> int:
     rows = [
-        row(case, kept.trials[case.name])
+        measured(case, kept.trials[case.name])
         if case.name in kept.trials
         else skipped(case, notes.get(case.name, "not drilled in this run"))
         for case in shown

@@ -53,14 +53,14 @@ class Partly:
         return sum(one.nbytes for one in (*self._trained, *self._moments))
 
 
-def rows(folder: Path, nbytes: int, rounds: int) -> list[bench.Row]:
+def rows(folder: Path, nbytes: int, rounds: int) -> list[bench.Measurement]:
     """For adapters, and for the last layers."""
     kinds = {f"adapters of rank {RANK}": Partly(nbytes, adapters=True)}
     kinds |= {f"the last {last} of {LAYERS} layers": Partly(nbytes, last=last) for last in LAST_LAYERS}
     return [row for what, state in kinds.items() for row in of_kind(folder, what, state, rounds)]
 
 
-def of_kind(folder: Path, what: str, state: Partly, rounds: int) -> Iterator[bench.Row]:
+def of_kind(folder: Path, what: str, state: Partly, rounds: int) -> Iterator[bench.Measurement]:
     """Full ones and deltas in turn; the first two are the warm-up. The bar is for what changes less than a tenth."""
     ours, full, delta = Ours(folder / "deltas", state, full_every=2), [], []
     for _ in range(rounds + 1):
@@ -69,7 +69,7 @@ def of_kind(folder: Path, what: str, state: Partly, rounds: int) -> Iterator[ben
     ours.forget()
     limit = state.nbytes / state.changing
     size = f"{state.nbytes / 1e9:.2g} GB of which {what} are trained"
-    yield bench.row(
+    yield bench.measured(
         "checkpoint-12",
         f"bytes of a full commit over a delta's: {size}",
         over(full, delta, 0),
@@ -77,7 +77,7 @@ def of_kind(folder: Path, what: str, state: Partly, rounds: int) -> Iterator[ben
         target=f">= {TEN_TIMES:.0f}" if limit >= TEN_TIMES else "",
         limit=limit,
     )
-    yield bench.row("", f"time of a full commit over a delta's: {size}", over(full, delta, 1), "x")
+    yield bench.measured("", f"time of a full commit over a delta's: {size}", over(full, delta, 1), "x")
 
 
 def save(ours: Ours, state: Partly) -> tuple[float, float]:

@@ -53,17 +53,17 @@ _LENGTH = 8
 Values = dict[str, list[float]]
 
 
-def rows(nbytes: int, rounds: int) -> list[bench.Row]:
+def rows(nbytes: int, rounds: int) -> list[bench.Measurement]:
     """All of it, for one size of state."""
     what = f"{nbytes / 1e9:.2g} GB in {LARGE + SMALL} tensors"
     return [*near_rows(what, near(nbytes, rounds)), *far_rows(what, nbytes, rounds)]
 
 
-def near_rows(what: str, values: Values) -> list[bench.Row]:
+def near_rows(what: str, values: Values) -> list[bench.Measurement]:
     """On one node."""
     return [
         *(
-            bench.row(
+            bench.measured(
                 "checkpoint-4",
                 f"verified restore from memory of {what}, into {where}",
                 bench.ratios(values[whose], values["copy"]),
@@ -73,7 +73,7 @@ def near_rows(what: str, values: Values) -> list[bench.Row]:
             )
             for whose, where in (("restore", "fresh memory"), ("in place", "memory that is there"))
         ),
-        bench.row("", f"commit in memory of {what}", bench.ratios(values["save"], values["copy"]), "x memcpy"),
+        bench.measured("", f"commit in memory of {what}", bench.ratios(values["save"], values["copy"]), "x memcpy"),
     ]
 
 
@@ -93,7 +93,7 @@ def near(nbytes: int, rounds: int) -> Values:
     return values
 
 
-def far_rows(what: str, nbytes: int, rounds: int) -> list[bench.Row]:
+def far_rows(what: str, nbytes: int, rounds: int) -> list[bench.Measurement]:
     """To another node and back: in a process of its own, as the link is its own."""
     command = [sys.executable, str(HERE), "far", str(nbytes), str(rounds)]
     for alone in (["unshare", "--net"], []):
@@ -101,17 +101,17 @@ def far_rows(what: str, nbytes: int, rounds: int) -> list[bench.Row]:
         if ran.returncode == 0:
             break
     else:
-        return [bench.absent("checkpoint-peer", f"copies of {what}", ran.stderr[-200:])]
+        return [bench.not_measured("checkpoint-peer", f"copies of {what}", ran.stderr[-200:])]
     told = json.loads(ran.stdout.splitlines()[-1])
     values, link = told["values"], told["link"]
     return [
-        bench.row(
+        bench.measured(
             "",
             f"a lost rank's state from a neighbour's memory, {link}, over the same from the shared tier: {what}",
             bench.ratios(values["restore"], values["shared"]),
             "x shared tier",
         ),
-        bench.row(
+        bench.measured(
             "",
             f"training stands still for a commit in memory and a neighbour's, as after each step: {what}, {link}",
             bench.ratios(values["each step"], values["send"]),
@@ -122,10 +122,10 @@ def far_rows(what: str, nbytes: int, rounds: int) -> list[bench.Row]:
     ]
 
 
-def copies(what: str, values: Values, link: str) -> list[bench.Row]:
+def copies(what: str, values: Values, link: str) -> list[bench.Measurement]:
     """Against raw TCP."""
     return [
-        bench.row(
+        bench.measured(
             "checkpoint-peer",
             f"verified {name} a neighbour's memory of {what}, {link}",
             bench.ratios(values[whose], values[limit]),

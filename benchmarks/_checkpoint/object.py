@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _bench import Row, absent, interleaved, ratios, row
+from _bench import Measurement, interleaved, measured, not_measured, ratios
 
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
@@ -55,17 +55,17 @@ class Scene:
         return self.folder / "shared" / str(self.name) / _FILE
 
 
-def rows(*, nbytes: int = 1_000_000_000, rounds: int = 7, part_bytes: int = 16 << 20) -> list[Row]:
+def rows(*, nbytes: int = 1_000_000_000, rounds: int = 7, part_bytes: int = 16 << 20) -> list[Measurement]:
     """Two ratios to the better of the peers in each round."""
     try:
         with _scene(nbytes, part_bytes) as scene, ExitStack() as stack:
             peers = _peers(scene, stack)
             return _rows(scene, peers, rounds)
     except (TestbedError, ImportError) as error:
-        return [absent("", "upload to and restore from S3", str(error))]
+        return [not_measured("", "upload to and restore from S3", str(error))]
 
 
-def _rows(scene: Scene, peers: Mapping[str, tuple[Any, Any]], rounds: int) -> list[Row]:
+def _rows(scene: Scene, peers: Mapping[str, tuple[Any, Any]], rounds: int) -> list[Measurement]:
     size = f"{scene.file.stat().st_size / 1e9:.1f} GB"
     up = interleaved({"ours": lambda: _upload(scene), **{n: _timed(scene, p[0]) for n, p in peers.items()}}, rounds)
     _upload(scene)
@@ -80,12 +80,12 @@ def _rows(scene: Scene, peers: Mapping[str, tuple[Any, Any]], rounds: int) -> li
     ]
 
 
-def _row(bar: str, what: str, values: Mapping[str, list[float]], target: str) -> Row:
+def _row(bar: str, what: str, values: Mapping[str, list[float]], target: str) -> Measurement:
     others = {name: found for name, found in values.items() if name != "ours"}
     best = [min(at) for at in zip(*others.values(), strict=True)]
     name = min(others, key=lambda peer: sum(others[peer]))
     said = ", ".join(f"{peer} {sorted(found)[len(found) // 2]:.2f} s" for peer, found in sorted(values.items()))
-    return row(
+    return measured(
         f"object-{bar}",
         f"{what} ({said})",
         ratios(values["ours"], best),

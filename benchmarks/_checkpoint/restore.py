@@ -77,13 +77,13 @@ class Empty:
         self.tensors = state
 
 
-def rows(folder: Path, nbytes: int, rounds: int) -> list[bench.Row]:
+def rows(folder: Path, nbytes: int, rounds: int) -> list[bench.Measurement]:
     """All of them; `folder` lies on the disk that is measured."""
     found = [row for name in DTYPES for row in cold(folder, nbytes, rounds, name)]
     return [*found, *(reshard(folder, nbytes, *sizes) for sizes in RESHARDS)]
 
 
-def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Row]:
+def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Measurement]:
     """Restores of what is not in the page cache. Fresh memory is at hand unless it says otherwise."""
     write_all(folder, State(nbytes, fill=True, dtype=DTYPES[name]))
     target = State(nbytes, fill=False, dtype=DTYPES[name])
@@ -132,19 +132,19 @@ def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Row]:
     ]
 
 
-def cold_rows(walls: Mapping[str, list[float]], what: str) -> list[bench.Row]:
+def cold_rows(walls: Mapping[str, list[float]], what: str) -> list[bench.Measurement]:
     """By the clock."""
     there = "into tensors that are there (dcp.load with our StorageReader)"
     return [
         *against(walls, "ours", "limit", f"{what}, into fresh memory"),
-        bench.row(
+        bench.measured(
             "",
             f"{what}, into fresh memory that this machine's host had taken back",
             bench.ratios(walls[TAKEN], walls["limit"]),
             "x read limit",
         ),
         *(
-            bench.row(
+            bench.measured(
                 "",
                 f"{what}, into fresh memory: over {whose}, which verifies nothing",
                 bench.ratios(walls["ours"], walls[whose]),
@@ -182,10 +182,10 @@ def make_ready(kept: list[object], nbytes: int, who: str) -> None:
         at_hand(nbytes)
 
 
-def against(walls: Mapping[str, list[float]], whose: str, limit: str, what: str) -> list[bench.Row]:
+def against(walls: Mapping[str, list[float]], whose: str, limit: str, what: str) -> list[bench.Measurement]:
     """Beside the disk's limit for the same files, and beside DCP, whose tensors are there."""
     return [
-        bench.row(
+        bench.measured(
             "checkpoint-3",
             what,
             bench.ratios(walls[whose], walls[limit]),
@@ -195,19 +195,21 @@ def against(walls: Mapping[str, list[float]], whose: str, limit: str, what: str)
             peer_name="DCP, which verifies nothing",
             limit=1.0,
         ),
-        bench.row("checkpoint-3", f"{what}: over DCP", bench.ratios(walls[whose], walls["dcp"]), "x", target="<= 1"),
+        bench.measured(
+            "checkpoint-3", f"{what}: over DCP", bench.ratios(walls[whose], walls["dcp"]), "x", target="<= 1"
+        ),
     ]
 
 
 def costs(
     cpu: Mapping[str, list[float]], grown: Mapping[str, list[float]], nbytes: int, what: str
-) -> Iterator[bench.Row]:
+) -> Iterator[bench.Measurement]:
     """Processor time and memory, beside DCP's, which loads into tensors that are there."""
     for whose, how in (
         ("ours", "into fresh memory"),
         ("through", "by our StorageReader, into tensors that are there"),
     ):
-        yield bench.row(
+        yield bench.measured(
             "checkpoint-3",
             f"processor time of a verified cold restore of {what}, {how}",
             [value / nbytes * 1e9 for value in cpu[whose]],
@@ -215,7 +217,7 @@ def costs(
             peer=bench.median(cpu["dcp"]) / nbytes * 1e9,
             peer_name="DCP, which verifies nothing",
         )
-        yield bench.row(
+        yield bench.measured(
             "checkpoint-3",
             f"memory that a verified cold restore of {what} takes at most, {how}",
             [value / nbytes for value in grown[whose]],
@@ -265,7 +267,7 @@ def _read_part(fd: int, turn: int, buffers: list[memoryview]) -> None:
 # Another number of ranks
 
 
-def reshard(folder: Path, nbytes: int, before: int, after: int) -> bench.Row:
+def reshard(folder: Path, nbytes: int, before: int, after: int) -> bench.Measurement:
     """Bytes read by all ranks together over the bytes that they need, for tensors sharded by rows."""
     height = nbytes // (LARGE * WIDTH * 4)
     specs = [TensorSpec(name=f"layers.{n}.weight", dtype="F32", shape=(height, WIDTH)) for n in range(LARGE)]
@@ -302,7 +304,7 @@ def reshard(folder: Path, nbytes: int, before: int, after: int) -> bench.Row:
     needed = sum(_world(after, load))
     shutil.rmtree(root)
     what = f"bytes read by {after} ranks of a commit by {before}, rows of {LARGE + SMALL} tensors"
-    return bench.row("checkpoint-7", what, [sum(read_bytes) / needed], "x needed", target="<= 1.05", limit=1.0)
+    return bench.measured("checkpoint-7", what, [sum(read_bytes) / needed], "x needed", target="<= 1.05", limit=1.0)
 
 
 def _snapshot(specs: list[TensorSpec], read: Callable[[Piece], memoryview], holding: Holding) -> Snapshot:
