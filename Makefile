@@ -39,11 +39,12 @@ test-e2e: setup ## tests on real nodes
 test-scale: setup ## many jobs on nodes that kwok plays
 	@$(PY) -m pytest -m scale
 
-lint: setup-venv ## ruff, mypy strict, import rules, and the `operator` package trap
+lint: setup-venv ## ruff, mypy strict, import rules, prose, and the `operator` package trap
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(PY) -m mypy $(PACKAGES)
 	@PYTHONPATH=operator/src:sidecar/src:trainer_lib/src:testbed/src $(VENV)/bin/lint-imports
+	@python3 tools/prose.py
 	@for trap in operator/__init__.py operator.py tests/operator; do \
 	  if [ -e $$trap ]; then echo "$$trap shadows the standard library's operator module: remove it" >&2; exit 1; fi; done
 

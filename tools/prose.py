@@ -1,0 +1,113 @@
+"""Check texts that users read: no term that the project avoids, and no sentence of more than 30 words.
+
+`prose.py` prints `file:line: problem` for each one and ends with 1. Markdown pages, CRD descriptions, chart values
+and alert texts are read. `UNFINISHED` names the files that are not rewritten yet: they are not checked, and one
+that has no problem left must leave the list.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+LONGEST_SENTENCE = 30
+TERMS = {
+    r"anew": "again, recreated",
+    r"beside": "in addition to, alongside, next to",
+    r"committed steps?": "completed step",
+    r"damaged?": "corrupt, corruption",
+    r"for good": "permanently",
+    r"go(?:es)? on\b(?! (?:the|a|an)\b)": "continues",
+    r"heard of": "reported",
+    r"hurts?": "failed, injected a fault into",
+    r"in vain": "without success",
+    r"lineage|lineup": "train state, world entry",
+    r"mend(?:s|ed|ing)?": "fix, repair",
+    r"nobody|somebody|whoever": "the component or the person",
+    r"stands? by": "is on standby",
+    r"tells?|told": "reports, logs, sends",
+}
+"""What is avoided → what to write instead."""
+UNFINISHED = Path(__file__).with_name("prose_unfinished.txt")
+_AVOIDED = {re.compile(rf"\b(?:{term})\b", re.IGNORECASE): better for term, better in TERMS.items()}
+_YAML_TEXT = re.compile(
+    r"^\s*(?:-\s*)?(?:description|summary|message):\s*(?P<text>[^|>].*)$|^\s*#+ ?-{0,2} ?(?P<comment>.*)$"
+)
+_ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|etc|vs)\.")
+
+
+def main() -> int:
+    """Check all files; the exit status."""
+    listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout.split("\0")
+    files = [name for name in listed if name.endswith(".md") or _is_yaml_for_users(name)]
+    unfinished = {line.strip() for line in UNFINISHED.read_text().splitlines() if line.strip()}
+    found = {name: list(problems(name, Path(name).read_text())) for name in files}
+    for name in files:
+        if name not in unfinished:
+            print(*found[name], sep="\n", end="\n" if found[name] else "")
+    finished = sorted(name for name in unfinished if not found.get(name))
+    for name in finished:
+        print(f"{UNFINISHED.name}: {name} has no problem left: remove it from the list")
+    return int(bool(finished) or any(found[name] for name in files if name not in unfinished))
+
+
+def _is_yaml_for_users(name: str) -> bool:
+    return name.startswith(("charts/holdfast/rules/", "crds/")) or name == "charts/holdfast/values.yaml"
+
+
+def problems(name: str, text: str) -> Iterator[str]:
+    """Each problem of a file, with its line."""
+    paragraphs = markdown_paragraphs(text) if name.endswith(".md") else yaml_paragraphs(text)
+    for number, paragraph in paragraphs:
+        for avoided, better in _AVOIDED.items():
+            for match in avoided.finditer(paragraph):
+                yield f"{name}:{number}: '{match[0]}': write {better}"
+        for sentence in sentences(paragraph):
+            if len(sentence.split()) > LONGEST_SENTENCE:
+                yield f"{name}:{number}: a sentence of {len(sentence.split())} words: '{sentence[:60]}…'"
+
+
+def markdown_paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """Paragraphs, list items and table cells with the number of their first line; no code, no link targets."""
+    lines: list[str] = []
+    first, fenced = 1, False
+    for number, line in enumerate([*text.splitlines(), ""], start=1):
+        fence = line.lstrip().startswith("```")
+        fenced ^= fence
+        silent = fence or fenced or not line.strip()
+        if lines and (silent or re.match(r"\s*(?:[-*|#>]|\d+\.)\s|\|", line)):
+            yield first, _plain(" ".join(lines))
+            lines = []
+        if silent:
+            continue
+        if line.lstrip().startswith("|"):
+            yield from ((number, _plain(cell)) for cell in line.split("|") if cell.strip())
+            continue
+        first = first if lines else number
+        lines.append(line.strip())
+
+
+def yaml_paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """One-line descriptions, summaries and comments."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if found := _YAML_TEXT.match(line):
+            yield number, _plain((found["text"] or found["comment"] or "").strip("\"'"))
+
+
+def _plain(text: str) -> str:
+    text = re.sub(r"^(?:[-*>#]+|\d+\.)\s+", "", text)
+    text = re.sub(r"`[^`]*`", "code", text)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    return _ABBREVIATION.sub("such as", text)
+
+
+def sentences(paragraph: str) -> list[str]:
+    """Split after a full stop, a question mark, a colon or a semicolon that is followed by a space."""
+    return [sentence for sentence in re.split(r"(?<=[.?!:;])\s+", paragraph) if sentence]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
