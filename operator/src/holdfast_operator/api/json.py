@@ -1,4 +1,4 @@
-"""JSON that others wrote."""
+"""Lenient readers of JSON that others wrote: each returns something of its kind, whatever it is given."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast_operator.api import names as c
+
 Json = Mapping[str, Any]
+EMPTY: Json = {}
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -25,3 +28,31 @@ def loads(raw: bytes) -> Any:
         return json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
     except RecursionError as error:
         raise ValueError("too deeply nested") from error
+
+
+def part(value: Json, key: str) -> Json:
+    """Return an object within another; an empty one for anything else."""
+    found = value.get(key)
+    return found if isinstance(found, Mapping) else EMPTY
+
+
+def items(value: Any) -> list[Any]:
+    """Return a list; an empty one for anything else."""
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def objects(value: Any) -> list[Json]:
+    """Return the objects in a list."""
+    return [item for item in items(value) if isinstance(item, Mapping)]
+
+
+def integer(value: Any) -> int | None:
+    """Return a whole number that a status can hold."""
+    exact = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= c.MAX_NUMBER
+    return value if exact else None
+
+
+def number(value: Any, default: int = 0) -> int:
+    """Return a whole number that a status can hold; the default for anything else."""
+    found = integer(value)
+    return default if found is None else found

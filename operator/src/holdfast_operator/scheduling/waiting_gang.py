@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.json import Json
+from holdfast_operator.api.json import Json, objects, part
 from holdfast_operator.api.spec.pod_template import check
 from holdfast_operator.api.spec.scheduling import Scheduling, parse_scheduling
 from holdfast_operator.api.status import Phase
@@ -44,24 +43,24 @@ class WaitingGang:
 
 def rival_of(body: Json) -> WaitingGang | None:
     """A job whose gang has no place yet and may get one. Read sparsely: this runs over all jobs."""
-    status = _part(body, "status")
+    status = part(body, "status")
     ended = any(
         condition.get("status") == "True"
         and (condition.get("type") in (c.COMPLETE, c.FAILED) or condition.get("reason") == c.UNREADABLE)
-        for condition in _objects(status, "conditions")
+        for condition in objects(status.get("conditions"))
     )
-    workers = _part(_part(body, "spec"), "workers")
+    workers = part(part(body, "spec"), "workers")
     out = ended or (body.get("spec") or {}).get("suspend") or body["metadata"].get("deletionTimestamp")
     if out or not isinstance(workers.get("replicas"), int):
         return None
-    listed = _objects(_part(status, "placement"), "workers")
+    listed = objects(part(status, "placement").get("workers"))
     gated = [worker for worker in listed if worker.get("phase") == Phase.WANTED and worker.get("gated")]
     waiting = sum(1 for worker in gated if not worker.get("node")) if listed else workers["replicas"]
     created = parse_time(body["metadata"].get("creationTimestamp"))
-    pod_spec = _part(_part(workers, "template"), "spec")
+    pod_spec = part(part(workers, "template"), "spec")
     if not waiting or created is None or not _readable(pod_spec):
         return None
-    gang = _part(status, "gang")
+    gang = part(status, "gang")
     if not gang.get("liftedAt") and _cannot_lift(status):
         return None
     try:
@@ -91,7 +90,7 @@ def rival_of(body: Json) -> WaitingGang | None:
 
 def _least(spec: Json, waiting: int) -> int:
     """With how many of its pods the gang may begin where there is not room for all."""
-    elasticity = _part(spec, "elasticity")
+    elasticity = part(spec, "elasticity")
     fewest = elasticity.get("minReplicas")
     shrinks = elasticity.get("onFailure", c.SHRINK) == c.SHRINK
     return min(max(fewest, 1), waiting) if shrinks and isinstance(fewest, int) else waiting
@@ -102,7 +101,7 @@ def _cannot_lift(status: Json) -> bool:
 
     Unschedulable is what is left of an earlier try; whoever finds no room now keeps its turn.
     """
-    trouble = _part(_part(status, "placement"), "trouble")
+    trouble = part(part(status, "placement"), "trouble")
     return bool(trouble) and trouble.get("reason") != "Unschedulable"
 
 
@@ -113,13 +112,3 @@ def _readable(pod_spec: Json) -> bool:
     except UnreadableError:
         return False
     return bool(pod_spec)
-
-
-def _part(value: Json, key: str) -> Json:
-    found = value.get(key)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _objects(value: Json, key: str) -> list[Json]:
-    found = value.get(key)
-    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []

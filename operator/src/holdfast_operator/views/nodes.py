@@ -7,11 +7,10 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.json import Json
+from holdfast_operator.api.json import EMPTY, Json, part
 from holdfast_operator.api.node_mark import Mark, mark_of
 from holdfast_operator.api.quantities import Amounts, quantity
 from holdfast_operator.api.times import parse_time
-from holdfast_operator.views import values
 from holdfast_operator.views.renewals import Renewals
 
 
@@ -63,9 +62,9 @@ class NodeView:
 
 def parse_node(body: Json, lease: Json | None = None) -> NodeView:
     """A node from the API's JSON, with its lease where it was read."""
-    meta, spec, status = values.part(body, "metadata"), values.part(body, "spec"), values.part(body, "status")
-    ready = next((item for item in status.get("conditions") or () if item.get("type") == "Ready"), values.EMPTY)
-    lease_spec = values.part(lease or values.EMPTY, "spec")
+    meta, spec, status = part(body, "metadata"), part(body, "spec"), part(body, "status")
+    ready = next((item for item in status.get("conditions") or () if item.get("type") == "Ready"), EMPTY)
+    lease_spec = part(lease or EMPTY, "spec")
     return NodeView(
         name=str(meta.get("name", "")),
         ready=ready.get("status") == "True",
@@ -74,7 +73,7 @@ def parse_node(body: Json, lease: Json | None = None) -> NodeView:
             (str(taint.get("key", "")), str(taint.get("value") or ""), str(taint.get("effect", "")))
             for taint in spec.get("taints") or ()
         ),
-        boot_id=str(values.part(status, "nodeInfo").get("bootID") or ""),
+        boot_id=str(part(status, "nodeInfo").get("bootID") or ""),
         mark=mark_of(body),
         labels=meta.get("labels") or {},
         allocatable=status.get("allocatable") or {},

@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import lru_cache
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.json import Json, loads
+from holdfast_operator.api.json import EMPTY, Json, items, loads, part
 from holdfast_operator.api.redaction import hide_secrets
 from holdfast_operator.api.spec.pod_template import trainer_container
 from holdfast_operator.api.times import parse_time
@@ -111,13 +111,13 @@ class PodView:
 
 def parse_pod(body: Json, *, absent: bool = False) -> PodView:
     """A pod of ours from the API's JSON."""
-    meta, spec, status = values.part(body, "metadata"), values.part(body, "spec"), values.part(body, "status")
-    labels = meta.get("labels") or values.EMPTY
+    meta, spec, status = part(body, "metadata"), part(body, "spec"), part(body, "status")
+    labels = meta.get("labels") or EMPTY
     conditions = {str(item.get("type")): item for item in status.get("conditions") or ()}
-    target = conditions.get("DisruptionTarget", values.EMPTY)
+    target = conditions.get("DisruptionTarget", EMPTY)
     trainer = trainer_container(spec) if spec.get("containers") else ""
     statuses = list(status.get("containerStatuses") or ())
-    own = next((item for item in statuses if item.get("name") == trainer), values.EMPTY)
+    own = next((item for item in statuses if item.get("name") == trainer), EMPTY)
     gates = [str(gate.get("name")) for gate in spec.get("schedulingGates") or ()]
     return PodView(
         name=str(meta.get("name", "")),
@@ -131,12 +131,12 @@ def parse_pod(body: Json, *, absent: bool = False) -> PodView:
         ip=str(status.get("podIP") or ""),
         gated=c.GANG_GATE in gates,
         held_by=tuple(gate for gate in gates if gate != c.GANG_GATE),
-        unschedulable=_unschedulable(conditions.get("PodScheduled", values.EMPTY)),
+        unschedulable=_unschedulable(conditions.get("PodScheduled", EMPTY)),
         disruption=_true_reason(target),
         disruption_note=str(target.get("message") or "").strip(),
         waiting=_waiting([*(status.get("initContainerStatuses") or ()), *statuses]),
-        exit=_exit(values.part(values.part(own, "state"), "terminated")),
-        running_since=parse_time(values.part(values.part(own, "state"), "running").get("startedAt")),
+        exit=_exit(part(part(own, "state"), "terminated")),
+        running_since=parse_time(part(part(own, "state"), "running").get("startedAt")),
         conditions=_same(
             tuple((key, str(item.get("status")), str(item.get("reason"))) for key, item in conditions.items())
         ),
@@ -176,10 +176,10 @@ def _containers_ended(status: Json, conditions: Mapping[str, Json]) -> bool:
 
     Where the garbage collector writes the phase, the node is away: what it did not tell may still run.
     """
-    states = [values.part(item, "state") for item in status.get("containerStatuses") or ()]
+    states = [part(item, "state") for item in status.get("containerStatuses") or ()]
     if states and all(state.get("terminated") for state in states):
         return True
-    collected = _true_reason(conditions.get("DisruptionTarget", values.EMPTY)) == "DeletionByPodGC"
+    collected = _true_reason(conditions.get("DisruptionTarget", EMPTY)) == "DeletionByPodGC"
     over = status.get("phase") in ("Failed", "Succeeded") and not collected
     return over and all(state.get("terminated") or state.get("waiting") for state in states)
 
@@ -189,7 +189,7 @@ def _unprepared(spec: Json, status: Json) -> str:
     made = spec.get("initContainers") or ()
     sidecars = {item.get("name") for item in made if item.get("restartPolicy") == "Always"}
     for item in status.get("initContainerStatuses") or ():
-        ended = values.part(values.part(item, "state"), "terminated")
+        ended = part(part(item, "state"), "terminated")
         if ended.get("exitCode") and item.get("name") not in sidecars:
             said = str(ended.get("message") or ended.get("reason") or "")
             told = f": {hide_secrets(said)}" if said else ""
@@ -209,7 +209,7 @@ def _true_reason(condition: Json) -> str:
 def _waiting(statuses: Iterable[Json]) -> tuple[tuple[str, str, str], ...]:
     found = []
     for status in statuses:
-        waiting = values.part(values.part(status, "state"), "waiting")
+        waiting = part(part(status, "state"), "waiting")
         if waiting.get("reason"):
             words = hide_secrets(str(waiting.get("message") or ""))
             found.append((str(status.get("name", "")), str(waiting["reason"]), words))
@@ -229,7 +229,7 @@ def _exit(terminated: Json) -> Exit | None:
         reason=reason if reason == "OOMKilled" else str(left.get("reason") or reason),
         cause=str(left.get("cause") or ""),
         message=hide_secrets(str(left.get("message") or "")),
-        traceback=tuple(hide_secrets(str(line)) for line in values.listed(left.get("traceback"))),
+        traceback=tuple(hide_secrets(str(line)) for line in items(left.get("traceback"))),
         final=bool(left.get("final")),
     )
 

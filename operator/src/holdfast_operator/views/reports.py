@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.ids import AttemptId
-from holdfast_operator.api.json import Json
+from holdfast_operator.api.json import EMPTY, Json, integer, items, objects, part
 from holdfast_operator.api.status import Checkpoint
 from holdfast_operator.api.status.goodput import TimeBreakdown, short
 from holdfast_operator.api.times import parse_time
@@ -203,16 +203,16 @@ class Report:
 
 def parse_report(body: Json, received_at: datetime) -> Report | None:
     """``report.json``; None for a version that is not known here."""
-    pod, launcher = values.part(body, "pod"), body.get("launcher")
+    pod, launcher = part(body, "pod"), body.get("launcher")
     if body.get("version") != c.PROTOCOL_VERSION or not pod.get("uid"):
         return None
-    notices = values.objects(body.get("notices"))[-c.MAX_NOTICES_TOLD :]
+    notices = objects(body.get("notices"))[-c.MAX_NOTICES_TOLD :]
     base = Report(
         pod_uid=str(pod["uid"]),
         received_at=received_at,
         silent_seconds=values.real(body.get("launcherSilentSeconds")),
         notices=tuple(map(_notice, notices)),
-        gpu_errors=tuple(filter(None, map(_gpu_error, values.objects(body.get("gpu"))[: c.MAX_GPU_ERRORS]))),
+        gpu_errors=tuple(filter(None, map(_gpu_error, objects(body.get("gpu"))[: c.MAX_GPU_ERRORS]))),
         preflight=_preflight(body.get("preflight")),
         unheard=_unheard(body),
     )
@@ -226,8 +226,8 @@ def parse_report(body: Json, received_at: datetime) -> Report | None:
 
 
 def _with_launcher(base: Report, launcher: Json) -> Report:
-    ports = values.part(launcher, "ports")
-    by_touch_file = values.objects(launcher.get("notices"))[-c.MAX_NOTICES_TOLD :]
+    ports = part(launcher, "ports")
+    by_touch_file = objects(launcher.get("notices"))[-c.MAX_NOTICES_TOLD :]
     # A launcher knows only what its touch-file asked for; the sidecar, what the cloud said.
     seen = {notice.id: notice for notice in (*map(_notice, by_touch_file), *base.notices)}
     return Report(
@@ -236,25 +236,25 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
         has_launcher=True,
         silent_seconds=base.silent_seconds,
         ready=launcher.get("ready") is True,
-        store=values.integer(ports.get("store")) or c.PORT_STORE,
-        control=values.integer(ports.get("control")) or c.PORT_CONTROL,
+        store=integer(ports.get("store")) or c.PORT_STORE,
+        control=integer(ports.get("control")) or c.PORT_CONTROL,
         accepted=values.pair(launcher.get("accepted")),
         started=values.pair(launcher.get("started")),
         world=_world(launcher.get("world")),
-        restored=_restored(values.part(launcher, "restored")),
+        restored=_restored(part(launcher, "restored")),
         phase=values.said(launcher.get("phase")),
         message=values.words(launcher.get("message")),
-        committed_step=values.integer(launcher.get("committedStep")),
+        committed_step=integer(launcher.get("committedStep")),
         committed_at=parse_time(launcher.get("committedAt")),
-        checkpoints=_checkpoints(values.part(launcher, "checkpoints")),
-        unsaved=_unsaved(values.part(values.part(launcher, "checkpointsFailing"), c.SHARED_TIER)),
+        checkpoints=_checkpoints(part(launcher, "checkpoints")),
+        unsaved=_unsaved(part(part(launcher, "checkpointsFailing"), c.SHARED_TIER)),
         highest_claim=_claim(launcher.get("highestClaim")),
         foreign_claims=tuple(
             filter(None, map(_claim, values.of_pairs(launcher.get("foreignClaims"))[-c.MAX_CLAIMS_TOLD :]))
         ),
         quarantined=tuple(
             Quarantined(path=values.said(item["path"]), reason=values.words(item.get("reason")))
-            for item in values.objects(launcher.get("quarantined"))[: c.QUARANTINED_KEPT]
+            for item in objects(launcher.get("quarantined"))[: c.QUARANTINED_KEPT]
             if values.said(item.get("path"))
         ),
         loss=values.real(launcher.get("loss")),
@@ -264,24 +264,24 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
         gpu_errors=base.gpu_errors,
         preflight=base.preflight,
         lost_members=tuple(
-            values.name(item.get("podUID")) for item in values.objects(launcher.get("lostMembers"))[: c.MAX_WORKERS]
+            values.name(item.get("podUID")) for item in objects(launcher.get("lostMembers"))[: c.MAX_WORKERS]
         ),
-        conflict=values.integer(launcher.get("conflict")) or 0,
-        checkpointing=any(rank.get("phase") == "checkpoint" for rank in values.objects(launcher.get("ranks"))),
+        conflict=integer(launcher.get("conflict")) or 0,
+        checkpointing=any(rank.get("phase") == "checkpoint" for rank in objects(launcher.get("ranks"))),
         exit=_launcher_exit(launcher.get("exit")),
-        books=_books(values.part(launcher, "accounting")),
+        books=_books(part(launcher, "accounting")),
         unheard=base.unheard + _unheard(launcher),
     )
 
 
 def _unheard(value: Json) -> int:
     """Entries of its lists that are too many."""
-    return sum(max(0, len(values.listed(value.get(name))) - most) for name, most in _HEARD.items())
+    return sum(max(0, len(items(value.get(name))) - most) for name, most in _HEARD.items())
 
 
 def _books(accounting: Json) -> TimeBreakdown:
     """Whole seconds by cause. What is booked under a cause that is not known here counts as attributed to none."""
-    told = dict(values.part(accounting, "seconds"))
+    told = dict(part(accounting, "seconds"))
     known = [values.whole(told.pop(name, None)) for name in c.SPENT[:-1]]
     return short([*known, sum(map(values.whole, (*told.values(), accounting.get("unattributedSeconds"))))])
 
@@ -297,12 +297,12 @@ def _told(value: Json) -> ReportedIncident | None:
         reason=values.said(value.get("reason")),
         message=values.words(value.get("message")),
         pod=values.text(value.get("pod")),
-        rank=values.integer(value.get("rank")),
-        exit_code=values.integer(value.get("exitCode")),
+        rank=integer(value.get("rank")),
+        exit_code=integer(value.get("exitCode")),
         node=values.text(value.get("node")),
         detected=parse_time(value.get("detectedTime")),
         resumed=parse_time(value.get("resumedTime")),
-        lost_steps=values.integer(value.get("lostSteps")),
+        lost_steps=integer(value.get("lostSteps")),
         restored_from=_origin(value.get("restoredFrom")),
         part_of=values.pair(value.get("partOf")),
     )
@@ -313,7 +313,7 @@ def _origin(value: Any) -> str | None:
 
 
 def _restored(value: Json) -> Restored | None:
-    step = values.integer(value.get("step"))
+    step = integer(value.get("step"))
     return None if step is None else Restored(step=step, origin=_origin(value.get("from")))
 
 
@@ -321,7 +321,7 @@ def _checkpoints(tiers: Json) -> tuple[Checkpoint, ...]:
     found = []
     for tier, value in islice(tiers.items(), c.MAX_TIERS):
         pair = values.pair(value)
-        time, step = (parse_time(value.get("time")), values.integer(value.get("step"))) if pair else (None, None)
+        time, step = (parse_time(value.get("time")), integer(value.get("step"))) if pair else (None, None)
         if pair is not None and time is not None and step is not None:
             found.append(Checkpoint(step=step, pair=pair, tier=values.name(tier), time=time))
     return tuple(found)
@@ -345,7 +345,7 @@ def _claim(value: Any) -> Json | None:
         "jobUID": values.said(value.get("jobUID")),
         "publication": values.said(value.get("publication")),
         **pair.to_json(),
-        "fromStep": values.integer(value.get("fromStep")) or 0,
+        "fromStep": integer(value.get("fromStep")) or 0,
         "fromPair": from_pair.to_json() if from_pair else None,
     }
 
@@ -357,13 +357,13 @@ def _world(value: Any) -> World | None:
     return World(
         pair=pair,
         publication=values.said(value.get("publication")),
-        members=tuple(map(values.name, values.listed(value.get("members"))[: c.MAX_WORKERS])),
+        members=tuple(map(values.name, items(value.get("members"))[: c.MAX_WORKERS])),
         coordinator=values.said(value.get("coordinator")),
     )
 
 
 def _launcher_exit(value: Any) -> Exit | None:
-    if not isinstance(value, Mapping) or values.integer(value.get("code")) is None:
+    if not isinstance(value, Mapping) or integer(value.get("code")) is None:
         return None
     return Exit(
         code=int(value["code"]),
@@ -375,7 +375,7 @@ def _launcher_exit(value: Any) -> Exit | None:
 
 
 def _notice(value: Any) -> Notice:
-    value = value if isinstance(value, Mapping) else values.EMPTY
+    value = value if isinstance(value, Mapping) else EMPTY
     return Notice(
         id=values.said(value.get("id")),
         reason=values.said(value.get("reason")),
@@ -386,14 +386,14 @@ def _notice(value: Any) -> Notice:
 
 def _gpu_error(value: Json) -> GpuError | None:
     """None of what names neither a GPU nor a kind."""
-    gpu, kind, xid = values.text(value.get("gpu")), values.text(value.get("kind")), values.integer(value.get("xid"))
+    gpu, kind, xid = values.text(value.get("gpu")), values.text(value.get("kind")), integer(value.get("xid"))
     if not gpu or not kind:
         return None
     return GpuError(
         gpu=gpu[: c.MAX_NAME],
         kind=kind[: c.MAX_NAME],
         xid=xid if xid is not None and xid > 0 else None,
-        count=max(values.integer(value.get("count")) or 1, 1),
+        count=max(integer(value.get("count")) or 1, 1),
         cause=cause if (cause := values.text(value.get("cause"))) in c.CAUSES else "",
         action=(values.text(value.get("action")) or "")[: c.MAX_NAME],
         message=values.words(value.get("message")),
@@ -405,14 +405,14 @@ def _gpu_error(value: Json) -> GpuError | None:
 def _preflight(value: Any) -> Preflight | None:
     if not isinstance(value, Mapping):
         return None
-    checks = values.objects(value.get("checks"))[: c.MAX_CHECKS]
+    checks = objects(value.get("checks"))[: c.MAX_CHECKS]
     return Preflight(
         checks=tuple(
             Check(
                 name=(values.text(check.get("name")) or "")[: c.MAX_NAME],
                 result=(values.text(check.get("result")) or "")[: c.MAX_NAME],
                 message=values.words(check.get("message")),
-                unreached=tuple(map(values.name, values.listed(check.get("unreached"))[: c.MAX_UNREACHED])),
+                unreached=tuple(map(values.name, items(check.get("unreached"))[: c.MAX_UNREACHED])),
                 of_the_job=check.get("blame") == "Job",
             )
             for check in checks

@@ -1,17 +1,14 @@
-"""Reading what pods tell, which may be anything: each returns something of its kind, whatever it is given."""
+"""Values of agents' reports, cut to what a status holds and without secrets."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.ids import AttemptId, parse_pair
-from holdfast_operator.api.json import Json
+from holdfast_operator.api.json import Json, objects
 from holdfast_operator.api.redaction import hide_secrets
-
-EMPTY: Mapping[str, Any] = {}
 
 
 def whole(value: Any) -> int:
@@ -20,32 +17,10 @@ def whole(value: Any) -> int:
     return 0 if seconds is None else round(min(max(seconds, 0.0), float(c.MAX_NUMBER)))
 
 
-def objects(value: Any) -> tuple[Json, ...]:
-    """The objects in a list."""
-    return tuple(item for item in value or () if isinstance(item, Mapping)) if isinstance(value, list) else ()
-
-
 def of_pairs(value: Any) -> list[Json]:
     """Those that have a pair, the lowest first."""
     found = [(read, item) for item in objects(value) if (read := pair(item)) is not None]
     return [item for _, item in sorted(found, key=lambda both: both[0])]
-
-
-def listed(value: Any) -> list[Any]:
-    """A list."""
-    return value if isinstance(value, list) else []
-
-
-def part(value: Json, key: str) -> Json:
-    """An object within another."""
-    found = value.get(key)
-    return found if isinstance(found, Mapping) else EMPTY
-
-
-def integer(value: Any) -> int | None:
-    """A whole number that a status can hold."""
-    exact = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= c.MAX_NUMBER
-    return value if exact else None
 
 
 def pair(value: Any) -> AttemptId | None:

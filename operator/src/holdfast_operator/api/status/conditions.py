@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from holdfast_operator.api.json import Json
-from holdfast_operator.api.status.serialization import number
+from holdfast_operator.api.json import Json, number
 from holdfast_operator.api.times import format_seconds, format_time, parse_time
 
 

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.json import Json
-from holdfast_operator.api.status.serialization import items, number, part, time_or_none
+from holdfast_operator.api.json import Json, items, number, part
+from holdfast_operator.api.status.serialization import time_or_none
 from holdfast_operator.api.times import parse_time
 
 TimeBreakdown = tuple[int, ...]
@@ -49,7 +49,7 @@ class Goodput:
     @classmethod
     def from_json(cls, value: Json) -> Goodput:
         """Read back."""
-        lost = part(value.get("lostSeconds"))
+        lost = part(value, "lostSeconds")
         told = [value.get("productiveSeconds"), *(lost.get(name) for name in c.SPENT[1:])]
         return cls(spent=short(map(_seconds, told)), time=parse_time(value.get("time")))
 
@@ -78,4 +78,4 @@ def _long(spent: TimeBreakdown) -> TimeBreakdown:
 
 
 def _seconds(value: Any) -> int:
-    return min(max(number(value), 0), c.MAX_NUMBER)
+    return max(number(value), 0)

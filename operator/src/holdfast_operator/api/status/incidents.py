@@ -9,8 +9,8 @@ from typing import Any
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.ids import AttemptId, parse_pair
-from holdfast_operator.api.json import Json
-from holdfast_operator.api.status.serialization import int_or_none, items, number, shorten, time_or_none
+from holdfast_operator.api.json import Json, integer, items, number
+from holdfast_operator.api.status.serialization import shorten, time_or_none
 from holdfast_operator.api.times import format_time, parse_time
 
 _REASON = re.compile(r"[^A-Za-z0-9_]")
@@ -101,11 +101,11 @@ class Incident:
             reason=reason_word(str(value.get("reason") or "Unknown")),
             message=str(value.get("message") or ""),
             pod=value.get("pod"),
-            rank=int_or_none(value.get("rank")),
+            rank=integer(value.get("rank")),
             node=value.get("node"),
             detected=detected,
             resumed=parse_time(value.get("resumedTime")),
-            lost_steps=int_or_none(value.get("lostSteps")),
+            lost_steps=integer(value.get("lostSteps")),
             restored_from=value.get("restoredFrom"),
             decision=str(value.get("decision") or ""),
             why=str(value.get("why") or ""),

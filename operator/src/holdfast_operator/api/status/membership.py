@@ -8,8 +8,8 @@ from typing import Any
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.ids import AttemptId, parse_pair
-from holdfast_operator.api.json import Json
-from holdfast_operator.api.status.serialization import each, items, number, part
+from holdfast_operator.api.json import Json, items, number, part
+from holdfast_operator.api.status.serialization import each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Member:
     @classmethod
     def from_json(cls, value: Json) -> Member:
         """Read back."""
-        ports = part(value.get("ports"))
+        ports = part(value, "ports")
         return cls(
             index=int(value["index"]),
             pod=str(value.get("pod", "")),
@@ -120,7 +120,7 @@ class Membership:
     @classmethod
     def from_json(cls, value: Json) -> Membership:
         """Read back."""
-        directives = part(value.get("directives"))
+        directives = part(value, "directives")
         return cls(
             revision=number(value.get("revision")),
             generation=number(value.get("generation")),
@@ -131,7 +131,7 @@ class Membership:
             claims=tuple(_claim(claim) for claim in items(value.get("claims")) if isinstance(claim, Mapping)),
             members=each(value.get("members"), Member.from_json),
             acknowledged=tuple(filter(None, map(parse_pair, items(value.get("acknowledged"))))),
-            checkpoint=part(directives.get("checkpoint")) or None,
+            checkpoint=part(directives, "checkpoint") or None,
             drain=tuple(map(str, items(directives.get("drain")))),
         )
 

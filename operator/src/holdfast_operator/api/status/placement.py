@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.json import Json
-from holdfast_operator.api.status.serialization import int_or_none, number, time_or_none
+from holdfast_operator.api.json import Json, integer, number
+from holdfast_operator.api.status.serialization import time_or_none
 from holdfast_operator.api.times import format_time, parse_time
 
 
@@ -81,6 +81,6 @@ class GangAttempt:
             lifted_at=parse_time(value.get("liftedAt")),
             unpromised_since=parse_time(value.get("unpromisedSince")),
             retry_at=parse_time(value.get("retryAt")),
-            size=int_or_none(value.get("size")),
+            size=integer(value.get("size")),
             queued=value.get("queued") is True,
         )

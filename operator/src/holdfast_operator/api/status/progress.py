@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from holdfast_operator.api.ids import AttemptId, parse_pair
-from holdfast_operator.api.json import Json
-from holdfast_operator.api.status.serialization import number, time_or_none
+from holdfast_operator.api.json import Json, number
+from holdfast_operator.api.status.serialization import time_or_none
 from holdfast_operator.api.times import format_time, parse_time
 
 

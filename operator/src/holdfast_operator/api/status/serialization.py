@@ -1,13 +1,13 @@
-"""Reading and writing JSON: what cannot be read is left out, and its neighbours stay."""
+"""Reading and writing lists and optional parts: what cannot be read is left out, and its neighbours stay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, TypeVar
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.json import Json
+from holdfast_operator.api.json import Json, items
 from holdfast_operator.api.times import format_time
 
 T = TypeVar("T")
@@ -16,27 +16,6 @@ T = TypeVar("T")
 def time_or_none(value: datetime | None) -> str | None:
     """RFC 3339, or null."""
     return format_time(value) if value else None
-
-
-def int_or_none(value: Any) -> int | None:
-    """A whole number, or None for what is none."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def part(value: Any) -> Json:
-    """An object, or an empty one for what is none."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def number(value: Any, default: int = 0) -> int:
-    """A whole number, or the default for what is none."""
-    found = int_or_none(value)
-    return default if found is None else found
-
-
-def items(value: Any) -> list[Any]:
-    """A list, or an empty one for what is none."""
-    return list(value) if isinstance(value, list | tuple) else []
 
 
 def optional(value: Any, read: Callable[[Json], T]) -> T | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.ids import AttemptId, parse_pair
-from holdfast_operator.api.json import Json
+from holdfast_operator.api.json import Json, items, number, part
 from holdfast_operator.api.status.conditions import Condition, StartupProblem
 from holdfast_operator.api.status.failure_history import ActionHistory, NodeFailures
 from holdfast_operator.api.status.goodput import Goodput
@@ -16,7 +16,7 @@ from holdfast_operator.api.status.incidents import Incident, RestartCount
 from holdfast_operator.api.status.membership import Membership
 from holdfast_operator.api.status.placement import AvoidedNode, GangAttempt
 from holdfast_operator.api.status.progress import Checkpoint, Progress, StartingPoint
-from holdfast_operator.api.status.serialization import each, items, number, optional, part, time_or_none
+from holdfast_operator.api.status.serialization import each, optional, time_or_none
 from holdfast_operator.api.status.workers import Phase, Worker
 from holdfast_operator.api.times import parse_time
 
@@ -134,7 +134,7 @@ class Status:
     @classmethod
     def from_json(cls, value: Json) -> Status:
         """Read back. A part that cannot be read is dropped: its neighbours stay."""
-        placement = part(value.get("placement"))
+        placement = part(value, "placement")
         incidents = each(value.get("incidents"), Incident.from_json)
         return cls(
             observed_generation=number(value.get("observedGeneration")),
@@ -145,16 +145,16 @@ class Status:
             selector=str(value.get("selector") or ""),
             restart_count=number(value.get("restartCount")),
             incarnations=number(value.get("incarnations")),
-            membership=Membership.from_json(part(value.get("membership"))),
+            membership=Membership.from_json(part(value, "membership")),
             restarts=each(value.get("restarts"), RestartCount.from_json),
             incidents=incidents,
             forgotten=parse_pair(placement.get("forgotten")) or _below(incidents),
             last_checkpoint=optional(value.get("lastCheckpoint"), Checkpoint.from_json),
             progress=optional(value.get("progress"), Progress.from_json),
             goodput=optional(value.get("goodput"), Goodput.from_json),
-            origin=StartingPoint.from_json(part(value.get("startedFrom"))),
+            origin=StartingPoint.from_json(part(value, "startedFrom")),
             avoided=each(value.get("avoidedNodes"), AvoidedNode.from_json),
-            gang=GangAttempt.from_json(part(value.get("gang"))),
+            gang=GangAttempt.from_json(part(value, "gang")),
             workers=each(placement.get("workers"), Worker.from_json),
             extra=max(0, number(placement.get("extra"))),
             grown_at=parse_time(placement.get("grownAt")),

@@ -8,10 +8,10 @@ from enum import StrEnum
 from typing import Any
 
 from holdfast_operator.api.ids import AttemptId, parse_pair
-from holdfast_operator.api.json import Json
+from holdfast_operator.api.json import Json, integer, items
 from holdfast_operator.api.status import goodput
 from holdfast_operator.api.status.goodput import TimeBreakdown
-from holdfast_operator.api.status.serialization import int_or_none, items, time_or_none
+from holdfast_operator.api.status.serialization import time_or_none
 from holdfast_operator.api.times import parse_time
 
 
@@ -129,7 +129,7 @@ class Worker:
             spare=bool(value.get("spare", False)),
             on_demand=bool(value.get("onDemand", False)),
             domain=str(value.get("domain") or ""),
-            host=int_or_none(value.get("host")),
+            host=integer(value.get("host")),
             pod_uid=str(value.get("podUID") or ""),
             node=str(value.get("node") or ""),
             boot_id=str(value.get("bootID") or ""),
@@ -142,7 +142,7 @@ class Worker:
             cause=str(value.get("cause") or ""),
             reason=str(value.get("reason") or ""),
             message=str(value.get("message") or ""),
-            exit_code=int_or_none(value.get("exitCode")),
+            exit_code=integer(value.get("exitCode")),
             final=bool(value.get("final", False)),
             pair=parse_pair(value.get("pair")),
             counted=bool(value.get("counted", False)),
