@@ -265,7 +265,7 @@ def test_a_leader_that_is_cut_off_is_followed_by_the_other_and_what_it_sent_late
     operator.proxy(cut).become(Mode.SILENT)
     stage.lose("gpt-w1", trained)
     stage.wait(operator.changed, "the standby leads")
-    # Before that, by its own clock: test_election.py. A machine that stands still in between shows nothing of it.
+    # Before that, by its own clock (leadership/test_elector.py). A machine that stands still shows nothing of it.
     stage.wait(lambda: cut.began() > began, "the other one has given up")
     assert not cut.ready()
     operator.proxy(cut).become(Mode.PASSING)

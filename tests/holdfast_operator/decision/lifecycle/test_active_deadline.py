@@ -90,4 +90,4 @@ def test_without_it_a_job_stays(trained: Any) -> None:
 def final_exit() -> str:
     from pathlib import Path
 
-    return (Path(__file__).parents[1] / "contract" / "termination.json").read_text()
+    return (Path(__file__).parents[3] / "contract" / "termination.json").read_text()

@@ -25,7 +25,7 @@ from holdfast_operator.cluster.agent_hub import AgentHub, PodIdentity
 from holdfast_operator.errors import AuthenticationUnavailableError
 from holdfast_operator.runtime.rate_limit import RateLimit
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "contract" / "report.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[2] / "contract" / "report.json").read_text())
 WORKER = "pod:uid-w0"
 # A client that does its part must be served on a busy machine too: each short limit is set where one runs into it.
 LIMITS = Limits(
@@ -198,7 +198,7 @@ def test_a_report_is_answered_with_the_revision(api: Api) -> None:
 
 
 def test_a_newer_membership_is_answered_at_once_and_unchanged(api: Api) -> None:
-    document = json.loads((Path(__file__).parents[1] / "contract" / "membership.json").read_text())
+    document = json.loads((Path(__file__).parents[2] / "contract" / "membership.json").read_text())
     api.hub.publish("job-1", document)
     assert api.call("GET", "/v1/membership?after=0") == (200, document)
     assert api.call("GET", "/v1/membership") == (200, document)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from holdfast_operator.api.status import Status
 from holdfast_operator.views import parse_report
 
-GOLDEN = Path(__file__).parents[1] / "contract"
+GOLDEN = Path(__file__).parents[2] / "contract"
 JUNK = [None, 0, -1, 2**70, 1.5, "x", "", [], ["x"], {}, {"x": "y"}, True, [None], [[1]], {"generation": "x"}]
 NOON = "2026-01-31T12:00:00.000000Z"
 STATUS: dict[str, Any] = {

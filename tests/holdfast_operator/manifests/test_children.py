@@ -25,7 +25,7 @@ from holdfast_operator.manifests.pod import pod
 from holdfast_operator.views import parse_pod
 
 WORKER = Worker(incarnation=4, batch=4, gated=True)
-CONTRACT = Path(__file__).parents[1] / "contract"
+CONTRACT = Path(__file__).parents[2] / "contract"
 
 
 @pytest.fixture

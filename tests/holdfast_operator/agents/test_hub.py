@@ -14,7 +14,7 @@ import pytest
 from holdfast_operator.cluster.agent_hub import AgentHub, PodIdentity, parse_report
 from holdfast_operator.errors import AgentRequestError
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "contract" / "report.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[2] / "contract" / "report.json").read_text())
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 POD = PodIdentity(namespace="ml", pod="gpt-w0", pod_uid="uid-w0")
 
