@@ -30,10 +30,10 @@ from holdfast_testbed.drill import script_log
 from holdfast_testbed.drill.departure import COMMITTED, Departure, Witness, complaints
 from holdfast_testbed.drill.faults import DrillJob, workers_away_from_operator
 from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job, install_chart
-from holdfast_testbed.drill.job_view import Pair
+from holdfast_testbed.drill.job_view import AttemptId
 from holdfast_testbed.drill.matrix import Case
 from holdfast_testbed.drill.trial import WORKERS, Trial, run, settle
-from holdfast_testbed.drill.watcher import PodSight, Watcher
+from holdfast_testbed.drill.watcher import PodView, Watcher
 from holdfast_testbed.fakes.metadata import AWS, AZURE, CLOUDS, GCP, NOTICE_SECONDS, Announcement
 
 NAME = "interruptions"
@@ -134,11 +134,11 @@ def announced(where: DrillJob, node: int) -> Announcement:
     return Announcement.read(where.cluster.node(node).files.announcement)
 
 
-def cloud_of(where: DrillJob, pod: PodSight) -> str:
+def cloud_of(where: DrillJob, pod: PodView) -> str:
     return announced(where, where.node_number(pod)).cloud
 
 
-def choose(where: DrillJob, book: Book) -> PodSight:
+def choose(where: DrillJob, book: Book) -> PodView:
     """A worker alone on its node and away from the operator that leads, of the cloud that lacks most trials."""
     nodes = [worker.node for worker in where.workers()]
     alone = [pod for pod in workers_away_from_operator(where) if nodes.count(pod.node) == 1]
@@ -157,9 +157,9 @@ def next_cloud(where: DrillJob, book: Book, node: int) -> str:
 class Notice:
     """One notice, from its announcement until its machine was taken away and another came."""
 
-    def __init__(self, pod: PodSight, cloud: str, book: Book) -> None:
+    def __init__(self, pod: PodView, cloud: str, book: Book) -> None:
         self.cloud, self.departure = cloud, None
-        self.world = Pair(generation=0, attempt=0)
+        self.world = AttemptId(generation=0, attempt=0)
         self._pod, self._book = pod, book
         self._witness: Witness | None = None
         self.departure: Departure | None
@@ -174,7 +174,7 @@ class Notice:
         )
 
     def announce(self, where: DrillJob) -> None:
-        self.world = script_log.newest_pair(script_log.read(where.checkpoints))
+        self.world = script_log.newest_attempt(script_log.read(where.checkpoints))
         self._witness = Witness(where, self._pod, self.world)
         time.sleep(random.uniform(0.0, POLL_SECONDS))  # noqa: S311 - at any moment between two polls
         where.strike()
@@ -198,13 +198,13 @@ def one(where: DrillJob, book: Book) -> Found:
     """One notice, with all that is judged."""
     pod = choose(where, book)
     notice = Notice(pod, cloud_of(where, pod), book)
-    case, known = notice.case(), {incident.pair for incident in where.watcher.sight.incidents}
+    case, known = notice.case(), {incident.attempt_id for incident in where.watcher.view.incidents}
     say(case.fault)
     try:
         trial = run(case, where, warm=False)
     except TimeoutError as error:
         trial = Trial(case=case.name, resumed=None, complaint=str(error))
-    new = [incident for incident in where.watcher.sight.incidents if incident.pair not in known]
+    new = [incident for incident in where.watcher.view.incidents if incident.attempt_id not in known]
     why = ("no notice was made",)
     if notice.departure is not None:
         why = complaints(notice.departure, notice.world, WORKERS, script_log.read(where.checkpoints))
@@ -242,9 +242,9 @@ def measure(book: Book) -> None:
         while not book.complete():
             where.cluster.wait_for_nodes()
             settle(where, warm=False)
-            book.keep_besides(sum(where.watcher.sight.restarts.values()) - counted)
+            book.keep_besides(sum(where.watcher.view.restarts.values()) - counted)
             found = one(where, book)
-            counted = sum(where.watcher.sight.restarts.values())
+            counted = sum(where.watcher.view.restarts.values())
             if found.trial.resumed is None or found.trial.complaint:
                 print(story(where), file=sys.stderr)
                 return

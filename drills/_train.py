@@ -34,8 +34,8 @@ class Notes:
         path = FOLDER / f"notes-{POD}.{os.getpid()}.jsonl"
         self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o666)
 
-    def write(self, do: str, step: int, pair: tuple[int, int], **more: Any) -> None:
-        line = {"at": time.time(), "do": do, "pod": POD, "pair": pair, "step": step, **more}
+    def write(self, do: str, step: int, attempt_id: tuple[int, int], **more: Any) -> None:
+        line = {"at": time.time(), "do": do, "pod": POD, "attempt_id": attempt_id, "step": step, **more}
         self._left += json.dumps(line).encode() + b"\n"
         try:
             self._left = self._left[os.write(self._file, self._left) :]
@@ -103,16 +103,16 @@ def main() -> None:
     rows = torch.randn(ROWS, 65, generator=torch.Generator().manual_seed(0))
     rows[:, 0] = torch.arange(ROWS)
     for batch in job.batches(rows, global_batch_size=BATCH, micro_batch_size=8, max_steps=10_000_000):
-        pair = (job.generation, job.attempt)
-        if pair != known:
-            known = pair
-            notes.write("begin", job.committed_step, pair, weights=notes.weights())
+        attempt_id = (job.generation, job.attempt)
+        if attempt_id != known:
+            known = attempt_id
+            notes.write("begin", job.committed_step, attempt_id, weights=notes.weights())
         fail_if_told(notes, job)
-        notes.write("take", job.committed_step + 1, pair, samples=batch[:, 0].int().tolist())
+        notes.write("take", job.committed_step + 1, attempt_id, samples=batch[:, 0].int().tolist())
         result = job.step((model(batch[:, 1:]) - batch[:, 1:].mean()).square().mean())
         if result.loss is not None and result.committed:  # without one the others made it, perhaps long before
             gate.trains = True
-            notes.write("commit", result.step, pair, weights=notes.weights())
+            notes.write("commit", result.step, attempt_id, weights=notes.weights())
             time.sleep(PACE)
 
 

@@ -33,7 +33,7 @@ def apply(cluster: Cluster, namespace: str, change: Callable[[Job], None]) -> No
 
 
 def words(watcher: Watcher) -> str:
-    return " ".join(f"{name}/{reason}: {text}" for name, (_, reason, text) in watcher.sight.conditions.items())
+    return " ".join(f"{name}/{reason}: {text}" for name, (_, reason, text) in watcher.view.conditions.items())
 
 
 def no_holdfast(job: Job) -> None:
@@ -81,7 +81,7 @@ def test_a_template_that_cannot_run_is_named(
     apply(cluster, namespace, change)
     with Watcher(cluster, namespace, "gpt") as watcher:
         watcher.wait(f"a condition that says {reason}", lambda: reason in words(watcher), timeout=240)
-        assert not watcher.sight.is_true("Complete")
+        assert not watcher.view.is_true("Complete")
 
 
 def test_a_script_that_fails_at_import_ends_as_failed_with_its_traceback(cluster: Cluster, namespace: str) -> None:
@@ -90,9 +90,9 @@ def test_a_script_that_fails_at_import_ends_as_failed_with_its_traceback(cluster
 
     apply(cluster, namespace, fail_at_import)
     with Watcher(cluster, namespace, "gpt") as watcher:
-        watcher.wait("the job's failure", lambda: watcher.sight.is_true("Failed"), timeout=300)
+        watcher.wait("the job's failure", lambda: watcher.view.is_true("Failed"), timeout=300)
         assert "No module named 'a_module_that_is_not_there'" in words(watcher)
-        assert set(watcher.sight.restarts) == {"Application"}
+        assert set(watcher.view.restarts) == {"Application"}
 
 
 def test_a_checkpoint_folder_of_a_newer_format_is_refused_by_name_and_kept(cluster: Cluster, namespace: str) -> None:
@@ -106,6 +106,6 @@ def test_a_checkpoint_folder_of_a_newer_format_is_refused_by_name_and_kept(clust
 
     apply(cluster, namespace, lambda job: None)
     with Watcher(cluster, namespace, "gpt") as watcher:
-        watcher.wait("the job's failure", lambda: watcher.sight.is_true("Failed"), timeout=240)
+        watcher.wait("the job's failure", lambda: watcher.view.is_true("Failed"), timeout=240)
         assert commit.name in words(watcher)
     assert (commit / "MANIFEST.json").read_text() == manifest

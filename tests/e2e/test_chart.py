@@ -42,5 +42,5 @@ def test_upgrade_and_uninstall_leave_the_jobs_pods_alone(cluster: Cluster, runni
 
     newest = watcher.newest()
     assert newest is not None
-    assert newest.pair == world.pair, "the job was restarted"
+    assert newest.attempt_id == world.attempt_id, "the job was restarted"
     assert {pod.uid for pod in watcher.pods} == pods

@@ -18,8 +18,8 @@ from holdfast_testbed.drill.faults import DrillJob, commits
 from holdfast_testbed.drill.install import DRILL_JOB
 from holdfast_testbed.drill.matrix import kill_launcher
 from holdfast_testbed.drill.spec_edits import edit
-from holdfast_testbed.drill.trial import WORKERS, Cost, newly_counted, toll
-from holdfast_testbed.drill.watcher import PodSight, Watcher
+from holdfast_testbed.drill.trial import WORKERS, Cost, cost_so_far, newly_counted
+from holdfast_testbed.drill.watcher import PodView, Watcher
 
 pytestmark = pytest.mark.e2e
 
@@ -51,7 +51,7 @@ class Elastic:
 
     @property
     def counted(self) -> dict[str, int]:
-        return newly_counted(self.known, self.watcher.sight.restarts)
+        return newly_counted(self.known, self.watcher.view.restarts)
 
     def kubectl(self, *words: str) -> str:
         return self.stage.cluster.kubectl("-n", NAMESPACE, *words)
@@ -63,15 +63,15 @@ class Elastic:
 
     def says(self, condition: str) -> str:
         """Its message while it is true."""
-        status, _, message = self.watcher.sight.conditions.get(condition, ("", "", ""))
+        status, _, message = self.watcher.view.conditions.get(condition, ("", "", ""))
         return message if status == "True" else ""
 
-    def pods(self) -> list[PodSight]:
+    def pods(self) -> list[PodView]:
         """All that are there or on their way."""
         return [pod for pod in self.watcher.pods if pod.phase in ("Pending", "Running") and not pod.deleting]
 
-    def idle(self) -> list[PodSight]:
-        return [pod for pod in self.pods() if pod.name not in self.watcher.sight.members]
+    def idle(self) -> list[PodView]:
+        return [pod for pod in self.pods() if pod.name not in self.watcher.view.members]
 
     def trains(self, size: int) -> None:
         self.watcher.wait_for_world(size, steps=5, timeout=240)
@@ -102,7 +102,7 @@ def job(stage: DrillJob) -> Elastic:
     job.trains(WORKERS)
     job.watcher.wait("no pod beside them", lambda: not job.idle(), timeout=120)
     script_log.clear(stage.checkpoints)
-    job.known.update(job.watcher.sight.restarts)
+    job.known.update(job.watcher.view.restarts)
     return job
 
 
@@ -112,25 +112,25 @@ def test_a_spare_takes_the_place_of_a_lost_worker_and_waits_for_no_pod(job: Elas
     (spare,) = job.idle()
     script = f"notes-{spare.name}.*"
     job.watcher.wait("its script", lambda: any(job.stage.checkpoints.glob(script)), timeout=120)
-    before, lost = job.watcher.sight.members, job.stage.workers()[1]
+    before, lost = job.watcher.view.members, job.stage.workers()[1]
 
     with job.no_room():
         kill_launcher(job.stage, lost)
         after = tuple(spare.name if name == lost.name else name for name in before)
-        job.watcher.wait("the spare in the lost one's place", lambda: job.watcher.sight.members == after, timeout=60)
+        job.watcher.wait("the spare in the lost one's place", lambda: job.watcher.view.members == after, timeout=60)
         job.trains(WORKERS)
         assert "0 of 1 spares stand by" in job.says("Ready")
 
     job.watcher.wait("another spare", lambda: "1 of 1 spares stand by" in job.says("Ready"), timeout=120)
     assert {pod.name for pod in job.idle()}.isdisjoint({*before, spare.name})
-    assert job.watcher.sight.members == after
+    assert job.watcher.view.members == after
     assert job.counted == {"Infrastructure": 1}
-    assert toll(job.stage) == Cost()
+    assert cost_so_far(job.stage) == Cost()
 
 
 def test_a_lower_minimum_lets_a_job_go_on_that_takes_nobody_in_before_its_save_has_ended(job: Elastic) -> None:
     job.ask(minReplicas=WORKERS)
-    before = job.watcher.sight.generation
+    before = job.watcher.view.generation
     with job.no_room():
         kill_launcher(job.stage, job.stage.workers()[-1])
         job.watcher.wait("its word", lambda: "1 workers are missing" in job.says("Restarting"), timeout=60)
@@ -142,28 +142,28 @@ def test_a_lower_minimum_lets_a_job_go_on_that_takes_nobody_in_before_its_save_h
         job.watcher.wait("a save that the operator has heard of", lambda: told_of_a_save(job), timeout=60)
     waits = "is ready; waits for the end of a checkpoint"
     job.watcher.wait("the replacement, ready", lambda: waits in job.says("Degraded"), timeout=240)
-    assert job.watcher.sight.generation == before
+    assert job.watcher.view.generation == before
     job.hold.unlink()
 
     job.trains(WORKERS)
     job.watcher.wait("that nothing is missing", lambda: not job.says("Degraded"), timeout=30)
-    (save,) = {(note.step, note.pair) for note in held(job)}
+    (save,) = {(note.step, note.attempt_id) for note in held(job)}
     kept = [commit.name for commit in commits(job.stage.checkpoints)]
     assert f"step-{save[0]}.g{save[1].generation}.a{save[1].attempt}" in kept
     assert job.counted == {"Infrastructure": 1}
-    assert toll(job.stage) == Cost()
+    assert cost_so_far(job.stage) == Cost()
 
 
 def test_a_job_grows_into_room_once_all_is_well_for_a_while(job: Elastic) -> None:
     job.ask(maxReplicas=4, growCooldownSeconds=int(COOL_DOWN.total_seconds()))
     job.trains(4)
-    job.watcher.wait("its word", lambda: job.watcher.sight.ready == "4/3", timeout=30)
+    job.watcher.wait("its word", lambda: job.watcher.view.ready == "4/3", timeout=30)
     there = {pod.name for pod in job.pods()}
 
     kill_launcher(job.stage, job.stage.workers()[-1])
     job.trains(WORKERS)
     job.trains(4)
-    incident = job.watcher.sight.incidents[-1]
+    incident = job.watcher.view.incidents[-1]
     (another,) = {pod.name for pod in job.pods()} - there
     assert incident.resumed is not None
     assert made(job, another) >= incident.resumed + COOL_DOWN - CLOCK_TICK
@@ -171,22 +171,22 @@ def test_a_job_grows_into_room_once_all_is_well_for_a_while(job: Elastic) -> Non
     job.ask()
     job.trains(WORKERS)
     assert job.counted == {"Infrastructure": 1}
-    assert toll(job.stage) == Cost()
+    assert cost_so_far(job.stage) == Cost()
 
 
 def test_kubectl_scales_a_job_down_and_up_and_nothing_is_lost(job: Elastic) -> None:
-    first, second, third = job.watcher.sight.members
+    first, second, third = job.watcher.view.members
 
     job.kubectl("scale", f"ftj/{DRILL_JOB}", "--replicas=2")
     job.trains(2)
-    job.watcher.wait("its word", lambda: job.watcher.sight.ready == "2/2", timeout=30)
+    job.watcher.wait("its word", lambda: job.watcher.view.ready == "2/2", timeout=30)
     job.watcher.wait("the end of the third", lambda: third not in {pod.name for pod in job.pods()}, timeout=60)
 
     job.kubectl("scale", f"ftj/{DRILL_JOB}", "--replicas=3")
     job.trains(WORKERS)
-    assert job.watcher.sight.members[:2] == (first, second)
+    assert job.watcher.view.members[:2] == (first, second)
     assert job.counted == {}
-    assert toll(job.stage) == Cost()
+    assert cost_so_far(job.stage) == Cost()
 
 
 def held(job: Elastic) -> list[script_log.Note]:

@@ -24,8 +24,8 @@ def test_two_gangs_of_two_thirds_of_the_cluster_both_finish(cluster: Cluster, na
 
     with Watcher(cluster, namespace, "first") as first, Watcher(cluster, namespace, "second") as second:
         for watcher in (first, second):
-            watcher.wait(f"{watcher.job} to finish", lambda w=watcher: w.sight.is_true("Complete"), timeout=300)
-            assert watcher.sight.restarts == {}
+            watcher.wait(f"{watcher.job} to finish", lambda w=watcher: w.view.is_true("Complete"), timeout=300)
+            assert watcher.view.restarts == {}
 
     told = cluster.kubectl(
         "-n", namespace, "logs", "-l", "holdfast.dev/job-name=first", "-c", "holdfast-sidecar", "--tail=-1"

@@ -15,7 +15,7 @@ from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.drill.faults import Drill, DrillJob
 from holdfast_testbed.drill.install import example_job
 from holdfast_testbed.drill.promises import Promise, losses_and_causes
-from holdfast_testbed.drill.watcher import PodSight, Watcher
+from holdfast_testbed.drill.watcher import PodView, Watcher
 from holdfast_testbed.fakes.dcgm import PORT, ExporterServer, FakeGpu, FakeNode
 from holdfast_testbed.node import network
 
@@ -84,7 +84,7 @@ def test_a_gpu_that_is_sick_before_the_start_keeps_its_gang_off_the_node(
         stage = DrillJob(cluster=cluster, watcher=watcher, say=print)
         shown: set[str] = set()
 
-        def placed(count: int) -> list[PodSight]:
+        def placed(count: int) -> list[PodView]:
             """So many that no exporter shows yet."""
             found = [pod for pod in watcher.pods if pod.node and pod.uid and pod.name not in shown]
             return found if len(found) == count else []
@@ -106,7 +106,7 @@ def test_a_gpu_that_is_sick_before_the_start_keeps_its_gang_off_the_node(
         assert sick.node not in {well.node, other.node}
         assert told(stage, "avoidedNodes[*].node") == sick.node
         assert "uncorrectable memory errors" in told(stage, "avoidedNodes[*].message")
-        assert watcher.sight.restarts == {}, "nothing had started"
+        assert watcher.view.restarts == {}, "nothing had started"
 
 
 def job_on_gpus() -> dict[str, Any]:
@@ -119,12 +119,12 @@ def job_on_gpus() -> dict[str, Any]:
     return body
 
 
-def gpu_of(pod: PodSight, namespace: str) -> FakeGpu:
+def gpu_of(pod: PodView, namespace: str) -> FakeGpu:
     """As the exporter maps it."""
     return FakeGpu(index=0, uuid=f"GPU-{pod.node}", pod=pod.name, namespace=namespace, pod_uid=pod.uid)
 
 
-def watched(stage: DrillJob, pod: PodSight) -> bool:
+def watched(stage: DrillJob, pod: PodView) -> bool:
     """By its sidecar's own word: what is shown at first sight would be the past."""
     words = ("logs", pod.name, "-c", "holdfast-sidecar", "--tail=-1")
     said = stage.cluster.kubectl("-n", stage.watcher.namespace, *words, check=False)

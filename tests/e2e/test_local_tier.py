@@ -36,14 +36,14 @@ def test_when_all_ranks_die_training_goes_on_from_the_nodes_disks(stage: DrillJo
     for rank in ranks:
         stage.cluster.signal(rank, signal.SIGKILL)
     before = reached(stage)
-    stage.watcher.wait("the incident", lambda: bool(stage.watcher.sight.incidents), timeout=60)
-    stage.watcher.wait("its end", lambda: all(i.resumed for i in stage.watcher.sight.incidents), timeout=120)
+    stage.watcher.wait("the incident", lambda: bool(stage.watcher.view.incidents), timeout=60)
+    stage.watcher.wait("its end", lambda: all(i.resumed for i in stage.watcher.view.incidents), timeout=120)
 
-    (incident,) = stage.watcher.sight.incidents
+    (incident,) = stage.watcher.view.incidents
     assert incident.cause == "Infrastructure"
     assert incident.restored_from == "local"
     noted = script_log.read(stage.checkpoints)
-    begun = max((note for note in noted if note.do == script_log.BEGIN), key=lambda note: note.pair)
+    begun = max((note for note in noted if note.do == script_log.BEGIN), key=lambda note: note.attempt_id)
     # The newest one that all disks have: one more may have been on its way.
     assert volume < begun.step
     assert before - begun.step <= 3 * EVERY

@@ -20,7 +20,7 @@ from holdfast_testbed.constants import OPERATOR_NAMESPACE
 from holdfast_testbed.drill import script_log
 from holdfast_testbed.drill.faults import DRILL_INTERVAL_STEPS, DrillJob, await_save, commits, step_of
 from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job, put_drill_script
-from holdfast_testbed.drill.watcher import JOB_LABEL, METRICS_PORT, PodSight, Watcher
+from holdfast_testbed.drill.watcher import JOB_LABEL, METRICS_PORT, PodView, Watcher
 from holdfast_testbed.fakes.s3 import S3Server, s3_server
 
 pytestmark = pytest.mark.e2e
@@ -86,7 +86,7 @@ def test_copies_outlive_the_volume_and_wait_for_a_store_that_is_away(copied: Cop
     told = lose_pods_and_volume(copied)
     the_job_goes_on_from_the_copies(copied, told)
     the_store_is_away_for_a_while(copied)
-    assert stage.watcher.sight.restarts == {"Interruption": 1}
+    assert stage.watcher.view.restarts == {"Interruption": 1}
     nothing_secret_is_told(copied)
 
 
@@ -136,9 +136,9 @@ def the_job_goes_on_from_the_copies(copied: Copied, before: Loss) -> None:
     stage, watcher = copied.stage, copied.stage.watcher
     # An operator that sleeps for longer than its Lease starts again, and has not seen how the pods ended.
     watcher.wait("a commit on the empty volume", lambda: bool(commits(stage.checkpoints)), timeout=400)
-    watcher.wait("the incident's end", lambda: all(i.resumed for i in watcher.sight.incidents), timeout=30)
+    watcher.wait("the incident's end", lambda: all(i.resumed for i in watcher.view.incidents), timeout=30)
 
-    (incident,) = watcher.sight.incidents
+    (incident,) = watcher.view.incidents
     assert incident.cause == "Interruption"
     assert incident.restored_from == "object"
     assert incident.lost_steps is not None
@@ -146,7 +146,9 @@ def the_job_goes_on_from_the_copies(copied: Copied, before: Loss) -> None:
     assert incident.lost_steps <= before.reached + 1 - before.newest_copy <= DRILL_INTERVAL_STEPS + 1
 
     noted = [*before.noted, *script_log.read(stage.checkpoints)]
-    first = next(note for note in noted if note.do == script_log.BEGIN and note.pair > before.noted[-1].pair)
+    first = next(
+        note for note in noted if note.do == script_log.BEGIN and note.attempt_id > before.noted[-1].attempt_id
+    )
     assert first.step == before.newest_copy
     assert any(note.do == script_log.COMMIT and note.step == first.step for note in before.noted)
     assert script_log.weights_equal(noted)
@@ -227,7 +229,7 @@ def samples(copied: Copied, name: str) -> list[tuple[dict[str, str], float]]:
     return [(s.labels, s.value) for family in families for s in family.samples if s.name == name]
 
 
-def scraped(pod: PodSight) -> str:
+def scraped(pod: PodView) -> str:
     with urllib.request.urlopen(f"http://{pod.ip}:{METRICS_PORT}/metrics", timeout=5) as answer:
         text: str = answer.read().decode()
     return text

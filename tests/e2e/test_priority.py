@@ -45,13 +45,13 @@ def test_a_job_of_a_higher_priority_displaces_one_that_comes_back_after_it(
         patient.wait_for_world(3, steps=5, timeout=300)
         job = _job(URGENT, share, replicas=2, steps=10, priority=priority_class)
         cluster.kubectl("-n", namespace, "apply", "-f", "-", input=job)
-        urgent.wait("the urgent job to finish", lambda: urgent.sight.is_true("Complete"), timeout=300)
+        urgent.wait("the urgent job to finish", lambda: urgent.view.is_true("Complete"), timeout=300)
         patient.wait_for_step(_step(patient) + 5, timeout=300)
         patient.wait("the end of what was told of it", lambda: _resumed(patient), timeout=60)
 
-        assert urgent.sight.restarts == {}
-        assert set(patient.sight.restarts) == {"Interruption"}
-        told = patient.sight.incidents
+        assert urgent.view.restarts == {}
+        assert set(patient.view.restarts) == {"Interruption"}
+        told = patient.view.incidents
         assert [incident.lost_steps for incident in told] == [0] * len(told), told
         reasons = cluster.kubectl("-n", namespace, "get", "events", "-o", "jsonpath={.items[*].reason}").split()
         assert "PreemptionByScheduler" in reasons
@@ -64,7 +64,7 @@ def _step(watcher: Watcher) -> int:
 
 
 def _resumed(watcher: Watcher) -> bool:
-    return all(incident.resumed is not None for incident in watcher.sight.incidents)
+    return all(incident.resumed is not None for incident in watcher.view.incidents)
 
 
 def _job(name: str, cpu: str, *, replicas: int, steps: int, priority: str = "") -> str:

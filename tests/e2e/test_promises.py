@@ -36,11 +36,11 @@ def test_a_fault_costs_no_more_than_promised(drill: Drill, running_job: Callable
 def test_a_job_that_is_left_alone_completes_with_each_sample_seen_once(own_job: Callable[..., DrillJob]) -> None:
     stage = own_job(max_steps=FEW_STEPS)
 
-    stage.watcher.wait("completion", lambda: stage.watcher.sight.is_true("Complete"), timeout=300)
+    stage.watcher.wait("completion", lambda: stage.watcher.view.is_true("Complete"), timeout=300)
 
     logs = "".join(_logs(stage, pod.name) for pod in stage.watcher.pods)
     assert re.search(r"audit: exactly once", logs)
-    assert stage.watcher.sight.restarts == {}
+    assert stage.watcher.view.restarts == {}
 
 
 def _has_commit(stage: DrillJob) -> bool:

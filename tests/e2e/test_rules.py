@@ -18,8 +18,8 @@ from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job
 from holdfast_testbed.drill.job_view import Incident
 from holdfast_testbed.drill.matrix import signal_rank, told
 from holdfast_testbed.drill.spec_edits import edit
-from holdfast_testbed.drill.trial import LATE_COUNT_SECONDS, WORKERS, Cost, newly_counted, toll
-from holdfast_testbed.drill.watcher import PodSight, Watcher
+from holdfast_testbed.drill.trial import LATE_COUNT_SECONDS, WORKERS, Cost, cost_so_far, newly_counted
+from holdfast_testbed.drill.watcher import PodView, Watcher
 
 pytestmark = pytest.mark.e2e
 
@@ -84,7 +84,7 @@ class Ruled:
     stage: DrillJob
     known: Mapping[str, int]
     """What had been counted before, by cause."""
-    before: list[PodSight]
+    before: list[PodView]
     """Its workers."""
 
     @property
@@ -93,7 +93,7 @@ class Ruled:
 
     @property
     def counted(self) -> dict[str, int]:
-        return newly_counted(self.known, self.watcher.sight.restarts)
+        return newly_counted(self.known, self.watcher.view.restarts)
 
     def has(self, rules: Sequence[Json], escalation: Json | None = None) -> None:
         edit(self.stage, {"recovery": {"rules": rules, "escalation": escalation}})
@@ -103,9 +103,9 @@ class Ruled:
         known, decided = self.newest, decisions(self.stage)
         fault(self.stage)
         self.watcher.wait("an incident", lambda: self.newest > known, timeout=120)
-        sight = self.watcher.sight
-        incident = sight.incidents[-1]
-        shown = [message for status, _, message in sight.conditions.values() if status == "True"]
+        view = self.watcher.view
+        incident = view.incidents[-1]
+        shown = [message for status, _, message in view.conditions.values() if status == "True"]
         assert any(incident.why in message for message in shown)
         self.watcher.wait("the event", lambda: incident.why in events(self.stage, incident.decision), timeout=30)
         told = (incident.cause, incident.why.split(":")[0], incident.decision)
@@ -116,19 +116,19 @@ class Ruled:
     @property
     def newest(self) -> int:
         """The number of the last incident."""
-        return max((incident.number for incident in self.watcher.sight.incidents), default=0)
+        return max((incident.number for incident in self.watcher.view.incidents), default=0)
 
-    def trains_without(self, pods: list[PodSight]) -> None:
+    def trains_without(self, pods: list[PodView]) -> None:
         """These are replaced, and no other is."""
         gone = {pod.name for pod in pods}
         stay = {pod.name for pod in self.before} - gone
         self.watcher.wait("others in their places", lambda: self._is_whole_without(gone), timeout=240)
         self.watcher.wait_for_world(WORKERS, steps=5, timeout=240)
         time.sleep(LATE_COUNT_SECONDS)
-        assert stay <= set(self.watcher.sight.members)
+        assert stay <= set(self.watcher.view.members)
 
     def _is_whole_without(self, gone: set[str]) -> bool:
-        members = self.watcher.sight.members
+        members = self.watcher.view.members
         return len(members) == WORKERS and gone.isdisjoint(members)
 
 
@@ -136,14 +136,14 @@ class Ruled:
 def job(stage: DrillJob) -> Ruled:
     """Three train. One that has failed is there anew, and goes on from its checkpoints."""
     watcher = stage.watcher
-    if watcher.sight.is_true("Failed"):
+    if watcher.view.is_true("Failed"):
         stage.cluster.kubectl("-n", NAMESPACE, "delete", "ftj", DRILL_JOB, "--cascade=foreground")
         apply_drill_job(stage.cluster, NAMESPACE)
     watcher.wait_for_world(WORKERS, steps=5, timeout=300)
     pause = {"initialSeconds": PAUSE_SECONDS, "maxSeconds": PAUSE_SECONDS, "jitterPercent": 0}
     edit(stage, {"recovery": {"backoff": pause}})
     script_log.clear(stage.checkpoints)
-    return Ruled(stage=stage, known=dict(watcher.sight.restarts), before=stage.workers())
+    return Ruled(stage=stage, known=dict(watcher.view.restarts), before=stage.workers())
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -165,7 +165,7 @@ def test_a_failure_that_a_rule_is_about_is_answered_as_it_says(job: Ruled, name:
         case _:
             job.trains_without([])
     assert job.counted == row.counted
-    assert toll(job.stage) == Cost()
+    assert cost_so_far(job.stage) == Cost()
 
 
 def test_what_keeps_failing_in_place_is_answered_with_more(job: Ruled) -> None:
@@ -181,7 +181,7 @@ def test_what_keeps_failing_in_place_is_answered_with_more(job: Ruled) -> None:
     assert second.why == f"RestartGang: InPlace was tried 1 times for {first.pod} within 3600 s"
     assert job.counted == {"Application": 2}
     # All leave in the pause, so no world is there that could agree on a commit: the newest one goes on.
-    cost = toll(job.stage)
+    cost = cost_so_far(job.stage)
     assert cost == Cost(lost=cost.lost)
     assert cost.lost <= DRILL_INTERVAL_STEPS
 
@@ -191,13 +191,13 @@ def test_a_failure_that_no_other_try_would_mend_ends_the_job(job: Ruled) -> None
 
     incident = job.suffers(told("exit", code=5))
 
-    job.watcher.wait("the job's end", lambda: job.watcher.sight.is_true("Failed"), timeout=60)
-    _, reason, message = job.watcher.sight.conditions["Failed"]
+    job.watcher.wait("the job's end", lambda: job.watcher.view.is_true("Failed"), timeout=60)
+    _, reason, message = job.watcher.view.conditions["Failed"]
     assert (reason, incident.why) == ("FailJobByRule", "FailJob: rule bad-arguments matches exit code 5")
     assert message.startswith(incident.why)
     assert job.counted == {"Application": 1}
     assert script_log.worlds(script_log.read(job.stage.checkpoints)) == 1
-    assert toll(job.stage) == Cost()
+    assert cost_so_far(job.stage) == Cost()
 
 
 def events(stage: DrillJob, reason: str) -> str:

@@ -57,7 +57,7 @@ def test_a_lost_pod_and_a_killed_rank_cost_a_sharded_model_no_step_and_no_bit(
     kill_a_rank(stage)
     settle(stage, {"Interruption": 1, "Infrastructure": 1})
 
-    told = [(i.cause, i.lost_steps, i.restored_from) for i in stage.watcher.sight.incidents]
+    told = [(i.cause, i.lost_steps, i.restored_from) for i in stage.watcher.view.incidents]
     assert sorted(told) == [("Infrastructure", 0, "survivor"), ("Interruption", 0, "survivor")]
     seen = notes_until_now(stage)
     assert made_twice(seen) == []
@@ -88,13 +88,13 @@ def settle(stage: DrillJob, counted: dict[str, int]) -> None:
     watcher = stage.watcher
 
     def told() -> bool:
-        incidents = watcher.sight.incidents
+        incidents = watcher.view.incidents
         return len(incidents) == sum(counted.values()) and all(one.resumed for one in incidents)
 
     watcher.wait(f"incidents {counted}", told, timeout=120)
     watcher.wait_for_world(WORKERS, steps=5, timeout=240)
     time.sleep(LATE_COUNT_SECONDS)
-    assert dict(watcher.sight.restarts) == counted
+    assert dict(watcher.view.restarts) == counted
 
 
 def notes_until_now(stage: DrillJob) -> list[Note]:
@@ -107,7 +107,9 @@ def notes_until_now(stage: DrillJob) -> list[Note]:
 
 def made_twice(seen: list[Note]) -> list[int]:
     """Steps that one world committed and a later one again."""
-    made = Counter(step for step, _ in {(note.step, note.pair) for note in seen if note.do == script_log.COMMIT})
+    made = Counter(
+        step for step, _ in {(note.step, note.attempt_id) for note in seen if note.do == script_log.COMMIT}
+    )
     return sorted(step for step, times in made.items() if times > 1)
 
 

@@ -62,7 +62,7 @@ def test_a_metric_of_a_node_empties_it_and_no_step_is_lost(
 
 def world_of_three(stage: DrillJob, outcome: Any) -> bool:
     newest = stage.watcher.newest()
-    return newest is not None and newest.workers == 3 and newest.pair > outcome.before
+    return newest is not None and newest.workers == 3 and newest.attempt_id > outcome.before
 
 
 def told(cluster: Cluster, node: str) -> str:

@@ -16,7 +16,7 @@ import yaml
 from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.drill.faults import DrillJob
 from holdfast_testbed.drill.install import example_job, install_chart
-from holdfast_testbed.drill.watcher import PodSight, Watcher
+from holdfast_testbed.drill.watcher import PodView, Watcher
 from holdfast_testbed.fakes.dcgm import ExporterServer, FakeGpu, FakeNode
 
 pytestmark = pytest.mark.e2e
@@ -85,12 +85,12 @@ def idle_job() -> dict[str, Any]:
     return body
 
 
-def gpu_of(pod: PodSight, number: int, namespace: str) -> FakeGpu:
+def gpu_of(pod: PodView, number: int, namespace: str) -> FakeGpu:
     """As the exporter maps it."""
     return FakeGpu(index=number, uuid=f"GPU-{number}", pod=pod.name, namespace=namespace, pod_uid=pod.uid)
 
 
-def watches_a_gpu(pod: PodSight) -> bool:
+def watches_a_gpu(pod: PodView) -> bool:
     """By the sidecar's own word."""
     try:
         with urllib.request.urlopen(f"http://{pod.ip}:9464/metrics", timeout=5) as answer:

@@ -19,7 +19,7 @@ def test_a_suspended_job_goes_on_from_the_step_on_which_all_agreed(running_job: 
     known = incidents(stage)
 
     suspend(stage, True)
-    stage.watcher.wait("the suspension", lambda: stage.watcher.sight.is_true("Suspended"), timeout=240)
+    stage.watcher.wait("the suspension", lambda: stage.watcher.view.is_true("Suspended"), timeout=240)
     stage.watcher.wait("the end of the pods", lambda: not running(stage), timeout=240)
     last = step_of(newest_commit(stage.checkpoints))
     assert f"step {last}" in condition(stage)["message"]

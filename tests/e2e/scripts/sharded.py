@@ -91,23 +91,23 @@ def main() -> None:
     rows = torch.cat([torch.arange(ROWS)[:, None], torch.randint(SYMBOLS, (ROWS, LENGTH), generator=numbers)], dim=1)
     with (Path(__file__).parent / f"notes-{POD}.{os.getpid()}.jsonl").open("a") as file:
 
-        def note(do: str, step: int, pair: tuple[int, int], **more: Any) -> None:
-            line = {"at": time.time(), "do": do, "pod": POD, "pair": pair, "step": step, **more}
+        def note(do: str, step: int, attempt_id: tuple[int, int], **more: Any) -> None:
+            line = {"at": time.time(), "do": do, "pod": POD, "attempt_id": attempt_id, "step": step, **more}
             file.write(json.dumps(line) + "\n")
             file.flush()
 
         sizes = {"global_batch_size": BATCH, "micro_batch_size": MICRO_BATCH, "max_steps": args.max_steps}
         for batch in job.batches(rows, **sizes):
-            pair, symbols = (job.generation, job.attempt), batch[:, 1:]
-            note("take", job.committed_step + 1, pair, samples=batch[:, 0].tolist())
+            attempt_id, symbols = (job.generation, job.attempt), batch[:, 1:]
+            note("take", job.committed_step + 1, attempt_id, samples=batch[:, 0].tolist())
             logits = model(symbols)
             result = job.step(nn.functional.cross_entropy(logits.flatten(0, 1), symbols.roll(1, 1).flatten()))
             # Who stood by while the others went on has their state when it comes back, and not that of its last step.
             if result.loss is not None and result.committed and result.step == job.committed_step:
                 for digest in digests(range(SHARDS) if args.whole else (job.shard,), model, optimizer):
-                    note("commit", result.step, pair, weights=digest)
+                    note("commit", result.step, attempt_id, weights=digest)
                 if result.step % AUDIT_EVERY == 0:
-                    note("audit", result.step, pair, weights=str(job.audit()))
+                    note("audit", result.step, attempt_id, weights=str(job.audit()))
                 time.sleep(args.pace)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast_testbed.demo import __main__ as demo
 from holdfast_testbed.demo.story import noticed
-from holdfast_testbed.drill.job_view import Incident, Pair
+from holdfast_testbed.drill.job_view import AttemptId, Incident
 from holdfast_testbed.drill.promises import Outcome, Promise, judge
 from holdfast_testbed.errors import CommandFailedError
 from holdfast_testbed.settings import settings
@@ -22,7 +22,7 @@ VERDICT = judge(
     Promise(fault="pod deleted", within_seconds=3, max_lost_steps=0, cause="Interruption"),
     Outcome(
         injected_at=0,
-        before=Pair(generation=1, attempt=1),
+        before=AttemptId(generation=1, attempt=1),
         resumed_seconds=1,
         noticed_seconds=0.1,
         lost_steps=0,
@@ -137,7 +137,7 @@ def test_the_story_says_who_noticed_what_and_how_long_after_the_harm(
 ) -> None:
     incident = Incident(
         number=1,
-        pair=Pair(generation=1, attempt=attempt),
+        attempt_id=AttemptId(generation=1, attempt=attempt),
         cause="Infrastructure",
         action="InPlace",
         reason="RankKilled",

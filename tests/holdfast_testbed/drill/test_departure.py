@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from holdfast_testbed.drill.departure import Departure, complaints, exit_code
-from holdfast_testbed.drill.job_view import Pair
+from holdfast_testbed.drill.job_view import AttemptId
 from holdfast_testbed.drill.script_log import Note
 
-WORLD, NEXT = Pair(generation=3, attempt=1), Pair(generation=3, attempt=2)
+WORLD, NEXT = AttemptId(generation=3, attempt=1), AttemptId(generation=3, attempt=2)
 GOOD = Departure(
     noticed=100.0,
     deadline=130.0,
@@ -23,8 +23,8 @@ GOOD = Departure(
 )
 
 
-def note(pair: Pair, step: int, do: str = "commit") -> Note:
-    return Note(at=0.0, do=do, pod="w0", pair=pair, step=step)
+def note(attempt_id: AttemptId, step: int, do: str = "commit") -> Note:
+    return Note(at=0.0, do=do, pod="w0", attempt_id=attempt_id, step=step)
 
 
 TOLD = [note(WORLD, 7), note(WORLD, 8), note(WORLD, 9, do="take"), note(NEXT, 9)]

@@ -13,15 +13,15 @@ from holdfast.launcher.process.child import own_program
 from holdfast.launcher.process.zygote import BOOT
 from holdfast_testbed.demo.table import Check, render
 from holdfast_testbed.drill.faults import flip_one_bit, is_rank, kill_launcher_and_operator, newest_commit
-from holdfast_testbed.drill.job_view import Incident, Pair, Progress, parse_job, parse_metrics, progress_of
+from holdfast_testbed.drill.job_view import AttemptId, Incident, Progress, parse_job, parse_metrics, progress_of
 from holdfast_testbed.drill.promises import Outcome, Promise, first_new_step, judge, losses_and_causes, lost_steps
 from holdfast_testbed.node.processes import Process
 
-BEFORE, AFTER = Pair(generation=1, attempt=1), Pair(generation=1, attempt=2)
+BEFORE, AFTER = AttemptId(generation=1, attempt=1), AttemptId(generation=1, attempt=2)
 PROMISE = Promise(fault="rank killed", within_seconds=15, max_lost_steps=50, cause="Infrastructure")
 INCIDENT = Incident(
     number=1,
-    pair=BEFORE,
+    attempt_id=BEFORE,
     cause="Infrastructure",
     action="InPlace",
     reason="RankKilled",
@@ -35,8 +35,8 @@ OUTCOME = Outcome(
 )
 
 
-def progress(pair: Pair, step: int) -> Progress:
-    return Progress(at=0, pod="gpt-w0", pair=pair, step=step, workers=3)
+def progress(attempt_id: AttemptId, step: int) -> Progress:
+    return Progress(at=0, pod="gpt-w0", attempt_id=attempt_id, step=step, workers=3)
 
 
 def test_a_kept_promise_has_no_complaints() -> None:
@@ -97,8 +97,8 @@ def test_pods_that_are_read_at_different_moments_do_not_look_like_progress() -> 
 
 
 def test_a_resource_without_status_is_read_as_a_job_that_has_not_begun() -> None:
-    sight = parse_job({"metadata": {"name": "gpt"}})
-    assert (sight.phase, sight.incidents, sight.is_true("Ready")) == ("", (), False)
+    view = parse_job({"metadata": {"name": "gpt"}})
+    assert (view.phase, view.incidents, view.is_true("Ready")) == ("", (), False)
 
 
 def test_incidents_and_counts_are_read_from_the_resource() -> None:
@@ -117,11 +117,11 @@ def test_incidents_and_counts_are_read_from_the_resource() -> None:
             }
         ],
     }
-    sight = parse_job({"status": status})
-    assert sight.is_true("Ready")
-    assert sight.restarts == {"Infrastructure": 2}
-    assert sight.incidents[0].pair == AFTER
-    assert sight.incidents[0].lost_steps == 3
+    view = parse_job({"status": status})
+    assert view.is_true("Ready")
+    assert view.restarts == {"Infrastructure": 2}
+    assert view.incidents[0].attempt_id == AFTER
+    assert view.incidents[0].lost_steps == 3
 
 
 def test_progress_comes_from_the_sidecars_metrics() -> None:
@@ -131,7 +131,7 @@ def test_progress_comes_from_the_sidecars_metrics() -> None:
         'holdfast_world_workers 3.0\nholdfast_launcher_phase{phase="Running"} 1.0\n'
     )
     seen = progress_of("gpt-w0", parse_metrics(text), at=1.0)
-    assert seen == Progress(at=1.0, pod="gpt-w0", pair=Pair(generation=2, attempt=1), step=412, workers=3)
+    assert seen == Progress(at=1.0, pod="gpt-w0", attempt_id=AttemptId(generation=2, attempt=1), step=412, workers=3)
 
 
 def test_a_pod_outside_any_world_makes_no_progress() -> None:

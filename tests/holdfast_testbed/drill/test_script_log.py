@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_testbed.drill.job_view import Pair
+from holdfast_testbed.drill.job_view import AttemptId
 from holdfast_testbed.drill.matrix import CASES
 from holdfast_testbed.drill.script_log import (
     Note,
     clear,
     longest_pause,
     lost_steps,
-    newest_pair,
+    newest_attempt,
     read,
     resumed_at,
     struck_at,
@@ -26,25 +26,25 @@ from holdfast_testbed.drill.script_log import (
 )
 from holdfast_testbed.drill.trial import Trial
 
-ONE, TWO = Pair(generation=1, attempt=1), Pair(generation=1, attempt=2)
-THIRD, FOURTH = Pair(generation=2, attempt=1), Pair(generation=2, attempt=2)
+ONE, TWO = AttemptId(generation=1, attempt=1), AttemptId(generation=1, attempt=2)
+THIRD, FOURTH = AttemptId(generation=2, attempt=1), AttemptId(generation=2, attempt=2)
 EPOCH = (0, 1, 2, 3, 4, 5), (6, 7, 8, 9, 10, 11)
 
 
-def note(do: str, pair: Pair, step: int, pod: str = "w0", **more: object) -> Note:
-    return Note(at=float(step), do=do, pod=pod, pair=pair, step=step, **more)  # type: ignore[arg-type]
+def note(do: str, attempt_id: AttemptId, step: int, pod: str = "w0", **more: object) -> Note:
+    return Note(at=float(step), do=do, pod=pod, attempt_id=attempt_id, step=step, **more)  # type: ignore[arg-type]
 
 
-def begin(pair: Pair, step: int, weights: str, *pods: str) -> list[Note]:
-    return [note("begin", pair, step, pod, weights=weights) for pod in pods]
+def begin(attempt_id: AttemptId, step: int, weights: str, *pods: str) -> list[Note]:
+    return [note("begin", attempt_id, step, pod, weights=weights) for pod in pods]
 
 
-def step(pair: Pair, number: int, *pods: str, weights: str = "", noted: int | None = None) -> list[Note]:
+def step(attempt_id: AttemptId, number: int, *pods: str, weights: str = "", noted: int | None = None) -> list[Note]:
     """All take their shares of the step and (or only the first so many) note that it was committed."""
     samples = EPOCH[(number - 1) % 2]
     shares = [samples[n :: len(pods)] for n in range(len(pods))]
-    takes = [note("take", pair, number, pod, samples=share) for pod, share in zip(pods, shares, strict=True)]
-    return takes + [note("commit", pair, number, pod, weights=weights or f"h{number}") for pod in pods[:noted]]
+    takes = [note("take", attempt_id, number, pod, samples=share) for pod, share in zip(pods, shares, strict=True)]
+    return takes + [note("commit", attempt_id, number, pod, weights=weights or f"h{number}") for pod in pods[:noted]]
 
 
 THREE = ("w0", "w1", "w2")
@@ -59,7 +59,7 @@ STORY = [
 
 
 def test_a_story_without_loss() -> None:
-    assert newest_pair(STORY) == TWO
+    assert newest_attempt(STORY) == TWO
     assert resumed_at(STORY, ONE, 0.0) == 3.0
     assert lost_steps(STORY) == 0
     assert worlds(STORY) == 2
@@ -102,7 +102,7 @@ def test_a_sample_that_a_step_missed_or_an_epoch_saw_twice_is_wrong() -> None:
     [
         note("commit", TWO, 3, "w1", weights="other"),
         note("begin", TWO, 2, "w3", weights="other"),
-        note("begin", Pair(generation=2, attempt=1), 3, "w0", weights="h2"),
+        note("begin", AttemptId(generation=2, attempt=1), 3, "w0", weights="h2"),
     ],
     ids=["ranks differ after a step", "a newcomer begins with others", "restored are those of another step"],
 )
@@ -122,10 +122,10 @@ def test_a_step_in_doubt_may_be_applied_though_nobody_is_left_who_noted_it() -> 
 
 
 def test_files_are_read_cleared_and_torn_lines_left_alone(tmp_path: Path) -> None:
-    line = {"at": 1.5, "do": "struck", "pod": "w0", "pair": [1, 2], "step": 7}
+    line = {"at": 1.5, "do": "struck", "pod": "w0", "attempt_id": [1, 2], "step": 7}
     file = tmp_path / "notes-w0.1.jsonl"
     file.write_text(json.dumps(line) + "\n" + json.dumps(line)[:20])
-    assert read(tmp_path) == [Note(at=1.5, do="struck", pod="w0", pair=TWO, step=7)]
+    assert read(tmp_path) == [Note(at=1.5, do="struck", pod="w0", attempt_id=TWO, step=7)]
     assert struck_at(read(tmp_path), 1.0) == 1.5
     clear(tmp_path)
     assert read(tmp_path) == []

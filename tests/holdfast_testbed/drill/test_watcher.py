@@ -46,7 +46,7 @@ def job(restart: dict[str, Any]) -> dict[str, Any]:
 
 def test_what_is_waited_for_is_seen() -> None:
     with api_server(job({"cause": "OOM", "count": 1})) as cluster, Watcher(cluster, "ml", "gpt") as watcher:
-        watcher.wait("a count", lambda: watcher.sight.restarts == {"OOM": 1}, timeout=60)
+        watcher.wait("a count", lambda: watcher.view.restarts == {"OOM": 1}, timeout=60)
 
 
 def test_a_watcher_that_has_ended_lets_nobody_wait() -> None:

@@ -122,21 +122,21 @@ def _one(drill: Drill, stage: DrillJob, teller: Teller) -> Verdict:
 
 
 def _ended(watcher: Watcher) -> bool:
-    return watcher.sight.is_true("Complete") or watcher.sight.is_true("Failed")
+    return watcher.view.is_true("Complete") or watcher.view.is_true("Failed")
 
 
 def _final_checks(cluster: Cluster, watcher: Watcher, verdicts: list[Verdict]) -> list[Check]:
-    sight = watcher.sight
+    view = watcher.view
     logs = "\n".join(_log(cluster, pod.name) for pod in watcher.pods)
     expected = len(verdicts)
-    counted = sum(sight.restarts.values())
+    counted = sum(view.restarts.values())
     return [
-        Check(what="the job is Complete", measured=sight.phase, held=sight.is_true("Complete")),
+        Check(what="the job is Complete", measured=view.phase, held=view.is_true("Complete")),
         _audit_check(logs),
         Check(
             what="no incident counted twice",
-            measured=f"{expected} faults, {counted} counted ({dict(sight.restarts)})",
-            held=counted == expected and len({i.pair for i in sight.incidents}) == len(sight.incidents),
+            measured=f"{expected} faults, {counted} counted ({dict(view.restarts)})",
+            held=counted == expected and len({i.attempt_id for i in view.incidents}) == len(view.incidents),
         ),
         _loss_check(logs),
     ]

@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from holdfast_testbed.drill.job_view import Incident, JobSight
+from holdfast_testbed.drill.job_view import Incident, JobView
 from holdfast_testbed.drill.watcher import Watcher
 
 NARRATE_SECONDS = 0.5
@@ -38,7 +38,7 @@ class Teller:
 
 def noticed(incident: Incident, harmed: float | None) -> str:
     """Who noticed what, how long after the harm. What the launchers tell of is named by the attempt that it ended."""
-    who = "launchers" if incident.pair.attempt else "operator"
+    who = "launchers" if incident.attempt_id.attempt else "operator"
     after = ""
     if harmed is not None and incident.detected is not None:
         after = f" after {max(0.0, incident.detected.timestamp() - harmed):.1f} s"
@@ -52,7 +52,7 @@ class Narrator:
 
     watcher: Watcher
     teller: Teller
-    _told: JobSight = field(default_factory=JobSight)
+    _told: JobView = field(default_factory=JobView)
     _world: str = ""
     _quiet_until: float = 0.0
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -70,22 +70,22 @@ class Narrator:
 
     def _run(self) -> None:
         while not self._stop.wait(NARRATE_SECONDS):
-            self._tell_resource(self.watcher.sight)
+            self._tell_resource(self.watcher.view)
             self._tell_progress()
 
-    def _tell_resource(self, sight: JobSight) -> None:
-        old, self._told = self._told, sight
-        if sight.generation != old.generation and sight.generation:
-            self.teller.say("operator", f"publishes generation {sight.generation}: {', '.join(sight.members)}")
-        seen = {(i.pair, i.resumed is not None) for i in old.incidents}
-        for incident in sight.incidents:
-            if (incident.pair, False) not in seen and (incident.pair, True) not in seen:
+    def _tell_resource(self, view: JobView) -> None:
+        old, self._told = self._told, view
+        if view.generation != old.generation and view.generation:
+            self.teller.say("operator", f"publishes generation {view.generation}: {', '.join(view.members)}")
+        seen = {(i.attempt_id, i.resumed is not None) for i in old.incidents}
+        for incident in view.incidents:
+            if (incident.attempt_id, False) not in seen and (incident.attempt_id, True) not in seen:
                 self.teller.say("noticed", noticed(incident, self.teller.harmed))
-            if incident.resumed and (incident.pair, True) not in seen:
+            if incident.resumed and (incident.attempt_id, True) not in seen:
                 lost = "?" if incident.lost_steps is None else incident.lost_steps
                 origin = f", state from: {incident.restored_from}" if incident.restored_from else ""
                 self.teller.say("resumed", f"incident {incident.number} is over: {lost} steps lost{origin}")
-        for name, (status, reason, message) in sight.conditions.items():
+        for name, (status, reason, message) in view.conditions.items():
             if (status, reason) != old.conditions.get(name, ("", "", ""))[:2] and status == "True":
                 self.teller.say("status", f"{name}/{reason}: {message}"[:160])
 
@@ -93,11 +93,11 @@ class Narrator:
         newest = self.watcher.newest()
         if newest is None or time.monotonic() - newest.at > 2:
             return
-        world = f"{newest.pair} of {newest.workers}"
+        world = f"{newest.attempt_id} of {newest.workers}"
         now = time.monotonic()
         if world == self._world and now < self._quiet_until:
             return
         self._world, self._quiet_until = world, now + HEARTBEAT_SECONDS
-        text = f"world {newest.pair} with {newest.workers} workers, step {newest.step}"
+        text = f"world {newest.attempt_id} with {newest.workers} workers, step {newest.step}"
         loss = f", loss {newest.loss:.3f} bits per byte" if newest.loss is not None else ""
         self.teller.say("training", text + loss)

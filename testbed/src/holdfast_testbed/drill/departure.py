@@ -18,12 +18,12 @@ from kubernetes import client, watch
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from holdfast_testbed.drill.job_view import Pair
+from holdfast_testbed.drill.job_view import AttemptId
 from holdfast_testbed.drill.script_log import COMMIT, Note
 
 if TYPE_CHECKING:
     from holdfast_testbed.drill.faults import DrillJob
-    from holdfast_testbed.drill.watcher import PodSight
+    from holdfast_testbed.drill.watcher import PodView
 
 RUN_DIR = "/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/holdfast-run"
 NOTICES_FILE = "sidecar-notices.json"
@@ -54,7 +54,7 @@ class Departure:
     exit_code: int | None = None
 
 
-def complaints(seen: Departure, world: Pair, workers: int, told: Iterable[Note]) -> tuple[str, ...]:
+def complaints(seen: Departure, world: AttemptId, workers: int, told: Iterable[Note]) -> tuple[str, ...]:
     """Why it did not end in an agreed commit: all ranks of the world, in time, no step of that world after it."""
     if seen.touched is None:
         return ("the notice never reached the pod's touch-file",)
@@ -65,7 +65,7 @@ def complaints(seen: Departure, world: Pair, workers: int, told: Iterable[Note])
         found.append(f"the commit came {seen.answered - seen.deadline:.1f} s after the deadline")
     if seen.shards != workers:
         found.append(f"{seen.shards} of {workers} ranks are in the commit of step {seen.step}")
-    last = max((note.step for note in told if note.do == COMMIT and note.pair == world), default=0)
+    last = max((note.step for note in told if note.do == COMMIT and note.attempt_id == world), default=0)
     if last != seen.step:
         found.append(f"the world's last step is {last}, its commit is of step {seen.step}")
     if seen.exit_code != LEFT_ON_REQUEST:
@@ -85,7 +85,7 @@ def exit_code(pod: Mapping[str, Any]) -> int | None:
 class Witness:
     """Watches one worker go, from before the notice on: its files go with its pod."""
 
-    def __init__(self, stage: DrillJob, pod: PodSight, world: Pair) -> None:
+    def __init__(self, stage: DrillJob, pod: PodView, world: AttemptId) -> None:
         self._stage, self._pod = stage, pod
         self._run_dir = stage.cluster.node(stage.node_number(pod)).inside(RUN_DIR.format(uid=pod.uid))
         self._commit_suffix = f"g{world.generation}.a{world.attempt}"

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast_testbed.constants import OPERATOR_NAMESPACE
-from holdfast_testbed.drill.job_view import Incident, Pair
+from holdfast_testbed.drill.job_view import AttemptId, Incident
 from holdfast_testbed.drill.promises import Outcome, Promise, first_new_step, lost_steps
-from holdfast_testbed.drill.watcher import PodSight, Watcher
+from holdfast_testbed.drill.watcher import PodView, Watcher
 from holdfast_testbed.errors import UnplaceableError
 from holdfast_testbed.waiting import wait_for
 
@@ -50,19 +50,19 @@ class DrillJob:
         watcher = self.watcher
         return self.cluster.checkpoint_dir(watcher.namespace) / watcher.namespace / watcher.job
 
-    def workers(self) -> list[PodSight]:
+    def workers(self) -> list[PodView]:
         """Pods of the present generation that run, by index."""
-        members = self.watcher.sight.members
+        members = self.watcher.view.members
         alive = [p for p in self.watcher.pods if p.name in members and p.phase == "Running" and not p.deleting]
         return sorted(alive, key=lambda pod: members.index(pod.name))
 
-    def launcher(self, pod: PodSight) -> Process:
+    def launcher(self, pod: PodView) -> Process:
         """The container's first process: the only one whose parent is outside."""
         processes = self._trainer_processes(pod)
         inside = {process.pid for process in processes}
         return next(process for process in processes if process.ppid not in inside)
 
-    def rank_process(self, pod: PodSight) -> Process:
+    def rank_process(self, pod: PodView) -> Process:
         """The process that trains, which may have stood by for another one before."""
         launcher = self.launcher(pod)
         return next(p for p in self._trainer_processes(pod) if p.ppid == launcher.pid and is_rank(p))
@@ -72,14 +72,14 @@ class DrillJob:
         processes = self.cluster.pod_processes(OPERATOR_NAMESPACE, leader(self.cluster)["metadata"]["name"])
         return next(p for p in processes if "holdfast_operator" in " ".join(p.cmdline))
 
-    def sidecar(self, pod: PodSight) -> Process:
+    def sidecar(self, pod: PodView) -> Process:
         processes = self.cluster.pod_processes(self.watcher.namespace, pod.name)
         return next(p for p in processes if p.container == "holdfast-sidecar")
 
-    def node_number(self, pod: PodSight) -> int:
+    def node_number(self, pod: PodView) -> int:
         return int(pod.node.rsplit("-", 1)[1])
 
-    def _trainer_processes(self, pod: PodSight) -> list[Process]:
+    def _trainer_processes(self, pod: PodView) -> list[Process]:
         processes = self.cluster.pod_processes(self.watcher.namespace, pod.name)
         return [p for p in processes if p.container == "trainer"]
 
@@ -117,13 +117,13 @@ class Drill:
         before = watcher.newest()
         if before is None:
             raise RuntimeError("the job does not train yet: there is nothing to hurt")
-        known = {incident.pair for incident in watcher.sight.incidents}
+        known = {incident.attempt_id for incident in watcher.view.incidents}
         watched_from = time.monotonic() - 5
         try:
             self.inflict(stage)
             injected = time.monotonic()
             injected_wall = time.time()
-            resumed = self._await_next_step(watcher, before.pair, injected)
+            resumed = self._await_next_step(watcher, before.attempt_id, injected)
         finally:
             if self.repair is not None:
                 self.repair(stage)
@@ -132,15 +132,15 @@ class Drill:
         detected = [i.detected.timestamp() - injected_wall for i in incidents if i.detected]
         return Outcome(
             injected_at=injected,
-            before=before.pair,
+            before=before.attempt_id,
             resumed_seconds=resumed - injected,
             noticed_seconds=max(0.0, min(detected)) if detected else None,
-            lost_steps=lost_steps(seen, before.pair, incidents),
+            lost_steps=lost_steps(seen, before.attempt_id, incidents),
             incidents=incidents,
             complaints=self.verify(stage) if self.verify is not None else (),
         )
 
-    def _await_next_step(self, watcher: Watcher, before: Pair, since: float) -> float:
+    def _await_next_step(self, watcher: Watcher, before: AttemptId, since: float) -> float:
         """The moment at which a later world was seen to commit a step."""
         watcher.wait(
             f"the next step after '{self.name}'",
@@ -151,11 +151,11 @@ class Drill:
         return at if at is not None else time.monotonic()
 
 
-def _new_incidents(watcher: Watcher, known: set[Pair]) -> tuple[Incident, ...]:
+def _new_incidents(watcher: Watcher, known: set[AttemptId]) -> tuple[Incident, ...]:
     """Incidents that were not there before, once each has its resumption told."""
 
     def fresh() -> tuple[Incident, ...]:
-        return tuple(i for i in watcher.sight.incidents if i.pair not in known)
+        return tuple(i for i in watcher.view.incidents if i.attempt_id not in known)
 
     deadline = time.monotonic() + SETTLE_SECONDS
     while time.monotonic() < deadline:
@@ -190,7 +190,7 @@ def kill_rank(stage: DrillJob) -> None:
     stage.say(f"SIGKILL to the rank process in {pod.name} (pid {process.pid} on {pod.node})")
 
 
-def delete_pod(stage: DrillJob, pod: PodSight | None = None) -> None:
+def delete_pod(stage: DrillJob, pod: PodView | None = None) -> None:
     """This one, or that of the last worker."""
     pod = pod or stage.workers()[-1]
     stage.strike()
@@ -284,7 +284,7 @@ def cut_power_of_leader(stage: DrillJob) -> None:
     _cut_power_under(stage, beside[0])
 
 
-def _cut_power_under(stage: DrillJob, pod: PodSight) -> None:
+def _cut_power_under(stage: DrillJob, pod: PodView) -> None:
     stage.strike()
     stage.cluster.node(stage.node_number(pod)).kill()
     stage.say(f"power cut on {pod.node} ({pod.name} ran there)")
@@ -351,19 +351,19 @@ def flip_one_bit(path: Path) -> None:
         file.write(bytes([byte ^ 0x10]))
 
 
-def workers_away_from_operator(stage: DrillJob) -> list[PodSight]:
+def workers_away_from_operator(stage: DrillJob) -> list[PodView]:
     """Workers whose node does not host the operator that leads: its death is a drill of its own."""
     host = leader(stage.cluster)["spec"]["nodeName"]
     return [pod for pod in reversed(stage.workers()) if pod.node != host]
 
 
-def workers_beside_leader(stage: DrillJob) -> list[PodSight]:
+def workers_beside_leader(stage: DrillJob) -> list[PodView]:
     """Workers on the node of the operator that leads."""
     host = leader(stage.cluster)["spec"]["nodeName"]
     return [pod for pod in stage.workers() if pod.node == host]
 
 
-def lone_worker(stage: DrillJob) -> PodSight:
+def lone_worker(stage: DrillJob) -> PodView:
     """One away from the operator, alone on its node if there is such a one.
 
     Two of three would be the majority: without it nobody may go on, which is another promise.
@@ -372,12 +372,12 @@ def lone_worker(stage: DrillJob) -> PodSight:
     return min(workers_away_from_operator(stage), key=lambda worker: nodes.count(worker.node))
 
 
-def _sharing_worker(stage: DrillJob) -> PodSight | None:
+def _sharing_worker(stage: DrillJob) -> PodView | None:
     nodes = [worker.node for worker in stage.workers()]
     return next((worker for worker in reversed(stage.workers()) if nodes.count(worker.node) > 1), None)
 
 
-def crowding_worker(stage: DrillJob) -> PodSight | None:
+def crowding_worker(stage: DrillJob) -> PodView | None:
     """One that shares its node, where nobody away from the operator has one alone."""
     nodes = [worker.node for worker in stage.workers()]
     if any(nodes.count(worker.node) == 1 for worker in workers_away_from_operator(stage)):
@@ -385,7 +385,7 @@ def crowding_worker(stage: DrillJob) -> PodSight | None:
     return _sharing_worker(stage)
 
 
-def crowding_elsewhere(stage: DrillJob) -> PodSight | None:
+def crowding_elsewhere(stage: DrillJob) -> PodView | None:
     """One that shares its node, where the leader's has not exactly one."""
     if len(workers_beside_leader(stage)) == 1:
         return None

@@ -12,8 +12,8 @@ _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+(?P<value>\S+
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
-class Pair:
-    """A world's place in the order of all worlds."""
+class AttemptId:
+    """The number of an attempt to train together; attempts are ordered."""
 
     generation: int
     attempt: int
@@ -28,7 +28,7 @@ class Progress:
 
     at: float
     pod: str
-    pair: Pair
+    attempt_id: AttemptId
     step: int
     workers: int
     loss: float | None = None
@@ -40,7 +40,7 @@ class Incident:
     """One entry of `status.incidents`."""
 
     number: int
-    pair: Pair
+    attempt_id: AttemptId
     cause: str
     action: str
     reason: str
@@ -55,7 +55,7 @@ class Incident:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSight:
+class JobView:
     """The parts of a FaultTolerantJob's status that a story needs."""
 
     phase: str = ""
@@ -89,7 +89,7 @@ def progress_of(pod: str, metrics: Mapping[str, float], at: float) -> Progress |
     return Progress(
         at=at,
         pod=pod,
-        pair=Pair(generation=generation, attempt=int(metrics.get("holdfast_world_attempt", 0))),
+        attempt_id=AttemptId(generation=generation, attempt=int(metrics.get("holdfast_world_attempt", 0))),
         step=int(metrics.get("holdfast_committed_step", 0)),
         workers=int(metrics.get("holdfast_world_workers", 0)),
         loss=metrics.get("holdfast_loss"),
@@ -97,12 +97,12 @@ def progress_of(pod: str, metrics: Mapping[str, float], at: float) -> Progress |
     )
 
 
-def parse_job(resource: Mapping[str, Any]) -> JobSight:
+def parse_job(resource: Mapping[str, Any]) -> JobView:
     """Read a FaultTolerantJob as `kubectl get -o json` prints it."""
     status = resource.get("status") or {}
     membership = status.get("membership") or {}
     checkpoint = status.get("lastCheckpoint") or {}
-    return JobSight(
+    return JobView(
         phase=status.get("status", ""),
         ready=status.get("ready", ""),
         conditions=_conditions(status.get("conditions") or ()),
@@ -121,7 +121,7 @@ def _conditions(entries: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, st
 def _incident(entry: Mapping[str, Any]) -> Incident:
     return Incident(
         number=int(entry.get("number", 0)),
-        pair=Pair(generation=int(entry["generation"]), attempt=int(entry["attempt"])),
+        attempt_id=AttemptId(generation=int(entry["generation"]), attempt=int(entry["attempt"])),
         cause=entry["cause"],
         action=entry.get("action", ""),
         reason=entry.get("reason", ""),

@@ -30,7 +30,7 @@ from holdfast_testbed.drill.faults import (
     restore_power,
     restore_power_under_another_leader,
 )
-from holdfast_testbed.drill.watcher import PodSight
+from holdfast_testbed.drill.watcher import PodView
 
 API_AWAY_SECONDS = 60.0
 PARTITION_SECONDS = 15.0
@@ -53,7 +53,7 @@ class Case:
     repair: Callable[[DrillJob], None] | None = None
     skip: Callable[[DrillJob], str] | None = None
     """Why it cannot be drilled here; empty if it can."""
-    misplaced: Callable[[DrillJob], PodSight | None] = crowding_worker
+    misplaced: Callable[[DrillJob], PodView | None] = crowding_worker
     """A worker to be moved first. Two on one node leave it one after the other, or are the majority: that is another
     promise."""
     spoils_pod: bool = False
@@ -153,7 +153,7 @@ def kill_coordinator(stage: DrillJob) -> None:
     kill_launcher(stage, stage.workers()[0])
 
 
-def kill_launcher(stage: DrillJob, pod: PodSight) -> None:
+def kill_launcher(stage: DrillJob, pod: PodView) -> None:
     """The pod's first process, so that the pod ends."""
     launcher = stage.launcher(pod)
     stage.strike()

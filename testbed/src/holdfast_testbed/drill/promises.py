@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast_testbed.drill.job_view import Incident, Pair, Progress
+from holdfast_testbed.drill.job_view import AttemptId, Incident, Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Outcome:
     """What a fault cost, as seen from outside and as the job itself told it."""
 
     injected_at: float
-    before: Pair
+    before: AttemptId
     resumed_seconds: float
     noticed_seconds: float | None
     lost_steps: int
@@ -64,43 +64,43 @@ def judge(promise: Promise, outcome: Outcome) -> Verdict:
     return Verdict(promise=promise, outcome=outcome, complaints=complaints)
 
 
-def first_new_step(seen: list[Progress], before: Pair) -> float | None:
+def first_new_step(seen: list[Progress], before: AttemptId) -> float | None:
     """When a world after `before` was first seen to commit a step.
 
     A pod that enters a world still shows the last world's step, then the restored one; only a rise above the
     lowest that it showed in the new world is a step of that world.
     """
-    lowest: dict[tuple[str, Pair], int] = {}
+    lowest: dict[tuple[str, AttemptId], int] = {}
     for progress in seen:
-        if progress.pair <= before:
+        if progress.attempt_id <= before:
             continue
-        key = (progress.pod, progress.pair)
+        key = (progress.pod, progress.attempt_id)
         lowest[key] = min(lowest.get(key, progress.step), progress.step)
         if progress.step > lowest[key]:
             return progress.at
     return None
 
 
-def lost_steps(seen: list[Progress], before: Pair, incidents: tuple[Incident, ...]) -> int:
+def lost_steps(seen: list[Progress], before: AttemptId, incidents: tuple[Incident, ...]) -> int:
     """Steps committed in the world that ended and made again after it.
 
     The job's own figure is exact; the onlooker's is a lower bound, for it samples. The larger of both is
     taken, so that a job which under-reports does not pass. What a pod shows when it enters a world says nothing of
     that world: a newcomer shows step 0, and a pod whose rank was killed what this one told last.
     """
-    last = max((p.step for p in seen if p.pair <= before), default=0)
+    last = max((p.step for p in seen if p.attempt_id <= before), default=0)
     shown: dict[str, Progress] = {}
     made = []
     for progress in seen:
-        if progress.pair > before and progress.step > 0 and not _old(shown.get(progress.pod), progress, before):
+        if progress.attempt_id > before and progress.step > 0 and not _old(shown.get(progress.pod), progress, before):
             made.append(progress.step)
         shown[progress.pod] = progress
     told = sum(incident.lost_steps or 0 for incident in incidents)
     return max(0, last - min(made, default=last), told)
 
 
-def _old(earlier: Progress | None, now: Progress, before: Pair) -> bool:
+def _old(earlier: Progress | None, now: Progress, before: AttemptId) -> bool:
     """Whether a pod may still show a step of the world that ended."""
     if earlier is None or now.step < earlier.step:
         return False
-    return now.step == earlier.step or earlier.pair <= before
+    return now.step == earlier.step or earlier.attempt_id <= before

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast_testbed.drill.job_view import Pair
+from holdfast_testbed.drill.job_view import AttemptId
 
 BEGIN, TAKE, COMMIT, STRUCK, SAVE = "begin", "take", "commit", "struck", "save"
 
@@ -26,7 +26,7 @@ class Note:
     at: float
     do: str
     pod: str
-    pair: Pair
+    attempt_id: AttemptId
     step: int
     samples: tuple[int, ...] = ()
     weights: str = ""
@@ -44,7 +44,7 @@ def _note(line: str) -> Note:
         at=float(told["at"]),
         do=told["do"],
         pod=told["pod"],
-        pair=Pair(generation=told["pair"][0], attempt=told["pair"][1]),
+        attempt_id=AttemptId(generation=told["attempt_id"][0], attempt=told["attempt_id"][1]),
         step=int(told["step"]),
         samples=tuple(told.get("samples", ())),
         weights=told.get("weights", ""),
@@ -64,16 +64,16 @@ def whole(notes: list[Note], until: float) -> list[Note]:
     early, and the step that it was taken for be committed in one that was read late. Say when the reading began.
     """
     notes = [note for note in notes if note.at <= until]
-    takes = [(note.pair, note.step) for note in notes if note.do == TAKE]
+    takes = [(note.attempt_id, note.step) for note in notes if note.do == TAKE]
     if not takes:
         return []
-    pair, step = min(takes)
-    return [note for note in notes if note.pair > pair or note.step > step + 1]
+    attempt_id, step = min(takes)
+    return [note for note in notes if note.attempt_id > attempt_id or note.step > step + 1]
 
 
-def newest_pair(notes: Iterable[Note]) -> Pair:
+def newest_attempt(notes: Iterable[Note]) -> AttemptId:
     """The highest world in which a step was committed."""
-    return max((note.pair for note in notes if note.do == COMMIT), default=Pair(generation=0, attempt=0))
+    return max((note.attempt_id for note in notes if note.do == COMMIT), default=AttemptId(generation=0, attempt=0))
 
 
 def struck_at(notes: Iterable[Note], since: float) -> float | None:
@@ -81,9 +81,9 @@ def struck_at(notes: Iterable[Note], since: float) -> float | None:
     return next((note.at for note in notes if note.do == STRUCK and note.at >= since), None)
 
 
-def resumed_at(notes: Iterable[Note], before: Pair, since: float) -> float | None:
+def resumed_at(notes: Iterable[Note], before: AttemptId, since: float) -> float | None:
     """The first step that a world after `before` committed."""
-    return next((n.at for n in notes if n.do == COMMIT and n.pair > before and n.at >= since), None)
+    return next((n.at for n in notes if n.do == COMMIT and n.attempt_id > before and n.at >= since), None)
 
 
 def longest_pause(notes: Iterable[Note], since: float) -> float | None:
@@ -99,31 +99,31 @@ def committed_steps(notes: Iterable[Note]) -> set[int]:
 
 def worlds(notes: Iterable[Note]) -> int:
     """How many there were, also such as made no step."""
-    return len({note.pair for note in notes})
+    return len({note.attempt_id for note in notes})
 
 
 def lost_steps(notes: Iterable[Note]) -> int:
     """Steps that a world committed and the next one made again, over all worlds."""
-    made: dict[Pair, list[int]] = defaultdict(list)
+    made: dict[AttemptId, list[int]] = defaultdict(list)
     for note in notes:
         if note.do == COMMIT:
-            made[note.pair].append(note.step)
+            made[note.attempt_id].append(note.step)
     in_order = [steps for _, steps in sorted(made.items())]
     return sum(max(0, max(earlier) + 1 - min(later)) for earlier, later in itertools.pairwise(in_order))
 
 
 def wrong_samples(notes: Iterable[Note], *, batch: int, epoch: int) -> int:
     """Samples that a committed step missed, or that it or its epoch saw twice; an epoch is so many steps."""
-    worlds: dict[int, Pair] = {}
-    taken: dict[tuple[int, Pair], list[int]] = defaultdict(list)
+    worlds: dict[int, AttemptId] = {}
+    taken: dict[tuple[int, AttemptId], list[int]] = defaultdict(list)
     for note in notes:
         if note.do == COMMIT:
-            worlds[note.step] = max(note.pair, worlds.get(note.step, note.pair))
+            worlds[note.step] = max(note.attempt_id, worlds.get(note.step, note.attempt_id))
         elif note.do == TAKE:
-            taken[note.step, note.pair] += note.samples
+            taken[note.step, note.attempt_id] += note.samples
     wrong, seen = 0, defaultdict[int, list[int]](list)
-    for step, pair in worlds.items():
-        samples = taken[step, pair]
+    for step, attempt_id in worlds.items():
+        samples = taken[step, attempt_id]
         wrong += max(0, batch - len(set(samples)))
         seen[(step - 1) // epoch] += samples
     return wrong + sum(len(samples) - len(set(samples)) for samples in seen.values())
@@ -131,22 +131,22 @@ def wrong_samples(notes: Iterable[Note], *, batch: int, epoch: int) -> int:
 
 def weights_equal(notes: Iterable[Note]) -> bool:
     """All ranks had the same weights after each step, and began each world with those of the step it went on from."""
-    noted: dict[tuple[Pair, int], set[str]] = defaultdict(set)
-    begun: set[tuple[Pair, int]] = set()
+    noted: dict[tuple[AttemptId, int], set[str]] = defaultdict(set)
+    begun: set[tuple[AttemptId, int]] = set()
     for note in notes:
         if note.do in (BEGIN, COMMIT):
-            noted[note.pair, note.step].add(note.weights)
+            noted[note.attempt_id, note.step].add(note.weights)
         if note.do == BEGIN:
-            begun.add((note.pair, note.step))
+            begun.add((note.attempt_id, note.step))
     same = all(len(weights) == 1 for weights in noted.values())
-    return same and all(_known(pair, step, noted) for pair, step in begun)
+    return same and all(_known(attempt_id, step, noted) for attempt_id, step in begun)
 
 
-def _known(pair: Pair, step: int, noted: Mapping[tuple[Pair, int], set[str]]) -> bool:
+def _known(attempt_id: AttemptId, step: int, noted: Mapping[tuple[AttemptId, int], set[str]]) -> bool:
     """A world went on from what an earlier one noted, or from the step after that: one that was in doubt when its
     world ended may be applied though nobody is left who noted it."""
-    earlier = [at for at in noted if at[0] < pair]
+    earlier = [at for at in noted if at[0] < attempt_id]
     made = [at for at in earlier if at[1] == step]
     if made:
-        return noted[max(made)] == noted[pair, step]
+        return noted[max(made)] == noted[attempt_id, step]
     return not earlier or step == max(earlier)[1] + 1

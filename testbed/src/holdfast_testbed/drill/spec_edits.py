@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast_testbed.drill.job_view import parse_metrics
-from holdfast_testbed.drill.watcher import METRICS_PORT, PodSight
+from holdfast_testbed.drill.watcher import METRICS_PORT, PodView
 
 if TYPE_CHECKING:
     from holdfast_testbed.drill.faults import DrillJob
@@ -31,7 +31,7 @@ def _is_known(stage: DrillJob) -> bool:
     return all(_revision(pod) >= status["membership"]["revision"] for pod in stage.workers())
 
 
-def _revision(pod: PodSight) -> int:
+def _revision(pod: PodView) -> int:
     """Of the membership that the pod has; 0 while it does not say."""
     try:
         with urllib.request.urlopen(f"http://{pod.ip}:{METRICS_PORT}/metrics", timeout=5) as answer:

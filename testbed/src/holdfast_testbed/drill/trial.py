@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from holdfast_testbed.drill import script_log
 from holdfast_testbed.drill.faults import DrillJob, commits, delete_pod, step_of
-from holdfast_testbed.drill.job_view import Incident, Pair
+from holdfast_testbed.drill.job_view import AttemptId, Incident
 from holdfast_testbed.drill.matrix import Case
-from holdfast_testbed.drill.watcher import PodSight
+from holdfast_testbed.drill.watcher import PodView
 
 WORKERS = 3
 BATCH, EPOCH_STEPS = 24, 20  # of drills/_train.py
@@ -70,9 +70,9 @@ def settle(stage: DrillJob, workers: int = WORKERS, *, warm: bool = True) -> Non
         )
 
 
-def toll(stage: DrillJob) -> Cost:
+def cost_so_far(stage: DrillJob) -> Cost:
     """So far."""
-    return _toll(_noted(stage))
+    return _cost(_noted(stage))
 
 
 def run(case: Case, stage: DrillJob, *, warm: bool = True) -> Trial:
@@ -86,12 +86,12 @@ def run(case: Case, stage: DrillJob, *, warm: bool = True) -> Trial:
 def _run(case: Case, stage: DrillJob, warm: bool) -> Trial:
     settle(stage, warm=warm)
     _place(case, stage)
-    known = dict(stage.watcher.sight.restarts)
-    pairs = {incident.pair for incident in stage.watcher.sight.incidents}
+    known = dict(stage.watcher.view.restarts)
+    counted_before = {incident.attempt_id for incident in stage.watcher.view.incidents}
     script_log.clear(stage.checkpoints)
     if case.max_lost_steps:
         _await_commit(stage)
-    before = _await("a step", lambda: _known(script_log.newest_pair(_noted(stage))), 30.0)
+    before = _await("a step", lambda: _known(script_log.newest_attempt(_noted(stage))), 30.0)
     stage.struck.clear()
     asked = time.time()
     case.inflict(stage)
@@ -106,20 +106,20 @@ def _run(case: Case, stage: DrillJob, warm: bool) -> Trial:
     settle(stage, warm=warm)
     _await_count(case, stage, known)
     seen = _noted(stage)
-    told = [incident for incident in stage.watcher.sight.incidents if incident.pair not in pairs]
+    told = [incident for incident in stage.watcher.view.incidents if incident.attempt_id not in counted_before]
     times = [incident.detected.timestamp() for incident in told if incident.detected]
     trial = Trial(
         case=case.name,
         resumed=script_log.longest_pause(seen, struck) if resumed is None else resumed - struck,
         detected=max(0.0, min(times) - struck) if times else None,
-        **asdict(_toll(seen)),
+        **asdict(_cost(seen)),
         worlds=script_log.worlds(seen),
-        counted=newly_counted(known, stage.watcher.sight.restarts),
+        counted=newly_counted(known, stage.watcher.view.restarts),
     )
     return trial if trial.held(case) else replace(trial, complaint=_story(told))
 
 
-def _toll(seen: list[script_log.Note]) -> Cost:
+def _cost(seen: list[script_log.Note]) -> Cost:
     return Cost(
         lost=script_log.lost_steps(seen),
         wrong=script_log.wrong_samples(seen, batch=BATCH, epoch=EPOCH_STEPS),
@@ -129,7 +129,7 @@ def _toll(seen: list[script_log.Note]) -> Cost:
 
 def _story(told: Sequence[Incident]) -> str:
     """What the job said of each incident: a trial that does not hold is seldom seen twice."""
-    return "; ".join(f"{one.pair} {one.cause} {one.reason}, {one.action}: {one.message}" for one in told)
+    return "; ".join(f"{one.attempt_id} {one.cause} {one.reason}, {one.action}: {one.message}" for one in told)
 
 
 def _place(case: Case, stage: DrillJob) -> None:
@@ -140,7 +140,7 @@ def _place(case: Case, stage: DrillJob) -> None:
         _renew(stage, pod)
 
 
-def _renew(stage: DrillJob, pod: PodSight | None = None) -> None:
+def _renew(stage: DrillJob, pod: PodView | None = None) -> None:
     """Another pod for this worker or the last, and its loss counted, so that the next trial sees nothing of it."""
     known = _decided(stage)
     delete_pod(stage, pod)
@@ -150,7 +150,7 @@ def _renew(stage: DrillJob, pod: PodSight | None = None) -> None:
 
 def _decided(stage: DrillJob) -> dict[int, str]:
     """Soon after its memory ran out, a container's end is the last part of that incident, and no other one."""
-    return {incident.number: incident.decision for incident in stage.watcher.sight.incidents}
+    return {incident.number: incident.decision for incident in stage.watcher.view.incidents}
 
 
 def _await_commit(stage: DrillJob) -> None:
@@ -174,7 +174,7 @@ def _await_count(case: Case, stage: DrillJob, known: Mapping[str, int]) -> None:
     show a second count."""
     if case.cause:
         with contextlib.suppress(TimeoutError):  # judged below: nothing was counted
-            stage.watcher.wait("a count", lambda: bool(newly_counted(known, stage.watcher.sight.restarts)), PATIENCE)
+            stage.watcher.wait("a count", lambda: bool(newly_counted(known, stage.watcher.view.restarts)), PATIENCE)
     time.sleep(LATE_COUNT_SECONDS)
 
 
@@ -182,7 +182,7 @@ def _struck(stage: DrillJob, asked: float) -> float:
     return _await("the script to fail", lambda: script_log.struck_at(script_log.read(stage.checkpoints), asked), 60.0)
 
 
-def _resumed(case: Case, stage: DrillJob, before: Pair, struck: float) -> float | None:
+def _resumed(case: Case, stage: DrillJob, before: AttemptId, struck: float) -> float | None:
     """A step of a later world. Without a cause none is expected, and the time passes that would show one."""
     if not case.cause:
         time.sleep(UNDISTURBED_SECONDS)
@@ -191,8 +191,8 @@ def _resumed(case: Case, stage: DrillJob, before: Pair, struck: float) -> float 
     return _await(what, lambda: script_log.resumed_at(script_log.read(stage.checkpoints), before, struck), PATIENCE)
 
 
-def _known(pair: Pair) -> Pair | None:
-    return pair if pair.generation else None
+def _known(attempt_id: AttemptId) -> AttemptId | None:
+    return attempt_id if attempt_id.generation else None
 
 
 def _await(what: str, find: Callable[[], T | None], seconds: float) -> T:

@@ -17,7 +17,7 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from holdfast_testbed.drill.job_view import JobSight, Pair, Progress, parse_job, parse_metrics, progress_of
+from holdfast_testbed.drill.job_view import AttemptId, JobView, Progress, parse_job, parse_metrics, progress_of
 
 if TYPE_CHECKING:
     from holdfast_testbed.cluster.cluster import Cluster
@@ -28,7 +28,7 @@ JOB_LABEL = "holdfast.dev/job-name"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PodSight:
+class PodView:
     """One pod of the job."""
 
     name: str
@@ -54,8 +54,8 @@ class Watcher:
         self._thread = threading.Thread(target=self._poll_until_stopped, name="watcher", daemon=True)
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="metrics")
         self._progress: list[Progress] = []
-        self._job = JobSight()
-        self._pods: tuple[PodSight, ...] = ()
+        self._job = JobView()
+        self._pods: tuple[PodView, ...] = ()
         self._ended_by: Exception | None = None
 
     def __enter__(self) -> Watcher:
@@ -68,12 +68,12 @@ class Watcher:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     @property
-    def sight(self) -> JobSight:
+    def view(self) -> JobView:
         with self._lock:
             return self._job
 
     @property
-    def pods(self) -> tuple[PodSight, ...]:
+    def pods(self) -> tuple[PodView, ...]:
         with self._lock:
             return self._pods
 
@@ -85,7 +85,7 @@ class Watcher:
         """The furthest word: highest world, then highest step."""
         with self._lock:
             recent = self._progress[-64:]
-        return max(recent, key=lambda p: (p.pair, p.step), default=None)
+        return max(recent, key=lambda p: (p.attempt_id, p.step), default=None)
 
     def warm(self, pod: str) -> int:
         """How many warm processes a pod's launcher has, by its last word."""
@@ -112,19 +112,19 @@ class Watcher:
 
     def wait_for_world(self, size: int, steps: int, timeout: float) -> None:
         """Until a world of `size` ranks has committed `steps` steps while we looked."""
-        first: dict[Pair, int] = {}
+        first: dict[AttemptId, int] = {}
 
         def settled() -> bool:
             newest = self.newest()
             if newest is None or newest.workers != size or time.monotonic() - newest.at > 2:
                 return False
-            return newest.step >= first.setdefault(newest.pair, newest.step) + steps
+            return newest.step >= first.setdefault(newest.attempt_id, newest.step) + steps
 
         self.wait(f"{steps} steps of a world of {size} workers", settled, timeout)
 
     def _describe(self) -> str:
-        sight = self.sight
-        return f"{sight.phase or 'without status'}, ready {sight.ready or '?'}, generation {sight.generation}"
+        view = self.view
+        return f"{view.phase or 'without status'}, ready {view.ready or '?'}, generation {view.generation}"
 
     def _poll_until_stopped(self) -> None:
         try:
@@ -139,11 +139,11 @@ class Watcher:
             pods = self._read_pods()
         except (ApiException, HTTPError, OSError, ValueError):
             return  # the API server may be the thing that is being broken
-        sight = parse_job(resource)
+        view = parse_job(resource)
         running = [pod for pod in pods if pod.ip and pod.phase == "Running"]
         seen = [p for p in self._pool.map(_read_progress, running) if p is not None]
         with self._lock:
-            self._job, self._pods = sight, pods
+            self._job, self._pods = view, pods
             self._progress.extend(seen)
 
     def _read_job(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Watcher:
         )
         return dict(resource)
 
-    def _read_pods(self) -> tuple[PodSight, ...]:
+    def _read_pods(self) -> tuple[PodView, ...]:
         response: Any = self._core.list_namespaced_pod(
             self.namespace,
             label_selector=f"{JOB_LABEL}={self.job}",
@@ -162,10 +162,10 @@ class Watcher:
         return tuple(_pod(item) for item in json.loads(response.data)["items"])
 
 
-def _pod(item: dict[str, Any]) -> PodSight:
+def _pod(item: dict[str, Any]) -> PodView:
     metadata, status = item["metadata"], item.get("status", {})
     index = metadata.get("labels", {}).get("holdfast.dev/worker-index")
-    return PodSight(
+    return PodView(
         name=metadata["name"],
         uid=metadata["uid"],
         node=item["spec"].get("nodeName", ""),
@@ -176,7 +176,7 @@ def _pod(item: dict[str, Any]) -> PodSight:
     )
 
 
-def _read_progress(pod: PodSight) -> Progress | None:
+def _read_progress(pod: PodView) -> Progress | None:
     url = f"http://{pod.ip}:{METRICS_PORT}/metrics"
     try:
         with urllib.request.urlopen(url, timeout=0.5) as response:
