@@ -20,7 +20,7 @@ from __future__ import annotations
 
 
 class OperatorError(Exception):
-    """Base of all."""
+    """Base of all errors that the operator raises."""
 
 
 class AgentRequestError(OperatorError):

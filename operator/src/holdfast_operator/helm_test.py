@@ -26,14 +26,11 @@ REQUEST_SECONDS = 10.0
 class Jobs(Protocol):
     """One job by name."""
 
-    def create(self, body: Json) -> None:
-        """Make it."""
+    def create(self, body: Json) -> None: ...
 
-    def read(self) -> Json | None:
-        """The job, or None."""
+    def read(self) -> Json | None: ...
 
-    def delete(self) -> None:
-        """Ask for its end."""
+    def delete(self) -> None: ...
 
 
 class ClusterJobs:
@@ -45,11 +42,9 @@ class ClusterJobs:
         self._name = name
 
     def create(self, body: Json) -> None:
-        """Make it."""
         self._api.create_namespaced_custom_object(*self._kind, dict(body), _request_timeout=REQUEST_SECONDS)
 
     def read(self) -> Json | None:
-        """The job, or None."""
         try:
             found = self._api.get_namespaced_custom_object(*self._kind, self._name, _request_timeout=REQUEST_SECONDS)
         except ApiException as error:
@@ -59,7 +54,6 @@ class ClusterJobs:
         return cast(Json, found)
 
     def delete(self) -> None:
-        """Ask for its end."""
         try:
             self._api.delete_namespaced_custom_object(*self._kind, self._name, _request_timeout=REQUEST_SECONDS)
         except ApiException as error:

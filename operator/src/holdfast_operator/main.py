@@ -231,7 +231,6 @@ class Process:
 
     @property
     def feed(self) -> Feed:
-        """Where watches go."""
         return self._parts.feed
 
     def start(self) -> bool:

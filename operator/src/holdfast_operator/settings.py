@@ -18,7 +18,7 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One process's settings."""
+    """The settings of one operator process."""
 
     sidecar_image: str
     namespace: str

@@ -101,7 +101,6 @@ class AgentRoutes:
         return response
 
     def count(self, route: str, status: int) -> None:
-        """One answer was given."""
         self._observer.answered(route if route in _ROUTES else "other", status)
 
     async def _route(self, request: web.BaseRequest) -> web.Response:

@@ -49,7 +49,6 @@ class AgentServer:
 
     @property
     def polls_held(self) -> int:
-        """Long polls held now."""
         return self._site.held if self._site is not None else 0
 
     @property

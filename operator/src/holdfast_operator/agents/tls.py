@@ -53,7 +53,6 @@ class KeyPair:
 
     @property
     def parsed(self) -> x509.Certificate:
-        """The certificate."""
         return x509.load_pem_x509_certificate(self.certificate)
 
 
@@ -74,7 +73,6 @@ class Authority:
 
 
 def new_authority(now: datetime, periods: Periods) -> KeyPair:
-    """A self-signed CA."""
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
     # The name tells CAs apart, so that a verifier never tries the wrong key of two.
@@ -131,7 +129,6 @@ def rotate(authority: Authority, now: datetime, periods: Periods) -> Authority:
 
 
 def to_secret(authority: Authority) -> dict[str, bytes]:
-    """The Secret's content."""
     data = {"ca.crt": authority.current.certificate, "ca.key": authority.current.key}
     if authority.next is not None and authority.next_since is not None:
         data |= {"next.crt": authority.next.certificate, "next.key": authority.next.key}
@@ -236,7 +233,6 @@ class TlsKeeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """End that thread."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(5.0)

@@ -15,7 +15,6 @@ class AttemptId:
     attempt: int
 
     def to_json(self) -> dict[str, int]:
-        """As in the contract."""
         return {"generation": self.generation, "attempt": self.attempt}
 
     def __str__(self) -> str:

@@ -179,7 +179,6 @@ class AgentHub:
             self._standby, self._leader = True, leader
 
     def take_over(self) -> None:
-        """Answer agents again."""
         with self._lock:
             self._standby, self._leader = False, None
 

@@ -89,7 +89,6 @@ class Cache:
             return self._jobs.get(key)
 
     def jobs(self) -> list[Json]:
-        """All jobs."""
         with self._lock:
             return list(self._jobs.values())
 
@@ -159,7 +158,6 @@ class Cache:
             return list(self._tombstones.get(job_uid, {}).values())
 
     def pods(self) -> list[Json]:
-        """All our pods."""
         with self._lock:
             return [body for pods in self._pods.values() for body in pods.values()]
 
@@ -198,7 +196,6 @@ class Cache:
             return self._node_changes
 
     def nodes(self) -> list[Json]:
-        """All nodes."""
         with self._lock:
             return list(self._nodes.values())
 
@@ -265,7 +262,6 @@ def _same(known: Json, body: Json) -> bool:
 
 
 def job_key(body: Json) -> str:
-    """``namespace/name``."""
     return f"{body['metadata'].get('namespace', '')}/{body['metadata']['name']}"
 
 

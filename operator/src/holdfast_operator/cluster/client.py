@@ -77,7 +77,6 @@ class Cluster:
     # Reads
 
     def job(self, namespace: str, name: str) -> JsonObject | None:
-        """One job, or None."""
         found = self._get(f"{_JOBS}/namespaces/{namespace}/{c.PLURAL}/{name}")
         return None if found is None else slim_job(found)
 
@@ -103,11 +102,9 @@ class Cluster:
         return None if found is None else slim_pod(found)
 
     def nodes(self) -> Listing:
-        """All nodes."""
         return self._list("/api/v1/nodes", keep=slim)
 
     def node(self, name: str) -> JsonObject | None:
-        """One node, or None."""
         return self._get(f"/api/v1/nodes/{quote(name, safe='')}")
 
     def lease(self, node: str) -> JsonObject | None:
@@ -119,7 +116,6 @@ class Cluster:
         return self._get(f"{_LEASES}/{namespace}/leases/{c.LEASE_NAME}")
 
     def pod_events(self, namespace: str, uid: str) -> list[Mapping[str, Any]]:
-        """Events about a pod."""
         fields = f"involvedObject.uid={uid}"
         return list(self._list(f"/api/v1/namespaces/{namespace}/events", {"fieldSelector": fields}).items)
 
@@ -128,7 +124,6 @@ class Cluster:
         return list(self._list("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"}).items)
 
     def config_map(self, namespace: str, name: str) -> JsonObject | None:
-        """A ConfigMap, or None."""
         return self._get(f"/api/v1/namespaces/{namespace}/configmaps/{name}")
 
     # Writes

@@ -24,12 +24,10 @@ class Feed:
         self._queue = queue
 
     def job(self, kind: str | None, body: Json) -> None:
-        """A job was seen."""
         body = slim_job(body)
         self._queue.add(self._cache.drop_job(body) if kind == DELETED else self._cache.put_job(body))
 
     def pod(self, kind: str | None, body: Json) -> None:
-        """A pod was seen."""
         body = slim_pod(body)
         key = self._cache.drop_pod(body) if kind == DELETED else self._cache.put_pod(body)
         if key is not None:

@@ -30,5 +30,4 @@ class Memo(Generic[S, T]):
         return value
 
     def clear(self) -> None:
-        """Read all anew."""
         self._known = {}

@@ -52,7 +52,6 @@ class PodEvents:
         return {uid: known[uid][1] if uid in known else _NOTHING for uid in uids}
 
     def forget(self) -> None:
-        """Keep nothing."""
         self._jobs = {}
 
 

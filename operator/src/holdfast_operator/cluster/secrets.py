@@ -26,8 +26,7 @@ class StoredSecret:
 class SecretStore(Protocol):
     """The whole of what this package does with Secrets."""
 
-    def read(self, name: str) -> StoredSecret | None:
-        """The Secret, or None."""
+    def read(self, name: str) -> StoredSecret | None: ...
 
     def create(self, name: str, data: Mapping[str, bytes]) -> bool:
         """False when it exists already."""
@@ -53,7 +52,6 @@ class ClusterSecrets:
         self._namespace = namespace
 
     def read(self, name: str) -> StoredSecret | None:
-        """The Secret, or None."""
         try:
             found = self._api.read_namespaced_secret(name, self._namespace, _request_timeout=_REQUEST_SECONDS)
         except ApiException as error:

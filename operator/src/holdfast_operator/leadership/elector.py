@@ -34,8 +34,7 @@ logger = logging.getLogger(__name__)
 class LeaseStore(Protocol):
     """The whole of what this package does with its own Lease."""
 
-    def read(self) -> Lease | None:
-        """The Lease, or None."""
+    def read(self) -> Lease | None: ...
 
     def write(self, lease: Lease) -> Lease:
         """Replace the version that it names, or create it without one; returns it as stored. Raises
@@ -50,12 +49,10 @@ class ClusterLease:
         self._namespace = namespace
 
     def read(self) -> Lease | None:
-        """The Lease, or None."""
         body = self._cluster.own_lease(self._namespace)
         return lease_of(body) if body is not None else None
 
     def write(self, lease: Lease) -> Lease:
-        """Replace or create it."""
         return lease_of(self._cluster.write_own_lease(body_of(lease, self._namespace)))
 
 
@@ -182,7 +179,6 @@ class Elector:
             logger.warning("the Lease was not given back, it ends by itself: %s", error)
 
     def _say(self, level: int, words: str, *, quietly: bool = False) -> None:
-        """Transitions only."""
         if words != self._said and not (quietly and self._said.startswith("this process")):
             logger.log(level, "%s", words)
             self._said = words

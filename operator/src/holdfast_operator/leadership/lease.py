@@ -62,7 +62,7 @@ class LeaseView:
 
 
 class Step(Enum):
-    """What to do now."""
+    """What a process does next about the Lease."""
 
     TAKE = "take the Lease"
     RENEW = "renew it"

@@ -18,10 +18,9 @@ class Cloud(Protocol):
 
 
 class NoCloud:
-    """No provider is set."""
+    """The cloud where no provider is set: it refuses."""
 
     def replace(self, provider_id: str) -> str:
-        """Refused."""
         raise CloudError(f"no provider is set that could replace {provider_id or 'a machine without providerID'}")
 
 

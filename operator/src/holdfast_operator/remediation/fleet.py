@@ -68,7 +68,6 @@ class Node:
 
     @property
     def control_plane(self) -> bool:
-        """Never touched."""
         return any(label in self.labels for label in _CONTROL_PLANE)
 
     def selected(self, rules: RemediationSettings) -> bool:

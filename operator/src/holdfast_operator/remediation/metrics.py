@@ -34,7 +34,6 @@ class RemediationMetrics:
         self.seen(FleetSnapshot(rules=RemediationSettings()))
 
     def alerts(self, result: str, number: int) -> None:
-        """Alerts came."""
         self._alerts.labels(result).inc(number)
 
     def decided(self, reason: str) -> None:
@@ -42,7 +41,6 @@ class RemediationMetrics:
         self._decisions.labels(reason).inc()
 
     def acted(self, action: str, result: str) -> None:
-        """One action was tried."""
         self._actions.labels(action, result).inc()
 
     def seen(self, sight: FleetSnapshot) -> None:

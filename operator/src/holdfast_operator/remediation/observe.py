@@ -25,7 +25,7 @@ _CHECKPOINT_SECONDS = 25
 
 
 class FleetObserver:
-    """Reads."""
+    """Reads nodes, their pods and the history."""
 
     def __init__(
         self, *, cluster: Cluster, cache: Cache, rules: RemediationSettings, namespace: str, listens_since: datetime

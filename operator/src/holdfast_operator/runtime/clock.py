@@ -25,7 +25,6 @@ def uptime() -> float:
 
 
 def wall() -> datetime:
-    """The time of day."""
     return datetime.now(UTC)
 
 

@@ -43,7 +43,6 @@ class HealthServer:
         self.port: int = self._server.server_address[1]
 
     def start(self) -> None:
-        """Serve."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -120,7 +119,6 @@ class _Server(ThreadingHTTPServer):
                     request.shutdown(socket.SHUT_RDWR)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve one connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:

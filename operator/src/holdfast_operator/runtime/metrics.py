@@ -106,7 +106,6 @@ class Metrics:
             self._gauges["jobs"].labels(state).set(by_state.get(state, 0))
 
     def restart(self, cause: str) -> None:
-        """One incident was counted."""
         self._counters["restarts"].labels(cause).inc()
 
     def decided(self, cause: str, action: str, reason: str) -> None:
@@ -119,7 +118,6 @@ class Metrics:
         self._counters["incident_lost_steps"].labels(cause).inc(max(0, lost_steps))
 
     def set_job(self, namespace: str, job: str, *, workers: int, ready: int, step: int | None) -> None:
-        """The per-job gauges."""
         self._gauges["job_workers"].labels(namespace, job).set(workers)
         self._gauges["job_workers_ready"].labels(namespace, job).set(ready)
         if step is not None:
@@ -179,7 +177,6 @@ class Metrics:
         self._counters["events_left_out"].inc(number)
 
     def polls_held(self, held: int) -> None:
-        """Long polls held now."""
         self._gauges["agent_polls_held"].set(held)
 
     def listed(self, timestamp: float) -> None:
@@ -195,7 +192,6 @@ class Metrics:
         self._gauges["leader"].set(1)
 
     def render(self) -> bytes:
-        """The exposition text."""
         return generate_latest(self.registry)
 
     def _known_from_the_start(self) -> None:

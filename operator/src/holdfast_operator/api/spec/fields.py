@@ -10,14 +10,14 @@ from holdfast_operator.errors import UnreadableError
 
 
 def mapping(value: Any, path: str) -> Json:
-    """An object."""
+    """Return an object. Raises ``UnreadableError``."""
     if not isinstance(value, Mapping):
         raise UnreadableError(f"{path} is missing or no object")
     return value
 
 
 def items(value: Any, path: str) -> list[Any]:
-    """A list."""
+    """Return a list. Raises ``UnreadableError``."""
     if not isinstance(value, list):
         raise UnreadableError(f"{path} is missing or no list")
     return value

@@ -77,7 +77,6 @@ class JobSpec:
 
     @property
     def pod_spec(self) -> Json:
-        """The user's pod spec."""
         spec: Json = self.template["spec"]
         return spec
 

@@ -34,7 +34,6 @@ class Condition:
 
     @classmethod
     def from_json(cls, value: Json) -> Condition:
-        """Read back."""
         since = parse_time(value.get("lastTransitionTime"))
         if since is None:
             raise ValueError("a condition without time")
@@ -62,7 +61,6 @@ class StartupProblem:
 
     @classmethod
     def from_json(cls, value: Json) -> StartupProblem:
-        """Read back."""
         since = parse_time(value.get("since"))
         if since is None:
             raise ValueError("trouble without time")

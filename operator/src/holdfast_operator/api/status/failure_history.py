@@ -25,7 +25,6 @@ class ActionHistory:
         return sum(1 for time in self.times if (now - time).total_seconds() < seconds)
 
     def plus(self, now: datetime) -> ActionHistory:
-        """Once more."""
         return replace(self, times=(*self.times, now)[-c.TALLIED_TIMES :])
 
     def to_json(self) -> dict[str, Any]:
@@ -34,7 +33,6 @@ class ActionHistory:
 
     @classmethod
     def from_json(cls, value: Json) -> ActionHistory:
-        """Read back."""
         return cls(action=str(value["action"]), scope=str(value.get("scope") or ""), times=_times(value))
 
 
@@ -52,7 +50,6 @@ class NodeFailures:
         return sum(math.pow(0.5, min(age, 64.0)) for age in ages)
 
     def plus(self, now: datetime) -> NodeFailures:
-        """Once more."""
         return replace(self, times=(*self.times, now)[-c.OFFENCES_KEPT :])
 
     def to_json(self) -> dict[str, Any]:
@@ -61,7 +58,6 @@ class NodeFailures:
 
     @classmethod
     def from_json(cls, value: Json) -> NodeFailures:
-        """Read back."""
         return cls(node=str(value["node"]), boot_id=str(value.get("bootID") or ""), times=_times(value))
 
 

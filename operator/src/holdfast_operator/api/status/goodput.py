@@ -48,7 +48,6 @@ class Goodput:
 
     @classmethod
     def from_json(cls, value: Json) -> Goodput:
-        """Read back."""
         lost = part(value, "lostSeconds")
         told = [value.get("productiveSeconds"), *(lost.get(name) for name in c.SPENT[1:])]
         return cls(spent=short(map(_seconds, told)), time=parse_time(value.get("time")))

@@ -41,7 +41,6 @@ class RestartCount:
 
     @classmethod
     def from_json(cls, value: Json) -> RestartCount:
-        """Read back."""
         times = tuple(filter(None, map(parse_time, items(value.get("times")))))
         return cls(cause=str(value["cause"]), total=int(value.get("total") or len(times)), times=times)
 
@@ -88,7 +87,6 @@ class Incident:
 
     @classmethod
     def from_json(cls, value: Json) -> Incident:
-        """Read back."""
         detected = parse_time(value.get("detectedTime"))
         pair = parse_pair(value)
         if detected is None or pair is None:

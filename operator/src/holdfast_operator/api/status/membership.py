@@ -25,7 +25,6 @@ class Member:
     node: str
 
     def to_json(self) -> dict[str, Any]:
-        """As in ``membership.json``."""
         return {
             "index": self.index,
             "pod": self.pod,
@@ -37,7 +36,6 @@ class Member:
 
     @classmethod
     def from_json(cls, value: Json) -> Member:
-        """Read back."""
         ports = part(value, "ports")
         return cls(
             index=int(value["index"]),
@@ -60,13 +58,11 @@ class EarlierGeneration:
     through: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As in ``membership.json``."""
         entry = {"generation": self.generation, "publication": self.publication, "members": list(self.members)}
         return entry if self.through is None else {**entry, "through": self.through}
 
     @classmethod
     def from_json(cls, value: Json) -> EarlierGeneration:
-        """Read back."""
         return cls(
             generation=int(value["generation"]),
             publication=str(value.get("publication", "")),
@@ -119,7 +115,6 @@ class Membership:
 
     @classmethod
     def from_json(cls, value: Json) -> Membership:
-        """Read back."""
         directives = part(value, "directives")
         return cls(
             revision=number(value.get("revision")),

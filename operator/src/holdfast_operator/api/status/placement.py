@@ -35,7 +35,6 @@ class AvoidedNode:
 
     @classmethod
     def from_json(cls, value: Json) -> AvoidedNode:
-        """Read back."""
         until = parse_time(value.get("until"))
         if until is None:
             raise ValueError("an avoided node without end")
@@ -74,7 +73,6 @@ class GangAttempt:
 
     @classmethod
     def from_json(cls, value: Json) -> GangAttempt:
-        """Read back."""
         return cls(
             attempts=number(value.get("attempts")),
             since=parse_time(value.get("since")),

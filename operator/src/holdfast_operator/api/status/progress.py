@@ -28,7 +28,6 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, value: Json) -> Checkpoint:
-        """Read back."""
         pair, time = parse_pair(value), parse_time(value.get("time"))
         if pair is None or time is None:
             raise ValueError("a checkpoint without pair or time")
@@ -52,7 +51,6 @@ class StartingPoint:
 
     @classmethod
     def from_json(cls, value: Json) -> StartingPoint:
-        """Read back."""
         return cls(
             after=number(value.get("after")),
             pair=parse_pair(value),
@@ -76,7 +74,6 @@ class Progress:
 
     @classmethod
     def from_json(cls, value: Json) -> Progress:
-        """Read back."""
         return cls(
             step=number(value.get("step")),
             loss=value.get("loss"),

@@ -14,7 +14,6 @@ T = TypeVar("T")
 
 
 def time_or_none(value: datetime | None) -> str | None:
-    """RFC 3339, or null."""
     return format_time(value) if value else None
 
 

@@ -28,7 +28,7 @@ _NO_WAIT = GangAttempt()
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """All of it."""
+    """The whole status of a job."""
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()

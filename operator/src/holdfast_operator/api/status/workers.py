@@ -118,7 +118,6 @@ class Worker:
 
     @classmethod
     def from_json(cls, value: Json) -> Worker:
-        """Read back."""
         return cls(
             incarnation=int(value["incarnation"]),
             batch=int(value.get("batch", value["incarnation"])),
