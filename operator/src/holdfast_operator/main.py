@@ -34,6 +34,7 @@ from holdfast_operator.agents.routes import ServerMetrics as AgentObserver
 from holdfast_operator.agents.server import AgentServer
 from holdfast_operator.agents.tls import TlsKeeper
 from holdfast_operator.agents.token_review import TokenReviews, reviewer
+from holdfast_operator.api.job import key_of
 from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.cache import Cache
 from holdfast_operator.cluster.client import AT_LEISURE, Cluster
@@ -192,7 +193,7 @@ def _platform(settings: Settings, tls: TlsKeeper) -> Installation:
 
 def _wake_all(cache: Cache, queue: KeyedQueue) -> None:
     for body in cache.jobs():
-        queue.add(f"{body['metadata'].get('namespace', '')}/{body['metadata']['name']}")
+        queue.add(key_of(body))
 
 
 class Process:

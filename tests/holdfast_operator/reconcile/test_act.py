@@ -14,7 +14,7 @@ from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.decision.plan import CreatePod, DeletePod, Event, Publish, RestorePod
 from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError, RejectedError
 from holdfast_operator.reconcile.act import Actor, job_event, status_patch, without_nulls
-from holdfast_operator.reconcile.observe import JobMemory
+from holdfast_operator.reconcile.job_memories import JobMemory
 
 VALUES = st.recursive(
     st.none() | st.integers(0, 3) | st.text(max_size=2),

@@ -10,7 +10,8 @@ from holdfast_operator.api.names import APPLY_AGAIN, LABEL_APP_MANAGED_BY
 from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.cache import Cache, Listing
 from holdfast_operator.cluster.trimming import slim_pod
-from holdfast_operator.reconcile.observe import JobMemory, JobObserver
+from holdfast_operator.reconcile.job_memories import JobMemory
+from holdfast_operator.reconcile.observe import JobObserver
 from holdfast_operator.scheduling.waiting_gang import GangPriority
 
 

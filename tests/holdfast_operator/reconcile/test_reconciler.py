@@ -14,7 +14,8 @@ from holdfast_operator.cluster.cache import Cache
 from holdfast_operator.decision.plan import Plan
 from holdfast_operator.errors import ClusterError
 from holdfast_operator.reconcile.act import Actor
-from holdfast_operator.reconcile.observe import JobMemory, JobObserver
+from holdfast_operator.reconcile.job_memories import JobMemory
+from holdfast_operator.reconcile.observe import JobObserver
 from holdfast_operator.reconcile.reconciler import Outcome, Reconciler
 from holdfast_operator.runtime.metrics import Metrics
 

@@ -37,6 +37,11 @@ class Job:
         return f"{self.namespace}/{self.name}"
 
 
+def key_of(body: Json) -> str:
+    """Return ``namespace/name`` of a job from the API's JSON."""
+    return f"{body['metadata'].get('namespace', '')}/{body['metadata']['name']}"
+
+
 def parse_job(body: Json) -> Job:
     """A resource; never raises on a spec that cannot be read: ``unreadable`` then says why."""
     meta = body.get("metadata") or {}

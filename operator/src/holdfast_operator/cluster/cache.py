@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.job import key_of
 from holdfast_operator.api.json import Json
 from holdfast_operator.cluster.node_usage import Occupancy
 from holdfast_operator.views import NodeUsage
@@ -54,7 +55,7 @@ class Cache:
 
     def put_job(self, body: Json) -> str:
         """Keep a job unless a newer version is known; returns its key."""
-        key = job_key(body)
+        key = key_of(body)
         with self._lock:
             if self._is_gone(body):
                 return key
@@ -67,7 +68,7 @@ class Cache:
 
     def drop_job(self, body: Json) -> str:
         """The job is gone; returns its key."""
-        key, uid = job_key(body), str(body["metadata"].get("uid", ""))
+        key, uid = key_of(body), str(body["metadata"].get("uid", ""))
         with self._lock:
             known = self._jobs.get(key)
             if known is not None and known["metadata"].get("uid") == uid:
@@ -80,7 +81,7 @@ class Cache:
     def kept_job(self, body: Json) -> Json | None:
         """The job as it is kept, if this is the same version of it."""
         with self._lock:
-            known = self._jobs.get(job_key(body))
+            known = self._jobs.get(key_of(body))
         return known if known is not None and _same(known, body) else None
 
     def job(self, key: str) -> Json | None:
@@ -259,10 +260,6 @@ def _news(listing: Listing, known: Iterable[Json]) -> list[Json]:
 
 def _same(known: Json, body: Json) -> bool:
     return _uid(known) == _uid(body) and version(known) == version(body)
-
-
-def job_key(body: Json) -> str:
-    return f"{body['metadata'].get('namespace', '')}/{body['metadata']['name']}"
 
 
 def _uid(body: Json) -> str:

@@ -33,7 +33,7 @@ from holdfast_operator.decision.plan import (
 )
 from holdfast_operator.decision.snapshot import CreationError
 from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError, RejectedError
-from holdfast_operator.reconcile.observe import JobMemory
+from holdfast_operator.reconcile.job_memories import JobMemory
 from holdfast_operator.runtime.rate_limit import RateLimit, Rates
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from operator import itemgetter
@@ -16,16 +16,17 @@ from zlib import crc32
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.child_names import pod_name
-from holdfast_operator.api.job import Job, parse_job
+from holdfast_operator.api.job import Job, key_of, parse_job
 from holdfast_operator.api.json import Json
 from holdfast_operator.api.status import Phase, Status, Worker
 from holdfast_operator.cluster.agent_hub import AgentHub
-from holdfast_operator.cluster.cache import Cache, job_key, owner_of
+from holdfast_operator.cluster.cache import Cache, owner_of
 from holdfast_operator.cluster.client import Cluster
 from holdfast_operator.cluster.memo import Memo
 from holdfast_operator.cluster.pod_events import PodEvents
-from holdfast_operator.decision.snapshot import CreationError, Observed
+from holdfast_operator.decision.snapshot import Observed
 from holdfast_operator.manifests.installation import Installation
+from holdfast_operator.reconcile.job_memories import JobMemory
 from holdfast_operator.reconcile.torchrun_reports import spoken_for
 from holdfast_operator.scheduling.gang_queue import GangQueueInput, standing_of
 from holdfast_operator.scheduling.gang_queue_cache import GangQueueCache
@@ -43,17 +44,6 @@ from holdfast_operator.views import (
 logger = logging.getLogger(__name__)
 
 EVENTS_AFTER = timedelta(seconds=8)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobMemory:
-    """What this process knows of a job beyond the cluster; losing it costs a few calls."""
-
-    refusal: CreationError | None = None
-    applied: str = ""
-    applied_at: datetime | None = None
-    published: int = -1
-    rendezvous_ip: str = ""
 
 
 class JobObserver:
@@ -147,14 +137,13 @@ class JobObserver:
         self, body: Json, pods: Iterable[Json], memory: JobMemory, now: datetime, *, at_once: bool = False
     ) -> Observed:
         """``at_once``: nodes whose kubelet is to prove an end are read again."""
-        job, status = self._jobs(job_key(body), body)
+        job, status = self._jobs(key_of(body), body)
         views = [self._pods(_uid(pod), pod) for pod in _in_namespace(job, pods)]
         known = {view.uid for view in views}
         graves = [self._graves(_uid(pod), pod) for pod in _in_namespace(job, self._cache.tombstones_of(job.uid))]
         views += [view for view in graves if view.uid not in known]
         for view in views:
-            here = not (view.absent or view.terminal or view.leaving)
-            self._hub.bind(view.uid, job.uid, view.ip if here else "")
+            self._hub.bind(view.uid, job.uid, view.ip if view.alive else "")
         told = filter(None, (self._report(view.uid) for view in views))
         reports = spoken_for(job, status, views, told)
         return Observed(
@@ -254,7 +243,7 @@ class JobObserver:
     # Other jobs
 
     def _known(self) -> GangQueueInput:
-        jobs = {job_key(body): body for body in self._cache.jobs()}
+        jobs = {key_of(body): body for body in self._cache.jobs()}
         rivals = tuple(filter(None, (self._waiting(key, body) for key, body in jobs.items())))
         standings = {rival.key: self._standing(rival) for rival in rivals}
         unseen = {key for key, standing in standings.items() if standing is None}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.job import key_of
 from holdfast_operator.api.json import Json, objects, part
 from holdfast_operator.api.spec.pod_template import check
 from holdfast_operator.api.spec.scheduling import Scheduling, parse_scheduling
@@ -73,7 +74,7 @@ def rival_of(body: Json) -> WaitingGang | None:
         return None  # it may have to wait for its quota for ever, whatever room there is
     unplaced = [worker for worker in gated if not worker.get("node")]
     return WaitingGang(
-        key=f"{body['metadata'].get('namespace', '')}/{body['metadata']['name']}",
+        key=key_of(body),
         uid=str(body["metadata"].get("uid", "")),
         created=created,
         since=parse_time(gang.get("since")) or created,

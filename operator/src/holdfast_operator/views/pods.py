@@ -74,6 +74,11 @@ class PodView:
     nominated: bool = False  # the scheduler makes room for it: those that have it were told to go
 
     @property
+    def alive(self) -> bool:
+        """Whether the pod exists, has not ended and is not being deleted."""
+        return not (self.absent or self.terminal or self.leaving)
+
+    @property
     def bound(self) -> bool:
         """Whether it has a node."""
         return bool(self.node)
