@@ -97,19 +97,35 @@ def of_state(folder: Path, state: State, what: str, rounds: int, steps: int) -> 
         rounds,
     )
     through = Through(folder / "through", state)
-    saves = {"ours": ours, "local": local, "through": through, "dcp": dcp} | files
+    savers = {"ours": ours, "local": local, "through": through, "dcp": dcp} | files
     save = bench.interleaved(
-        {name: one.save for name, one in saves.items()} | {"limit": Disk(folder / "limit", state)}, rounds
+        {name: one.save for name, one in savers.items()} | {"limit": Disk(folder / "limit", state)}, rounds
     )
     for one in (local, through, *files.values()):
         one.forget()
     return [
         on_the_node(stall, f"stall of {what}", "x memcpy"),
         on_the_node(save, f"durable commit of {what}", "x disk limit"),
+        *stalls(stall, what),
+        *saves(save, what),
+        beside(ours, dcp, what, rounds, steps),
+        *costs(ours, dcp, state, what, rounds),
+    ]
+
+
+def stalls(stall: dict[str, list[float]], what: str) -> list[bench.Measurement]:
+    """checkpoint-1."""
+    return [
         against(stall, "ours", "checkpoint-1", f"stall of a save of {what}", unit="x memcpy", target="<= 1.15"),
         against(
             stall, "first", "checkpoint-1", f"stall of the first save of {what}", unit="x memcpy", target="<= 1.15"
         ),
+    ]
+
+
+def saves(save: dict[str, list[float]], what: str) -> list[bench.Measurement]:
+    """checkpoint-2."""
+    return [
         against(
             save, "ours", "checkpoint-2", f"digested, committed save of {what}", unit="x disk limit", target="<= 1.25"
         ),
@@ -130,10 +146,8 @@ def of_state(folder: Path, state: State, what: str, rounds: int, steps: int) -> 
             bench.measured(
                 "", f"{name}, fsynced: its time for {what} over ours", bench.ratios(save[name], save["ours"]), "x"
             )
-            for name in files
+            for name in FILES
         ),
-        beside(ours, dcp, what, rounds, steps),
-        *costs(ours, dcp, state, what, rounds),
     ]
 
 

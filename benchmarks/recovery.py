@@ -18,86 +18,16 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import _bench as bench
 from _recovery import contenders as c
+from _recovery import rows
+from _recovery.book import HANGS, ROUNDS, Book, Contest, Trial
 from _recovery.observer import latest, lost_steps, resumed
 
-ROUNDS = 25
 WARM_UP = "warm-up "
 KILL_EVERY = 30.0
-OURS = (
-    *("ours kill", "ours pods launcher", "ours zygote kill", "ours stop", "ours sleep", "ours gil"),
-    *("ours mismatch", "ours pods mismatch"),
-)
-HANGS = {
-    "stop": "SIGSTOP in a collective",
-    "sleep": "a rank asleep in its loss function",
-    "gil": "the GIL held in C",
-    "mismatch": "collectives that do not match",
-}
 VICTIM = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One fault. What never came is taken for having come when nobody waited any more."""
-
-    seconds: float  # to the next step
-    resumed: bool
-    lost: int = 0
-    detected: float = math.nan  # until the victim that hung was ended, or let go
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contest:
-    """A contender and the faults that each of its sessions has."""
-
-    key: str
-    job: type[c.Job]
-    faults: tuple[str, ...]
-    patience: float = 30.0  # seconds to wait for the next step
-    every: int = 1  # in each how-many-th round
-    warm_up: bool = True
-
-
-class Book:
-    """All figures by round and key, kept across runs with `--full`."""
-
-    def __init__(self, effort: bench.Effort) -> None:
-        self._trials = bench.Trials("recovery", effort)
-        self.round = 0
-        self.without_torchft = "not in --quick" if effort.quick else c.torchft_is_here()
-
-    def note(self, key: str, value: float) -> None:
-        """Add a figure to this round."""
-        self._trials.keep(f"{self.round} {key}", value)
-
-    def keep(self, contest: Contest, fault: str, trial: Trial) -> None:
-        """Add a trial to this round."""
-        key = f"{contest.key} {fault}"
-        self.note(f"{key} seconds", trial.seconds)
-        self.note(f"{key} resumed", float(trial.resumed))
-        self.note(f"{key} lost", float(trial.lost))
-        self.note(f"{key} detected", trial.detected)
-
-    def in_round(self, number: int, key: str) -> list[float]:
-        """The figures of one round."""
-        return self._trials.collect(f"{number} {key}", 0, lambda: math.nan)
-
-    def of(self, key: str) -> list[float]:
-        """The figures of all rounds."""
-        return [value for number in range(ROUNDS) for value in self.in_round(number, key)]
-
-    def times_faster(self, ours: str, theirs: str) -> list[float]:
-        """How many times as long theirs took, within each round."""
-        return [
-            statistics.median(others) / own
-            for number in range(ROUNDS)
-            for own in self.in_round(number, ours)
-            if (others := self.in_round(number, theirs))
-        ]
 
 
 # Trials
@@ -319,125 +249,6 @@ def resumes(effort: bench.Effort, book: Book) -> None:
             session(contest, contest.faults, book)
 
 
-def resumed_row(book: Book) -> bench.Measurement:
-    """recovery-2."""
-    ours = [100 * value for key in OURS for value in book.of(f"{key} resumed")]
-    stock = [100 * value for value in book.of("torchrun stock kill resumed")]
-    return bench.measured(
-        "recovery-2",
-        "resumed after a fault, of all of ours",
-        [statistics.fmean(ours)],
-        f"% of {len(ours)}",
-        target=">= 100",
-        peer=statistics.fmean(stock) if stock else None,
-        peer_name=f"stock torchrun, of {len(stock)}" if stock else "stock torchrun: in the default run",
-    )
-
-
-# Rows
-
-
-def kill_rows(book: Book) -> list[bench.Measurement]:
-    """recovery-1 and -2."""
-    ours, theirs = book.of("ours kill seconds"), book.of("torchrun kill seconds")
-    peer, name = statistics.median(theirs), "torchrun, sharing off"
-    what = "rank SIGKILLed, two ranks under one launcher → next step"
-    return [
-        bench.measured("recovery-1", f"{what}, median", ours, "s", target="<= 0.5", peer=peer, peer_name=name),
-        bench.measured("recovery-1", f"{what}, p90", ours, "s", target="<= 1.0", at=0.9, peer=peer, peer_name=name),
-        against(book, "recovery-1", what, "ours kill", ("torchrun kill", name), target=">= 8"),
-        resumed_row(book),
-    ]
-
-
-def shrink_rows(book: Book) -> list[bench.Measurement]:
-    """recovery-3."""
-    tuned, stock = ("torchft tuned kill", "torchft, heartbeat 0.3 s"), ("torchft kill", "torchft, defaults")
-    tuned_three, stock_three = ("torchft three tuned kill", tuned[1]), ("torchft three kill", stock[1])
-    one, three = "two ranks under one launcher, the lost one replaced", "three launchers (replicas), one lost → two"
-    return [
-        against(book, "recovery-3", one, "ours kill", tuned, target=">= 2"),
-        against(book, "recovery-3", one, "ours kill", stock, target=">= 20"),
-        against(book, "recovery-3", three, "ours pods launcher", tuned_three, target=">= 2"),
-        against(book, "recovery-3", three, "ours pods launcher", stock_three, target=">= 20"),
-    ]
-
-
-def zygote_rows(book: Book) -> list[bench.Measurement]:
-    """recovery-4."""
-    what, peer = "rank SIGKILLed, zygote and no warm process", ("torchrun kill", "torchrun, sharing off")
-    if c.no_warm_option():
-        return [bench.not_measured("recovery-4", what, c.no_warm_option())]
-    return [against(book, "recovery-4", what, "ours zygote kill", peer, target=">= 6")]
-
-
-def hang_rows(book: Book) -> list[bench.Measurement]:
-    """recovery-5."""
-    bound = max(1.0, 5 * statistics.median(book.of("ours step") or [0.0]))
-    rows = [row for kind, what in HANGS.items() for row in one_hang(book, "ours", kind, what, bound)]
-    three = max(1.0, 5 * statistics.median(book.of("ours pods step") or [0.0]))
-    return rows + one_hang(book, "ours pods", "mismatch", f"{HANGS['mismatch']}, three launchers", three)
-
-
-def one_hang(book: Book, key: str, kind: str, what: str, bound: float) -> list[bench.Measurement]:
-    seconds, detected = book.of(f"{key} {kind} seconds"), book.of(f"{key} {kind} detected")
-    if not seconds or any(math.isnan(value) for value in detected):
-        return [bench.not_measured("recovery-5", what, "not every one was detected" if seconds else "not in --quick")]
-    after = [max(0.0, total - part) for total, part in zip(seconds, detected, strict=True)]
-    other = "stop" if kind == "stop" else "sleep"
-    peer = (f"torchft hang {other}", f"torchft, defaults, {HANGS[other]}")
-    return [
-        bench.measured("recovery-5", f"{what}: ended after", detected, "s", target=f"<= {bound:.2f}"),
-        bench.measured("recovery-5", f"{what}: next step after that", after, "s", target="<= 0.5"),
-        against(book, "recovery-5", what, f"{key} {kind}", peer, target=">= 40"),
-    ]
-
-
-def kept_rows(book: Book) -> list[bench.Measurement]:
-    """recovery-7."""
-    lost = [value for key in OURS for value in book.of(f"{key} lost")]
-    wrong = [1.0 - value for value in book.of("ours audit")]
-    theirs = book.of("torchrun kill lost")
-    return [
-        bench.measured(
-            "recovery-7",
-            "committed steps lost to a fault, the most",
-            lost,
-            "steps",
-            target="<= 0",
-            at=1.0,
-            peer=max(theirs, default=None),
-            peer_name="torchrun, a checkpoint every step" if theirs else "torchrun: in the default run",
-        ),
-        bench.measured(
-            "recovery-7", "sessions that missed a sample or saw one twice", [sum(wrong)], "", target="<= 0"
-        )
-        if wrong
-        else bench.not_measured("recovery-7", "samples missed or seen twice", "no session came to its end"),
-    ]
-
-
-def goodput_rows(book: Book) -> list[bench.Measurement]:
-    """recovery-9."""
-    what, ours = "steps with a kill every 30 s ÷ steps without", book.of("ours goodput")
-    if not ours:
-        return [bench.not_measured("recovery-9", what, "only with --goodput or --full")]
-    rivals = {name: book.of(f"{name} goodput") for name in ("torchrun", "torchft")}
-    told = [f"{name} {statistics.median(values):.2f}" for name, values in rivals.items() if values]
-    return [bench.measured("recovery-9", what, ours, "", target=">= 0.97", peer_name=", ".join(told))]
-
-
-def against(book: Book, bar: str, what: str, ours: str, peer: tuple[str, str], *, target: str) -> bench.Measurement:
-    """How many times faster ours is, within each round; without the peer the row says why."""
-    theirs, name = peer
-    ratios = book.times_faster(f"{ours} seconds", f"{theirs} seconds")
-    if not ratios:
-        return bench.not_measured(bar, f"{what}, beside {name}", book.without_torchft or "no trial")
-    own, other = (statistics.median(book.of(f"{key} seconds")) for key in (ours, theirs))
-    text = f"{what}: times faster than {name} ({bench.number(own)} s, {bench.number(other)} s)"
-    return bench.measured(bar, text, ratios, "x", target=target)
-
-
 def main() -> int:
     """All rows."""
     flags = {
@@ -448,15 +259,14 @@ def main() -> int:
     book = Book(effort)
     if "--resumes" in effort.flags:
         resumes(effort, book)
-        return bench.finish("recovery-resumes", [resumed_row(book), *kept_rows(book)], effort)
+        return bench.finish("recovery-resumes", [rows.resumed(book), *rows.kept(book)], effort)
     if effort.flags:
         goodput(effort, book)
-        return bench.finish("recovery-goodput", goodput_rows(book), effort)
+        return bench.finish("recovery-goodput", rows.goodput(book), effort)
     trials(effort, book)
     if effort.full:
         goodput(effort, book)
-    parts = (kill_rows, shrink_rows, zygote_rows, hang_rows, kept_rows, goodput_rows)
-    return bench.finish("recovery", [row for part in parts for row in part(book)], effort)
+    return bench.finish("recovery", rows.all_of(book), effort)
 
 
 if __name__ == "__main__":
