@@ -171,7 +171,7 @@ def arguments(description: str, flags: Mapping[str, str] | None = None) -> Effor
         parser.add_argument(name, dest="flags", action="append_const", const=name, default=[], help=text)
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--quick", action="store_true", help="a minute or two; its figures are not judged")
-    group.add_argument("--full", action="store_true", help="as long as it takes; goes on where it was stopped")
+    group.add_argument("--full", action="store_true", help="as long as it takes; continues where it was stopped")
     found = parser.parse_args()
     own = frozenset(found.flags) if flags else frozenset[str]()
     return Effort(quick=found.quick, full=found.full, flags=own)

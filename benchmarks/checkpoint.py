@@ -105,7 +105,7 @@ def of_state(folder: Path, state: State, what: str, rounds: int, steps: int) -> 
         one.forget()
     return [
         on_the_node(stall, f"stall of {what}", "x memcpy"),
-        on_the_node(save, f"durable commit of {what}", "x disk limit"),
+        on_the_node(save, f"durable checkpoint of {what}", "x disk limit"),
         *stalls(stall, what),
         *saves(save, what),
         beside(ours, dcp, what, rounds, steps),
@@ -127,7 +127,7 @@ def saves(save: dict[str, list[float]], what: str) -> list[bench.Measurement]:
     """checkpoint-2."""
     return [
         against(
-            save, "ours", "checkpoint-2", f"digested, committed save of {what}", unit="x disk limit", target="<= 1.25"
+            save, "ours", "checkpoint-2", f"digested, published save of {what}", unit="x disk limit", target="<= 1.25"
         ),
         bench.measured(
             "checkpoint-2",
@@ -219,7 +219,7 @@ def costs(ours: Ours, dcp: Dcp, state: State, what: str, rounds: int) -> list[be
         ),
         bench.measured(
             "checkpoint-1",
-            f"memory for a save of {what} beside training, kept for the next one",
+            f"memory for a save of {what} during training, kept for the next one",
             [value / state.nbytes for value in grown["ours"]],
             "x state",
             peer=bench.median(grown["dcp"]) / state.nbytes,

@@ -260,10 +260,10 @@ def rows(book: Book) -> list[bench.Measurement]:
             made.append(bench.measured("sidecar-1", said, own, "s", target=limit, at=0.99))
     for cloud, what in WHAT.items():
         if own := book.of(cloud, COMMIT):
-            made.append(bench.measured("sidecar-1", f"{what} → agreed commit", own, "s"))
+            made.append(bench.measured("sidecar-1", f"{what} → agreed checkpoint", own, "s"))
     if book.all(LOST):
         made += [
-            share("ended in an agreed commit, before the deadline", book.all(AGREED)),
+            share("ended in an agreed checkpoint, before the deadline", book.all(AGREED)),
             share("counted once, as Interruption, and nothing else", book.all(COUNTED)),
             bench.measured(
                 "sidecar-1",
@@ -273,7 +273,7 @@ def rows(book: Book) -> list[bench.Measurement]:
                 target="<= 0",
                 at=1.0,
             ),
-            bench.measured("sidecar-1", "committed steps lost, the most", book.all(LOST), "", target="<= 0", at=1.0),
+            bench.measured("sidecar-1", "completed steps lost, the most", book.all(LOST), "", target="<= 0", at=1.0),
         ]
     return made
 

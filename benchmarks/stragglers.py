@@ -56,7 +56,7 @@ def train(jobs: list[OneLauncher], seconds: float) -> float:
         if now - told >= TELL_SECONDS:
             told = now
             steps = ", ".join(f"{job.what} at step {job.trace.step}" for job in jobs)
-            print(f"{(now - began) / 60:.0f} min: nobody failed; {steps}", file=sys.stderr, flush=True)
+            print(f"{(now - began) / 60:.0f} min: no rank failed; {steps}", file=sys.stderr, flush=True)
         time.sleep(min(LOOK_SECONDS, seconds))
         for job in jobs:
             job.trace.read()

@@ -115,7 +115,7 @@ def damages(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
     logging.getLogger("holdfast.checkpoint").setLevel(logging.CRITICAL)  # each damage is told, which is not news here
     failures = damage.drill(folder, seed=effort.seed, trials=effort.damages)
     logging.getLogger("holdfast.checkpoint").setLevel(logging.NOTSET)
-    what = f"newest commit damaged: {', '.join(damage.DAMAGES)}"
+    what = f"newest checkpoint corrupt: {', '.join(damage.DAMAGES)}"
     return [
         verdict(
             "checkpoint-8",
@@ -218,7 +218,7 @@ def touches(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
     )
     row = verdict(
         "checkpoint-11",
-        f"touch-file to a durable commit of {found.nbytes / 1e6:.0f} MB by two ranks",
+        f"touch-file to a durable checkpoint of {found.nbytes / 1e6:.0f} MB by two ranks",
         len(seconds),
         [*found.failures, *(f"{late:.3f} s is over the bound" for late in found.late)],
         kept_by="launcher/membership/test_attempt_end.py",
@@ -261,7 +261,7 @@ def explores(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
     """Every order of commits, uploads, retention, restores, outages and damage that the time allows."""
     explored = explore.drill(seed=effort.seed, first=effort.first, traces=effort.traces, until=effort.until, say=say)
     failures = [] if explored.found is None else [explored.found.message]
-    what = "random orders of saves, uploads, retention, restores, outages and damage on all tiers"
+    what = "random orders of saves, uploads, retention, restores, outages and corruption on all tiers"
     return [verdict("tiers", what, explored.traces, failures, kept_by="model/test_tiers.py", note=str(explored))]
 
 
@@ -338,7 +338,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which drills (all): {', '.join(DRILLS)}")
     parser.add_argument("--trials", type=int, help="how many kills, those that are kept included (40)")
-    parser.add_argument("--damages", type=int, help="how many commits are damaged (300)")
+    parser.add_argument("--damages", type=int, help="how many checkpoints are corrupted (300)")
     parser.add_argument("--seed", type=int, default=SEED, help="of all that is random")
     parser.add_argument("--traces", type=int, help="how many traces are explored (2,000; with --seconds no limit)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the first trace of the seed to explore")

@@ -71,13 +71,13 @@ def of_kind(folder: Path, what: str, state: Partly, rounds: int) -> Iterator[ben
     size = f"{state.nbytes / 1e9:.2g} GB of which {what} are trained"
     yield bench.measured(
         "checkpoint-12",
-        f"bytes of a full commit over a delta's: {size}",
+        f"bytes of a full checkpoint over a delta's: {size}",
         over(full, delta, 0),
         "x",
         target=f">= {TEN_TIMES:.0f}" if limit >= TEN_TIMES else "",
         limit=limit,
     )
-    yield bench.measured("", f"time of a full commit over a delta's: {size}", over(full, delta, 1), "x")
+    yield bench.measured("", f"time of a full checkpoint over a delta's: {size}", over(full, delta, 1), "x")
 
 
 def save(ours: Ours, state: Partly) -> tuple[float, float]:

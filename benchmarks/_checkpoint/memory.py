@@ -73,7 +73,9 @@ def near_rows(what: str, values: Values) -> list[bench.Measurement]:
             )
             for whose, where in (("restore", "fresh memory"), ("in place", "memory that is there"))
         ),
-        bench.measured("", f"commit in memory of {what}", bench.ratios(values["save"], values["copy"]), "x memcpy"),
+        bench.measured(
+            "", f"checkpoint in memory of {what}", bench.ratios(values["save"], values["copy"]), "x memcpy"
+        ),
     ]
 
 
@@ -113,7 +115,7 @@ def far_rows(what: str, nbytes: int, rounds: int) -> list[bench.Measurement]:
         ),
         bench.measured(
             "",
-            f"training stands still for a commit in memory and a neighbour's, as after each step: {what}, {link}",
+            f"training pauses for a checkpoint in memory and a neighbour's, as after each step: {what}, {link}",
             bench.ratios(values["each step"], values["send"]),
             "x raw TCP",
             limit=1.0,
@@ -236,7 +238,7 @@ class State:
         if not self._tier.save(
             self.snapshot(), FencingContext(claims=(), job_uid="", resume=Resume.ALWAYS)
         ).committed:
-            raise AssertionError("it was not committed")
+            raise AssertionError("the checkpoint was not published")
 
     def restore(self) -> float:
         """The newest from this node."""

@@ -95,7 +95,7 @@ def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Measur
         kept.append(empty := Empty())
         found = checkpoint.load(folder / "ours", state=empty)
         if found is None or found.quarantined:
-            raise SystemExit("the commit was not restored")
+            raise SystemExit("the checkpoint was not restored")
 
     def theirs() -> None:
         dcp.load(dict(target.tensors), checkpoint_id=folder / "dcp", no_dist=True)
@@ -297,13 +297,13 @@ def reshard(folder: Path, nbytes: int, before: int, after: int) -> bench.Measure
         wanted = {spec.name: rows_of(spec.shape[0], after, exchange.rank) for spec in specs}
         found = restore([Counted(root)], exchange, select=lambda _: wanted)
         if found.loaded is None:
-            raise SystemExit("the commit was not restored")
+            raise SystemExit("the checkpoint was not restored")
         return sum(data.nbytes for data in found.loaded.tensors.values())
 
     _world(before, write)
     needed = sum(_world(after, load))
     shutil.rmtree(root)
-    what = f"bytes read by {after} ranks of a commit by {before}, rows of {LARGE + SMALL} tensors"
+    what = f"bytes read by {after} ranks of a checkpoint by {before}, rows of {LARGE + SMALL} tensors"
     return bench.measured("checkpoint-7", what, [sum(read_bytes) / needed], "x needed", target="<= 1.05", limit=1.0)
 
 

@@ -100,7 +100,7 @@ def kept(book: Book) -> list[bench.Measurement]:
     return [
         bench.measured(
             "recovery-7",
-            "committed steps lost to a fault, the most",
+            "completed steps lost to a fault, the most",
             lost,
             "steps",
             target="<= 0",
@@ -131,7 +131,7 @@ def against(book: Book, bar: str, what: str, ours: str, peer: tuple[str, str], *
     theirs, name = peer
     ratios = book.times_faster(f"{ours} seconds", f"{theirs} seconds")
     if not ratios:
-        return bench.not_measured(bar, f"{what}, beside {name}", book.without_torchft or "no trial")
+        return bench.not_measured(bar, f"{what}, compared with {name}", book.without_torchft or "no trial")
     own, other = (statistics.median(book.of(f"{key} seconds")) for key in (ours, theirs))
     text = f"{what}: times faster than {name} ({bench.number(own)} s, {bench.number(other)} s)"
     return bench.measured(bar, text, ratios, "x", target=target)

@@ -106,7 +106,7 @@ def look(folder: Path) -> Found:
         found = restore(folder, Alone(), claims=list_claims(folder), job_uid=RUN)
     except HoldfastError as error:
         return Found(step=0, digest="", failures=(f"cannot be restored: {error}",))
-    failures = [f"{bad.path} is damaged: {bad.reason}" for bad in found.lost]
+    failures = [f"{bad.path} is corrupt: {bad.reason}" for bad in found.lost]
     if found.loaded is None:
         return Found(step=0, digest="", failures=tuple(failures))
     failures += _not_whole(folder, found)
@@ -119,7 +119,7 @@ def _not_whole(folder: Path, found: Restored) -> Iterator[str]:
         return
     verdict = verify(FolderStore(folder), loaded.name)
     if not verdict.whole:
-        yield f"{loaded.name} is not whole: {verdict.reason}"
+        yield f"{loaded.name} is not complete: {verdict.reason}"
     if loaded.manifest.objects["noted"]["digest"] != digest_of(loaded):
         yield f"{loaded.name} does not hold what its script saved"
 
@@ -141,7 +141,11 @@ def judge_resumed(found: Found, book: Book, pair: Pair) -> list[str]:
     if len(steps) != 1 or len({note.digest for note in begun}) != 1:
         return [f"the ranks of {pair} began with different states: steps {sorted(steps)}"]
     (step,) = steps
-    failures = [f"{pair} went on from step {step}, and step {found.step} was committed"] if step < found.step else []
+    failures = (
+        [f"{pair} continued from step {step}; a checkpoint of step {found.step} was published"]
+        if step < found.step
+        else []
+    )
     if step and any(note.digest not in book.digests.get(step, set()) for note in begun):
         failures.append(f"{pair} began with bits that no rank noted for step {step}")
     if step and _is_afresh(book, pair):
@@ -233,5 +237,5 @@ def killer(folder: Path, *, seed: int, width: int) -> Iterator[Killer]:
     """A job of two ranks that saves all the time."""
     words = [f"--checkpoint-interval={INTERVAL_STEPS}", f"--checkpoint-full-every={FULL_EVERY}", "--warm-processes=2"]
     with running(folder, words=words, DRILL_WIDTH=str(width), DRILL_FROZEN="1") as job:
-        job.wait(lambda: job.status.get("warmProcesses", 0) >= job.processes, "processes that stand by")
+        job.wait(lambda: job.status.get("warmProcesses", 0) >= job.processes, "processes on standby")
         yield Killer(job, seed)

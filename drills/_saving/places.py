@@ -121,10 +121,10 @@ def _trouble(job: Job, begin: Callable[[], object], end: Callable[[], object], w
     said = job.said(size)
     outcome.failures += found.failures
     outcome.expect(words in said, f"the user does not read {words!r}")
-    outcome.expect("Make room in the checkpoint folder or make it writable" in said, "nobody says what to do")
+    outcome.expect("Make room in the checkpoint folder or make it writable" in said, "no message says what to do")
     outcome.expect(found.step >= job.book.durable, f"step {job.book.durable} was durable and is gone")
     end()
-    job.wait(lambda: job.read().durable > made, "a commit after the trouble")
+    job.wait(lambda: job.read().durable > made, "a checkpoint after the fault")
     outcome.expect(job.book.pair == before, f"attempt {before} ended, though no rank had a fault")
     outcome.failures += [f"step {step} was made again with other bits" for step in job.book.parted]
     outcome.told = _line(said, words, job.checkpoints)
@@ -153,7 +153,10 @@ def no_direct(folder: Path) -> Outcome:
             job.await_steps(5, above=before)
             went_on = job.book.begun[job.book.pair][0].step
             outcome.lost = max(0, made - went_on)
-            outcome.expect(went_on >= found.step, f"it went on from step {went_on}, and {found.step} was committed")
+            outcome.expect(
+                went_on >= found.step,
+                f"it continued from step {went_on}, and the checkpoint of step {found.step} was published",
+            )
             return outcome
 
 
@@ -179,8 +182,8 @@ def clocks(folder: Path) -> Outcome:
             first.wait(lambda a=first, b=second: _both(a, b), "two hosts that train")
             begun = next(iter(first.book.begun[first.book.pair].values()))
             outcome.expect(begun.step >= book_step, f"it went on from step {begun.step}, and {book_step} was durable")
-            first.wait(lambda a=first, least=begun.step: a.read().durable > least + 10, "commits of both")
-            outcome.expect(len(list_commits(commits)) >= 2, "retention left fewer commits than it should keep")
+            first.wait(lambda a=first, least=begun.step: a.read().durable > least + 10, "checkpoints of both")
+            outcome.expect(len(list_commits(commits)) >= 2, "retention left fewer checkpoints than it should keep")
         made, found = first.read().reached, look(commits)
         outcome.failures += found.failures
         outcome.expect(found.step >= first.book.durable, f"step {first.book.durable} was durable and is gone")

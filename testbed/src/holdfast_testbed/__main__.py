@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _seconds(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 0 < int(text) <= _DAY:
-        raise argparse.ArgumentTypeError(f"'{text}' does not do: give whole seconds, from 1 to a day")
+        raise argparse.ArgumentTypeError(f"invalid value '{text}': expected whole seconds, from 1 to 86400")
     return int(text)
 
 

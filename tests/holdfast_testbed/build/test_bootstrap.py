@@ -209,7 +209,7 @@ def test_assets_that_are_no_folder_are_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path / "nowhere"))
     settings.cache_clear()
     try:
-        with pytest.raises(MissingProgramError, match="nowhere, which is no folder: mend it or unset it"):
+        with pytest.raises(MissingProgramError, match="nowhere, which is not a folder: correct it or unset it"):
             programs.check_assets()
     finally:
         settings.cache_clear()
@@ -221,16 +221,16 @@ def test_what_does_not_do_as_a_clusters_name_touches_nothing(
     own_cache: Path, capsys: pytest.CaptureFixture[str], verb: str, name: str
 ) -> None:
     assert main([verb, f"--name={name}"]) == 1
-    assert capsys.readouterr().err.startswith(f"error: '{name}' does not do as a cluster's name")
+    assert capsys.readouterr().err.startswith(f"error: invalid cluster name '{name}'")
     assert not own_cache.exists()
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["notice", "1", "--seconds", "nan"], "'nan' does not do: give whole seconds"),
-        (["notice", "1", "--seconds", "-5"], "'-5' does not do"),
-        (["up", "--node-monitor-grace-seconds", "0"], "'0' does not do"),
+        (["notice", "1", "--seconds", "nan"], "invalid value 'nan': expected whole seconds"),
+        (["notice", "1", "--seconds", "-5"], "invalid value '-5'"),
+        (["up", "--node-monitor-grace-seconds", "0"], "invalid value '0'"),
         (["node", "explode", "1"], "invalid choice: 'explode'"),
     ],
 )

@@ -72,7 +72,7 @@ def test_no_image_of_ours_runs_as_root(name: str) -> None:
 
 
 def test_an_unknown_image_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(TestbedError, match="there is no image 'worker': say one of pause, operator"):
+    with pytest.raises(TestbedError, match="no image 'worker': expected one of pause, operator"):
         images.plan_of("worker")
 
 

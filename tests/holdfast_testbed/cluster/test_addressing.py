@@ -70,7 +70,7 @@ def test_what_names_no_node_is_refused(text: str) -> None:
 
 
 def test_a_node_that_is_not_there_is_refused_with_the_count() -> None:
-    with pytest.raises(TestbedError, match="there is no node 4: the cluster has 3"):
+    with pytest.raises(TestbedError, match="no node 4: the cluster has 3"):
         make_plan(100, 3).node(4)
 
 

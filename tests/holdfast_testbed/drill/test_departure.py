@@ -52,7 +52,7 @@ def test_what_lacks_is_named(seen: Departure, words: str) -> None:
 
 def test_a_step_after_the_commit_is_no_agreement() -> None:
     [complaint] = complaints(GOOD, WORLD, 3, [*TOLD, note(WORLD, 9)])
-    assert complaint == "the world's last step is 9, its commit is of step 8"
+    assert complaint == "the attempt's last step is 9, its checkpoint is of step 8"
 
 
 def pod(**state: object) -> dict[str, object]:

@@ -103,7 +103,7 @@ def plan_of(name: str) -> ImagePlan:
     """What image `name` is made of."""
     plans = {"pause": _pause, "operator": _operator, "sidecar": _sidecar, "trainer": _trainer}
     if name not in plans:
-        raise TestbedError(f"there is no image '{name}': say one of {', '.join(plans)}")
+        raise TestbedError(f"no image '{name}': expected one of {', '.join(plans)}")
     return plans[name]()
 
 

@@ -52,7 +52,7 @@ def check_assets() -> None:
     """`KUBEBUILDER_ASSETS`, where it is set, is a folder."""
     assets = settings().assets
     if assets is not None and not assets.is_dir():
-        raise MissingProgramError(f"KUBEBUILDER_ASSETS names {assets}, which is no folder: mend it or unset it")
+        raise MissingProgramError(f"KUBEBUILDER_ASSETS names {assets}, which is not a folder: correct it or unset it")
 
 
 def find(name: str) -> Path | None:

@@ -75,7 +75,7 @@ class Plan:
         for node in self.nodes:
             if node.number == number:
                 return node
-        raise TestbedError(f"there is no node {number}: the cluster has {len(self.nodes)}")
+        raise TestbedError(f"no node {number}: the cluster has {len(self.nodes)}")
 
 
 def make_plan(number: int, nodes: int) -> Plan:

@@ -326,7 +326,7 @@ class Cluster:
             return
         name = part if part in PARTS else f"kube-{part}"
         if name not in PARTS:
-            raise TestbedError(f"'{part}' is no part: say one of {', '.join(PARTS)}, or node-1/kubelet")
+            raise TestbedError(f"unknown part '{part}': expected one of {', '.join(PARTS)}, or node-1/kubelet")
         if not processes.send(self.control_plane.identity(name), number):
             raise TestbedError(f"{name} does not run")
 
@@ -344,7 +344,7 @@ def _ready_of(node: dict[str, Any]) -> dict[str, Any]:
 def _folder(name: str, state_dir: Path | None) -> Path:
     """Where a cluster is kept; a name is one folder's, so that no other is ever removed for it."""
     if not _NAME.fullmatch(name):
-        raise TestbedError(f"'{name}' does not do as a cluster's name: give letters a-z, digits and '-', at most 40")
+        raise TestbedError(f"invalid cluster name '{name}': expected at most 40 of a-z, 0-9 and '-'")
     return (state_dir or settings().clusters) / name
 
 

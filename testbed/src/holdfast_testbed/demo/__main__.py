@@ -106,7 +106,7 @@ def _stop_listening() -> None:
 
 def _keep_promises(stage: DrillJob, teller: Teller) -> Iterator[Verdict]:
     stage.watcher.wait_for_world(WORKERS, steps=1, timeout=120)
-    teller.say("demo", "the job trains; from here on it is hurt on purpose")
+    teller.say("demo", "the job is training; faults are injected from now on")
     for drill in DRILLS:
         yield _one(drill, stage, teller)
 

@@ -60,14 +60,14 @@ def complaints(seen: Departure, world: AttemptId, workers: int, told: Iterable[N
         return ("the notice never reached the pod's touch-file",)
     found = []
     if seen.answered is None or seen.result != COMMITTED:
-        found.append(f"the commit was not acknowledged: {seen.result or 'no answer'}")
+        found.append(f"the checkpoint was not acknowledged: {seen.result or 'no answer'}")
     elif seen.answered > seen.deadline:
-        found.append(f"the commit came {seen.answered - seen.deadline:.1f} s after the deadline")
+        found.append(f"the checkpoint came {seen.answered - seen.deadline:.1f} s after the deadline")
     if seen.shards != workers:
-        found.append(f"{seen.shards} of {workers} ranks are in the commit of step {seen.step}")
+        found.append(f"{seen.shards} of {workers} ranks are in the checkpoint of step {seen.step}")
     last = max((note.step for note in told if note.do == COMMIT and note.attempt_id == world), default=0)
     if last != seen.step:
-        found.append(f"the world's last step is {last}, its commit is of step {seen.step}")
+        found.append(f"the attempt's last step is {last}, its checkpoint is of step {seen.step}")
     if seen.exit_code != LEFT_ON_REQUEST:
         found.append(f"the worker ended with {seen.exit_code}, not {LEFT_ON_REQUEST}")
     return tuple(found)

@@ -116,7 +116,7 @@ class Drill:
         watcher = stage.watcher
         before = watcher.newest()
         if before is None:
-            raise RuntimeError("the job does not train yet: there is nothing to hurt")
+            raise RuntimeError("the job is not training yet: no fault can be injected")
         known = {incident.attempt_id for incident in watcher.view.incidents}
         watched_from = time.monotonic() - 5
         try:
@@ -183,7 +183,7 @@ def leader(cluster: Cluster) -> dict[str, Any]:
 
 def kill_rank(stage: DrillJob) -> None:
     pod = stage.workers()[1]
-    stage.watcher.wait("a warm process to stand by", lambda: stage.watcher.warm(pod.name) > 0, timeout=90)
+    stage.watcher.wait("a warm process on standby", lambda: stage.watcher.warm(pod.name) > 0, timeout=90)
     process = stage.rank_process(pod)
     stage.strike()
     stage.cluster.signal(process, signal.SIGKILL)
@@ -237,7 +237,7 @@ def kill_all_and_damage(stage: DrillJob) -> None:
     flip_one_bit(commit / "rank-0.safetensors")
     stage.say(f"one bit of {commit.name}/rank-0.safetensors is flipped")
     stage.cluster.signal(operator, signal.SIGCONT)
-    stage.say("the operator goes on (SIGCONT)")
+    stage.say("the operator continues (SIGCONT)")
 
 
 def kill_at_once(stage: DrillJob, processes: Sequence[Process]) -> None:
@@ -256,20 +256,20 @@ def await_save(stage: DrillJob) -> None:
         since = newest.step - step_of(found[-1]) if newest and found else DRILL_INTERVAL_STEPS
         return since < 0.5 * DRILL_INTERVAL_STEPS
 
-    stage.watcher.wait("a commit with no other on its way", saved, timeout=120)
+    stage.watcher.wait("a checkpoint while no other is being written", saved, timeout=120)
 
 
 def damage_was_named(stage: DrillJob) -> tuple[str, ...]:
     """The damaged commit was set aside, not deleted, and an event of the job names it."""
     aside = [path.name for path in (stage.checkpoints / "quarantine").glob("step-*") if path.is_dir()]
     if not aside:
-        return ("the damaged commit was not set aside",)
+        return ("the corrupt checkpoint was not moved to quarantine/",)
     told = stage.cluster.kubectl(
         "-n", stage.watcher.namespace, "get", "events", "--field-selector", "reason=CheckpointQuarantined",
         "-o", "jsonpath={.items[*].message}",
     )  # fmt: skip
     commit = ".".join(aside[0].split(".")[:3])
-    return () if commit in told else (f"no event names the damaged {commit}",)
+    return () if commit in told else (f"no event names the corrupt {commit}",)
 
 
 def cut_power(stage: DrillJob) -> None:
@@ -280,7 +280,7 @@ def cut_power_of_leader(stage: DrillJob) -> None:
     """And of the worker beside it, which nobody replaces until another operator leads."""
     beside = workers_beside_leader(stage)
     if len(beside) != 1:
-        raise UnplaceableError(f"{len(beside)} workers are on the leader's node, and one is wanted there")
+        raise UnplaceableError(f"{len(beside)} workers are on the leader's node; expected one")
     _cut_power_under(stage, beside[0])
 
 
@@ -337,7 +337,7 @@ def newest_commit(folder: Path) -> Path:
     """The commit that a restore would try first."""
     found = commits(folder)
     if not found:
-        raise FileNotFoundError(f"no commit in {folder}: the job has not made a checkpoint yet")
+        raise FileNotFoundError(f"no checkpoint in {folder}: the job has not written one yet")
     return found[-1]
 
 
@@ -413,8 +413,8 @@ DRILLS = (
         kill_launcher_and_operator,
     ),
     Drill(
-        "all killed, commit damaged",
-        _promise("all launchers killed, newest commit damaged", 45, "Infrastructure", intervals=2),
+        "all killed, checkpoint corrupt",
+        _promise("all launchers killed, newest checkpoint corrupt", 45, "Infrastructure", intervals=2),
         kill_all_and_damage,
         verify=damage_was_named,
     ),

@@ -213,7 +213,7 @@ def free_disk(stage: DrillJob) -> None:
     (stage.checkpoints / BALLAST).unlink(missing_ok=True)
     known = commits(stage.checkpoints)
     stage.watcher.wait(
-        "a commit after the disk has room again",
+        "a checkpoint after the disk has space again",
         lambda: any(path not in known for path in commits(stage.checkpoints)),
         timeout=60,
     )

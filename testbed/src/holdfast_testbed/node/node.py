@@ -209,7 +209,7 @@ class Node:
 
     def _part(self, part: str) -> processes.Identity:
         if part not in PARTS:
-            raise TestbedError(f"'{part}' is no part of a node: say one of {', '.join(PARTS)}")
+            raise TestbedError(f"unknown part of a node '{part}': expected one of {', '.join(PARTS)}")
         first = self._first_process()
         for identity in processes.children(first) if first else []:
             if Path(processes.command_line(identity.pid)[0]).name == part:
