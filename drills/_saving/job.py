@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli.support import child_process
-from holdfast.core.constants import STATUS_FILE
 from holdfast.fault_injection.step_trace import Lines
+from holdfast.launcher.host.run_dir import STATUS_FILE
 
 SCRIPT = Path(__file__).with_name("train.py")
 RUN = "drill"

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from _saving.job import Job, running
-from holdfast.core.constants import TOUCH_ACK_FILE, TOUCH_FILE
+from holdfast.launcher.host.run_dir import TOUCH_ACK_FILE, TOUCH_FILE
 
 DISK_FACTOR, SPARE_SECONDS, LONGEST_SECONDS = 1.2, 0.5, 30.0
 _WARM_UP = 3

@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.checkpoint.policy.retention import Best, Rules
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.constants import Cause, Phase
 from holdfast.core.errors import DocumentError, VersionError
+from holdfast.core.protocol import Cause
 from holdfast.launcher.accounting.checkpoint_counters import CheckpointCounters, Failing, Written
 from holdfast.launcher.accounting.goodput import GoodputAccounts
 from holdfast.launcher.drain.touch_file import TouchFile
@@ -21,7 +21,7 @@ from holdfast.launcher.host.termination_log import Ending
 from holdfast.launcher.membership.document import Membership
 from holdfast.launcher.membership.events import How
 from holdfast.launcher.membership.messages import Failure, Incident, Priority, Remedy, World
-from holdfast.launcher.membership.state import Attempt, Master, Peer, State
+from holdfast.launcher.membership.state import Attempt, Master, Peer, Phase, State
 from holdfast.launcher.ranks.environ import RankPlace, world_message
 from holdfast.launcher.ranks.event_adapter import Progress, Wish
 from holdfast.launcher.ranks.rank_process import Rank

@@ -10,8 +10,8 @@ import pytest
 
 from holdfast import __version__
 from holdfast.cli.main import main, parse
-from holdfast.core.constants import ExitCode
 from holdfast.core.errors import UsageError
+from holdfast.core.protocol import ExitCode
 from holdfast.launcher.rendezvous.roster import RunRequest
 
 

@@ -20,9 +20,10 @@ import pytest
 import torch.distributed as dist
 
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.constants import MAX_TEXT, Cause
 from holdfast.core.errors import DocumentError
+from holdfast.core.limits import MAX_TEXT
 from holdfast.core.log_format import LogContext, configure
+from holdfast.core.protocol import Cause
 from holdfast.launcher.drain.touch_file import TouchFile
 from holdfast.launcher.host import termination_log
 from holdfast.launcher.host.membership_file import MembershipFile

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.folder.catalog import list_commits
-from holdfast.core.constants import ENV_CHAOS, TIMELINE_FILE
+from holdfast.core.environment_variables import ENV_CHAOS
 from holdfast.fault_injection.injector import PLAN_FILE
 from holdfast.fault_injection.plan import Fault, Kind
+from holdfast.launcher.host.run_dir import TIMELINE_FILE
 from holdfast.telemetry.activity import Activity
 
 Wait = Callable[..., Any]

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from simulation import Pod, Simulation
 
 from holdfast.core.attempt import AttemptId
-from holdfast.core.constants import Cause
+from holdfast.core.protocol import Cause
 from holdfast.launcher.membership import events
 from holdfast.launcher.membership.held_shards import HeldShards
 from holdfast.launcher.membership.messages import Priority

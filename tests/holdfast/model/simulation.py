@@ -17,8 +17,8 @@ from typing import Any
 
 from holdfast.checkpoint.policy import fencing
 from holdfast.core.attempt import AttemptId, Claim, highest
-from holdfast.core.constants import STATUS_FILE, Cause
-from holdfast.launcher.host.run_dir import write_json
+from holdfast.core.protocol import Cause
+from holdfast.launcher.host.run_dir import STATUS_FILE, write_json
 from holdfast.launcher.membership import events, quorum, state_machine
 from holdfast.launcher.membership.document import Membership, Rules
 from holdfast.launcher.membership.messages import Failure, Master, Message, Priority, World

@@ -12,8 +12,8 @@ from machine import InSteps, Job
 from simulation import Simulation, ViolationError
 
 from holdfast.checkpoint.policy import fencing
-from holdfast.core.constants import Phase
 from holdfast.launcher.membership.quorum import Weakened
+from holdfast.launcher.membership.state import Phase
 
 BOUNDED = settings(
     derandomize=True,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.core.constants import EXIT_PEER_LOST
+from holdfast.core.protocol import EXIT_PEER_LOST
 
 APART = Path(__file__).parent / "scripts" / "apart.py"
 

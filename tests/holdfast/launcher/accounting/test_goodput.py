@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.constants import Phase
 from holdfast.launcher.accounting.goodput import GoodputAccounts
+from holdfast.launcher.membership.state import Phase
 from holdfast.telemetry.activity import Activity, Meter
 from holdfast.telemetry.rank_time import Ledger
 

@@ -13,8 +13,8 @@ import pytest
 from holdfast.cli import timeline
 from holdfast.cli.main import parse
 from holdfast.core.attempt import AttemptId
-from holdfast.core.constants import Cause
 from holdfast.core.errors import UsageError
+from holdfast.core.protocol import Cause
 from holdfast.launcher.accounting.event_recorder import EventRecorder
 from holdfast.launcher.accounting.timeline import Timeline, rotated
 from holdfast.launcher.membership.messages import Failure, Priority

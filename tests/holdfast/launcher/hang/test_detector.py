@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.attempt import AttemptId
-from holdfast.core.constants import Cause
 from holdfast.core.errors import DocumentError
+from holdfast.core.protocol import Cause
 from holdfast.launcher.hang.cpu_starvation import Starvation
 from holdfast.launcher.hang.detector import HangSettings, HangVerdict, Observed, Sight, Stray, Watchdog
 from holdfast.telemetry.activity import Activity

@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.attempt import AttemptId
-from holdfast.core.constants import BOARD_DIR, STACKS_DIR, Cause
+from holdfast.core.protocol import Cause
 from holdfast.launcher.hang import stack_dumps
 from holdfast.launcher.hang.activity_pages import Boards
 from holdfast.launcher.hang.monitor import HangWatch, Scene
+from holdfast.launcher.host.run_dir import STACKS_DIR
 from holdfast.telemetry.activity import Activity
+from holdfast.telemetry.activity_page import BOARD_DIR
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "steps.py"
 DEADLINE = 240.0
@@ -126,7 +128,7 @@ def test_a_rank_that_keeps_others_waiting_hangs_and_its_stacks_are_kept(
     story = world.story
     assert message in story
     assert f"in {function}" in story
-    assert "holdfast-beat" in story or "progress.py" in story  # every thread of it, not the main one alone
+    assert "holdfast-beat" in story or "activity_page.py" in story  # every thread of it, not the main one alone
     assert "== rank 0" in story  # and its mate's
     assert world.found == [(AttemptId(1, 1), message)]  # the other launchers keep theirs
 

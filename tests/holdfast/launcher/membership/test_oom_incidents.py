@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from simulation import Simulation
 
 from holdfast.core.attempt import AttemptId
-from holdfast.core.constants import Cause
+from holdfast.core.protocol import Cause
 from holdfast.launcher.membership import events
 from holdfast.launcher.membership.document import Budget
 from holdfast.launcher.membership.messages import Failure, Incident, Priority, Remedy

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.constants import Cause
 from holdfast.core.errors import DocumentError, VersionError
+from holdfast.core.protocol import Cause
 from holdfast.launcher.membership import messages as m
 from holdfast.launcher.membership.document import Member, Membership, Previous, Rules
 from holdfast.launcher.membership.held_shards import HeldShards, together

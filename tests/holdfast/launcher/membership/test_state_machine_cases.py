@@ -10,12 +10,13 @@ from simulation import Pod, Simulation, Stored
 
 from holdfast.checkpoint.policy import fencing
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.constants import Cause, Phase
+from holdfast.core.protocol import Cause
 from holdfast.launcher.hang.stall_reports import Stall
 from holdfast.launcher.membership import events
 from holdfast.launcher.membership.document import Budget, Membership
 from holdfast.launcher.membership.held_shards import HeldShards
 from holdfast.launcher.membership.messages import Failure, Priority
+from holdfast.launcher.membership.state import Phase
 from holdfast.launcher.rendezvous.roster import Joined, Record, Roster, RunRequest
 from holdfast.telemetry.activity import Activity
 from holdfast_operator.decision.membership import rules as policy

@@ -20,7 +20,7 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.core.attempt import AttemptId
-from holdfast.core.constants import ENV_CHAOS
+from holdfast.core.environment_variables import ENV_CHAOS
 from holdfast.fault_injection.injector import PLAN_FILE
 from holdfast.fault_injection.plan import Fault, Kind
 from holdfast.telemetry.activity import Activity

@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 import pytest
 import torch.distributed
 
-from holdfast.core.constants import EXIT_PEER_LOST, MAX_LINE_BYTES
+from holdfast.core.limits import MAX_LINE_BYTES
+from holdfast.core.protocol import EXIT_PEER_LOST
 from holdfast.training.launcher_client import exception_reporter
 from holdfast.training.launcher_client.agent_client import NoAgent
 from holdfast.training.launcher_client.placement import RankPlacement

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import pytest
 
-from holdfast.core.constants import EXIT_PEER_LOST
+from holdfast.core.protocol import EXIT_PEER_LOST
 from holdfast.training.launcher_client import agent_client
 from holdfast.training.launcher_client.exit_watch import WARN_SECONDS, exit_now, keepers, outlast
 

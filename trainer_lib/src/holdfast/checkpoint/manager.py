@@ -42,8 +42,8 @@ from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.tiers.local_disk_tier import LocalSettings, LocalTier
 from holdfast.checkpoint.tiers.memory_tier import FencingContext, MemorySettings, MemoryTier, tier_of
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.constants import OBJECT_TIER, SHARED_TIER
 from holdfast.core.errors import CheckpointError, ClaimError, ForeignClaimError, NoneWholeError, UnavailableError
+from holdfast.core.tier_names import OBJECT_TIER, SHARED_TIER
 
 _log = logging.getLogger("holdfast.checkpoint")
 

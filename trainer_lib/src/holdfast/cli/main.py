@@ -15,9 +15,10 @@ from typing import NoReturn
 
 from holdfast import __version__
 from holdfast.core import linux
-from holdfast.core.constants import MOST_FULL_EVERY, PROTOCOL_VERSION, ExitCode
 from holdfast.core.environment import Environment, process_environment, read_environment
 from holdfast.core.errors import HoldfastError, UsageError
+from holdfast.core.limits import MOST_FULL_EVERY
+from holdfast.core.protocol import PROTOCOL_VERSION, ExitCode
 from holdfast.fault_injection.plan import Kind, Plan, make_plan, read_fault, read_kinds, read_rate
 from holdfast.launcher.options import RunOptions
 

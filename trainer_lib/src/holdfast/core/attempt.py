@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.core.constants import PROTOCOL_VERSION
 from holdfast.core.errors import DocumentError, VersionError
+from holdfast.core.protocol import PROTOCOL_VERSION
 
 Json = Mapping[str, Any]
 

@@ -7,10 +7,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from holdfast.core import constants as c
+from holdfast.core import environment_variables as v
 from holdfast.core.errors import UsageError
+from holdfast.core.limits import MOST_IN_FLIGHT
 from holdfast.core.paths import local_path
+
+TERMINATION_LOG: Final = "/dev/termination-log"
+DEFAULT_EXIT_SECONDS: Final = 300.0
+# What torch's NCCL reads when a communicator is made: no thread of its own may end the process.
+NCCL_ENVIRONMENT: Final = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,55 +116,55 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """Read and check every variable that this package knows."""
     source = os.environ if environ is None else environ
     return Environment(
-        checkpoint_dir=_folder(source, c.ENV_CHECKPOINT_DIR),
-        run_dir=_path(source, c.ENV_RUN_DIR),
-        pod_uid=source.get(c.ENV_POD_UID, ""),
-        pod_name=source.get(c.ENV_POD_NAME, ""),
-        pod_namespace=source.get(c.ENV_POD_NAMESPACE, ""),
-        pod_ip=source.get(c.ENV_POD_IP, ""),
-        node_name=source.get(c.ENV_NODE_NAME, ""),
-        job_name=source.get(c.ENV_JOB_NAME, ""),
-        job_key_file=_path(source, c.ENV_JOB_KEY_FILE),
-        grace_seconds=_float(source, c.ENV_GRACE_SECONDS, 30.0),
-        control_port=_optional_int(source, c.ENV_CONTROL_PORT),
-        termination_log=Path(source.get(c.ENV_TERMINATION_LOG) or c.TERMINATION_LOG),
+        checkpoint_dir=_folder(source, v.ENV_CHECKPOINT_DIR),
+        run_dir=_path(source, v.ENV_RUN_DIR),
+        pod_uid=source.get(v.ENV_POD_UID, ""),
+        pod_name=source.get(v.ENV_POD_NAME, ""),
+        pod_namespace=source.get(v.ENV_POD_NAMESPACE, ""),
+        pod_ip=source.get(v.ENV_POD_IP, ""),
+        node_name=source.get(v.ENV_NODE_NAME, ""),
+        job_name=source.get(v.ENV_JOB_NAME, ""),
+        job_key_file=_path(source, v.ENV_JOB_KEY_FILE),
+        grace_seconds=_float(source, v.ENV_GRACE_SECONDS, 30.0),
+        control_port=_optional_int(source, v.ENV_CONTROL_PORT),
+        termination_log=Path(source.get(v.ENV_TERMINATION_LOG) or TERMINATION_LOG),
         omp_threads_set=bool(source.get("OMP_NUM_THREADS")),
-        object_url=source.get(c.ENV_OBJECT_URL, ""),
-        object_interval_seconds=_float(source, c.ENV_OBJECT_INTERVAL, 0.0),
-        object_keep=_optional_int(source, c.ENV_OBJECT_KEEP),
-        object_retention=source.get(c.ENV_OBJECT_RETENTION, ""),
-        object_bytes_per_second=_float(source, c.ENV_OBJECT_BANDWIDTH, 0.0) or None,
-        object_in_flight=_in_flight(source, c.ENV_OBJECT_IN_FLIGHT),
-        preflight_free_bytes=_optional_int(source, c.ENV_PREFLIGHT_FREE_BYTES),
-        preflight_write_bytes=_optional_int(source, c.ENV_PREFLIGHT_WRITE_BYTES),
-        preflight_object=bool(source.get(c.ENV_PREFLIGHT_OBJECT)),
-        preflight_seconds=_float(source, c.ENV_PREFLIGHT_SECONDS, 60.0),
-        local_tier=source.get(c.ENV_LOCAL_TIER, ""),
-        local_interval=_optional_int(source, c.ENV_LOCAL_INTERVAL),
-        local_bytes=_positive(source, c.ENV_LOCAL_BYTES),
-        local_in_flight=_in_flight(source, c.ENV_LOCAL_IN_FLIGHT),
-        memory_tier=source.get(c.ENV_MEMORY_TIER, ""),
-        memory_interval=_optional_int(source, c.ENV_MEMORY_INTERVAL),
-        peer_interval=_optional_int(source, c.ENV_PEER_INTERVAL),
-        peer_bytes=_positive(source, c.ENV_PEER_BYTES),
-        peer_in_flight=_in_flight(source, c.ENV_PEER_IN_FLIGHT),
-        agent_socket=_path(source, c.ENV_AGENT_SOCKET),
-        slot=_optional_int(source, c.ENV_SLOT),
-        standby=bool(source.get(c.ENV_STANDBY)),
-        exit_seconds=_float(source, c.ENV_EXIT_SECONDS, c.DEFAULT_EXIT_SECONDS),
-        generation=_optional_int(source, c.ENV_GENERATION),
-        attempt=_optional_int(source, c.ENV_ATTEMPT),
-        publication=source.get(c.ENV_PUBLICATION, ""),
-        job_uid=source.get(c.ENV_JOB_UID, ""),
-        run_id=source.get(c.ENV_RUN_ID, ""),
-        checkpoint_interval=source.get(c.ENV_CHECKPOINT_INTERVAL, ""),
-        checkpoint_keep=_optional_int(source, c.ENV_CHECKPOINT_KEEP),
-        checkpoint_full_every=_optional_int(source, c.ENV_CHECKPOINT_FULL_EVERY),
-        checkpoint_delta_threshold=_optional_float(source, c.ENV_CHECKPOINT_DELTA_THRESHOLD),
-        checkpoint_retention=source.get(c.ENV_CHECKPOINT_RETENTION, ""),
-        checkpoint_bytes_per_second=_positive(source, c.ENV_CHECKPOINT_BANDWIDTH),
-        checkpoint_in_flight=_in_flight(source, c.ENV_CHECKPOINT_IN_FLIGHT),
-        resume=source.get(c.ENV_RESUME, ""),
+        object_url=source.get(v.ENV_OBJECT_URL, ""),
+        object_interval_seconds=_float(source, v.ENV_OBJECT_INTERVAL, 0.0),
+        object_keep=_optional_int(source, v.ENV_OBJECT_KEEP),
+        object_retention=source.get(v.ENV_OBJECT_RETENTION, ""),
+        object_bytes_per_second=_float(source, v.ENV_OBJECT_BANDWIDTH, 0.0) or None,
+        object_in_flight=_in_flight(source, v.ENV_OBJECT_IN_FLIGHT),
+        preflight_free_bytes=_optional_int(source, v.ENV_PREFLIGHT_FREE_BYTES),
+        preflight_write_bytes=_optional_int(source, v.ENV_PREFLIGHT_WRITE_BYTES),
+        preflight_object=bool(source.get(v.ENV_PREFLIGHT_OBJECT)),
+        preflight_seconds=_float(source, v.ENV_PREFLIGHT_SECONDS, 60.0),
+        local_tier=source.get(v.ENV_LOCAL_TIER, ""),
+        local_interval=_optional_int(source, v.ENV_LOCAL_INTERVAL),
+        local_bytes=_positive(source, v.ENV_LOCAL_BYTES),
+        local_in_flight=_in_flight(source, v.ENV_LOCAL_IN_FLIGHT),
+        memory_tier=source.get(v.ENV_MEMORY_TIER, ""),
+        memory_interval=_optional_int(source, v.ENV_MEMORY_INTERVAL),
+        peer_interval=_optional_int(source, v.ENV_PEER_INTERVAL),
+        peer_bytes=_positive(source, v.ENV_PEER_BYTES),
+        peer_in_flight=_in_flight(source, v.ENV_PEER_IN_FLIGHT),
+        agent_socket=_path(source, v.ENV_AGENT_SOCKET),
+        slot=_optional_int(source, v.ENV_SLOT),
+        standby=bool(source.get(v.ENV_STANDBY)),
+        exit_seconds=_float(source, v.ENV_EXIT_SECONDS, DEFAULT_EXIT_SECONDS),
+        generation=_optional_int(source, v.ENV_GENERATION),
+        attempt=_optional_int(source, v.ENV_ATTEMPT),
+        publication=source.get(v.ENV_PUBLICATION, ""),
+        job_uid=source.get(v.ENV_JOB_UID, ""),
+        run_id=source.get(v.ENV_RUN_ID, ""),
+        checkpoint_interval=source.get(v.ENV_CHECKPOINT_INTERVAL, ""),
+        checkpoint_keep=_optional_int(source, v.ENV_CHECKPOINT_KEEP),
+        checkpoint_full_every=_optional_int(source, v.ENV_CHECKPOINT_FULL_EVERY),
+        checkpoint_delta_threshold=_optional_float(source, v.ENV_CHECKPOINT_DELTA_THRESHOLD),
+        checkpoint_retention=source.get(v.ENV_CHECKPOINT_RETENTION, ""),
+        checkpoint_bytes_per_second=_positive(source, v.ENV_CHECKPOINT_BANDWIDTH),
+        checkpoint_in_flight=_in_flight(source, v.ENV_CHECKPOINT_IN_FLIGHT),
+        resume=source.get(v.ENV_RESUME, ""),
         rank=_optional_int(source, "RANK") or 0,
         local_rank=_optional_int(source, "LOCAL_RANK") or 0,
         world_size=_optional_int(source, "WORLD_SIZE") or 1,
@@ -160,7 +172,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         master_addr=source.get("MASTER_ADDR", ""),
         master_port=_optional_int(source, "MASTER_PORT"),
         agent_store=source.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        chaos_dir=_path(source, c.ENV_CHAOS),
+        chaos_dir=_path(source, v.ENV_CHAOS),
         socket_interface=source.get("GLOO_SOCKET_IFNAME", ""),
     )
 
@@ -168,8 +180,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
 @contextmanager
 def nccl_leaves_errors_to_us() -> Iterator[None]:
     """While this lasts, a communicator that torch makes does not end the process when a peer is lost."""
-    before = {name: os.environ.get(name) for name in c.NCCL_ENVIRONMENT}
-    os.environ.update(c.NCCL_ENVIRONMENT)
+    before = {name: os.environ.get(name) for name in NCCL_ENVIRONMENT}
+    os.environ.update(NCCL_ENVIRONMENT)
     try:
         yield
     finally:
@@ -214,8 +226,8 @@ def _positive(source: Mapping[str, str], name: str) -> int | None:
 
 def checked_in_flight(value: int | None, name: str) -> int | None:
     """How many at once; UsageError says what can be given."""
-    if value is not None and not 1 <= value <= c.MOST_IN_FLIGHT:
-        raise UsageError(f"{name} is {value}: give 1 to {c.MOST_IN_FLIGHT}, or leave it out for the default")
+    if value is not None and not 1 <= value <= MOST_IN_FLIGHT:
+        raise UsageError(f"{name} is {value}: give 1 to {MOST_IN_FLIGHT}, or leave it out for the default")
     return value
 
 

@@ -19,19 +19,10 @@ from typing import TYPE_CHECKING, Any
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.tiers.uploader import UploadSettings
 from holdfast.core.attempt import AttemptId
-from holdfast.core.constants import (
-    AGENT_SOCKET_FILE,
-    CONTROL_PORT,
-    OBJECT_TIER,
-    PEER_TIER,
-    SHARED_TIER,
-    STORE_PORT,
-    TIMELINE_FILE,
-    Cause,
-    ExitCode,
-)
 from holdfast.core.errors import DocumentError, StoreError
 from holdfast.core.log_format import LogContext, rfc3339
+from holdfast.core.protocol import Cause, ExitCode
+from holdfast.core.tier_names import OBJECT_TIER, PEER_TIER, SHARED_TIER
 from holdfast.launcher.accounting.event_recorder import EventRecorder
 from holdfast.launcher.accounting.timeline import Timeline
 from holdfast.launcher.drain.last_checkpoint_plan import Plan, Tier, plan
@@ -41,15 +32,15 @@ from holdfast.launcher.hang.monitor import HangWatch, Scene
 from holdfast.launcher.hang.stall_reports import NOBODY, Elsewhere
 from holdfast.launcher.host import termination_log as termination
 from holdfast.launcher.host.membership_file import MembershipFile
-from holdfast.launcher.host.run_dir import clean
+from holdfast.launcher.host.run_dir import AGENT_SOCKET_FILE, TIMELINE_FILE, clean
 from holdfast.launcher.host.termination_log import Ending
 from holdfast.launcher.membership import events as e
 from holdfast.launcher.membership import messages, state_machine
 from holdfast.launcher.membership.document import Membership, Rules
 from holdfast.launcher.membership.messages import Failure, Priority
 from holdfast.launcher.membership.state import State
-from holdfast.launcher.network.control_channel import Address, ControlChannel
-from holdfast.launcher.network.tcp_store import StoreHost
+from holdfast.launcher.network.control_channel import CONTROL_PORT, Address, ControlChannel
+from holdfast.launcher.network.tcp_store import STORE_PORT, StoreHost
 from holdfast.launcher.process import script_imports
 from holdfast.launcher.process.child import Reaper, is_child
 from holdfast.launcher.process.spawn_pool import Pool

@@ -16,32 +16,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.core.constants import (
-    CONTROL_PORT,
-    DEFAULT_LOCAL_INTERVAL,
+from holdfast.core.environment import Environment
+from holdfast.core.environment_variables import (
     ENV_CHECKPOINT_DIR,
     ENV_JOB_KEY_FILE,
     ENV_LOCAL_TIER,
     ENV_MEMORY_TIER,
     ENV_OBJECT_URL,
-    STORE_PORT,
-    Cause,
-    ExitCode,
 )
-from holdfast.core.environment import Environment
 from holdfast.core.errors import UsageError
 from holdfast.core.log_format import LogContext, configure
+from holdfast.core.protocol import Cause, ExitCode
 from holdfast.launcher import command_check
 from holdfast.launcher.host import gpus, preflight, termination_log
 from holdfast.launcher.host.termination_log import Ending
 from holdfast.launcher.launcher import AgentConfig, Launcher
+from holdfast.launcher.network.control_channel import CONTROL_PORT
+from holdfast.launcher.network.tcp_store import STORE_PORT
 from holdfast.launcher.options import RunOptions
 from holdfast.launcher.ranks.supervisor import Command, resolve_command
 from holdfast.launcher.rendezvous import connection as rendezvous
 from holdfast.launcher.rendezvous import endpoint, folder_lock
 from holdfast.launcher.rendezvous.roster import Joined, Record, Roster, RunRequest
 from holdfast.launcher.status.status_document import Identity
-from holdfast.launcher.tiers.options import MemoryOptions, TierOptions
+from holdfast.launcher.tiers.options import DEFAULT_LOCAL_INTERVAL, MemoryOptions, TierOptions
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.tiers.uploader import UploadSettings

@@ -12,6 +12,7 @@ import faulthandler
 import logging
 import mmap
 import os
+import signal
 import struct
 import threading
 import time
@@ -19,9 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.core import constants as c
 from holdfast.core.environment import Environment
 from holdfast.telemetry.activity import Activity
+
+BOARD_DIR: Final = "board"  # a page for each rank process, by its slot
+STACKS_SUFFIX: Final = ".stacks"
+# Makes a rank process write the stacks of all its threads. Users' programs take SIGUSR1 and SIGUSR2, libraries the
+# first real-time signals; it is sent only to who said on its board that it takes it.
+STACKS_SIGNAL: Final = int(getattr(signal, "SIGRTMIN", 0)) + 11  # only Linux has them
 
 _log = logging.getLogger("holdfast.progress")
 
@@ -62,11 +68,11 @@ class Board:
         self._words = memoryview(self._page).cast("Q")
         self._step = self._made = self._count = 0
         self._stepped = time.monotonic_ns()
-        self._stacks = (folder / f"{slot}{c.STACKS_SUFFIX}").open("ab", buffering=0)
-        faulthandler.register(c.STACKS_SIGNAL, file=self._stacks, all_threads=True)
+        self._stacks = (folder / f"{slot}{STACKS_SUFFIX}").open("ab", buffering=0)
+        faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True)
         self.entered(Activity.STARTUP, 0)
         self._beat()
-        _HEAD.pack_into(self._page, 0, _MAGIC, os.getpid(), c.STACKS_SIGNAL)
+        _HEAD.pack_into(self._page, 0, _MAGIC, os.getpid(), STACKS_SIGNAL)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._live, name="holdfast-beat", daemon=True)
         self._thread.start()
@@ -86,7 +92,7 @@ class Board:
         """Write nothing more."""
         self._closed.set()
         self._thread.join()
-        faulthandler.unregister(c.STACKS_SIGNAL)
+        faulthandler.unregister(STACKS_SIGNAL)
         self._stacks.close()
         self._words.release()
         self._page.close()
@@ -104,7 +110,7 @@ def open_board(environment: Environment) -> Board | None:
     if environment.agent_socket is None or environment.slot is None:
         return None
     try:
-        return Board(environment.agent_socket.parent / c.BOARD_DIR, environment.slot)
+        return Board(environment.agent_socket.parent / BOARD_DIR, environment.slot)
     except OSError as error:
         _log.warning("no hang of this process will be seen: its board cannot be made: %s", error)
         return None

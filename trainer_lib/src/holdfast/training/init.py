@@ -17,11 +17,11 @@ from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.io.staging_buffer import Arena, anonymous
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.core.attempt import Claim
-from holdfast.core.constants import RankPhase
 from holdfast.core.environment import Environment, read_environment
 from holdfast.core.errors import LaunchError
 from holdfast.core.log_format import LogContext, configure
 from holdfast.core.paths import local_path
+from holdfast.core.protocol import RankPhase
 from holdfast.fault_injection.injector import listener as chaos_listener
 from holdfast.telemetry.activity import Activity, Meter
 from holdfast.telemetry.activity_page import open_board

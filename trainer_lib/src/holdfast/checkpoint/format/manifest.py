@@ -20,9 +20,9 @@ from holdfast.checkpoint.format.file_names import inherited, is_shard, parse_com
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES
 from holdfast.checkpoint.format.tensor_boxes import tiles
 from holdfast.core.attempt import AttemptId
-from holdfast.core.constants import LARGEST_THRESHOLD
 from holdfast.core.errors import DamagedError, UnknownFormatError
 from holdfast.core.gc_pause import uncollected
+from holdfast.core.limits import LARGEST_THRESHOLD
 
 FORMAT: Final = "holdfast-checkpoint"
 VERSION: Final = 1

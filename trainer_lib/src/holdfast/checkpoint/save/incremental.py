@@ -26,8 +26,8 @@ from holdfast.checkpoint.format.manifest import Chunk, FileRecord, Patch
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES, Piece, ShardPlan, lay_out
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.save import lossy_delta
-from holdfast.core.constants import MOST_FULL_EVERY
 from holdfast.core.errors import UsageError
+from holdfast.core.limits import MOST_FULL_EVERY
 
 # A few rows of an embedding that change must not drag the rest of it along; a record of each block is kept in memory.
 BLOCK_BYTES: Final = 64 << 10

@@ -29,8 +29,8 @@ from holdfast.checkpoint.format.manifest import (
 )
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES, Piece, TensorSpec, whole
 from holdfast.checkpoint.restore.chunk_reader import Extent, Rows, extent
-from holdfast.core.constants import LARGEST_THRESHOLD
 from holdfast.core.errors import DamagedError, UsageError
+from holdfast.core.limits import LARGEST_THRESHOLD
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,8 +17,8 @@ from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.stores.folder import FolderIncoming, FolderSource
 from holdfast.core.attempt import Claim
-from holdfast.core.constants import LOCAL_TIER
 from holdfast.core.errors import DamagedError
+from holdfast.core.tier_names import LOCAL_TIER
 
 _OWN: Final = "-own-"
 

@@ -38,8 +38,8 @@ from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.local_disk import LocalStore, own_folder, own_folders
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour, Peer, PeerStore
 from holdfast.checkpoint.tiers.memory_tier import FencingContext
-from holdfast.core.constants import LOCAL_TIER
 from holdfast.core.errors import CheckpointError, DocumentError
+from holdfast.core.tier_names import LOCAL_TIER
 
 _log = logging.getLogger("holdfast.checkpoint.local")
 

@@ -51,8 +51,8 @@ from holdfast.checkpoint.stores.memory.peer_client import (
 from holdfast.checkpoint.stores.memory.slots import Digests, SlotSet, SlotWriter
 from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.core.attempt import Claim
-from holdfast.core.constants import LOCAL_TIER, MEMORY_TIER, PEER_TIER
 from holdfast.core.errors import CheckpointError, DocumentError, NoRoomError
+from holdfast.core.tier_names import LOCAL_TIER, MEMORY_TIER, PEER_TIER
 
 _log = logging.getLogger("holdfast.checkpoint.memory")
 

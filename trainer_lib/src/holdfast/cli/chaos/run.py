@@ -21,10 +21,12 @@ from typing import Any
 
 from holdfast.cli.chaos.report import Cost, summary
 from holdfast.cli.support import child_process
-from holdfast.core.constants import ENV_CHAOS, ENV_RUN_DIR, STATUS_FILE, Phase
+from holdfast.core.environment_variables import ENV_CHAOS, ENV_RUN_DIR
 from holdfast.fault_injection.injector import INJECTIONS_FILE, PLAN_FILE, TRACE_FILE, order_file
 from holdfast.fault_injection.plan import Kind, Plan, Strike
 from holdfast.fault_injection.step_trace import Injection, Lines, Trace
+from holdfast.launcher.host.run_dir import STATUS_FILE
+from holdfast.launcher.membership.state import Phase
 from holdfast.launcher.process.child import own_program
 
 _POLL_SECONDS = 0.02

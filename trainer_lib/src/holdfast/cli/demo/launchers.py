@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli.support import child_process
-from holdfast.core.constants import ENV_CHECKPOINT_DIR, ENV_RUN_DIR, STATUS_FILE
+from holdfast.core.environment_variables import ENV_CHECKPOINT_DIR, ENV_RUN_DIR
+from holdfast.launcher.host.run_dir import STATUS_FILE
 from holdfast.launcher.process.child import own_program
 
 COUNT = 3

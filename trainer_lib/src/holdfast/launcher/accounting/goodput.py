@@ -15,7 +15,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from holdfast.checkpoint.policy.interval import LauncherFailures as FailureBooks
-from holdfast.core.constants import Phase
+from holdfast.launcher.membership.state import Phase
 from holdfast.telemetry.activity import Activity
 from holdfast.telemetry.rank_time import ENTERING, MEASURED, Clock, Histogram, Spent, TimeByCause, Timer, mtbf
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.attempt import check_version
-from holdfast.core.constants import PROTOCOL_VERSION, TOUCH_ACK_FILE, TOUCH_FILE
 from holdfast.core.errors import DocumentError
-from holdfast.launcher.host.run_dir import read_json, write_json
+from holdfast.core.protocol import PROTOCOL_VERSION
+from holdfast.launcher.host.run_dir import TOUCH_ACK_FILE, TOUCH_FILE, read_json, write_json
 
 _log = logging.getLogger("holdfast.launcher.touchfile")
 

@@ -6,8 +6,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from holdfast.core.constants import BOARD_DIR, STACKS_SUFFIX
-from holdfast.telemetry.activity_page import PAGE_BYTES, Reading, read_page
+from holdfast.telemetry.activity_page import BOARD_DIR, PAGE_BYTES, STACKS_SUFFIX, Reading, read_page
 
 
 class Boards:

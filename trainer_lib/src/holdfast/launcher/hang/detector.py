@@ -32,8 +32,8 @@ from statistics import median
 from typing import Final
 
 from holdfast.core.attempt import AttemptId, Json
-from holdfast.core.constants import Cause
 from holdfast.core.errors import DocumentError
+from holdfast.core.protocol import Cause
 from holdfast.launcher.hang.cpu_starvation import Starvation
 from holdfast.launcher.hang.stall_reports import NOBODY, Elsewhere, Hearsay, Stall, in_collective
 from holdfast.telemetry.activity import Activity

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Protocol
 
 from holdfast.core.attempt import AttemptId
-from holdfast.core.constants import STACKS_DIR, Cause
+from holdfast.core.protocol import Cause
 from holdfast.launcher.hang import stack_dumps
 from holdfast.launcher.hang.activity_pages import Boards
 from holdfast.launcher.hang.cpu_starvation import cpu_wait
 from holdfast.launcher.hang.detector import HangSettings, HangVerdict, Observed, Sight, Stray, Watchdog
 from holdfast.launcher.hang.stack_dumps import Source, Story
 from holdfast.launcher.hang.stall_reports import NOBODY, Elsewhere, Stall
+from holdfast.launcher.host.run_dir import STACKS_DIR
 from holdfast.telemetry.activity import Activity
 from holdfast.telemetry.activity_page import Reading
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.constants import MEMBERSHIP_FILE
 from holdfast.core.errors import DocumentError
-from holdfast.launcher.host.run_dir import Stamp, read_json, stamp
+from holdfast.launcher.host.run_dir import MEMBERSHIP_FILE, Stamp, read_json, stamp
 
 _log = logging.getLogger("holdfast.launcher.membership_file")
 _POLL_SECONDS = 0.05

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from holdfast.checkpoint.io.durable_files import create_durably, make_folder, move_exclusively, sync_folder
-from holdfast.core.constants import PREFLIGHT_FILE, PROTOCOL_VERSION
 from holdfast.core.environment import Environment, process_environment
-from holdfast.launcher.host.run_dir import write_json
+from holdfast.core.protocol import PROTOCOL_VERSION
+from holdfast.launcher.host.run_dir import PREFLIGHT_FILE, write_json
 from holdfast.launcher.process.child import own_program
 
 _log = logging.getLogger("holdfast.launcher.preflight")

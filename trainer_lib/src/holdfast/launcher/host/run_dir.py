@@ -5,10 +5,20 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from holdfast.core.constants import MAX_DOCUMENT_BYTES, STATUS_FILE
 from holdfast.core.errors import DocumentError
+
+# Files in the run directory.
+MEMBERSHIP_FILE: Final = "membership.json"
+STATUS_FILE: Final = "status.json"
+PREFLIGHT_FILE: Final = "preflight.json"  # what the launcher found of volume and object store, for the sidecar
+TOUCH_FILE: Final = "emergency_checkpoint"
+TOUCH_ACK_FILE: Final = "emergency_checkpoint.ack"
+AGENT_SOCKET_FILE: Final = "agent.sock"
+TIMELINE_FILE: Final = "timeline.jsonl"
+STACKS_DIR: Final = "stacks"  # what hung ranks and their mates were doing
+MAX_DOCUMENT_BYTES: Final = 1 << 20
 
 Stamp = tuple[int, int, int]
 

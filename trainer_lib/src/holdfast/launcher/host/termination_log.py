@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.constants import MAX_TEXT, PROTOCOL_VERSION, ExitCode
+from holdfast.core.limits import MAX_TEXT
 from holdfast.core.log_format import is_own_info
+from holdfast.core.protocol import PROTOCOL_VERSION, ExitCode
 
 _log = logging.getLogger("holdfast.launcher.termination")
 _MAX_BYTES = 4000  # the kubelet cuts at 4096

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.constants import Cause, ExitCode
+from holdfast.core.protocol import Cause, ExitCode
 from holdfast.launcher.membership.document import Budget, Member
 from holdfast.launcher.membership.events import DrainAsked, Exit, How, Note, QuiesceRanks, StepMade
 from holdfast.launcher.membership.messages import (

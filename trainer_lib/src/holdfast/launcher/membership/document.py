@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core.attempt import AttemptId, Claim, Json, check_version
-from holdfast.core.constants import Cause
 from holdfast.core.errors import DocumentError
+from holdfast.core.protocol import Cause
 from holdfast.launcher.membership.restart_rules import Restart
 
 

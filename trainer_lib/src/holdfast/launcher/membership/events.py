@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.constants import Cause
+from holdfast.core.protocol import Cause
 from holdfast.launcher.hang.stall_reports import Stall
 from holdfast.launcher.membership.document import Membership
 from holdfast.launcher.membership.held_shards import HeldShards

@@ -12,8 +12,8 @@ from enum import IntEnum, StrEnum
 from typing import Any, ClassVar, Final
 
 from holdfast.core.attempt import AttemptId, Claim, Json
-from holdfast.core.constants import Cause
 from holdfast.core.errors import DocumentError
+from holdfast.core.protocol import Cause
 from holdfast.launcher.hang.stall_reports import Stall
 from holdfast.launcher.membership.document import Member, Membership
 from holdfast.launcher.membership.held_shards import HeldShards

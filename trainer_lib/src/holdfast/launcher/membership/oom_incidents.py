@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from holdfast.core.attempt import AttemptId
-from holdfast.core.constants import Cause
+from holdfast.core.protocol import Cause
 from holdfast.launcher.membership.messages import Failure, Incident, Priority
 
 # Below the default pause before a script that ran out of memory is tried again.

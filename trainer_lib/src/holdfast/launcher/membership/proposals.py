@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from holdfast.core.attempt import AttemptId, highest
-from holdfast.core.constants import Phase
 from holdfast.launcher.membership import quorum as rules
 from holdfast.launcher.membership.attempt_end import adopt_incident, close_attempt, hear_of_the_end, sent_away
 from holdfast.launcher.membership.document import Member, Membership
@@ -26,7 +25,7 @@ from holdfast.launcher.membership.messages import (
     Start,
     World,
 )
-from holdfast.launcher.membership.state import Attempt, Pending, Proposal, Quiesce
+from holdfast.launcher.membership.state import Attempt, Pending, Phase, Proposal, Quiesce
 from holdfast.launcher.membership.transition import Transition
 
 Waiting = tuple[Phase, str]

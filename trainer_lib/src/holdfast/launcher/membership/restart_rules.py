@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from holdfast.core.attempt import Json
-from holdfast.core.constants import Cause
+from holdfast.core.protocol import Cause
 
 if TYPE_CHECKING:
     from holdfast.launcher.membership.messages import Failure

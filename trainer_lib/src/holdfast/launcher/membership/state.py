@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.constants import Cause, Phase
+from holdfast.core.protocol import Cause
 from holdfast.launcher.hang.stall_reports import Stall
 from holdfast.launcher.membership.document import Membership
 from holdfast.launcher.membership.events import Exit, How
 from holdfast.launcher.membership.held_shards import HeldShards
 from holdfast.launcher.membership.messages import Failure, Hello, Incident, Master, World
 from holdfast.launcher.membership.oom_incidents import Exhaustion
+
+
+class Phase(StrEnum):
+    """What the launcher is doing, as its status says it."""
+
+    STARTING = "Starting"
+    WAITING = "Waiting"
+    AWAITING_FENCE = "AwaitingFence"
+    FORMING = "Forming"
+    RUNNING = "Running"
+    DRAINING = "Draining"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from holdfast.core.attempt import AttemptId, highest
-from holdfast.core.constants import Cause, Phase
+from holdfast.core.protocol import Cause
 from holdfast.launcher.membership import attempt_end, events, messages, proposals
 from holdfast.launcher.membership.document import Member, Membership
 from holdfast.launcher.membership.events import (
@@ -47,7 +47,7 @@ from holdfast.launcher.membership.events import (
 )
 from holdfast.launcher.membership.messages import Failure, Hello, Priority, ShareMembership
 from holdfast.launcher.membership.quorum import NOTHING, Weakened
-from holdfast.launcher.membership.state import Peer, State
+from holdfast.launcher.membership.state import Peer, Phase, State
 from holdfast.launcher.membership.transition import Transition, lost
 
 

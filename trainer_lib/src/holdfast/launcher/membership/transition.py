@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.core.attempt import AttemptId, highest
-from holdfast.core.constants import Cause
+from holdfast.core.protocol import Cause
 from holdfast.launcher.membership.document import Member, Membership, Rules
 from holdfast.launcher.membership.events import Action, Send, StopRanks
 from holdfast.launcher.membership.held_shards import HeldShards

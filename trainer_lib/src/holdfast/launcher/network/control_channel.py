@@ -13,12 +13,14 @@ import logging
 import socket
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from holdfast.core.connection_limit import Greetings
 from holdfast.core.errors import AuthenticationError, ControlError, DocumentError
 from holdfast.launcher.membership.events import How
 from holdfast.launcher.network import handshake
+
+CONTROL_PORT: Final = 29401
 
 _log = logging.getLogger("holdfast.launcher.control")
 _MAX_QUEUED_BYTES = 8 << 20

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.attempt import check_version
-from holdfast.core.constants import MAX_LINE_BYTES
 from holdfast.core.errors import AuthenticationError, ControlError
+from holdfast.core.limits import MAX_LINE_BYTES
 
 HANDSHAKE_SECONDS = 3.0
 LIMIT = MAX_LINE_BYTES

@@ -14,11 +14,15 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from typing import Final
 
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import StoreError
 from holdfast.launcher.membership.messages import Master
 from holdfast.launcher.process.child import ChildProcess, ProcessExit, own_program
+
+# Ports of a launcher in a pod; the membership carries the real ones.
+STORE_PORT: Final = 29400
 
 _log = logging.getLogger("holdfast.launcher.store")
 _BACKLOG = 4096

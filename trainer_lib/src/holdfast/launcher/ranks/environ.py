@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.checkpoint.io.memcpy import BLOCK_BYTES
-from holdfast.core import constants as c
-from holdfast.core.constants import Cause
+from holdfast.core import environment_variables as v
+from holdfast.core.protocol import Cause
+from holdfast.launcher.host.run_dir import AGENT_SOCKET_FILE
 from holdfast.launcher.membership.document import Membership
 from holdfast.launcher.membership.messages import Master, World
 
-_OF_A_PLACE: Final = frozenset(
-    {
-        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
-        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
-        *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"),
-        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE"),
-        *(c.ENV_GENERATION, c.ENV_ATTEMPT, c.ENV_PUBLICATION),
-    }
-)
+_OF_A_PLACE: Final = v.PLACE_VARIABLES | {
+    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE"),
+    *(v.ENV_GENERATION, v.ENV_ATTEMPT, v.ENV_PUBLICATION),
+}
 _TUNABLES: Final = "GLIBC_TUNABLES"
 _PAST_THE_CACHE: Final = "glibc.cpu.x86_non_temporal_threshold"
 
@@ -76,9 +73,9 @@ def rank_environ(
     environ.update(_own(membership, run_dir, slot))
     environ.update(
         {
-            c.ENV_GENERATION: str(world.pair.generation),
-            c.ENV_ATTEMPT: str(world.pair.attempt),
-            c.ENV_PUBLICATION: world.publication,
+            v.ENV_GENERATION: str(world.pair.generation),
+            v.ENV_ATTEMPT: str(world.pair.attempt),
+            v.ENV_PUBLICATION: world.publication,
         }
     )
     return environ
@@ -91,7 +88,7 @@ def standby_environ(
     environ = {name: value for name, value in base.items() if name not in _OF_A_PLACE}
     _defaults(environ, processes)
     environ.update(_own(membership, run_dir, slot))
-    environ[c.ENV_STANDBY] = "1"
+    environ[v.ENV_STANDBY] = "1"
     return environ
 
 
@@ -164,18 +161,18 @@ def torchrun_variables(
 def _own(membership: Membership, run_dir: Path, slot: int) -> dict[str, str]:
     checkpoint = membership.document.get("settings", {}).get("checkpoint", {})
     values = {
-        c.ENV_AGENT_SOCKET: str(run_dir / c.AGENT_SOCKET_FILE),
-        c.ENV_SLOT: str(slot),
-        c.ENV_JOB_UID: membership.job_uid,
-        c.ENV_RUN_ID: _run_id(membership),
-        c.ENV_CHECKPOINT_INTERVAL: str(checkpoint.get("interval", "")),
-        c.ENV_CHECKPOINT_KEEP: str(checkpoint.get("keepLast", "")),
-        c.ENV_CHECKPOINT_FULL_EVERY: str(checkpoint.get("fullEvery", "")),
-        c.ENV_CHECKPOINT_DELTA_THRESHOLD: str(checkpoint.get("deltaThreshold", "")),
-        c.ENV_CHECKPOINT_RETENTION: str(checkpoint.get("retention", "")),
-        c.ENV_CHECKPOINT_BANDWIDTH: str(checkpoint.get("bytesPerSecond", "")),
-        c.ENV_CHECKPOINT_IN_FLIGHT: str(checkpoint.get("maxInFlight", "")),
-        c.ENV_RESUME: str(checkpoint.get("resume", "")),
+        v.ENV_AGENT_SOCKET: str(run_dir / AGENT_SOCKET_FILE),
+        v.ENV_SLOT: str(slot),
+        v.ENV_JOB_UID: membership.job_uid,
+        v.ENV_RUN_ID: _run_id(membership),
+        v.ENV_CHECKPOINT_INTERVAL: str(checkpoint.get("interval", "")),
+        v.ENV_CHECKPOINT_KEEP: str(checkpoint.get("keepLast", "")),
+        v.ENV_CHECKPOINT_FULL_EVERY: str(checkpoint.get("fullEvery", "")),
+        v.ENV_CHECKPOINT_DELTA_THRESHOLD: str(checkpoint.get("deltaThreshold", "")),
+        v.ENV_CHECKPOINT_RETENTION: str(checkpoint.get("retention", "")),
+        v.ENV_CHECKPOINT_BANDWIDTH: str(checkpoint.get("bytesPerSecond", "")),
+        v.ENV_CHECKPOINT_IN_FLIGHT: str(checkpoint.get("maxInFlight", "")),
+        v.ENV_RESUME: str(checkpoint.get("resume", "")),
     }
     return {name: value for name, value in values.items() if value}
 

@@ -8,7 +8,7 @@ import re
 import signal
 from dataclasses import dataclass
 
-from holdfast.core.constants import EXIT_PEER_LOST, Cause
+from holdfast.core.protocol import EXIT_PEER_LOST, Cause
 from holdfast.launcher.membership.messages import Failure, Priority
 
 # Both must be found. A script has connections of its own, to its data say: only a text that names what carries

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.core.attempt import AttemptId, highest
-from holdfast.core.constants import RankPhase
+from holdfast.core.protocol import RankPhase
 from holdfast.launcher.host.termination_log import last_lines
 from holdfast.launcher.membership.held_shards import HeldShards
 from holdfast.launcher.process.child import Child, ProcessExit

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.attempt import AttemptId
-from holdfast.core.constants import MAX_LINE_BYTES
 from holdfast.core.errors import DocumentError, UsageError
+from holdfast.core.limits import MAX_LINE_BYTES
 
 _MAX_PATH_BYTES = 107
 _GREETINGS = frozenset({"hello", "standby"})

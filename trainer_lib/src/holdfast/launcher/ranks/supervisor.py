@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.core.attempt import AttemptId
-from holdfast.core.constants import MAX_TEXT
 from holdfast.core.errors import DocumentError, SpawnError
+from holdfast.core.limits import MAX_TEXT
 from holdfast.launcher.hang.cpu_starvation import cpu_wait
 from holdfast.launcher.host.run_dir import read_json
 from holdfast.launcher.host.termination_log import error_lines, last_lines

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from holdfast.checkpoint.format.file_names import RUN_LOCK
 from holdfast.checkpoint.io.durable_files import make_folder
-from holdfast.core.constants import ENV_CHECKPOINT_DIR
+from holdfast.core.environment_variables import ENV_CHECKPOINT_DIR
 from holdfast.core.errors import UsageError
 
 _log = logging.getLogger("holdfast.launcher")

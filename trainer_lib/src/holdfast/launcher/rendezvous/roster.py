@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.constants import PROTOCOL_VERSION
+from holdfast.core.protocol import PROTOCOL_VERSION
 
 # A member ends itself this long after it lost the endpoint; the endpoint counts it as gone some time later.
 LEASE_SECONDS = 10.0

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.attempt import AttemptId, check_version
-from holdfast.core.constants import STATUS_FILE, Cause
 from holdfast.core.errors import DocumentError
-from holdfast.launcher.host.run_dir import read_json
+from holdfast.core.protocol import Cause
+from holdfast.launcher.host.run_dir import STATUS_FILE, read_json
 from holdfast.launcher.membership.messages import Failure, Incident, Priority, Remedy
 from holdfast.launcher.membership.state import State
 from holdfast.launcher.status.status_document import Identity

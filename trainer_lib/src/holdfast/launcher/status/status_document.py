@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.attempt import AttemptId
-from holdfast.core.constants import PROTOCOL_VERSION
 from holdfast.core.log_format import rfc3339
+from holdfast.core.protocol import PROTOCOL_VERSION
 from holdfast.launcher.accounting.checkpoint_counters import Failing
 from holdfast.launcher.host.termination_log import Ending, redact
 from holdfast.launcher.membership import state_machine

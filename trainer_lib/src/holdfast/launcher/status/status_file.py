@@ -13,8 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.constants import STATUS_FILE
-from holdfast.launcher.host.run_dir import write_json
+from holdfast.launcher.host.run_dir import STATUS_FILE, write_json
 
 _log = logging.getLogger("holdfast.launcher.status_file")
 _INTERVAL_SECONDS = 0.2

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+DEFAULT_LOCAL_INTERVAL: Final = 10  # steps
+
 _UNITS: Final = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 _SIZE: Final = re.compile(r"([1-9]\d*)(Ki|Mi|Gi|Ti)?", re.ASCII)
 

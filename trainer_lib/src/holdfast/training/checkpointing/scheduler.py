@@ -18,8 +18,8 @@ from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.interval import Cadence, Failures, retry_after
 from holdfast.checkpoint.save.background import Saving
 from holdfast.checkpoint.save.protocol import SaveResult, Snapshot
-from holdfast.core.constants import LOCAL_TIER, MEMORY_TIER, PEER_TIER, SHARED_TIER
 from holdfast.core.errors import CheckpointError, NoRoomError, PeerLostError
+from holdfast.core.tier_names import LOCAL_TIER, MEMORY_TIER, PEER_TIER, SHARED_TIER
 from holdfast.training.distributed.process_group import CancelToken
 from holdfast.training.launcher_client.agent_client import LauncherConnection, Requests
 from holdfast.training.options.config import Interval

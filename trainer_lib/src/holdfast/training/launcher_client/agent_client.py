@@ -24,8 +24,9 @@ from uuid import uuid4
 
 from holdfast.checkpoint.policy.interval import LauncherFailures
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.constants import EXIT_PEER_LOST, MAX_TEXT
 from holdfast.core.errors import LaunchError, PeerLostError
+from holdfast.core.limits import MAX_TEXT
+from holdfast.core.protocol import EXIT_PEER_LOST
 from holdfast.training.distributed.process_group import CancelToken
 from holdfast.training.launcher_client import placement as places
 from holdfast.training.launcher_client.exit_watch import exit_now

@@ -13,8 +13,8 @@ from typing import Final
 
 import torch.distributed
 
-from holdfast.core.constants import MAX_TEXT
 from holdfast.core.errors import PeerLostError
+from holdfast.core.limits import MAX_TEXT
 from holdfast.training.distributed.process_group import CancelToken
 from holdfast.training.launcher_client.agent_client import LauncherConnection, end
 

@@ -12,9 +12,9 @@ from holdfast.checkpoint.io.rate_limit import WRITERS
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.retention import Rules
 from holdfast.checkpoint.save import lossy_delta
-from holdfast.core.constants import MOST_FULL_EVERY
 from holdfast.core.environment import Environment, checked_in_flight
 from holdfast.core.errors import UsageError
+from holdfast.core.limits import MOST_FULL_EVERY
 
 _DURATION: Final = re.compile(r"([1-9]\d*)(s|m|h)?", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}

@@ -31,8 +31,8 @@ from holdfast.checkpoint.stores.base import Incoming
 from holdfast.checkpoint.stores.memory.peer_protocol import GREETING_SECONDS, MAX_GREETING, MAX_MESSAGE, Wire, mac
 from holdfast.checkpoint.stores.memory.slots import PADDING, FileRange
 from holdfast.core.attempt import Claim
-from holdfast.core.constants import MEMORY_TIER
 from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
+from holdfast.core.tier_names import MEMORY_TIER
 
 _log = logging.getLogger("holdfast.checkpoint.peer")
 
