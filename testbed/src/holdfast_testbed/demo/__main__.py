@@ -63,8 +63,8 @@ def _play(teller: Teller, verdicts: list[Verdict]) -> list[Check]:
         cluster.kubectl("-n", NAMESPACE, "apply", "-f", "-", input=example_job())
         teller.say("you", "kubectl apply -f trainer_lib/examples/gpt/job.yaml")
         with Watcher(cluster, NAMESPACE, JOB) as watcher, Narrator(watcher, teller):
-            stage = DrillJob(cluster=cluster, watcher=watcher, say=teller.fault)
-            verdicts.extend(_keep_promises(stage, teller))
+            job = DrillJob(cluster=cluster, watcher=watcher, say=teller.fault)
+            verdicts.extend(_keep_promises(job, teller))
             teller.say("demo", "no more faults: waiting for the job to complete")
             watcher.wait("the job's end", lambda: _ended(watcher), timeout=300)
             return _final_checks(cluster, watcher, verdicts)
@@ -104,16 +104,16 @@ def _stop_listening() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _keep_promises(stage: DrillJob, teller: Teller) -> Iterator[Verdict]:
-    stage.watcher.wait_for_world(WORKERS, steps=1, timeout=120)
+def _keep_promises(job: DrillJob, teller: Teller) -> Iterator[Verdict]:
+    job.watcher.wait_for_world(WORKERS, steps=1, timeout=120)
     teller.say("demo", "the job is training; faults are injected from now on")
     for drill in DRILLS:
-        yield _one(drill, stage, teller)
+        yield _one(drill, job, teller)
 
 
-def _one(drill: Drill, stage: DrillJob, teller: Teller) -> Verdict:
-    stage.watcher.wait_for_world(WORKERS, steps=DRILL_INTERVAL_STEPS // 5, timeout=120)
-    verdict = judge(drill.promise, drill.run(stage))
+def _one(drill: Drill, job: DrillJob, teller: Teller) -> Verdict:
+    job.watcher.wait_for_world(WORKERS, steps=DRILL_INTERVAL_STEPS // 5, timeout=120)
+    verdict = judge(drill.promise, drill.run(job))
     outcome = verdict.outcome
     word = "kept" if verdict.held else "MISSED"
     text = f"{word}: next step after {outcome.resumed_seconds:.1f} s, {outcome.lost_steps} steps lost"

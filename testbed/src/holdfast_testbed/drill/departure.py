@@ -85,9 +85,9 @@ def exit_code(pod: Mapping[str, Any]) -> int | None:
 class Witness:
     """Watches one worker go, from before the notice on: its files go with its pod."""
 
-    def __init__(self, stage: DrillJob, pod: PodView, world: AttemptId) -> None:
-        self._stage, self._pod = stage, pod
-        self._run_dir = stage.cluster.node(stage.node_number(pod)).inside(RUN_DIR.format(uid=pod.uid))
+    def __init__(self, job: DrillJob, pod: PodView, world: AttemptId) -> None:
+        self._job, self._pod = job, pod
+        self._run_dir = job.cluster.node(job.node_number(pod)).inside(RUN_DIR.format(uid=pod.uid))
         self._commit_suffix = f"g{world.generation}.a{world.attempt}"
         self._began = time.time()
         self._touched: float | None = None
@@ -132,7 +132,7 @@ class Witness:
             self._answer = json.loads((self._run_dir / ACK_FILE).read_text())
         except FileNotFoundError:
             return
-        commit: Path = self._stage.checkpoints / f"step-{self._answer['step']}.{self._commit_suffix}"
+        commit: Path = self._job.checkpoints / f"step-{self._answer['step']}.{self._commit_suffix}"
         whole = (commit / "MANIFEST.json").exists()
         self._shards = len(list(commit.glob("rank-*.safetensors"))) if whole else 0
         self._answered = written
@@ -147,7 +147,7 @@ class Witness:
 
     def _await_end(self) -> None:
         """A watch: between two looks the operator may have deleted a pod that ended."""
-        core = client.CoreV1Api(self._stage.cluster.api_client())
+        core = client.CoreV1Api(self._job.cluster.api_client())
         while not self._stop.is_set() and self._exit is None:
             try:
                 self._watch_once(core)
@@ -158,7 +158,7 @@ class Witness:
         source: Any = watch.Watch  # without types
         events = source().stream(
             core.list_namespaced_pod,
-            self._stage.watcher.namespace,
+            self._job.watcher.namespace,
             field_selector=f"metadata.name={self._pod.name}",
             timeout_seconds=10,
         )

@@ -1,7 +1,7 @@
-"""The faults: each does one thing to a running job and says in words what it did.
+"""The faults: each does one thing to a running job and prints what it did.
 
-A fault is a function of the stage; it returns once the harm is done. What the job makes of it is for
-`Drill.run` to watch and for `judge` to decide.
+A fault is a function of the job, and returns once the harm is done. `Drill.run` watches the job afterwards, and
+`judge` decides whether the promise was kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COMMIT = re.compile(r"step-(\d+)\.g(\d+)\.a(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class DrillJob:
-    """Where the drill takes place."""
+    """A running job that faults are injected into, with its cluster and its watcher."""
 
     cluster: Cluster
     watcher: Watcher
@@ -112,21 +112,21 @@ class Drill:
     patience: float = 180.0
     takes_node: bool = False
 
-    def run(self, stage: DrillJob) -> Outcome:
-        watcher = stage.watcher
+    def run(self, job: DrillJob) -> Outcome:
+        watcher = job.watcher
         before = watcher.newest()
         if before is None:
             raise RuntimeError("the job is not training yet: no fault can be injected")
         known = {incident.attempt_id for incident in watcher.view.incidents}
         watched_from = time.monotonic() - 5
         try:
-            self.inflict(stage)
+            self.inflict(job)
             injected = time.monotonic()
             injected_wall = time.time()
             resumed = self._await_next_step(watcher, before.attempt_id, injected)
         finally:
             if self.repair is not None:
-                self.repair(stage)
+                self.repair(job)
         incidents = _new_incidents(watcher, known)
         seen = watcher.since(watched_from)
         detected = [i.detected.timestamp() - injected_wall for i in incidents if i.detected]
@@ -137,7 +137,7 @@ class Drill:
             noticed_seconds=max(0.0, min(detected)) if detected else None,
             lost_steps=lost_steps(seen, before.attempt_id, incidents),
             incidents=incidents,
-            complaints=self.verify(stage) if self.verify is not None else (),
+            complaints=self.verify(job) if self.verify is not None else (),
         )
 
     def _await_next_step(self, watcher: Watcher, before: AttemptId, since: float) -> float:
@@ -181,144 +181,142 @@ def leader(cluster: Cluster) -> dict[str, Any]:
     return found
 
 
-def kill_rank(stage: DrillJob) -> None:
-    pod = stage.workers()[1]
-    stage.watcher.wait("a warm process on standby", lambda: stage.watcher.warm(pod.name) > 0, timeout=90)
-    process = stage.rank_process(pod)
-    stage.strike()
-    stage.cluster.signal(process, signal.SIGKILL)
-    stage.say(f"SIGKILL to the rank process in {pod.name} (pid {process.pid} on {pod.node})")
+def kill_rank(job: DrillJob) -> None:
+    pod = job.workers()[1]
+    job.watcher.wait("a warm process on standby", lambda: job.watcher.warm(pod.name) > 0, timeout=90)
+    process = job.rank_process(pod)
+    job.strike()
+    job.cluster.signal(process, signal.SIGKILL)
+    job.say(f"SIGKILL to the rank process in {pod.name} (pid {process.pid} on {pod.node})")
 
 
-def delete_pod(stage: DrillJob, pod: PodView | None = None) -> None:
+def delete_pod(job: DrillJob, pod: PodView | None = None) -> None:
     """This one, or that of the last worker."""
-    pod = pod or stage.workers()[-1]
-    stage.strike()
-    stage.cluster.kubectl("-n", stage.watcher.namespace, "delete", "pod", pod.name, "--wait=false")
-    stage.say(f"kubectl delete pod {pod.name}")
+    pod = pod or job.workers()[-1]
+    job.strike()
+    job.cluster.kubectl("-n", job.watcher.namespace, "delete", "pod", pod.name, "--wait=false")
+    job.say(f"kubectl delete pod {pod.name}")
 
 
-def announce_interruption(stage: DrillJob) -> None:
-    pod = workers_away_from_operator(stage)[0]
-    stage.cluster.notice(stage.node_number(pod), action="terminate", seconds=120)
-    stage.say(f"AWS announces that {pod.node} ends in 120 s ({pod.name} runs there)")
+def announce_interruption(job: DrillJob) -> None:
+    pod = workers_away_from_operator(job)[0]
+    job.cluster.notice(job.node_number(pod), action="terminate", seconds=120)
+    job.say(f"AWS announces that {pod.node} ends in 120 s ({pod.name} runs there)")
 
 
-def reclaim_and_replace(stage: DrillJob) -> None:
+def reclaim_and_replace(job: DrillJob) -> None:
     """What the cloud does after its notice: the instance goes, and another one takes its place."""
-    for number in stage.cluster.noticed():
-        node = stage.cluster.node(number)
+    for number in job.cluster.noticed():
+        node = job.cluster.node(number)
         node.kill()
-        stage.cluster.clear_notice(number)
+        job.cluster.clear_notice(number)
         node.start()
-        stage.say(f"AWS has taken {node.name} and brought a new instance under its name")
+        job.say(f"AWS has taken {node.name} and brought a new instance under its name")
 
 
-def kill_launcher_and_operator(stage: DrillJob) -> None:
+def kill_launcher_and_operator(job: DrillJob) -> None:
     """Both are looked up first: a recovery is over before the API server has been asked where the operator is."""
-    pod = stage.workers()[1]
-    launcher, operator = stage.launcher(pod), stage.operator()
-    stage.strike()
+    pod = job.workers()[1]
+    launcher, operator = job.launcher(pod), job.operator()
+    job.strike()
     for process in (launcher, operator):
-        stage.cluster.signal(process, signal.SIGKILL)
-    stage.say(f"SIGKILL to the launcher of {pod.name}: the pod is lost")
-    stage.say(f"SIGKILL to the operator in the middle of the recovery (pid {operator.pid})")
+        job.cluster.signal(process, signal.SIGKILL)
+    job.say(f"SIGKILL to the launcher of {pod.name}: the pod is lost")
+    job.say(f"SIGKILL to the operator in the middle of the recovery (pid {operator.pid})")
 
 
-def kill_all_and_damage(stage: DrillJob) -> None:
-    operator = stage.operator()
-    stage.cluster.signal(operator, signal.SIGSTOP)
-    stage.say("the operator is stopped (SIGSTOP)")
-    launchers = [stage.launcher(pod) for pod in stage.workers()]
-    await_save(stage)
-    kill_at_once(stage, launchers)
-    stage.say("SIGKILL to every launcher: nothing of the job is left running")
-    commit = newest_commit(stage.checkpoints)
+def kill_all_and_damage(job: DrillJob) -> None:
+    operator = job.operator()
+    job.cluster.signal(operator, signal.SIGSTOP)
+    job.say("the operator is stopped (SIGSTOP)")
+    launchers = [job.launcher(pod) for pod in job.workers()]
+    await_save(job)
+    kill_at_once(job, launchers)
+    job.say("SIGKILL to every launcher: nothing of the job is left running")
+    commit = newest_commit(job.checkpoints)
     flip_one_bit(commit / "rank-0.safetensors")
-    stage.say(f"one bit of {commit.name}/rank-0.safetensors is flipped")
-    stage.cluster.signal(operator, signal.SIGCONT)
-    stage.say("the operator continues (SIGCONT)")
+    job.say(f"one bit of {commit.name}/rank-0.safetensors is flipped")
+    job.cluster.signal(operator, signal.SIGCONT)
+    job.say("the operator continues (SIGCONT)")
 
 
-def kill_at_once(stage: DrillJob, processes: Sequence[Process]) -> None:
+def kill_at_once(job: DrillJob, processes: Sequence[Process]) -> None:
     """All are stopped before the first dies: survivors that have time to notice form another world, whose end is a
     second incident, and on a busy machine the time between two signals is enough for that."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for process in processes:
-            stage.cluster.signal(process, number)
+            job.cluster.signal(process, number)
 
 
-def await_save(stage: DrillJob) -> None:
+def await_save(job: DrillJob) -> None:
     """Until no save is on its way, nor due soon: steps go on meanwhile, and are lost beside the interval's."""
 
     def saved() -> bool:
-        newest, found = stage.watcher.newest(), commits(stage.checkpoints)
+        newest, found = job.watcher.newest(), commits(job.checkpoints)
         since = newest.step - step_of(found[-1]) if newest and found else DRILL_INTERVAL_STEPS
         return since < 0.5 * DRILL_INTERVAL_STEPS
 
-    stage.watcher.wait("a checkpoint while no other is being written", saved, timeout=120)
+    job.watcher.wait("a checkpoint while no other is being written", saved, timeout=120)
 
 
-def damage_was_named(stage: DrillJob) -> tuple[str, ...]:
+def damage_was_named(job: DrillJob) -> tuple[str, ...]:
     """The damaged commit was set aside, not deleted, and an event of the job names it."""
-    aside = [path.name for path in (stage.checkpoints / "quarantine").glob("step-*") if path.is_dir()]
+    aside = [path.name for path in (job.checkpoints / "quarantine").glob("step-*") if path.is_dir()]
     if not aside:
         return ("the corrupt checkpoint was not moved to quarantine/",)
-    told = stage.cluster.kubectl(
-        "-n", stage.watcher.namespace, "get", "events", "--field-selector", "reason=CheckpointQuarantined",
+    told = job.cluster.kubectl(
+        "-n", job.watcher.namespace, "get", "events", "--field-selector", "reason=CheckpointQuarantined",
         "-o", "jsonpath={.items[*].message}",
     )  # fmt: skip
     commit = ".".join(aside[0].split(".")[:3])
     return () if commit in told else (f"no event names the corrupt {commit}",)
 
 
-def cut_power(stage: DrillJob) -> None:
-    _cut_power_under(stage, lone_worker(stage))
+def cut_power(job: DrillJob) -> None:
+    _cut_power_under(job, lone_worker(job))
 
 
-def cut_power_of_leader(stage: DrillJob) -> None:
+def cut_power_of_leader(job: DrillJob) -> None:
     """And of the worker beside it, which nobody replaces until another operator leads."""
-    beside = workers_beside_leader(stage)
+    beside = workers_beside_leader(job)
     if len(beside) != 1:
         raise UnplaceableError(f"{len(beside)} workers are on the leader's node; expected one")
-    _cut_power_under(stage, beside[0])
+    _cut_power_under(job, beside[0])
 
 
-def _cut_power_under(stage: DrillJob, pod: PodView) -> None:
-    stage.strike()
-    stage.cluster.node(stage.node_number(pod)).kill()
-    stage.say(f"power cut on {pod.node} ({pod.name} ran there)")
+def _cut_power_under(job: DrillJob, pod: PodView) -> None:
+    job.strike()
+    job.cluster.node(job.node_number(pod)).kill()
+    job.say(f"power cut on {pod.node} ({pod.name} ran there)")
 
 
-def restore_power(stage: DrillJob) -> None:
-    for number in range(1, stage.cluster.nodes + 1):
-        node = stage.cluster.node(number)
+def restore_power(job: DrillJob) -> None:
+    for number in range(1, job.cluster.nodes + 1):
+        node = job.cluster.node(number)
         if not node.alive():
             node.start()
-            stage.say(f"power is back on node {number}")
+            job.say(f"power is back on node {number}")
 
 
-def restore_power_under_another_leader(stage: DrillJob) -> None:
+def restore_power_under_another_leader(job: DrillJob) -> None:
     """Not before: one that is back within its Lease's time would go on leading."""
-    nodes = [stage.cluster.node(number) for number in range(1, stage.cluster.nodes + 1)]
+    nodes = [job.cluster.node(number) for number in range(1, job.cluster.nodes + 1)]
     dark = {node.name for node in nodes if not node.alive()}
     try:
-        stage.watcher.wait(
-            "another leader", lambda: leader(stage.cluster)["spec"]["nodeName"] not in dark, timeout=60
-        )
+        job.watcher.wait("another leader", lambda: leader(job.cluster)["spec"]["nodeName"] not in dark, timeout=60)
     finally:
-        restore_power(stage)
+        restore_power(job)
 
 
-def raise_in_script(stage: DrillJob) -> None:
-    newest = stage.watcher.newest()
+def raise_in_script(job: DrillJob) -> None:
+    newest = job.watcher.newest()
     step = (newest.step if newest else 0) + 10
-    target = stage.checkpoints / "inject.json"
+    target = job.checkpoints / "inject.json"
     unfinished = target.with_suffix(".tmp")
     unfinished.write_text(json.dumps({"raise_at_step": step}))
     unfinished.rename(target)
-    stage.say(f"the script will raise an exception at step {step}")
-    stage.watcher.wait_for_step(step - 2, timeout=60)
+    job.say(f"the script will raise an exception at step {step}")
+    job.watcher.wait_for_step(step - 2, timeout=60)
 
 
 def commits(folder: Path) -> list[Path]:
@@ -351,45 +349,45 @@ def flip_one_bit(path: Path) -> None:
         file.write(bytes([byte ^ 0x10]))
 
 
-def workers_away_from_operator(stage: DrillJob) -> list[PodView]:
+def workers_away_from_operator(job: DrillJob) -> list[PodView]:
     """Workers whose node does not host the operator that leads: its death is a drill of its own."""
-    host = leader(stage.cluster)["spec"]["nodeName"]
-    return [pod for pod in reversed(stage.workers()) if pod.node != host]
+    host = leader(job.cluster)["spec"]["nodeName"]
+    return [pod for pod in reversed(job.workers()) if pod.node != host]
 
 
-def workers_beside_leader(stage: DrillJob) -> list[PodView]:
+def workers_beside_leader(job: DrillJob) -> list[PodView]:
     """Workers on the node of the operator that leads."""
-    host = leader(stage.cluster)["spec"]["nodeName"]
-    return [pod for pod in stage.workers() if pod.node == host]
+    host = leader(job.cluster)["spec"]["nodeName"]
+    return [pod for pod in job.workers() if pod.node == host]
 
 
-def lone_worker(stage: DrillJob) -> PodView:
+def lone_worker(job: DrillJob) -> PodView:
     """One away from the operator, alone on its node if there is such a one.
 
     Two of three would be the majority: without it nobody may go on, which is another promise.
     """
-    nodes = [worker.node for worker in stage.workers()]
-    return min(workers_away_from_operator(stage), key=lambda worker: nodes.count(worker.node))
+    nodes = [worker.node for worker in job.workers()]
+    return min(workers_away_from_operator(job), key=lambda worker: nodes.count(worker.node))
 
 
-def _sharing_worker(stage: DrillJob) -> PodView | None:
-    nodes = [worker.node for worker in stage.workers()]
-    return next((worker for worker in reversed(stage.workers()) if nodes.count(worker.node) > 1), None)
+def _sharing_worker(job: DrillJob) -> PodView | None:
+    nodes = [worker.node for worker in job.workers()]
+    return next((worker for worker in reversed(job.workers()) if nodes.count(worker.node) > 1), None)
 
 
-def crowding_worker(stage: DrillJob) -> PodView | None:
+def crowding_worker(job: DrillJob) -> PodView | None:
     """One that shares its node, where nobody away from the operator has one alone."""
-    nodes = [worker.node for worker in stage.workers()]
-    if any(nodes.count(worker.node) == 1 for worker in workers_away_from_operator(stage)):
+    nodes = [worker.node for worker in job.workers()]
+    if any(nodes.count(worker.node) == 1 for worker in workers_away_from_operator(job)):
         return None
-    return _sharing_worker(stage)
+    return _sharing_worker(job)
 
 
-def crowding_elsewhere(stage: DrillJob) -> PodView | None:
+def crowding_elsewhere(job: DrillJob) -> PodView | None:
     """One that shares its node, where the leader's has not exactly one."""
-    if len(workers_beside_leader(stage)) == 1:
+    if len(workers_beside_leader(job)) == 1:
         return None
-    return _sharing_worker(stage)
+    return _sharing_worker(job)
 
 
 def _promise(fault: str, seconds: float, cause: str, *, intervals: int = 0) -> Promise:

@@ -63,10 +63,10 @@ class Case:
 def signal_rank(number: int) -> Callable[[DrillJob], None]:
     """To the process that trains."""
 
-    def inflict(stage: DrillJob) -> None:
-        process = stage.rank_process(stage.workers()[1])
-        stage.strike()
-        stage.cluster.signal(process, number)
+    def inflict(job: DrillJob) -> None:
+        process = job.rank_process(job.workers()[1])
+        job.strike()
+        job.cluster.signal(process, number)
 
     return inflict
 
@@ -74,159 +74,159 @@ def signal_rank(number: int) -> Callable[[DrillJob], None]:
 def told(do: str, **more: int) -> Callable[[DrillJob], None]:
     """The script of the last worker fails in its own way, ten steps from now."""
 
-    def inflict(stage: DrillJob) -> None:
-        newest = stage.watcher.newest()
-        command = {"do": do, "pod": stage.workers()[-1].name, "at": (newest.step if newest else 0) + 10, **more}
-        unfinished = stage.checkpoints / "command.tmp"
+    def inflict(job: DrillJob) -> None:
+        newest = job.watcher.newest()
+        command = {"do": do, "pod": job.workers()[-1].name, "at": (newest.step if newest else 0) + 10, **more}
+        unfinished = job.checkpoints / "command.tmp"
         unfinished.write_text(json.dumps(command))
-        unfinished.rename(stage.checkpoints / "command.json")
+        unfinished.rename(job.checkpoints / "command.json")
 
     return inflict
 
 
-def exhaust_container(stage: DrillJob) -> None:
+def exhaust_container(job: DrillJob) -> None:
     """Memory that no process's end gives back: the kernel ends one after the other, the launcher among them.
 
     What fills it is the smallest process there, so the last to go.
     """
-    pod = stage.workers()[-1].name
+    pod = job.workers()[-1].name
     words = ("exec", pod, "-c", "trainer", "--", "sh", "-c", "cat /dev/zero > /dev/shm/ballast")
-    stage.strike()
-    _meanwhile(stage, "-n", stage.watcher.namespace, *words)
+    job.strike()
+    _meanwhile(job, "-n", job.watcher.namespace, *words)
 
 
-def evict_pod(stage: DrillJob) -> None:
-    namespace, pod = stage.watcher.namespace, stage.workers()[-1]
+def evict_pod(job: DrillJob) -> None:
+    namespace, pod = job.watcher.namespace, job.workers()[-1]
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod.name, "namespace": namespace}}
     path = f"/api/v1/namespaces/{namespace}/pods/{pod.name}/eviction"
-    stage.strike()
-    stage.cluster.kubectl("create", "--raw", path, "-f", "-", input=json.dumps(body))
+    job.strike()
+    job.cluster.kubectl("create", "--raw", path, "-f", "-", input=json.dumps(body))
 
 
-def drain_node(stage: DrillJob) -> None:
-    pod = lone_worker(stage)
+def drain_node(job: DrillJob) -> None:
+    pod = lone_worker(job)
     words = ("drain", pod.node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
-    stage.strike()
-    _meanwhile(stage, *words)
+    job.strike()
+    _meanwhile(job, *words)
 
 
-def uncordon(stage: DrillJob) -> None:
-    for number in range(1, stage.cluster.nodes + 1):
-        stage.cluster.kubectl("uncordon", stage.cluster.node(number).name)
+def uncordon(job: DrillJob) -> None:
+    for number in range(1, job.cluster.nodes + 1):
+        job.cluster.kubectl("uncordon", job.cluster.node(number).name)
 
 
-def scale_down(stage: DrillJob) -> None:
+def scale_down(job: DrillJob) -> None:
     """The first thing that the cluster's autoscaler does to a node that it takes away."""
-    pod = lone_worker(stage)
-    stage.strike()
-    stage.cluster.kubectl("taint", "nodes", pod.node, f"{SCALE_DOWN}={int(time.time())}:NoSchedule")
+    pod = lone_worker(job)
+    job.strike()
+    job.cluster.kubectl("taint", "nodes", pod.node, f"{SCALE_DOWN}={int(time.time())}:NoSchedule")
 
 
-def keep_nodes(stage: DrillJob) -> None:
-    for number in range(1, stage.cluster.nodes + 1):
-        node = stage.cluster.node(number).name
-        stage.cluster.kubectl("taint", "nodes", node, f"{SCALE_DOWN}:NoSchedule-", check=False)
+def keep_nodes(job: DrillJob) -> None:
+    for number in range(1, job.cluster.nodes + 1):
+        node = job.cluster.node(number).name
+        job.cluster.kubectl("taint", "nodes", node, f"{SCALE_DOWN}:NoSchedule-", check=False)
 
 
-def cut_cable(stage: DrillJob) -> None:
-    node = stage.cluster.node(stage.node_number(lone_worker(stage)))
-    stage.strike()
+def cut_cable(job: DrillJob) -> None:
+    node = job.cluster.node(job.node_number(lone_worker(job)))
+    job.strike()
     node.cut()
 
 
-def plug_cable(stage: DrillJob) -> None:
-    _wait_until(stage, PARTITION_SECONDS)
-    for number in range(1, stage.cluster.nodes + 1):
-        node = stage.cluster.node(number)
+def plug_cable(job: DrillJob) -> None:
+    _wait_until(job, PARTITION_SECONDS)
+    for number in range(1, job.cluster.nodes + 1):
+        node = job.cluster.node(number)
         if not node.connected():
             node.heal()
 
 
-def reboot(stage: DrillJob) -> None:
-    node = stage.cluster.node(stage.node_number(lone_worker(stage)))
-    stage.strike()
+def reboot(job: DrillJob) -> None:
+    node = job.cluster.node(job.node_number(lone_worker(job)))
+    job.strike()
     node.kill()
     node.start()
 
 
-def kill_coordinator(stage: DrillJob) -> None:
-    kill_launcher(stage, stage.workers()[0])
+def kill_coordinator(job: DrillJob) -> None:
+    kill_launcher(job, job.workers()[0])
 
 
-def kill_launcher(stage: DrillJob, pod: PodView) -> None:
+def kill_launcher(job: DrillJob, pod: PodView) -> None:
     """The pod's first process, so that the pod ends."""
-    launcher = stage.launcher(pod)
-    stage.strike()
-    stage.cluster.signal(launcher, signal.SIGKILL)
+    launcher = job.launcher(pod)
+    job.strike()
+    job.cluster.signal(launcher, signal.SIGKILL)
 
 
-def kill_all(stage: DrillJob) -> None:
-    launchers = [stage.launcher(pod) for pod in stage.workers()]
-    await_save(stage)
-    stage.strike()
-    kill_at_once(stage, launchers)
+def kill_all(job: DrillJob) -> None:
+    launchers = [job.launcher(pod) for pod in job.workers()]
+    await_save(job)
+    job.strike()
+    kill_at_once(job, launchers)
 
 
-def kill_sidecar(stage: DrillJob) -> None:
-    sidecar = stage.sidecar(stage.workers()[-1])
-    stage.strike()
-    stage.cluster.signal(sidecar, signal.SIGKILL)
+def kill_sidecar(job: DrillJob) -> None:
+    sidecar = job.sidecar(job.workers()[-1])
+    job.strike()
+    job.cluster.signal(sidecar, signal.SIGKILL)
 
 
-def lose_api_and_worker(stage: DrillJob) -> None:
-    launcher = stage.launcher(stage.workers()[-1])
-    stage.cluster.pause("apiserver")
-    stage.strike()
-    stage.cluster.signal(launcher, signal.SIGKILL)
+def lose_api_and_worker(job: DrillJob) -> None:
+    launcher = job.launcher(job.workers()[-1])
+    job.cluster.pause("apiserver")
+    job.strike()
+    job.cluster.signal(launcher, signal.SIGKILL)
 
 
-def return_api(stage: DrillJob) -> None:
-    _wait_until(stage, API_AWAY_SECONDS)
-    stage.cluster.resume("apiserver")
+def return_api(job: DrillJob) -> None:
+    _wait_until(job, API_AWAY_SECONDS)
+    job.cluster.resume("apiserver")
 
 
-def no_lease(stage: DrillJob) -> str:
-    found = stage.cluster.kubectl("-n", OPERATOR_NAMESPACE, "get", "leases", "-o", "name")
+def no_lease(job: DrillJob) -> str:
+    found = job.cluster.kubectl("-n", OPERATOR_NAMESPACE, "get", "leases", "-o", "name")
     return "" if f"/{LEASE}" in found else "this operator holds no Lease"
 
 
-def take_lease(stage: DrillJob) -> None:
+def take_lease(job: DrillJob) -> None:
     """Somebody else's name in it, as after a leader that was asleep for longer than the Lease lasts."""
     patch = json.dumps({"spec": {"holderIdentity": "somebody-else"}})
-    stage.strike()
-    stage.cluster.kubectl("-n", OPERATOR_NAMESPACE, "patch", "lease", LEASE, "--type=merge", "-p", patch)
+    job.strike()
+    job.cluster.kubectl("-n", OPERATOR_NAMESPACE, "patch", "lease", LEASE, "--type=merge", "-p", patch)
 
 
-def fill_disk(stage: DrillJob) -> None:
+def fill_disk(job: DrillJob) -> None:
     """The folder is on a small disk of its own: see `drills/matrix.py`."""
-    stage.strike()
+    job.strike()
     try:
-        with (stage.checkpoints / BALLAST).open("wb", buffering=0) as file:
+        with (job.checkpoints / BALLAST).open("wb", buffering=0) as file:
             while file.write(b"\0" * (1 << 20)):
                 pass
     except OSError:
         return
 
 
-def free_disk(stage: DrillJob) -> None:
-    _wait_until(stage, DISK_FULL_SECONDS)
-    (stage.checkpoints / BALLAST).unlink(missing_ok=True)
-    known = commits(stage.checkpoints)
-    stage.watcher.wait(
+def free_disk(job: DrillJob) -> None:
+    _wait_until(job, DISK_FULL_SECONDS)
+    (job.checkpoints / BALLAST).unlink(missing_ok=True)
+    known = commits(job.checkpoints)
+    job.watcher.wait(
         "a checkpoint after the disk has space again",
-        lambda: any(path not in known for path in commits(stage.checkpoints)),
+        lambda: any(path not in known for path in commits(job.checkpoints)),
         timeout=60,
     )
 
 
-def _meanwhile(stage: DrillJob, *words: str) -> None:
+def _meanwhile(job: DrillJob, *words: str) -> None:
     """A kubectl that goes on while the job is watched."""
-    threading.Thread(target=lambda: stage.cluster.kubectl(*words, check=False), daemon=True).start()
+    threading.Thread(target=lambda: job.cluster.kubectl(*words, check=False), daemon=True).start()
 
 
-def _wait_until(stage: DrillJob, seconds: float) -> None:
+def _wait_until(job: DrillJob, seconds: float) -> None:
     """So long after the harm was done."""
-    time.sleep(max(0.0, stage.struck[-1] + seconds - time.time()))
+    time.sleep(max(0.0, job.struck[-1] + seconds - time.time()))
 
 
 INFRASTRUCTURE, INTERRUPTION, APPLICATION, OOM = "Infrastructure", "Interruption", "Application", "OOM"

@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from holdfast_testbed.drill.faults import DrillJob
 
 
-def edit(stage: DrillJob, spec: Mapping[str, Any]) -> None:
+def edit(job: DrillJob, spec: Mapping[str, Any]) -> None:
     """A merge into its spec, until the launchers of all that train know of it."""
-    watcher = stage.watcher
+    watcher = job.watcher
     patch = json.dumps({"spec": spec})
-    stage.cluster.kubectl("-n", watcher.namespace, "patch", "ftj", watcher.job, "--type=merge", "-p", patch)
-    watcher.wait("the edit to be known", lambda: _is_known(stage), timeout=60)
+    job.cluster.kubectl("-n", watcher.namespace, "patch", "ftj", watcher.job, "--type=merge", "-p", patch)
+    watcher.wait("the edit to be known", lambda: _is_known(job), timeout=60)
 
 
-def _is_known(stage: DrillJob) -> bool:
-    watcher = stage.watcher
-    job = json.loads(stage.cluster.kubectl("-n", watcher.namespace, "get", "ftj", watcher.job, "-o", "json"))
-    status = job["status"]
-    if status.get("observedGeneration") != job["metadata"]["generation"]:
+def _is_known(job: DrillJob) -> bool:
+    watcher = job.watcher
+    resource = json.loads(job.cluster.kubectl("-n", watcher.namespace, "get", "ftj", watcher.job, "-o", "json"))
+    status = resource["status"]
+    if status.get("observedGeneration") != resource["metadata"]["generation"]:
         return False
-    return all(_revision(pod) >= status["membership"]["revision"] for pod in stage.workers())
+    return all(_revision(pod) >= status["membership"]["revision"] for pod in job.workers())
 
 
 def _revision(pod: PodView) -> int:

@@ -61,52 +61,52 @@ class Trial:
         return whole and same and self.lost <= case.max_lost_steps and dict(self.counted) == counted
 
 
-def settle(stage: DrillJob, workers: int = WORKERS, *, warm: bool = True) -> None:
+def settle(job: DrillJob, workers: int = WORKERS, *, warm: bool = True) -> None:
     """All train in one world, and (if asked for) whoever is new is warm."""
-    stage.watcher.wait_for_world(workers, steps=5, timeout=240)
+    job.watcher.wait_for_world(workers, steps=5, timeout=240)
     if warm:
-        stage.watcher.wait(
-            "warm processes", lambda: all(stage.watcher.warm(pod.name) for pod in stage.workers()), timeout=120
+        job.watcher.wait(
+            "warm processes", lambda: all(job.watcher.warm(pod.name) for pod in job.workers()), timeout=120
         )
 
 
-def cost_so_far(stage: DrillJob) -> Cost:
+def cost_so_far(job: DrillJob) -> Cost:
     """So far."""
-    return _cost(_noted(stage))
+    return _cost(_noted(job))
 
 
-def run(case: Case, stage: DrillJob, *, warm: bool = True) -> Trial:
+def run(case: Case, job: DrillJob, *, warm: bool = True) -> Trial:
     """Settle, hurt, watch, repair, settle again, judge. Without `warm` none waits for processes that stand by."""
-    trial = _run(case, stage, warm)
+    trial = _run(case, job, warm)
     if case.spoils_pod:
-        _renew(stage)
+        _renew(job)
     return trial
 
 
-def _run(case: Case, stage: DrillJob, warm: bool) -> Trial:
-    settle(stage, warm=warm)
-    _place(case, stage)
-    known = dict(stage.watcher.view.restarts)
-    counted_before = {incident.attempt_id for incident in stage.watcher.view.incidents}
-    script_log.clear(stage.checkpoints)
+def _run(case: Case, job: DrillJob, warm: bool) -> Trial:
+    settle(job, warm=warm)
+    _place(case, job)
+    known = dict(job.watcher.view.restarts)
+    counted_before = {incident.attempt_id for incident in job.watcher.view.incidents}
+    script_log.clear(job.checkpoints)
     if case.max_lost_steps:
-        _await_commit(stage)
-    before = _await("a step", lambda: _known(script_log.newest_attempt(_noted(stage))), 30.0)
-    stage.struck.clear()
+        _await_commit(job)
+    before = _await("a step", lambda: _known(script_log.newest_attempt(_noted(job))), 30.0)
+    job.struck.clear()
     asked = time.time()
-    case.inflict(stage)
+    case.inflict(job)
     try:
-        struck = stage.struck[-1] if stage.struck else _struck(stage, asked)
-        resumed = _resumed(case, stage, before, struck)
+        struck = job.struck[-1] if job.struck else _struck(job, asked)
+        resumed = _resumed(case, job, before, struck)
     except TimeoutError as error:
         return Trial(case=case.name, resumed=None, complaint=str(error))
     finally:
         if case.repair is not None:
-            case.repair(stage)
-    settle(stage, warm=warm)
-    _await_count(case, stage, known)
-    seen = _noted(stage)
-    told = [incident for incident in stage.watcher.view.incidents if incident.attempt_id not in counted_before]
+            case.repair(job)
+    settle(job, warm=warm)
+    _await_count(case, job, known)
+    seen = _noted(job)
+    told = [incident for incident in job.watcher.view.incidents if incident.attempt_id not in counted_before]
     times = [incident.detected.timestamp() for incident in told if incident.detected]
     trial = Trial(
         case=case.name,
@@ -114,7 +114,7 @@ def _run(case: Case, stage: DrillJob, warm: bool) -> Trial:
         detected=max(0.0, min(times) - struck) if times else None,
         **asdict(_cost(seen)),
         worlds=script_log.worlds(seen),
-        counted=newly_counted(known, stage.watcher.view.restarts),
+        counted=newly_counted(known, job.watcher.view.restarts),
     )
     return trial if trial.held(case) else replace(trial, complaint=_story(told))
 
@@ -132,63 +132,63 @@ def _story(told: Sequence[Incident]) -> str:
     return "; ".join(f"{one.attempt_id} {one.cause} {one.reason}, {one.action}: {one.message}" for one in told)
 
 
-def _place(case: Case, stage: DrillJob) -> None:
+def _place(case: Case, job: DrillJob) -> None:
     for _ in range(MOVES):
-        pod = case.misplaced(stage)
+        pod = case.misplaced(job)
         if pod is None:
             return
-        _renew(stage, pod)
+        _renew(job, pod)
 
 
-def _renew(stage: DrillJob, pod: PodView | None = None) -> None:
+def _renew(job: DrillJob, pod: PodView | None = None) -> None:
     """Another pod for this worker or the last, and its loss counted, so that the next trial sees nothing of it."""
-    known = _decided(stage)
-    delete_pod(stage, pod)
-    stage.watcher.wait("the pod's loss", lambda: _decided(stage) != known, 120)
-    settle(stage)
+    known = _decided(job)
+    delete_pod(job, pod)
+    job.watcher.wait("the pod's loss", lambda: _decided(job) != known, 120)
+    settle(job)
 
 
-def _decided(stage: DrillJob) -> dict[int, str]:
+def _decided(job: DrillJob) -> dict[int, str]:
     """Soon after its memory ran out, a container's end is the last part of that incident, and no other one."""
-    return {incident.number: incident.decision for incident in stage.watcher.view.incidents}
+    return {incident.number: incident.decision for incident in job.watcher.view.incidents}
 
 
-def _await_commit(stage: DrillJob) -> None:
+def _await_commit(job: DrillJob) -> None:
     """A commit whose steps are noted, so that what is restored from it can be compared."""
 
     def noted() -> bool:
-        steps = script_log.committed_steps(_noted(stage))
-        return any(step_of(commit) in steps for commit in commits(stage.checkpoints))
+        steps = script_log.committed_steps(_noted(job))
+        return any(step_of(commit) in steps for commit in commits(job.checkpoints))
 
-    stage.watcher.wait("a checkpoint", noted, timeout=60)
+    job.watcher.wait("a checkpoint", noted, timeout=60)
 
 
-def _noted(stage: DrillJob) -> list[script_log.Note]:
+def _noted(job: DrillJob) -> list[script_log.Note]:
     """What is noted by now of whole steps."""
     until = time.time()
-    return script_log.whole(script_log.read(stage.checkpoints), until)
+    return script_log.whole(script_log.read(job.checkpoints), until)
 
 
-def _await_count(case: Case, stage: DrillJob, known: Mapping[str, int]) -> None:
+def _await_count(case: Case, job: DrillJob, known: Mapping[str, int]) -> None:
     """Training does not wait for the operator, which may be behind it on a busy host. Then the time passes that would
     show a second count."""
     if case.cause:
         with contextlib.suppress(TimeoutError):  # judged below: nothing was counted
-            stage.watcher.wait("a count", lambda: bool(newly_counted(known, stage.watcher.view.restarts)), PATIENCE)
+            job.watcher.wait("a count", lambda: bool(newly_counted(known, job.watcher.view.restarts)), PATIENCE)
     time.sleep(LATE_COUNT_SECONDS)
 
 
-def _struck(stage: DrillJob, asked: float) -> float:
-    return _await("the script to fail", lambda: script_log.struck_at(script_log.read(stage.checkpoints), asked), 60.0)
+def _struck(job: DrillJob, asked: float) -> float:
+    return _await("the script to fail", lambda: script_log.struck_at(script_log.read(job.checkpoints), asked), 60.0)
 
 
-def _resumed(case: Case, stage: DrillJob, before: AttemptId, struck: float) -> float | None:
+def _resumed(case: Case, job: DrillJob, before: AttemptId, struck: float) -> float | None:
     """A step of a later world. Without a cause none is expected, and the time passes that would show one."""
     if not case.cause:
         time.sleep(UNDISTURBED_SECONDS)
         return None
     what = f"the next step after '{case.fault}'"
-    return _await(what, lambda: script_log.resumed_at(script_log.read(stage.checkpoints), before, struck), PATIENCE)
+    return _await(what, lambda: script_log.resumed_at(script_log.read(job.checkpoints), before, struck), PATIENCE)
 
 
 def _known(attempt_id: AttemptId) -> AttemptId | None:
