@@ -8,7 +8,7 @@ import pytest
 
 from holdfast_operator.api.ids import AttemptId, parse_pair
 from holdfast_operator.api.job import parse_job
-from holdfast_operator.api.spec.checkpoint import ObjectSpec
+from holdfast_operator.api.spec.checkpoint import LocalTier, MemoryTier, ObjectSpec, PeerTier
 from holdfast_operator.api.spec.hang import HangSpec
 from holdfast_operator.api.spec.recovery import Backoff
 from holdfast_operator.api.spec.spec import parse_spec
@@ -103,7 +103,8 @@ def test_each_tier_has_a_limit_of_bandwidth_of_its_own() -> None:
     spec = parse_spec({**SMALLEST, "checkpoint": asked})
     assert settings(spec)["checkpoint"]["bytesPerSecond"] == 1 << 30
     assert "bytesPerSecond" not in settings(parse_spec(SMALLEST))["checkpoint"]
-    assert (spec.checkpoint.peer_bytes_per_second, spec.checkpoint.local_bytes_per_second) == (2000, 3_000_000)
+    assert spec.checkpoint.peer == PeerTier(bytes_per_second=2000)
+    assert spec.checkpoint.local == LocalTier(size="1Gi", bytes_per_second=3_000_000)
     with pytest.raises(UnreadableError, match=r"spec\.checkpoint\.local\.bandwidthLimit"):
         parse_spec({**SMALLEST, "checkpoint": {"local": {"sizeLimit": "1Gi", "bandwidthLimit": "fast"}}})
 
@@ -119,7 +120,8 @@ def test_each_tier_has_a_limit_in_flight_of_its_own() -> None:
     assert settings(asked)["checkpoint"]["maxInFlight"] == 4
     assert "maxInFlight" not in settings(parse_spec(SMALLEST))["checkpoint"]
     told = asked.checkpoint
-    assert (told.peer_in_flight, told.local_in_flight) == (6, 1)
+    assert told.peer == PeerTier(max_in_flight=6)
+    assert told.local == LocalTier(size="1Gi", max_in_flight=1)
     assert told.object_store is not None
     assert told.object_store.max_in_flight == 64
 
@@ -137,18 +139,18 @@ def test_a_limit_in_flight_that_is_none_is_refused_by_field_and_bounds(tier: str
 
 def test_a_memory_tier_has_its_intervals_in_steps() -> None:
     asked = parse_spec({**SMALLEST, "checkpoint": {"memory": {"sizeLimit": "16Gi"}, "peer": {}}}).checkpoint
-    assert (asked.memory, asked.memory_interval, asked.peer_interval) == ("16Gi", 1, 1)
+    assert (asked.memory, asked.peer) == (MemoryTier(size="16Gi", interval=1), PeerTier(interval=1))
     asked = parse_spec({**SMALLEST, "checkpoint": {"memory": {"sizeLimit": "2Mi", "interval": 5}}}).checkpoint
-    assert (asked.memory_interval, asked.peer_interval) == (5, None)
-    assert parse_spec(SMALLEST).checkpoint.memory == ""
+    assert (asked.memory, asked.peer) == (MemoryTier(size="2Mi", interval=5), None)
+    assert parse_spec(SMALLEST).checkpoint.memory is None
 
 
 def test_a_local_tier_has_its_interval_in_steps() -> None:
     asked = parse_spec({**SMALLEST, "checkpoint": {"local": {"sizeLimit": "40Gi"}}}).checkpoint
-    assert (asked.local, asked.local_interval) == ("40Gi", 10)
+    assert asked.local == LocalTier(size="40Gi", interval=10)
     asked = parse_spec({**SMALLEST, "checkpoint": {"local": {"sizeLimit": "2Mi", "interval": 5}}}).checkpoint
-    assert (asked.local, asked.local_interval) == ("2Mi", 5)
-    assert parse_spec(SMALLEST).checkpoint.local == ""
+    assert asked.local == LocalTier(size="2Mi", interval=5)
+    assert parse_spec(SMALLEST).checkpoint.local is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.job import parse_job
-from holdfast_operator.api.spec.checkpoint import ObjectSpec
+from holdfast_operator.api.spec.checkpoint import LocalTier, MemoryTier, ObjectSpec, PeerTier
 from holdfast_operator.api.spec.hang import HangSpec
 from holdfast_operator.api.status import Membership, Worker
 from holdfast_operator.decision.snapshot import Observed
@@ -335,7 +335,7 @@ def test_the_local_tier_is_a_volume_on_the_nodes_disk_with_its_limit(observed: O
     asked = replace(
         spec,
         checkpoint=replace(
-            spec.checkpoint, local="40Gi", local_interval=25, local_bytes_per_second=3000, local_in_flight=3
+            spec.checkpoint, local=LocalTier(size="40Gi", interval=25, bytes_per_second=3000, max_in_flight=3)
         ),
     )
     manifest = pod(observed.job, asked, WORKER, observed.platform)
@@ -360,11 +360,8 @@ def test_the_memory_tier_is_a_volume_of_its_own_with_its_limit(observed: Observe
         spec,
         checkpoint=replace(
             spec.checkpoint,
-            memory="4Gi",
-            memory_interval=2,
-            peer_interval=4,
-            peer_bytes_per_second=2000,
-            peer_in_flight=6,
+            memory=MemoryTier(size="4Gi", interval=2),
+            peer=PeerTier(interval=4, bytes_per_second=2000, max_in_flight=6),
         ),
     )
     manifest = pod(observed.job, asked, WORKER, observed.platform)

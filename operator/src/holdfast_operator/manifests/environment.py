@@ -87,27 +87,32 @@ def _object_store(job: Job, spec: JobSpec) -> Values:
 
 
 def _memory_tier(spec: JobSpec) -> Values:
-    asked = spec.checkpoint
-    if not asked.memory:
+    memory, peer = spec.checkpoint.memory, spec.checkpoint.peer
+    if memory is None:
         return {}
+    own = {
+        "HOLDFAST_MEMORY_TIER": f"{c.MEMORY_DIR}:{memory.size}",
+        "HOLDFAST_MEMORY_INTERVAL": memory.interval,
+    }
+    if peer is None:
+        return own
     return {
-        "HOLDFAST_MEMORY_TIER": f"{c.MEMORY_DIR}:{asked.memory}",
-        "HOLDFAST_MEMORY_INTERVAL": asked.memory_interval,
-        "HOLDFAST_PEER_INTERVAL": asked.peer_interval,
-        "HOLDFAST_PEER_BYTES_PER_SECOND": asked.peer_bytes_per_second,
-        "HOLDFAST_PEER_IN_FLIGHT": asked.peer_in_flight,
+        **own,
+        "HOLDFAST_PEER_INTERVAL": peer.interval,
+        "HOLDFAST_PEER_BYTES_PER_SECOND": peer.bytes_per_second,
+        "HOLDFAST_PEER_IN_FLIGHT": peer.max_in_flight,
     }
 
 
 def _local_tier(spec: JobSpec) -> Values:
-    asked = spec.checkpoint
-    if not asked.local:
+    local = spec.checkpoint.local
+    if local is None:
         return {}
     return {
-        "HOLDFAST_LOCAL_TIER": f"{c.LOCAL_DIR}:{asked.local}",
-        "HOLDFAST_LOCAL_INTERVAL": asked.local_interval,
-        "HOLDFAST_LOCAL_BYTES_PER_SECOND": asked.local_bytes_per_second,
-        "HOLDFAST_LOCAL_IN_FLIGHT": asked.local_in_flight,
+        "HOLDFAST_LOCAL_TIER": f"{c.LOCAL_DIR}:{local.size}",
+        "HOLDFAST_LOCAL_INTERVAL": local.interval,
+        "HOLDFAST_LOCAL_BYTES_PER_SECOND": local.bytes_per_second,
+        "HOLDFAST_LOCAL_IN_FLIGHT": local.max_in_flight,
     }
 
 

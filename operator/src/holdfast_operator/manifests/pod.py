@@ -149,10 +149,10 @@ def _volumes(job: Job, spec: JobSpec, pod_spec: Manifest) -> list[Manifest]:
     if any(mount.get("name") == c.VOLUME_SHM for mount in container["volumeMounts"]):
         volumes.append({"name": c.VOLUME_SHM, "emptyDir": {"medium": "Memory"}})
     if spec.checkpoint.memory:
-        limit = {"medium": "Memory", "sizeLimit": spec.checkpoint.memory}
+        limit = {"medium": "Memory", "sizeLimit": spec.checkpoint.memory.size}
         volumes.append({"name": c.VOLUME_MEMORY, "emptyDir": limit})
     if spec.checkpoint.local:
-        volumes.append({"name": c.VOLUME_LOCAL, "emptyDir": {"sizeLimit": spec.checkpoint.local}})
+        volumes.append({"name": c.VOLUME_LOCAL, "emptyDir": {"sizeLimit": spec.checkpoint.local.size}})
     if spec.checkpoint.claim_name:
         claim = {"claimName": spec.checkpoint.claim_name}
         volumes.append({"name": c.VOLUME_CHECKPOINTS, "persistentVolumeClaim": claim})

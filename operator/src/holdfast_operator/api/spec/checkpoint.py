@@ -32,6 +32,33 @@ class ObjectSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryTier:
+    """Copies in the memory of each worker's own node. ``interval`` is in steps."""
+
+    size: str
+    interval: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerTier:
+    """Copies of the memory tier in another node's memory. The limits are of each rank."""
+
+    interval: int = 1
+    bytes_per_second: int | None = None
+    max_in_flight: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTier:
+    """Copies on each node's disk. The limits are of each rank."""
+
+    size: str
+    interval: int = 10
+    bytes_per_second: int | None = None
+    max_in_flight: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointSpec:
     """Where and how often training state is committed."""
 
@@ -43,19 +70,11 @@ class CheckpointSpec:
     retention: str = ""  # what is kept beside them, in the words that launchers read: hours=6,daily=7
     resume: str = c.RESUME_ALWAYS
     object_store: ObjectSpec | None = None
-    memory: str = ""  # the size of the memory tier's volume; none without
-    memory_interval: int = 1
-    peer_interval: int | None = None
-    local: str = ""  # the size of the volume on each node's disk; none without
-    local_interval: int = 10
-    # Most bytes a second: of all ranks together to the volume, of each to another node and to its own node's disk.
-    bytes_per_second: int | None = None
-    peer_bytes_per_second: int | None = None
-    local_bytes_per_second: int | None = None
-    # Of each rank at once: writes to the volume and to its node's disk, reads from one other node's memory.
-    max_in_flight: int | None = None
-    local_in_flight: int | None = None
-    peer_in_flight: int | None = None
+    memory: MemoryTier | None = None
+    peer: PeerTier | None = None
+    local: LocalTier | None = None
+    bytes_per_second: int | None = None  # of all ranks together to the volume
+    max_in_flight: int | None = None  # writes of a rank to the volume
 
 
 def parse_checkpoint(spec: Json) -> CheckpointSpec:
@@ -63,9 +82,6 @@ def parse_checkpoint(spec: Json) -> CheckpointSpec:
     value = mapping(spec.get("checkpoint", {}), "spec.checkpoint")
     volume = mapping(value.get("volume", {}), "spec.checkpoint.volume")
     retention = mapping(value.get("retention", {}), "spec.checkpoint.retention")
-    memory = mapping(value.get("memory", {}), "spec.checkpoint.memory")
-    peer = value.get("peer")
-    local = mapping(value.get("local", {}), "spec.checkpoint.local")
     claim = volume.get("claimName")
     return CheckpointSpec(
         claim_name=str(claim) if claim else None,
@@ -75,18 +91,12 @@ def parse_checkpoint(spec: Json) -> CheckpointSpec:
         keep_last=integer(retention, "keepLast", "spec.checkpoint.retention", 3, minimum=1),
         retention=_rules(retention, "spec.checkpoint.retention"),
         resume=choice(value, "resume", "spec.checkpoint", ("Always", "Never"), c.RESUME_ALWAYS),
-        object_store=None if value.get("object") is None else _object_store(value["object"]),
-        memory=str(memory.get("sizeLimit", "")),
-        memory_interval=integer(memory, "interval", "spec.checkpoint.memory", 1, minimum=1),
-        peer_interval=None if peer is None else _peer_interval(peer),
-        local=str(local.get("sizeLimit", "")),
-        local_interval=integer(local, "interval", "spec.checkpoint.local", 10, minimum=1),
+        object_store=_object_store(value),
+        memory=_memory_tier(value),
+        peer=_peer_tier(value),
+        local=_local_tier(value),
         bytes_per_second=_bandwidth(value, "spec.checkpoint"),
-        peer_bytes_per_second=None if peer is None else _bandwidth(peer, "spec.checkpoint.peer"),
-        local_bytes_per_second=_bandwidth(local, "spec.checkpoint.local"),
         max_in_flight=_in_flight(value, "spec.checkpoint"),
-        local_in_flight=_in_flight(local, "spec.checkpoint.local"),
-        peer_in_flight=None if peer is None else _in_flight(peer, "spec.checkpoint.peer"),
     )
 
 
@@ -116,14 +126,42 @@ def _best(given: Any, path: str) -> str:
     return f"best={metric}:{mode.lower()}:{integer(value, 'count', path, 1, minimum=1)}"
 
 
-def _peer_interval(value: Any) -> int:
+def _memory_tier(checkpoint: Json) -> MemoryTier | None:
+    path = "spec.checkpoint.memory"
+    value = mapping(checkpoint.get("memory", {}), path)
+    tier = MemoryTier(size=str(value.get("sizeLimit", "")), interval=integer(value, "interval", path, 1, minimum=1))
+    return tier if tier.size else None
+
+
+def _peer_tier(checkpoint: Json) -> PeerTier | None:
+    if checkpoint.get("peer") is None:
+        return None
     path = "spec.checkpoint.peer"
-    return integer(mapping(value, path), "interval", path, 1, minimum=1)
+    value = mapping(checkpoint["peer"], path)
+    return PeerTier(
+        interval=integer(value, "interval", path, 1, minimum=1),
+        bytes_per_second=_bandwidth(value, path),
+        max_in_flight=_in_flight(value, path),
+    )
 
 
-def _object_store(given: Any) -> ObjectSpec:
+def _local_tier(checkpoint: Json) -> LocalTier | None:
+    path = "spec.checkpoint.local"
+    value = mapping(checkpoint.get("local", {}), path)
+    tier = LocalTier(
+        size=str(value.get("sizeLimit", "")),
+        interval=integer(value, "interval", path, 10, minimum=1),
+        bytes_per_second=_bandwidth(value, path),
+        max_in_flight=_in_flight(value, path),
+    )
+    return tier if tier.size else None
+
+
+def _object_store(checkpoint: Json) -> ObjectSpec | None:
+    if checkpoint.get("object") is None:
+        return None
     path = "spec.checkpoint.object"
-    value = mapping(given, path)
+    value = mapping(checkpoint["object"], path)
     secret = mapping(value.get("secretRef", {}), f"{path}.secretRef").get("name")
     retention = mapping(value.get("retention", {}), f"{path}.retention")
     return ObjectSpec(
