@@ -40,11 +40,11 @@ def repository(folder: Path) -> Path:
     return folder
 
 
-def test_all_that_constraints_and_packages_name_is_installed_once(tmp_path: Path) -> None:
+def test_each_requirement_is_installed_once(tmp_path: Path) -> None:
     assert venv.requirements(repository(tmp_path)) == ["requests>=2.32", "PyYAML>=6", "kopf==1.45.2"]
 
 
-def test_the_stamp_changes_with_every_file_that_says_what_to_install(tmp_path: Path) -> None:
+def test_the_stamp_changes_with_every_list_of_requirements(tmp_path: Path) -> None:
     where = repository(tmp_path)
     stamps = {venv.stamp_of(where)}
     for path in (
@@ -94,7 +94,7 @@ def test_only_packages_of_this_release_are_asked_for() -> None:
     assert found == []
 
 
-def test_an_unpacked_program_finds_its_libraries_also_in_a_checkout_that_was_moved(tmp_path: Path) -> None:
+def test_an_unpacked_program_works_in_a_moved_checkout(tmp_path: Path) -> None:
     folder = tmp_path / "before" / "bin" / "debian"
     binary, libraries = folder / "nft.root" / "usr" / "sbin" / "nft", folder / "nft.root" / "usr" / "lib"
     binary.parent.mkdir(parents=True)
@@ -147,7 +147,7 @@ def test_make_clean_removes_what_was_made_here_and_nothing_else(tmp_path: Path) 
     assert not list(where.glob("*/__pycache__"))
 
 
-def test_make_clean_removes_nothing_while_a_cluster_cannot_be_removed(tmp_path: Path) -> None:
+def test_make_clean_removes_nothing_while_a_cluster_remains(tmp_path: Path) -> None:
     where, cache = checkout(tmp_path), tmp_path / "cache"
     (cache / "clusters" / "one").mkdir(parents=True)
     (cache / "clusters" / "one" / "cluster.json").write_text("{}")
@@ -180,7 +180,7 @@ def test_an_environment_that_was_cut_off_is_made_anew(own_cache: Path, monkeypat
     assert made == ["environment", "packages"], "nothing is done twice"
 
 
-def test_what_makes_a_cluster_impossible_is_said_before_anything_is_installed(
+def test_an_impossible_cluster_is_reported_before_installing(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

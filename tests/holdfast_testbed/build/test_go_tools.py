@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast_testbed.build import go_tools, programs
-from holdfast_testbed.build.go_tools import UPSTREAMS, Mend, Upstream
+from holdfast_testbed.build.go_tools import UPSTREAMS, Patch, Upstream
 from holdfast_testbed.constants import GO_AT_LEAST, KUBERNETES
 from holdfast_testbed.errors import CommandFailedError
 from holdfast_testbed.settings import settings
@@ -32,7 +32,7 @@ def test_the_version_that_names_the_folder_is_the_one_pinned(upstream: Upstream)
 
 
 @pytest.mark.parametrize("upstream", [u for u in UPSTREAMS if u.name in MODULES], ids=lambda u: u.name)
-def test_every_built_package_is_a_tool_of_the_module_and_has_checksums(upstream: Upstream) -> None:
+def test_every_built_package_is_pinned_with_checksums(upstream: Upstream) -> None:
     folder = settings().tools / upstream.name
     go_mod = (folder / "go.mod").read_text()
     for package in upstream.programs.values():
@@ -99,33 +99,33 @@ def test_a_build_puts_the_program_in_its_place() -> None:
         remove(fresh.folder)
 
 
-def test_a_mend_is_made_in_a_copy_that_the_build_takes_and_that_can_be_removed(tmp_path: Path) -> None:
+def test_an_upstream_is_patched_in_a_removable_copy(tmp_path: Path) -> None:
     kwok = next(upstream for upstream in UPSTREAMS if upstream.name == "kwok")
-    assert kwok.mend is not None
-    go_mod = go_tools.mended_module(kwok, kwok.mend, go_tools.find_go(), tmp_path)
-    (copy,) = re.findall(rf'^replace {re.escape(kwok.mend.module)} => "(.+)"$', go_mod.read_text(), re.MULTILINE)
-    assert kwok.mend.becomes in (Path(copy) / kwok.mend.file).read_text()
+    assert kwok.patch is not None
+    go_mod = go_tools.patched_module(kwok, kwok.patch, go_tools.find_go(), tmp_path)
+    (copy,) = re.findall(rf'^replace {re.escape(kwok.patch.module)} => "(.+)"$', go_mod.read_text(), re.MULTILINE)
+    assert kwok.patch.becomes in (Path(copy) / kwok.patch.file).read_text()
     assert all(folder.stat().st_mode & 0o200 for folder in Path(copy).rglob("*") if folder.is_dir())
 
 
-def test_a_module_that_cannot_be_had_for_its_mend_is_named_with_the_cause(tmp_path: Path) -> None:
+def test_a_failed_patch_names_module_and_cause(tmp_path: Path) -> None:
     kwok = next(upstream for upstream in UPSTREAMS if upstream.name == "kwok")
-    other = Mend(module="example.org/none", file="a.go", was="the fault", becomes="none")
+    other = Patch(module="example.org/none", file="a.go", was="the fault", becomes="none")
     with pytest.raises(CommandFailedError, match=r"building kwok failed:\n.*example\.org/none"):
-        go_tools.mended_module(kwok, other, go_tools.find_go(), tmp_path)
+        go_tools.patched_module(kwok, other, go_tools.find_go(), tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "a fault", "the fault, and the fault"])
-def test_a_mend_of_what_is_not_there_just_once_is_refused(text: str) -> None:
-    mend = Mend(module="example.org/m", file="a.go", was="the fault", becomes="none")
+def test_a_patch_whose_text_is_not_there_once_is_refused(text: str) -> None:
+    patch = Patch(module="example.org/m", file="a.go", was="the fault", becomes="none")
     with pytest.raises(CommandFailedError, match=r"a\.go of example\.org/m is not what it was"):
-        mend.of(text)
+        patch.of(text)
 
 
-def test_a_mended_program_has_a_folder_of_its_own() -> None:
+def test_a_patched_program_has_a_folder_of_its_own() -> None:
     """Else a machine that has the release's build in its cache goes on with the fault."""
     kwok = next(upstream for upstream in UPSTREAMS if upstream.name == "kwok")
-    assert kwok.folder != replace(kwok, mend=None).folder
+    assert kwok.folder != replace(kwok, patch=None).folder
 
 
 def remove(folder: Path) -> None:

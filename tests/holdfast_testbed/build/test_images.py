@@ -59,7 +59,7 @@ def test_an_archive_names_its_layers_by_digest(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_the_trainers_python_is_found_even_if_the_checkout_lies_below_tmp() -> None:
+def test_the_trainers_python_is_found_in_a_checkout_below_tmp() -> None:
     """A pod mounts an empty folder at /tmp, which hides every link there."""
     folders = images.plan_of("trainer").settings.environment["PATH"].split(":")
     assert "/opt/host/venv/bin" in folders
@@ -76,7 +76,7 @@ def test_an_unknown_image_is_refused_with_the_known_ones() -> None:
         images.plan_of("worker")
 
 
-def test_the_key_of_a_tree_follows_content_and_names_but_not_compiled_files(tmp_path: Path) -> None:
+def test_the_key_of_a_tree_ignores_compiled_files(tmp_path: Path) -> None:
     (tmp_path / "pkg" / "__pycache__").mkdir(parents=True)
     (tmp_path / "pkg" / "a.py").write_text("1")
     before = images.tree_key([tmp_path])
@@ -103,7 +103,7 @@ def test_a_file_that_is_no_python_is_left_uncompiled() -> None:
     assert python_layer.compile_module(b"print 'two'\n", "/opt/old.py") is None
 
 
-def test_the_closure_follows_requirements_and_skips_extras_not_asked_for() -> None:
+def test_the_closure_follows_requirements_but_not_other_extras() -> None:
     found = python_layer.closure(["requests>=2"])
     assert {"requests", "urllib3", "idna", "certifi"} <= set(found)
     assert "pysocks" not in found
@@ -119,7 +119,7 @@ def test_needed_libraries_are_read_from_ldd() -> None:
     assert python_layer.needed_libraries(shown) == ["/lib/x86_64-linux-gnu/libm.so.6", "/lib64/ld-linux-x86-64.so.2"]
 
 
-def test_every_exposed_folder_of_the_host_is_linked_in_the_trainer_image() -> None:
+def test_the_trainer_image_links_every_exposed_folder() -> None:
     links = runtime.links()
     for item in runtime.exposed():
         assert links[str(item.source)] == f"/opt/host/{item.name}"

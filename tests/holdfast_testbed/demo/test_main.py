@@ -68,7 +68,7 @@ def fails() -> None:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_what_interrupts_the_demo_removes_its_cluster_and_a_second_one_does_not_break_that_off(
+def test_an_interrupted_demo_removes_its_cluster(
     played: dict[str, Any], ending: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     played["then"] = lambda: os.kill(os.getpid(), ending)
@@ -77,7 +77,7 @@ def test_what_interrupts_the_demo_removes_its_cluster_and_a_second_one_does_not_
     assert "interrupted" in capsys.readouterr().out
 
 
-def test_ctrl_c_while_the_cluster_comes_up_ends_without_a_traceback(played: dict[str, Any]) -> None:
+def test_ctrl_c_during_start_up_prints_no_traceback(played: dict[str, Any]) -> None:
     played["up"] = ctrl_c
     assert demo.main() == 130
     assert PlayedCluster.removed == 0, "`up` has removed what there was"
@@ -105,7 +105,7 @@ def test_what_cannot_be_had_is_one_line_and_a_status(
     assert "Traceback" not in error
 
 
-def test_a_fault_after_which_training_does_not_go_on_ends_the_demo_with_what_is_known(
+def test_the_demo_ends_when_training_does_not_continue(
     played: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def told(*_: object) -> Iterator[Any]:
@@ -132,9 +132,7 @@ def test_a_fault_after_which_training_does_not_go_on_ends_the_demo_with_what_is_
         (2, None, "by the launchers: Infrastructure/RankKilled"),
     ],
 )
-def test_the_story_says_who_noticed_what_and_how_long_after_the_harm(
-    attempt: int, harmed: float | None, says: str
-) -> None:
+def test_the_story_says_who_detected_what_and_when(attempt: int, harmed: float | None, says: str) -> None:
     incident = Incident(
         number=1,
         attempt_id=AttemptId(generation=1, attempt=attempt),

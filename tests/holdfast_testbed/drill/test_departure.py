@@ -30,7 +30,7 @@ def note(attempt_id: AttemptId, step: int, do: str = "commit") -> Note:
 TOLD = [note(WORLD, 7), note(WORLD, 8), note(WORLD, 9, do="take"), note(NEXT, 9)]
 
 
-def test_a_commit_of_all_in_time_after_which_the_worker_left_is_agreed() -> None:
+def test_a_complete_checkpoint_in_time_is_agreed() -> None:
     assert complaints(GOOD, WORLD, 3, TOLD) == ()
 
 

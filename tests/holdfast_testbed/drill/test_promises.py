@@ -43,7 +43,7 @@ def test_a_kept_promise_has_no_complaints() -> None:
     assert judge(PROMISE, OUTCOME).held
 
 
-def test_a_late_recovery_is_a_complaint_of_the_demo_and_none_of_a_test() -> None:
+def test_only_the_demo_complains_of_a_late_recovery() -> None:
     late = replace(OUTCOME, resumed_seconds=16)
     assert judge(PROMISE, late).complaints == ("next step after 16.0 s, promised within 15 s",)
     assert losses_and_causes(PROMISE, late) == ()
@@ -68,7 +68,7 @@ def test_lost_steps_are_those_made_again() -> None:
     assert lost_steps(seen, BEFORE, ()) == 29
 
 
-def test_what_a_pod_shows_of_its_killed_rank_is_no_loss_in_the_next_world() -> None:
+def test_metrics_of_a_killed_rank_are_no_loss() -> None:
     """Its rank had voted on step 76 but not told of it; the newcomer took step 76 over and made 77."""
     told = [progress(BEFORE, 74), *(progress(AFTER, step) for step in (75, 75, 77))]
     hurt = [replace(one, pod="gpt-w1") for one in told]
@@ -77,7 +77,7 @@ def test_what_a_pod_shows_of_its_killed_rank_is_no_loss_in_the_next_world() -> N
     assert lost_steps([progress(BEFORE, 76), *hurt[:-1], rolled_back], BEFORE, ()) == 25
 
 
-def test_a_job_that_tells_of_fewer_lost_steps_than_were_seen_is_not_believed() -> None:
+def test_a_job_cannot_report_fewer_lost_steps_than_were_seen() -> None:
     seen = [progress(BEFORE, 130), progress(AFTER, 100)]
     assert lost_steps(seen, BEFORE, (replace(INCIDENT, lost_steps=0),)) == 30
 
@@ -91,12 +91,12 @@ def test_a_new_worlds_first_step_is_a_rise_within_it(steps: list[int], index: in
     assert first_new_step([progress(BEFORE, 47), *seen], BEFORE) == index
 
 
-def test_pods_that_are_read_at_different_moments_do_not_look_like_progress() -> None:
+def test_reading_pods_at_different_times_is_no_progress() -> None:
     other = replace(progress(AFTER, 47), pod="gpt-w1")
     assert first_new_step([progress(AFTER, 48), other, progress(AFTER, 48), other], BEFORE) is None
 
 
-def test_a_resource_without_status_is_read_as_a_job_that_has_not_begun() -> None:
+def test_a_resource_without_status_has_not_begun() -> None:
     view = parse_job({"metadata": {"name": "gpt"}})
     assert (view.phase, view.incidents, view.is_true("Ready")) == ("", (), False)
 

@@ -68,7 +68,7 @@ def test_a_story_without_loss() -> None:
     assert longest_pause(STORY, 1.0) == 1.0
 
 
-def test_steps_that_were_made_again_are_lost_but_their_samples_count_once() -> None:
+def test_repeated_steps_are_lost_but_their_samples_count_once() -> None:
     again = [*STORY[:-6], *begin(TWO, 1, "h1", "w0", "w1"), *step(TWO, 2, "w0", "w1"), *step(TWO, 3, "w0", "w1")]
     assert lost_steps(again) == 1
     assert wrong_samples(again, batch=6, epoch=2) == 0
@@ -84,13 +84,13 @@ def test_what_a_later_world_goes_back_is_lost_too() -> None:
     assert lost_steps([*STORY, *steps]) == 2
 
 
-def test_a_step_is_lost_once_however_far_the_worlds_before_had_come() -> None:
+def test_a_step_is_lost_once_however_often_it_was_made() -> None:
     """The second world goes back from 9 to 3 and makes 4; the third begins with 5."""
     far = [note("commit", ONE, number) for number in range(1, 10)]
     assert lost_steps([*far, note("commit", TWO, 4), note("commit", THIRD, 5)]) == 6
 
 
-def test_a_sample_that_a_step_missed_or_an_epoch_saw_twice_is_wrong() -> None:
+def test_a_missed_or_repeated_sample_is_wrong() -> None:
     missed = [entry for entry in STORY if (entry.do, entry.step, entry.pod) != ("take", 3, "w1")]
     assert wrong_samples(missed, batch=6, epoch=2) == 3
     twice = [*STORY, note("take", ONE, 2, "w0", samples=(0,))]
@@ -110,13 +110,13 @@ def test_other_weights_are_seen(odd: Note) -> None:
     assert not weights_equal([*STORY, odd])
 
 
-def test_a_world_that_begins_with_a_step_that_nobody_made_is_seen() -> None:
+def test_a_world_that_begins_with_an_unknown_step_is_seen() -> None:
     assert not weights_equal([*STORY, *begin(THIRD, 9, "h9", "w0", "w1")])
     later = [entry for entry in STORY if entry.step > 1]
     assert not weights_equal([*later, *begin(THIRD, 1, "h1", "w0", "w1")]), "what was before the notes is not known"
 
 
-def test_a_step_in_doubt_may_be_applied_though_nobody_is_left_who_noted_it() -> None:
+def test_a_prepared_step_may_be_applied_without_a_note_of_it() -> None:
     assert weights_equal([*STORY, *begin(THIRD, 4, "h4", "w0", "w1"), *begin(FOURTH, 4, "h4", "w0", "w1")])
     assert not weights_equal([*STORY, *begin(THIRD, 4, "h4", "w0"), *begin(FOURTH, 4, "other", "w0", "w1")])
 
@@ -137,14 +137,14 @@ def test_the_first_steps_after_a_clearing_do_not_count() -> None:
     assert wrong_samples(whole(torn, until=math.inf), batch=6, epoch=2) == 0
 
 
-def test_a_step_that_was_made_while_the_files_were_read_is_not_judged() -> None:
+def test_a_step_made_while_files_are_read_is_not_judged() -> None:
     """The file of w0 was read before it took its share of step 4, those of the others after they committed it."""
     late = [entry for entry in step(TWO, 4, "w0", "w1") if entry.pod != "w0"]
     assert wrong_samples([*STORY, *late], batch=6, epoch=2) == 3
     assert wrong_samples(whole([*STORY, *late], until=3.5), batch=6, epoch=2) == 0
 
 
-def test_a_trial_holds_if_nothing_is_lost_wrong_or_counted_otherwise() -> None:
+def test_a_trial_holds_if_nothing_is_lost_wrong_or_miscounted() -> None:
     case = next(case for case in CASES if case.name == "rank-killed")
     good = Trial(case=case.name, resumed=0.4, equal=True, counted={"Infrastructure": 1})
     assert good.held(case)

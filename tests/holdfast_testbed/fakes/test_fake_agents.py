@@ -43,7 +43,7 @@ def assert_known(said: Any, known: Any) -> None:
         assert_known(value, known[0])
 
 
-def test_a_generation_begins_with_all_and_goes_on_with_a_majority(membership: Any, world: Any) -> None:
+def test_a_generation_starts_with_all_and_continues_with_most(membership: Any, world: Any) -> None:
     assert (world["generation"], world["attempt"], world["members"]) == (2, 1, ALL)
     assert fake_agents.form(membership, None, broken=False, up=set(ALL[1:])) == (None, False)
     left, broken = fake_agents.form(membership, world, broken=False, up=set(ALL[1:]))
@@ -56,7 +56,7 @@ def test_a_generation_begins_with_all_and_goes_on_with_a_majority(membership: An
 
 
 @pytest.mark.parametrize("settings", [{"minReplicas": 3}, {"onFailure": "Wait"}])
-def test_a_world_that_may_not_shrink_is_broken_until_the_next_generation(
+def test_a_world_that_cannot_shrink_is_broken_until_republished(
     membership: Any, world: Any, settings: dict[str, Any]
 ) -> None:
     membership["settings"] |= settings

@@ -112,7 +112,7 @@ def test_without_a_token_there_is_nothing_to_see(world: World, headers: dict[str
     assert world.aws.answer(Request(method="GET", path=ACTION, headers=headers)).status == 401
 
 
-def test_no_token_of_before_is_good_after_the_instance_was_stopped(world: World) -> None:
+def test_tokens_are_invalid_after_the_instance_was_stopped(world: World) -> None:
     request = Request(method="GET", path=ACTION, headers={TOKEN_HEADER.lower(): world.token()})
     assert world.aws.answer(request).status == 404
     world.said[AWS] = replace(world.said[AWS], tokens=1)
@@ -207,7 +207,7 @@ def test_another_etag_than_the_values_is_answered_at_once(world: World) -> None:
     assert gcp(world, PREEMPTED, wait_for_change="true", last_etag="0", timeout_sec="60").body == "FALSE"
 
 
-def test_a_change_that_does_not_come_is_waited_for_until_the_time_is_over(world: World) -> None:
+def test_a_wait_for_a_change_ends_with_its_time(world: World) -> None:
     etag = gcp(world, PREEMPTED).headers["ETag"]
     answer = gcp(world, PREEMPTED, wait_for_change="true", last_etag=etag, timeout_sec="1")
     assert (answer.status, answer.body) == (200, "FALSE")
@@ -258,7 +258,7 @@ def test_azure_tells_the_machines_name(world: World) -> None:
     assert world.get("/metadata/instance/compute/moon")[0] == 404
 
 
-def test_an_event_is_listed_until_it_is_withdrawn_and_each_change_counts(world: World) -> None:
+def test_an_event_is_listed_until_withdrawn_and_changes_count(world: World) -> None:
     first = document(world)
     assert first["Events"] == []
     event = world.announce(AZURE, "Preempt", seconds=30)
@@ -370,7 +370,7 @@ def test_over_http(world: World, server: MetadataServer) -> None:
     assert ask(server, f"{EVENTS}?api-version=2020-07-01", Metadata="true")[0] == 200
 
 
-def test_a_server_that_was_stopped_refuses_and_comes_back_at_its_port(server: MetadataServer) -> None:
+def test_a_stopped_server_comes_back_at_its_port(server: MetadataServer) -> None:
     server.stop()
     with pytest.raises(urllib.error.URLError):
         ask(server, ACTION)
@@ -378,7 +378,7 @@ def test_a_server_that_was_stopped_refuses_and_comes_back_at_its_port(server: Me
     assert ask(server, ACTION)[0] == 401
 
 
-def test_an_answer_that_was_held_back_is_spoiled_by_a_fault_that_came_meanwhile(world: World) -> None:
+def test_a_fault_also_spoils_an_answer_that_was_held_back(world: World) -> None:
     faults: list[str] = []
     with (
         MetadataServer(world.gcp, told=lambda: "".join(faults[-1:])) as server,

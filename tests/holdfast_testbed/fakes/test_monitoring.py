@@ -18,7 +18,7 @@ needs_programs = pytest.mark.integration
 
 
 @needs_programs
-def test_an_alert_goes_from_a_rule_through_prometheus_to_alertmanager(tmp_path: Path) -> None:
+def test_an_alert_reaches_alertmanager_through_prometheus(tmp_path: Path) -> None:
     (tmp_path / "rules.json").write_text(json.dumps(RULES))
     with alertmanager(tmp_path, {"route": {"receiver": "none"}, "receivers": [{"name": "none"}]}) as keeper:
         peers = [{"static_configs": [{"targets": [keeper.url.removeprefix("http://")]}]}]
@@ -38,7 +38,7 @@ def test_a_wrong_query_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 @needs_programs
-def test_a_configuration_that_it_does_not_take_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_an_invalid_configuration_fails_with_the_end_of_the_log(tmp_path: Path) -> None:
     with pytest.raises(NotReadyError, match="scrape_intervall"), prometheus(tmp_path, {"scrape_intervall": "1s"}):
         pass
 
@@ -50,7 +50,7 @@ def test_a_program_that_is_not_there_says_how_to_get_it(monkeypatch: pytest.Monk
         programs.program("promtool")
 
 
-def test_where_there_is_no_debian_a_cluster_is_set_up_without_them(
+def test_without_debian_a_cluster_is_set_up_without_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(debian_packages, "find", lambda _name: None)

@@ -17,7 +17,7 @@ NODE = make_plan(100, 2).node(2)
 
 
 @pytest.mark.parametrize("capable", [True, False])
-def test_containerd_spares_oom_scores_where_it_may_not_lower_them(capable: bool) -> None:
+def test_containerd_keeps_oom_scores_that_it_may_not_lower(capable: bool) -> None:
     text = config.containerd_toml(
         root=Path("/r"), cni_bin=Path("/b"), cni_conf=Path("/c"), runc=Path("/bin/runc"), may_raise_oom_score=capable
     )
@@ -28,7 +28,7 @@ def test_containerd_spares_oom_scores_where_it_may_not_lower_them(capable: bool)
     assert plugins["io.containerd.cri.v1.images"]["pinned_images"]["sandbox"] == PAUSE_IMAGE
 
 
-def test_the_kubelet_keeps_to_its_own_control_group_and_runs_on_both_versions() -> None:
+def test_the_kubelet_runs_in_its_own_group_on_both_versions() -> None:
     text = config.kubelet_config(
         node=NODE, cgroup="hf100/n2", authority=Path("/ca"), certificate=Path("/crt"), key=Path("/key")
     )
@@ -108,7 +108,7 @@ def test_claims_of_two_namespaces_never_share_a_volume() -> None:
     assert not bound("one") & bound("two")
 
 
-def test_on_version_two_a_controller_that_cannot_be_handed_down_is_named(tmp_path: Path) -> None:
+def test_cgroup_v2_names_a_controller_that_is_not_delegated(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("hugetlb memory")
     (tmp_path / "cgroup.subtree_control").mkdir()
     with pytest.raises(TestbedError, match="the controller 'memory' cannot be used"):

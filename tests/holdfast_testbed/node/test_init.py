@@ -12,7 +12,7 @@ def refuse(_: list[str]) -> str:
     raise CommandFailedError("umount: no mount point specified")
 
 
-def test_a_cluster_that_is_removed_meanwhile_ends_no_node_that_boots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removing_a_cluster_ends_no_booting_node_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter((["/run/netns/hf102"], []))
     monkeypatch.setattr(init, "_named_namespaces", lambda: next(looks))
     monkeypatch.setattr(init, "run", refuse)

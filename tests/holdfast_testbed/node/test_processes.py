@@ -46,7 +46,7 @@ def test_another_process_with_the_same_pid_is_left_alone(daemon: Identity) -> No
         processes.kill_all([daemon])
 
 
-def test_a_process_that_cannot_record_itself_never_becomes_the_program(tmp_path: Path) -> None:
+def test_a_process_that_cannot_record_itself_does_not_start(tmp_path: Path) -> None:
     done = tmp_path / "ran"
     with pytest.raises(NotReadyError, match="is started"):
         processes.start("late", ["touch", done], records=tmp_path / "gone", logs=tmp_path, seconds=0.3)

@@ -36,7 +36,7 @@ _VERSION = "k8s.io/component-base/version"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mend:
+class Patch:
     """A fault of an upstream's release that we cannot live with until the next one."""
 
     module: str
@@ -46,10 +46,10 @@ class Mend:
     becomes: str
 
     def of(self, text: str) -> str:
-        """The file's text without the fault. Raises ``CommandFailedError`` where there is nothing to mend."""
+        """The file's text without the fault. Raises ``CommandFailedError`` where there is nothing to patch."""
         if text.count(self.was) != 1:
             raise CommandFailedError(
-                f"{self.file} of {self.module} is not what it was when its mend was written: "
+                f"{self.file} of {self.module} is not what it was when its patch was written: "
                 "see whether this release still needs it"
             )
         return text.replace(self.was, self.becomes)
@@ -66,12 +66,14 @@ class Upstream:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Set by the linker: what the program says its version is."""
     tags: tuple[str, ...] = ()
-    mend: Mend | None = None
+    patch: Patch | None = None
 
     @property
     def folder(self) -> Path:
         """Where its programs are."""
-        return settings().bin / f"{self.name}-{self.version}{'-mended' if self.mend else ''}"
+        return (
+            settings().bin / f"{self.name}-{self.version}{'-mended' if self.patch else ''}"
+        )  # a name in existing caches
 
     def present(self) -> bool:
         """Whether nothing is left to build."""
@@ -135,7 +137,7 @@ UPSTREAMS = (
         variables={"sigs.k8s.io/kwok/pkg/consts.Version": f"v{KWOK}"},
         # Every few minutes a watch ends. kwok begins the next one at version 0, is sent all pods anew instead of what
         # is new, and with 10,000 of them it is cut off for slowness and begins again, for minutes: decision 0133.
-        mend=Mend(
+        patch=Patch(
             module="sigs.k8s.io/kwok",
             file="pkg/utils/informer/event.go",
             was='opts.ResourceVersion = "0"',
@@ -178,7 +180,7 @@ def build(upstream: Upstream, go: Path) -> None:
 
 def _compile(upstream: Upstream, go: Path, building: Path) -> None:
     with TemporaryDirectory(dir=building) as source:
-        module = mended_module(upstream, upstream.mend, go, Path(source)) if upstream.mend else None
+        module = patched_module(upstream, upstream.patch, go, Path(source)) if upstream.patch else None
         _go(upstream, go, build_arguments(upstream, building, module))
     for name, package in upstream.programs.items():
         (building / default_output(package, upstream.name)).rename(building / name)
@@ -198,19 +200,19 @@ def _go(upstream: Upstream, go: Path, arguments: list[str]) -> str:
     return done.stdout
 
 
-def mended_module(upstream: Upstream, mend: Mend, go: Path, target: Path) -> Path:
+def patched_module(upstream: Upstream, patch: Patch, go: Path, target: Path) -> Path:
     """A copy of a module without its fault, and the `go.mod` beside it that takes the copy; returns that file."""
     tools = settings().tools / upstream.name
-    _go(upstream, go, ["mod", "download", mend.module])
-    source = _go(upstream, go, ["list", "-m", "-f", "{{.Dir}}", mend.module]).strip()
+    _go(upstream, go, ["mod", "download", patch.module])
+    source = _go(upstream, go, ["list", "-m", "-f", "{{.Dir}}", patch.module]).strip()
     copy = target / "module"
     shutil.copytree(source, copy, copy_function=shutil.copyfile)
     for folder in (copy, *(path for path in copy.rglob("*") if path.is_dir())):
         folder.chmod(0o755)  # Go's are read-only, and so could not be removed again
-    file = copy / mend.file
-    file.write_text(mend.of(file.read_text()))
+    file = copy / patch.file
+    file.write_text(patch.of(file.read_text()))
     module = target / "go.mod"
-    module.write_text((tools / "go.mod").read_text() + f'\nreplace {mend.module} => "{copy}"\n')
+    module.write_text((tools / "go.mod").read_text() + f'\nreplace {patch.module} => "{copy}"\n')
     shutil.copyfile(tools / "go.sum", target / "go.sum")
     return module
 

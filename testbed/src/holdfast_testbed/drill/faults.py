@@ -99,8 +99,8 @@ def is_rank(child: Process) -> bool:
 class Drill:
     """A fault with its promise.
 
-    `repair` mends the cluster (not the job) afterwards; `verify` says what else was promised and not kept. What takes
-    a node is promised for one worker: `takes_node` wants each of them on a node of its own.
+    `repair` restores the cluster (not the job) afterwards; `verify` returns further promises that were not kept.
+    With `takes_node` the promise holds for one worker: each worker must be on its own node.
     """
 
     name: str
