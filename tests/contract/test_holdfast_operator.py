@@ -12,7 +12,7 @@ from holdfast_operator.api.job import parse_job
 from holdfast_operator.api.names import SPENT
 from holdfast_operator.api.status import Membership
 from holdfast_operator.cluster.agent_hub import AgentHub, PodIdentity
-from holdfast_operator.cluster.agent_hub import parse_report as parse_wire
+from holdfast_operator.cluster.agent_hub import parse_body as parse_wire
 from holdfast_operator.errors import AgentRequestError
 from holdfast_operator.manifests.membership_document import membership_document
 from holdfast_operator.views import Restored, parse_pod, parse_report
@@ -94,7 +94,7 @@ def test_the_golden_report_is_taken_and_understood() -> None:
     hub.record(PodIdentity(namespace="ml", pod="gpt-w0", pod_uid="uid-w0"), (GOLDEN / "report.json").read_bytes())
     kept = hub.latest("uid-w0")
     assert kept is not None
-    report = kept.said
+    report = kept.content
     assert heard == ["job"]
     assert report.pod_uid == "uid-w0"
     assert report.ready

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.cluster.agent_hub import AgentHub, PodIdentity, parse_report
+from holdfast_operator.cluster.agent_hub import AgentHub, PodIdentity, parse_body
 from holdfast_operator.errors import AgentRequestError
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "contract" / "report.json").read_text())
@@ -62,8 +62,8 @@ def test_a_report_is_kept_with_its_time_and_wakes_its_job(hub: AgentHub, woken: 
     hub.record(POD, report(number=17))
     latest = hub.latest("uid-w0")
     assert latest is not None
-    assert (latest.start_id, latest.number, latest.said.received_at) == ("a", 17, NOON)
-    assert latest.said.committed_step == 412
+    assert (latest.start_id, latest.number, latest.content.received_at) == ("a", 17, NOON)
+    assert latest.content.committed_step == 412
     assert woken == ["job-1"]
 
 
@@ -75,7 +75,7 @@ def test_a_repeated_report_changes_nothing_and_is_counted(
     hub.record(POD, report(number=1, launcher={"phase": "Failed"}))
     latest = hub.latest("uid-w0")
     assert latest is not None
-    assert latest.said.phase == "Running"
+    assert latest.content.phase == "Running"
     assert woken == ["job-1"]
     assert len(repeated) == 2
 
@@ -96,7 +96,7 @@ def test_progress_alone_is_kept_but_wakes_nobody(hub: AgentHub, woken: list[str]
     hub.record(POD, report(number=2, launcher={"committedStep": 413, "loss": 2.0, "ranks": [], "accounting": {}}))
     latest = hub.latest("uid-w0")
     assert latest is not None
-    assert latest.said.committed_step == 413
+    assert latest.content.committed_step == 413
     assert woken == ["job-1"]
 
 
@@ -196,7 +196,7 @@ POINTS_AT_POD = POINTS_AT_SIDECAR + b', "pod": {"uid": "u"}'
     ],
 )
 def test_a_bad_report_is_refused_with_what_is_wrong(raw: bytes, says: str) -> None:
-    error = refused(lambda: parse_report(raw))
+    error = refused(lambda: parse_body(raw))
     assert error.status == 400
     assert says in str(error)
 
@@ -204,13 +204,13 @@ def test_a_bad_report_is_refused_with_what_is_wrong(raw: bytes, says: str) -> No
 def test_a_loss_that_is_not_a_number_becomes_null() -> None:
     raw = report(launcher={"loss": float("nan")})
     assert b"NaN" in raw
-    assert parse_report(raw)["launcher"]["loss"] is None
+    assert parse_body(raw)["launcher"]["loss"] is None
 
 
 def test_half_a_letter_is_replaced_so_that_the_status_can_hold_it() -> None:
     """The API server would keep another letter than was written, and each pass would write it anew."""
     raw = report(launcher={"message": "half a smile: \ud83d", "phase": "\U0001f600 and \u2026"})
-    launcher = parse_report(raw)["launcher"]
+    launcher = parse_body(raw)["launcher"]
     assert launcher["message"] == "half a smile: ?"
     assert launcher["phase"] == "\U0001f600 and \u2026"
 

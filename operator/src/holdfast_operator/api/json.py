@@ -48,11 +48,13 @@ def objects(value: Any) -> list[Json]:
 
 def integer(value: Any) -> int | None:
     """Return a whole number that a status can hold."""
-    exact = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= c.MAX_NUMBER
-    return value if exact else None
+    return value if _whole(value) and abs(value) <= c.MAX_NUMBER else None
 
 
 def number(value: Any, default: int = 0) -> int:
-    """Return a whole number that a status can hold; the default for anything else."""
-    found = integer(value)
-    return default if found is None else found
+    """Return a whole number, cut to what a status can hold; the default for anything else."""
+    return min(max(value, -c.MAX_NUMBER), c.MAX_NUMBER) if _whole(value) else default
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

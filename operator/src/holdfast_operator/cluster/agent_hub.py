@@ -21,12 +21,11 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
-from holdfast_operator import views
 from holdfast_operator.api.json import loads
 from holdfast_operator.api.names import PORT_CONTROL, PROTOCOL_VERSION
 from holdfast_operator.api.spec.preflight import NETWORK
 from holdfast_operator.errors import AgentRequestError
-from holdfast_operator.views import Report
+from holdfast_operator.views import Report, parse_report
 from holdfast_operator.views.preflight_changes import news
 
 logger = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ class AgentReport:
     start_id: str
     number: int
     pod: str
-    said: Report
+    content: Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,18 +215,18 @@ class AgentHub:
         return publication.revision if publication else 0
 
     def _read(self, identity: PodIdentity, raw: bytes) -> AgentReport:
-        body = parse_report(raw)
+        body = parse_body(raw)
         if body["pod"]["uid"] != identity.pod_uid:
             raise AgentRequestError(403, "the token belongs to another pod than the report")
-        said = views.parse_report(body, self._clock())
-        if said is None:
+        content = parse_report(body, self._clock())
+        if content is None:
             raise AgentRequestError(400, "the report names no pod")
-        self._on_unheard(said.unheard)
+        self._on_unheard(content.unheard)
         return AgentReport(
             start_id=body["sidecar"]["startId"],
             number=body["sidecar"]["number"],
             pod=str(body["pod"].get("name") or "")[:MAX_POD_NAME],
-            said=said,
+            content=content,
         )
 
     def peers_of(self, pod_uid: str) -> list[dict[str, Any]] | None:
@@ -237,7 +236,7 @@ class AgentHub:
         """
         with self._lock:
             own = self._pods.get(pod_uid)
-            if own is None or own.report is None or not _asks_for_peers(own.report.said):
+            if own is None or own.report is None or not _asks_for_peers(own.report.content):
                 return None
             since = self._clock() - PEER_FRESH
             others = sorted(self._jobs.get(own.job_uid, set()) - {pod_uid})
@@ -265,37 +264,39 @@ class AgentHub:
             return False
         if last is not None and start_id != last.start_id:
             pod.past_starts = [*pod.past_starts, last.start_id][-REMEMBERED_STARTS:]
-        for check, result in news(last.said.preflight if last else None, report.said.preflight, first=last is None):
+        for check, result in news(
+            last.content.preflight if last else None, report.content.preflight, first=last is None
+        ):
             self._on_check(check, result)
         pod.report = report
-        return last is None or start_id != last.start_id or _decisive(report.said) != _decisive(last.said)
+        return last is None or start_id != last.start_id or _decisive(report.content) != _decisive(last.content)
 
     def _notify(self, job_uid: str) -> None:
         if self._listener is not None:
             self._listener(job_uid)
 
 
-def _asks_for_peers(said: Report) -> bool:
-    return said.preflight is not None and said.preflight.result(NETWORK) in ("Running", "Failed")
+def _asks_for_peers(content: Report) -> bool:
+    return content.preflight is not None and content.preflight.result(NETWORK) in ("Running", "Failed")
 
 
 def _peer(uid: str, pod: _KnownPod, since: datetime) -> dict[str, Any] | None:
     """None of one that is not there, not ready, or was not heard of lately."""
-    if not pod.ip or pod.report is None or pod.report.said.received_at < since:
+    if not pod.ip or pod.report is None or pod.report.content.received_at < since:
         return None
-    said = pod.report.said
-    if not said.ready or said.exit is not None:
+    content = pod.report.content
+    if not content.ready or content.exit is not None:
         return None
-    port = said.control if 0 < said.control < 65536 else PORT_CONTROL
+    port = content.control if 0 < content.control < 65536 else PORT_CONTROL
     return {"pod": pod.report.pod, "podUID": uid, "ip": pod.ip, "port": port}
 
 
-def _decisive(said: Report) -> tuple[Any, bool]:
+def _decisive(content: Report) -> tuple[Any, bool]:
     """The part of a report that may change a decision."""
-    return _steady(said), (said.silent_seconds or 0.0) >= SILENT_LAUNCHER_SECONDS
+    return _steady(content), (content.silent_seconds or 0.0) >= SILENT_LAUNCHER_SECONDS
 
 
-def parse_report(raw: bytes) -> dict[str, Any]:
+def parse_body(raw: bytes) -> dict[str, Any]:
     """``report.json`` with the fields that routing needs checked. Raises ``AgentRequestError``."""
     try:
         body = loads(raw)

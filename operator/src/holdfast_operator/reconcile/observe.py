@@ -177,7 +177,7 @@ class JobObserver:
 
     def _report(self, pod_uid: str) -> Report | None:
         found = self._hub.latest(pod_uid)
-        return found.said if found is not None else None
+        return found.content if found is not None else None
 
     def _with_events(self, job: Job, views: list[PodView], now: datetime) -> list[PodView]:
         """Some troubles, such as volumes that cannot be mounted, are told in events only."""

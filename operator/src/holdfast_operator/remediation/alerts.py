@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from holdfast_operator.api.json import Json, loads
+from holdfast_operator.api.json import Json, loads, number
 from holdfast_operator.api.node_mark import Mode, mark_of
 from holdfast_operator.api.times import parse_time
 from holdfast_operator.errors import AgentRequestError
@@ -75,13 +75,7 @@ def parse_body(raw: bytes, rules: RemediationSettings, nodes: Nodes, now: dateti
             counts[alert] += 1
         else:
             found.append(alert)
-    return Parsed(alerts=tuple(found), truncated=_number(body.get("truncatedAlerts")), **counts)
-
-
-def _number(value: Any) -> int:
-    """How many; 0 for what is no number."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return min(max(value, 0), _MOST) if whole else 0
+    return Parsed(alerts=tuple(found), truncated=min(max(number(body.get("truncatedAlerts")), 0), _MOST), **counts)
 
 
 def _alert(item: Any, rules: RemediationSettings, nodes: Nodes, now: datetime) -> Alert | str:
