@@ -187,7 +187,7 @@ def test_when_a_rank_of_one_launcher_hangs_the_stacks_of_all_ranks_are_kept(clus
         message, _, story = stacks.read_text().partition("\n")
         assert message == incident["message"]
         assert f"== rank {number}" in story
-        assert ("in hurt" if number == 1 else "averaging.py") in story
+        assert ("in hurt" if number == 1 else "gradient_reducer.py") in story
     after = [pod.ranks[0]["pid"] for pod in pods]
     assert [pid == before[number] for number, pid in enumerate(after)] == [True, False, True]
 

@@ -580,7 +580,7 @@ def test_a_pickle_of_little_that_asks_for_10_gb_is_refused_before_it_has_them(
     monkeypatch.setattr(memory_limit, "SPARE_BYTES", 256 << 20)
     data = zipped(sources()["pt"]["w.pt"], "data.pkl", lambda _: raw) if kind == "pt" else legacy(raw)
     assert len(data) < 8192
-    assert converted(tmp_path, {f"w.{kind}": data}, f"w.{kind}") == "DamagedError: pickled.read_pickled, MemoryError"
+    assert converted(tmp_path, {f"w.{kind}": data}, f"w.{kind}") == "DamagedError: torch_save.read_pickled, MemoryError"
 
 
 def legacy(raw: bytes) -> bytes:
@@ -596,13 +596,13 @@ def test_lists_of_which_each_holds_the_next_one_twice_are_not_written_out(tmp_pa
     (tmp_path / "in").mkdir()
     torch.save({"model": tree}, tmp_path / "in" / "w.pt")
     said = converted(tmp_path, {}, "w.pt")
-    assert said == "DamagedError: pickled._tensors"
+    assert said == "DamagedError: torch_save._tensors"
 
 
 def test_a_file_that_is_larger_unpacked_is_refused(tmp_path: Path) -> None:
     raw = zipped(sources()["pt"]["w.pt"], "data/0", lambda _: bytes(64 << 20), zipfile.ZIP_DEFLATED)
     assert len(raw) < 1 << 20
-    assert converted(tmp_path, {"w.pt": raw}, "w.pt") == "DamagedError: pickled._check"
+    assert converted(tmp_path, {"w.pt": raw}, "w.pt") == "DamagedError: torch_save._check"
 
 
 METADATA = "ctorch.distributed.checkpoint.metadata\nMetadata\n"
@@ -613,15 +613,15 @@ PATHS = "cpathlib\nPosixPath\n"
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        (f"{METADATA}N}}Vx\nI1\ns\x86b.".encode("latin-1"), "UnknownFormatError: dcp_folder.load_build"),
-        (f"{PATHS}N}}Vname\nV../x\ns\x86b.".encode("latin-1"), "UnknownFormatError: dcp_folder.load_build"),
+        (f"{METADATA}N}}Vx\nI1\ns\x86b.".encode("latin-1"), "UnknownFormatError: dcp.load_build"),
+        (f"{PATHS}N}}Vname\nV../x\ns\x86b.".encode("latin-1"), "UnknownFormatError: dcp.load_build"),
         (
             b"ctorch.serialization\n_get_layout\nN}V__defaults__\nNs\x86b.",
-            "UnknownFormatError: dcp_folder.load_build",
+            "UnknownFormatError: dcp.load_build",
         ),
-        (b"cposix\nmkdir\nVran\n\x85R.", "UnknownFormatError: dcp_folder.find_class"),
-        (b"Nr\xff\xff\xff\xff.", "UnknownFormatError: dcp_folder._checked"),
-        (b"\x80\x05\x96" + (10 * 2**30).to_bytes(8, "little"), "DamagedError: dcp_folder._metadata, MemoryError"),
+        (b"cposix\nmkdir\nVran\n\x85R.", "UnknownFormatError: dcp.find_class"),
+        (b"Nr\xff\xff\xff\xff.", "UnknownFormatError: dcp._checked"),
+        (b"\x80\x05\x96" + (10 * 2**30).to_bytes(8, "little"), "DamagedError: dcp._metadata, MemoryError"),
     ],
     ids=["a record's class", "the class of paths", "a function", "code", "the last place of the memo", "10 GB"],
 )

@@ -507,7 +507,7 @@ def test_a_restore_and_show_say_that_a_state_is_not_exact(
     chained: tuple[Path, list[State]], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, _ = chained
-    with caplog.at_level(logging.WARNING, "holdfast.checkpoint.restore.search"):
+    with caplog.at_level(logging.WARNING, "holdfast.checkpoint.reader"):
         restore(root, Alone())
     said = "1 of 2 tensors are within 0.001 of what was saved, the others are exact"
     assert f"step-3.g1.a1 is not exact: {said}" in caplog.text

@@ -502,7 +502,7 @@ def test_an_import_that_fails_is_left_to_the_script(
 ) -> None:
     """And said once, however many processes stand by later."""
     source, why = BAD[case]
-    caplog.set_level("INFO", "holdfast.launcher.process.spawn_pool")
+    caplog.set_level("INFO", "holdfast.launcher.pool")
     bench.module("bad_inner", "")
     bench.module("bad", source)
     argv = bench.script(

@@ -145,7 +145,5 @@ def test_what_is_at_the_endpoint_is_told_while_it_is_waited_for(
     monkeypatch.setattr("holdfast.launcher.network.handshake.HANDSHAKE_SECONDS", 0.1)
     with caplog.at_level(logging.INFO), pytest.raises(UsageError, match=said):
         asyncio.run(_dial(serve, patience=0.4))
-    told = [
-        record.getMessage() for record in caplog.records if record.name == "holdfast.launcher.rendezvous.connection"
-    ]
+    told = [record.getMessage() for record in caplog.records if record.name == "holdfast.launcher.rendezvous"]
     assert [said in text for text in told] == [True], "once"

@@ -54,7 +54,7 @@ def test_a_script_that_misses_a_default_process_group_is_told_the_mend(
     with pytest.raises(Exception) as raised:  # noqa: PT011
         call()
     reporter(raised.type, raised.value, raised.tb)
-    (mend,) = [record.getMessage() for record in caplog.records if record.name == "holdfast.training.job"]
+    (mend,) = [record.getMessage() for record in caplog.records if record.name == "holdfast.job"]
     assert "init_process_group() after job.manage()" in mend
     assert "leave its destroy_process_group() out" in mend
     assert [kind for kind, _ in agent.told] == ["exception"]

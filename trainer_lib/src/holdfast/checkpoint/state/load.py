@@ -160,7 +160,7 @@ def _check_objects(objects: Mapping[str, Stateful], tree: Mapping[str, Any], *, 
         raise StateError(
             f"the checkpoint holds no objects, and {missing} were asked for, so nothing was loaded. If "
             "torch.distributed.checkpoint made it, read it with dcp.load(state, storage_reader="
-            "holdfast.checkpoint.dcp.storage.StorageReader(folder))"
+            "holdfast.checkpoint.dcp.StorageReader(folder))"
         )
     if partly and missing:
         raise StateError(
