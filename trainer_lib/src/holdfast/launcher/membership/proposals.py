@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from holdfast.core.attempt import AttemptId, highest
 from holdfast.launcher.membership import quorum as rules
-from holdfast.launcher.membership.attempt_end import adopt_incident, close_attempt, hear_of_the_end, sent_away
+from holdfast.launcher.membership.attempt_end.drain import hear_of_the_end
+from holdfast.launcher.membership.attempt_end.incidents import adopt_incident, close_attempt
+from holdfast.launcher.membership.attempt_end.root_cause import sent_away
 from holdfast.launcher.membership.document import Member, Membership
 from holdfast.launcher.membership.events import OpenStore, QuiesceRanks, StartRanks
 from holdfast.launcher.membership.messages import (

@@ -33,7 +33,17 @@ from typing import Any, Final
 
 from holdfast.core.attempt import AttemptId, highest
 from holdfast.core.protocol import Cause
-from holdfast.launcher.membership import attempt_end, events, messages, proposals
+from holdfast.launcher.membership import events, messages, proposals
+from holdfast.launcher.membership.attempt_end import (
+    budgets,
+    completion,
+    drain,
+    failures,
+    foreign_claims,
+    incidents,
+    leaving,
+    root_cause,
+)
 from holdfast.launcher.membership.document import Member, Membership
 from holdfast.launcher.membership.events import (
     Action,
@@ -72,21 +82,21 @@ def step(state: State, event: Event, now: float, weakened: Weakened = NOTHING) -
 
 def _follow(turn: Transition) -> None:
     """Everything that follows from the state, in this order, whatever the event was."""
-    attempt_end.postpone_drain(turn)
-    attempt_end.heed_postponed(turn)
-    attempt_end.settle_quiesced(turn)
-    attempt_end.settle_failures(turn)
-    attempt_end.settle_drain(turn)
+    drain.postpone_drain(turn)
+    drain.heed_postponed(turn)
+    drain.settle_quiesced(turn)
+    failures.settle_failures(turn)
+    drain.settle_drain(turn)
     proposals.accept(turn)
     proposals.pursue(turn)
     proposals.remind(turn)
-    attempt_end.complete(turn)
+    completion.complete(turn)
     waiting = _propose(turn)
     proposals.accept(turn)
     proposals.pursue(turn)
     _gossip(turn)
     _describe(turn, waiting)
-    attempt_end.settle_leaving(turn)
+    leaving.settle_leaving(turn)
 
 
 def _propose(turn: Transition) -> proposals.Waiting:
@@ -150,12 +160,12 @@ def see(turn: Transition, membership: Membership) -> None:
     new = known is None or membership.generation > known.generation
     incidents = tuple(i for i in turn.state.incidents if i.pair not in membership.acknowledged)
     turn.set(membership=membership, incidents=incidents, seen_at=turn.now if new else turn.state.seen_at)
-    attempt_end.stop_for(turn, ())
+    foreign_claims.stop_for(turn, ())
     if membership.checkpoint is not None:
         _ask(turn, membership.checkpoint.id, membership.checkpoint.reason)
     if turn.state.me in membership.drain:
         reason = f"the operator asked in revision {membership.revision}"
-        attempt_end.begin_drain(turn, events.DrainAsked(id=f"drain-{membership.revision}", reason=reason, cause=None))
+        drain.begin_drain(turn, events.DrainAsked(id=f"drain-{membership.revision}", reason=reason, cause=None))
 
 
 def _conflicts(known: Membership, generation: int, publication: str) -> bool:
@@ -209,7 +219,7 @@ def _entered(turn: Transition, event: events.Entered) -> None:
 def _step_made(turn: Transition, event: events.StepMade) -> None:
     if not _is_present(turn, event.pair):
         return
-    attempt_end.resumed(turn, event)
+    incidents.resumed(turn, event)
     for id_, reason in turn.state.waiting_requests:
         turn.do(RequestCheckpoint(pair=event.pair, id=id_, reason=reason))
     turn.set(waiting_requests=())
@@ -220,7 +230,7 @@ def _rank_failed(turn: Transition, event: events.RankFailed) -> None:
     if _is_present(turn, event.pair):
         turn.fail(failure)
     else:
-        attempt_end.know_better(turn, event.pair, failure)
+        incidents.know_better(turn, event.pair, failure)
 
 
 def _stalled(turn: Transition, event: events.Stalled) -> None:
@@ -263,10 +273,10 @@ def _ranks_ended(turn: Transition, event: events.RanksEnded) -> None:
 
 
 def _foreign_claims(turn: Transition, event: events.ForeignClaims) -> None:
-    attempt_end.stop_for(turn, event.claims)
+    foreign_claims.stop_for(turn, event.claims)
     if _is_present(turn, event.pair):
-        attempt_end.close_attempt(
-            turn, attempt_end.FOREIGN
+        incidents.close_attempt(
+            turn, foreign_claims.FOREIGN
         )  # its ranks wait to be ended, also when we know the claims by now
 
 
@@ -288,7 +298,7 @@ def _ask(turn: Transition, id_: str, reason: str) -> None:
 
 
 def _drain_asked(turn: Transition, event: events.DrainAsked) -> None:
-    attempt_end.begin_drain(turn, event)
+    drain.begin_drain(turn, event)
 
 
 def _is_present(turn: Transition, pair: AttemptId) -> bool:
@@ -322,17 +332,17 @@ def _received(turn: Transition, event: events.Received) -> None:
 def _received_of_the_end(turn: Transition, sender: str, message: messages.Message) -> None:
     match message:
         case messages.Confirm():
-            attempt_end.confirm(turn, sender, message.pair)
+            completion.confirm(turn, sender, message.pair)
         case messages.Confirmed():
-            attempt_end.confirmed_by(turn, sender, message.pair)
+            completion.confirmed_by(turn, sender, message.pair)
         case messages.Complete():
-            attempt_end.completed(turn, message.pair)
+            completion.completed(turn, message.pair)
         case messages.GiveUp():
-            attempt_end.give_up(turn, message.incident, message.message)
+            budgets.give_up(turn, message.incident, message.message)
         case messages.Hang():
             _hang_elsewhere(turn, sender, message)
         case messages.Leaving():
-            attempt_end.left(turn, sender, message.code)
+            completion.left(turn, sender, message.code)
             _member_lost(turn, sender, How.LEFT)
 
 
@@ -350,8 +360,8 @@ def _hello(turn: Transition, sender: str, hello: Hello) -> None:
     turn.set(started=highest(turn.state.started, hello.started))
     _share(turn, sender, hello)
     if hello.foreign:
-        attempt_end.stop_for(turn, hello.foreign)
-    attempt_end.join_drain(turn, sender, hello)
+        foreign_claims.stop_for(turn, hello.foreign)
+    drain.join_drain(turn, sender, hello)
     _compare(turn, sender, hello)
 
 
@@ -371,13 +381,13 @@ def _compare(turn: Transition, sender: str, hello: Hello) -> None:
     """What a member says of our attempt: it failed there, or was left for a higher one."""
     attempt = turn.attempt
     if hello.failed is not None and hello.failure is not None and not hello.draining:
-        attempt_end.know_better(turn, hello.failed, hello.failure)
+        incidents.know_better(turn, hello.failed, hello.failure)
     if attempt is None or sender not in attempt.world.uids:
         return
     pair = attempt.world.pair
     if hello.failed == pair and hello.failure is not None and not hello.draining:
         turn.fail(hello.failure)
-    elif hello.left is not None and hello.left >= pair and (hello.draining or attempt_end.drains(turn, attempt)):
+    elif hello.left is not None and hello.left >= pair and (hello.draining or root_cause.drains(turn, attempt)):
         # Whoever heard first that the agreed commit is made may be told to have gone before our own rank says so.
         turn.set_attempt(quiesced_at=attempt.quiesced_at or turn.now)
     elif (highest(hello.accepted, _next(hello.left)) or pair) > pair and turn.state.pending is None:
@@ -392,7 +402,7 @@ def _moved_on(members: tuple[Member, ...], sender: str) -> Failure:
     member = next(m for m in members if m.pod_uid == sender)
     return Failure(
         cause=Cause.INFRASTRUCTURE,
-        reason=attempt_end.MOVED_ON,
+        reason=failures.MOVED_ON,
         message=f"{member.pod or sender} is in this attempt no more",
         priority=Priority.PEER_LOST,
         pod=member.pod,
@@ -415,11 +425,11 @@ def _gossip(turn: Transition) -> None:
 def _present(turn: Transition) -> Hello:
     state, attempt = turn.state, turn.attempt
     failed, failure = state.failed, state.failure
-    drain = attempt_end.drain_incident(turn)
-    if drain is not None:
-        failed, failure = drain
+    drained = root_cause.drain_incident(turn)
+    if drained is not None:
+        failed, failure = drained
     elif attempt is not None and attempt.failures:
-        failed, failure = attempt.world.pair, attempt_end.root_cause(turn, attempt)
+        failed, failure = attempt.world.pair, root_cause.root_cause(turn, attempt)
     return Hello(
         generation=state.membership.generation if state.membership else 0,
         revision=state.membership.revision if state.membership else 0,
@@ -431,8 +441,8 @@ def _present(turn: Transition) -> Hello:
         ready=state.ready and state.leaving is None,
         prepared=state.prepared,
         draining=state.drain is not None,
-        stays=attempt_end.would_stay(turn),
-        notice=attempt_end.notice(turn),
+        stays=drain.would_stay(turn),
+        notice=drain.notice(turn),
         done=attempt is not None and attempt.done,
         failed=failed,
         failure=failure,

@@ -1,0 +1,1 @@
+"""How attempts end. Pure. One incident stands for one ended attempt."""

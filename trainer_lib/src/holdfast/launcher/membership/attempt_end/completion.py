@@ -1,0 +1,85 @@
+"""Completion of the job.
+
+Invariant: `complete` is announced only by the coordinator, when every member has confirmed that it is done and
+still in the attempt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.core.attempt import AttemptId
+from holdfast.core.protocol import ExitCode
+from holdfast.launcher.membership.attempt_end.leaving import leave
+from holdfast.launcher.membership.events import Exit, How
+from holdfast.launcher.membership.messages import Complete, Confirm, Confirmed
+from holdfast.launcher.membership.state import Attempt
+from holdfast.launcher.membership.transition import Transition
+
+LINGER = 2.0
+
+
+def complete(turn: Transition) -> None:
+    """Coordinator: when all are done, ask all once more, and only then announce it."""
+    attempt = turn.attempt
+    if attempt is None or attempt.world.coordinator != turn.state.me or turn.state.leaving is not None:
+        return
+    if not attempt.done or not all(_done(turn, attempt, uid) for uid in attempt.world.uids - {turn.state.me}):
+        return
+    if turn.state.confirmed is None:
+        turn.set(confirmed=attempt.world.pair)
+    waiting = attempt.world.uids - turn.state.confirmations - {turn.state.me}
+    if not waiting:
+        _announce(turn, attempt)
+    elif turn.now >= turn.state.confirm_sent + turn.rules.resend:
+        turn.set(confirm_sent=turn.now)
+        for uid in sorted(waiting):
+            turn.send(uid, Confirm(pair=attempt.world.pair))
+
+
+def _done(turn: Transition, attempt: Attempt, uid: str) -> bool:
+    hello = turn.hello(uid)
+    return hello is not None and hello.done and hello.world is not None and hello.world.pair == attempt.world.pair
+
+
+def _announce(turn: Transition, attempt: Attempt) -> None:
+    pair = attempt.world.pair
+    turn.set(complete=pair)
+    turn.broadcast(Complete(pair=pair))
+    leave(turn, _completed(), linger=LINGER)
+
+
+def _completed() -> Exit:
+    return Exit(code=int(ExitCode.COMPLETE), reason="Complete", message="the job is complete", final=True)
+
+
+def confirm(turn: Transition, sender: str, pair: AttemptId) -> None:
+    """Member: still in the attempt, done, and on no way out of it."""
+    attempt = turn.attempt
+    if attempt is None or attempt.world.pair != pair or attempt.world.coordinator != sender:
+        return
+    if attempt.done and not attempt.failures and turn.state.pending is None and turn.state.accepted == pair:
+        turn.set(confirmed=pair)
+        turn.send(sender, Confirmed(pair=pair))
+
+
+def confirmed_by(turn: Transition, sender: str, pair: AttemptId) -> None:
+    """Coordinator: one more member confirmed."""
+    if turn.attempt is not None and turn.attempt.world.pair == pair and sender in turn.attempt.world.uids:
+        turn.set(confirmations=turn.state.confirmations | {sender})
+
+
+def completed(turn: Transition, pair: AttemptId) -> None:
+    """The job is complete, says its coordinator."""
+    turn.set(complete=pair)
+    leave(turn, _completed())
+
+
+def left(turn: Transition, sender: str, code: int) -> None:
+    """A peer says goodbye; its channel is as good as closed."""
+    peer = turn.state.peers.get(sender)
+    if peer is None:
+        return
+    if code == ExitCode.COMPLETE and turn.attempt is not None and sender in turn.attempt.world.uids:
+        completed(turn, turn.attempt.world.pair)
+    turn.set_peer(sender, replace(peer, up=False, since=turn.now, how=How.LEFT))

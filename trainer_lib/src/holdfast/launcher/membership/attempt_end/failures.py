@@ -1,0 +1,77 @@
+"""Failures that end an attempt, and the back-off before the next one. An attempt ends once. Rules 8 and 9."""
+
+from __future__ import annotations
+
+from holdfast.core.protocol import Cause
+from holdfast.launcher.membership.attempt_end.budgets import give_up_if_due, speaks
+from holdfast.launcher.membership.attempt_end.incidents import adopt_incident, close_attempt
+from holdfast.launcher.membership.attempt_end.root_cause import root_cause, sent_away
+from holdfast.launcher.membership.messages import Failure, Incident, Priority, Remedy
+from holdfast.launcher.membership.state import Attempt
+from holdfast.launcher.membership.transition import Transition
+
+MOVED_ON = "MemberMovedOn"
+_SENT_AWAY = "a worker of the attempt was told to leave"
+
+
+def settle_failures(turn: Transition) -> None:
+    """End the attempt when its root cause is plain, or the others had time to say what they saw."""
+    attempt = turn.attempt
+    if attempt is None:
+        return
+    if not attempt.entered and attempt.step is None and turn.now >= attempt.since + turn.rules.startup_deadline:
+        turn.fail(_not_entered(turn))
+        attempt = turn.attempt or attempt
+    if attempt.failed_at is None:
+        return
+    plain = any(failure.priority <= Priority.KILLED for failure in attempt.failures)
+    if not plain and turn.now < attempt.failed_at + turn.rules.settle:
+        return
+    root = root_cause(turn, attempt)
+    if root.priority is Priority.PEER_LOST and sent_away(turn, attempt.world):
+        close_attempt(turn, _SENT_AWAY)
+    elif _overtaken(attempt, root):
+        _back_off(turn, attempt, root)
+        close_attempt(turn, root.message)
+    else:
+        _end(turn, attempt, turn.rules.restart.judged(root))
+
+
+def _overtaken(attempt: Attempt, root: Failure) -> bool:
+    """Whether a member accepted a higher world before this one made a step: nobody failed, and nothing is lost."""
+    moved_on = any(failure.reason == MOVED_ON for failure in attempt.failures)
+    return moved_on and attempt.step is None and root.priority is Priority.PEER_LOST
+
+
+def _not_entered(turn: Transition) -> Failure:
+    return Failure(
+        cause=Cause.INFRASTRUCTURE,
+        reason="EntryDeadline",
+        message=f"the local ranks did not enter the attempt within {turn.rules.startup_deadline:.0f} s",
+        priority=Priority.DEADLINE,
+        at=turn.now,
+    )
+
+
+def _end(turn: Transition, attempt: Attempt, root: Failure) -> None:
+    pair = attempt.world.pair
+    again = attempt.step is None and _is_same_mistake(turn.state.failure, root)
+    turn.set(failed=pair, failure=root)
+    _back_off(turn, attempt, root)
+    incident = Incident(pair=pair, failure=root, action=Remedy.WAIT, detected=root.at or turn.now)
+    adopt_incident(turn, incident)
+    close_attempt(turn, root.message)
+    if speaks(turn, attempt):
+        give_up_if_due(turn, incident, again=again)
+
+
+def _is_same_mistake(before: Failure | None, root: Failure) -> bool:
+    return before is not None and bool(root.mistake) and before.mistake == root.mistake
+
+
+def _back_off(turn: Transition, attempt: Attempt, root: Failure) -> None:
+    fruitless = turn.state.fruitless + 1 if attempt.step is None else 0
+    blamed = root.cause in (Cause.APPLICATION, Cause.OOM)
+    doublings = fruitless if blamed else fruitless - 1
+    pause = min(turn.rules.backoff_initial * 2.0 ** min(doublings, 30), turn.rules.backoff_max)
+    turn.set(fruitless=fruitless, not_before=turn.now + (pause if blamed or fruitless else 0.0))

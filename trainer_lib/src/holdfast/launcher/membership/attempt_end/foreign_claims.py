@@ -1,0 +1,25 @@
+"""Claims that the membership does not know end the attempt."""
+
+from __future__ import annotations
+
+from holdfast.core.attempt import Claim
+from holdfast.launcher.membership.attempt_end.incidents import close_attempt
+from holdfast.launcher.membership.transition import Transition
+
+FOREIGN = "there are claims that the membership does not know"
+
+
+def stop_for(turn: Transition, claims: tuple[Claim, ...]) -> None:
+    """Claims that the membership does not know: no attempt goes on beside them."""
+    foreign = _unknown(turn, (*turn.state.foreign, *claims))
+    turn.set(foreign=foreign)
+    if foreign and turn.attempt is not None:
+        close_attempt(turn, FOREIGN)
+
+
+def _unknown(turn: Transition, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
+    membership = turn.membership
+    if membership is None:
+        return tuple(sorted(set(claims)))
+    known = frozenset(membership.claims)
+    return tuple(sorted({c for c in claims if c not in known and c.pair.generation >= membership.generation}))

@@ -1,0 +1,99 @@
+"""Incidents of ended attempts: one for each attempt, until a later attempt makes its first step. Rules 8 and 9."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.core.attempt import AttemptId
+from holdfast.launcher.membership.events import StepMade
+from holdfast.launcher.membership.messages import Failure, Incident, Priority
+from holdfast.launcher.membership.oom_incidents import better, noted
+from holdfast.launcher.membership.transition import Transition
+
+REMEMBERED = 1000
+
+
+def close_attempt(turn: Transition, reason: str) -> None:
+    """The attempt is over here, for whatever reason: its ranks must leave it."""
+    if turn.attempt is not None:
+        world = turn.attempt.world
+        turn.set(attempt=None, last=world.pair, last_world=world, ended_at=turn.now)
+        turn.set(confirmed=None, confirmations=frozenset())
+    turn.stop_ranks(reason)
+
+
+def adopt_incident(turn: Transition, incident: Incident) -> None:
+    """Record an incident under its pair; the proposer's word replaces our own first view, unless that knew better.
+
+    What is one more end of an exhaustion of memory is told as part of it, and counts nothing by itself.
+    """
+    before = next((known for known in turn.state.incidents if known.pair == incident.pair), None)
+    incident = replace(incident, failure=better(before.failure if before else None, incident.failure))
+    exhausted = noted(turn.state.exhausted, incident)
+    turn.set(exhausted=exhausted)
+    incident = replace(incident, part_of=exhausted.whole(incident.pair) if exhausted is not None else None)
+    _count(turn, incident)
+    if turn.state.failed is None or incident.pair >= turn.state.failed:
+        turn.set(failed=incident.pair, failure=incident.failure)
+    if turn.membership is not None and incident.pair in turn.membership.acknowledged:
+        return
+    if before is not None:
+        incident = replace(
+            incident, resumed=before.resumed, lost_steps=before.lost_steps, restored_from=before.restored_from
+        )
+    others = tuple(known for known in turn.state.incidents if known.pair != incident.pair)
+    turn.set(incidents=(*others, incident))
+
+
+def _count(turn: Transition, incident: Incident) -> None:
+    """Once, under the cause that is known best."""
+    state, pair, cause = turn.state, incident.pair, incident.failure.cause
+    if pair in state.counted:
+        turn.set(history=tuple((known, cause if known == pair else c, at) for known, c, at in state.history))
+        return
+    counts = incident.part_of is None and not turn.rules.restart.ignores(incident.failure)
+    new = ((pair, cause, turn.now),) if counts else ()
+    turn.set(counted=state.counted | {pair}, history=(*state.history, *new)[-REMEMBERED:])
+
+
+def know_better(turn: Transition, pair: AttemptId, failure: Failure) -> None:
+    """Why the last attempt ended was not known when it ended: memory was exhausted, and those who miss a peer spoke
+    first."""
+    state = turn.state
+    blind = state.failure is not None and state.failure.priority is Priority.PEER_LOST
+    if state.failed != pair or not blind or failure.priority is not Priority.OOM:
+        return
+    known = next((incident for incident in state.incidents if incident.pair == pair), None)
+    if known is not None:
+        judged = turn.rules.restart.judged(failure)
+        adopt_incident(turn, replace(known, failure=replace(judged, step=known.failure.step)))
+
+
+def resumed(turn: Transition, event: StepMade) -> None:
+    """The first step of an attempt closes the incidents before it."""
+    attempt = turn.attempt
+    if attempt is None or attempt.world.pair != event.pair:
+        return
+    first = attempt.step is None
+    turn.set_attempt(step=event.step, restored=event.restored, origin=event.origin, entered=True)
+    if not first:
+        return
+    incidents = turn.state.incidents
+    closed = tuple(_closed(incident, incidents, event, turn.now) for incident in incidents)
+    turn.set(incidents=closed, fruitless=0)
+
+
+def _closed(incident: Incident, incidents: tuple[Incident, ...], event: StepMade, now: float) -> Incident:
+    if incident.resumed is not None or incident.pair >= event.pair:
+        return incident
+    lost_steps = _lost_steps(incident, incidents, event.restored)
+    return replace(incident, resumed=now, lost_steps=lost_steps, restored_from=event.origin or None)
+
+
+def _lost_steps(incident: Incident, incidents: tuple[Incident, ...], restored: int) -> int | None:
+    """Of an attempt that made no step, what is lost was made before it: by one whose incident says so and is as open,
+    or by one that ended without an incident, of which nothing is known here."""
+    if incident.failure.step is not None:
+        return max(incident.failure.step - restored, 0)
+    before = (known for known in incidents if known.resumed is None and known.pair < incident.pair)
+    return 0 if any(known.failure.step is not None for known in before) else None
