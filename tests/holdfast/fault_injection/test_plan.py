@@ -6,7 +6,8 @@ from itertools import islice
 
 import pytest
 
-from holdfast.cli.main import main, parse_chaos
+from holdfast.cli.chaos.options import parse_chaos
+from holdfast.cli.main import main
 from holdfast.core.errors import UsageError
 from holdfast.fault_injection.plan import Fault, Kind, Plan, make_plan, read_fault, read_rate
 from holdfast.telemetry.activity import Activity

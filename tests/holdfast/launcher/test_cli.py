@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from holdfast import __version__
-from holdfast.cli.main import main, parse
+from holdfast.cli.main import main
+from holdfast.cli.run_options import parse
 from holdfast.core.errors import UsageError
 from holdfast.core.protocol import ExitCode
 from holdfast.launcher.rendezvous.roster import RunRequest

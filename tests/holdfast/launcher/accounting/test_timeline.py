@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.cli import timeline
-from holdfast.cli.main import parse
+from holdfast.cli.run_options import parse
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import UsageError
 from holdfast.core.protocol import Cause

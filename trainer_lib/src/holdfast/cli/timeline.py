@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.cli.support.arguments import Parser
 from holdfast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -254,14 +254,9 @@ def _once(text: str, number: int, *, label: bool) -> str | None:
 # The command
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message}")
-
-
 def main(words: Iterable[str]) -> int:
     """Run the command; returns its exit code."""
-    parser = _Parser(prog="holdfast timeline", description="Show what happened in a run.", allow_abbrev=False)
+    parser = Parser(prog="holdfast timeline", description="Show what happened in a run.", allow_abbrev=False)
     parser.add_argument("file", type=Path, metavar="FILE", help="what 'holdfast run --timeline FILE' wrote")
     parser.add_argument("--output", type=Path, metavar="PICTURE", help="draw a picture (.png, .svg, .pdf) instead")
     known = parser.parse_args(list(words))

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any, NoReturn
+from typing import Any
 
-from holdfast.core.errors import UsageError
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message}")
+from holdfast.cli.support.arguments import Parser
 
 
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    top = _Parser(
+    top = Parser(
         prog="holdfast checkpoints",
         description="Look at checkpoints, check, copy and compare them.",
         epilog="exit codes: 0 fine, 1 damaged or different, 2 usage, 3 cannot be read or written",

@@ -1,0 +1,60 @@
+"""The options of `holdfast chaos`: faults, and after them the options of `holdfast run`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+
+from holdfast.cli.run_options import CHAOS_HELP, parse
+from holdfast.cli.support.arguments import Parser, checked, split_command, whole_number
+from holdfast.core.errors import UsageError
+from holdfast.fault_injection.plan import Kind, Plan, make_plan, read_fault, read_kinds, read_rate
+
+_FAULT_HELP = {
+    Kind.KILL: "SIGKILL to a rank: rank=1,step=50[,at=vote]",
+    Kind.STOP: "SIGSTOP to a rank: rank=1,step=50[,at=average][,seconds=5]",
+    Kind.EXCEPTION: "an exception in the script: rank=1,step=50",
+    Kind.SLEEP: "the script sleeps: rank=1,step=50[,seconds=5]",
+    Kind.SLOW: "the script takes longer: rank=1,step=50,seconds=0.5[,steps=10]",
+}
+
+
+def parse_chaos(words: Sequence[str]) -> tuple[Plan, list[str]]:
+    """The plan, and the words for `holdfast run`; raises `UsageError` that names the option and the mend."""
+    head, command = split_command(words)
+    known, rest = _parser().parse_known_args(head)
+    if not command:
+        raise UsageError("holdfast chaos: nothing to run; end with '-- python train.py'")
+    specs = [(kind, text) for kind in Kind for text in getattr(known, str(kind)) or ()]
+    if not specs and not known.rate:
+        raise UsageError("holdfast chaos: nothing to do; give faults, such as --kill rank=1,step=50, or --rate 2/min")
+    parse(["run", *rest, "--", *command])
+    seed = secrets.randbelow(1 << 31) if known.seed is None else known.seed
+    plan = make_plan(seed=seed, specs=specs, per_second=known.rate, kinds=known.faults)
+    return plan, [*rest, "--", *command]
+
+
+def _parser() -> Parser:
+    usage = "holdfast chaos [faults] [options of holdfast run] -- python train.py [arguments]"
+    parser = Parser(prog="holdfast chaos", usage=usage, description=CHAOS_HELP, allow_abbrev=False)
+    for kind in Kind:
+        text = _FAULT_HELP[kind]
+        parser.add_argument(f"--{kind}", type=checked(_spec(kind)), action="append", metavar="SPEC", help=text)
+    parser.add_argument(
+        "--rate", type=checked(read_rate), default=0.0, help="faults at random instants, such as 2/min"
+    )
+    parser.add_argument(
+        "--faults", type=checked(read_kinds), default=(Kind.KILL,), help="those of --rate, such as kill,stop (kill)"
+    )
+    parser.add_argument(
+        "--seed", type=checked(whole_number("--seed", least=0)), help="the same faults again (random)"
+    )
+    return parser
+
+
+def _spec(kind: Kind) -> Callable[[str], str]:
+    def parse_spec(text: str) -> str:
+        read_fault(kind, text)
+        return text
+
+    return parse_spec
