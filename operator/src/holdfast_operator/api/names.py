@@ -190,6 +190,8 @@ SAME_EXHAUSTION = timedelta(seconds=10)
 SAME_FAILURE = timedelta(seconds=60)
 TALLIES_KEPT = 32
 TALLIED_TIMES = 20
+# How long a drained launcher may take beyond the deadline of its checkpoint.
+DRAIN_MARGIN = timedelta(seconds=30)
 # Launchers end by themselves once the job is complete.
 COMPLETE_GRACE = timedelta(seconds=60)
 # The kubelet ends the sidecar after the trainer; a container of the template's own may never end.

@@ -8,12 +8,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from holdfast_operator.api.json import Json
-from holdfast_operator.api.names import GPU_RESOURCE, REMEDIATION_HISTORY
+from holdfast_operator.api.names import DRAIN_MARGIN, GPU_RESOURCE, REMEDIATION_HISTORY
 from holdfast_operator.api.node_mark import Mode, mark_of, marked
 from holdfast_operator.api.times import parse_time
 from holdfast_operator.cluster.cache import Cache, owner_of
 from holdfast_operator.cluster.client import Cluster
-from holdfast_operator.decision.workers.cleanup import DRAIN_MARGIN
 from holdfast_operator.remediation.alerts import Alert
 from holdfast_operator.remediation.fleet import FleetSnapshot, HistoryEntry, Node, NodePod, StayReason
 from holdfast_operator.remediation.settings import RemediationSettings

@@ -17,8 +17,6 @@ from holdfast_operator.decision.plan import DeletePod
 from holdfast_operator.decision.reporting.progress import newest_report
 from holdfast_operator.views import PodView
 
-DRAIN_MARGIN = timedelta(seconds=30)
-
 
 def apply(draft: PlanDraft) -> PlanDraft:
     """Delete and forget."""
@@ -41,7 +39,7 @@ def _leaving(draft: PlanDraft, worker: Worker) -> PlanDraft:
     drains = draft.spec.launched and worker.pod_uid in draft.status.membership.named() and worker.ready_at is not None
     if not drains:
         return _delete(draft, worker, worker.reason)
-    margin = timedelta(seconds=draft.spec.drain_seconds) + DRAIN_MARGIN
+    margin = timedelta(seconds=draft.spec.drain_seconds) + c.DRAIN_MARGIN
     deadline = (worker.since or draft.now) + margin
     if draft.now < deadline:
         return draft.requeue_at(deadline)
