@@ -13,7 +13,8 @@ from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import DocumentError
 from holdfast.core.protocol import Cause
 from holdfast.launcher.hang.cpu_starvation import Starvation
-from holdfast.launcher.hang.detector import HangSettings, HangVerdict, Observed, Sight, Stray, Watchdog
+from holdfast.launcher.hang.detectors.observation import HangSettings, HangVerdict, Observed, Sight, Stray
+from holdfast.launcher.hang.detectors.watchdog import Watchdog
 from holdfast.telemetry.activity import Activity
 from holdfast.telemetry.activity_page import Reading
 

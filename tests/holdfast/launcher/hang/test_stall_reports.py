@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import DocumentError
-from holdfast.launcher.hang.detector import HangSettings, HangVerdict, Observed, Sight, Watchdog
+from holdfast.launcher.hang.detectors.observation import HangSettings, HangVerdict, Observed, Sight
+from holdfast.launcher.hang.detectors.watchdog import Watchdog
 from holdfast.launcher.hang.stall_reports import Elsewhere, Stall
 from holdfast.launcher.membership import messages
 from holdfast.launcher.membership.messages import Hello

@@ -27,7 +27,7 @@ from holdfast.launcher.accounting.event_recorder import EventRecorder
 from holdfast.launcher.accounting.timeline import Timeline
 from holdfast.launcher.drain.last_checkpoint_plan import Plan, Tier, plan
 from holdfast.launcher.drain.touch_file import Request, TouchFile
-from holdfast.launcher.hang.detector import HangSettings
+from holdfast.launcher.hang.detectors.observation import HangSettings
 from holdfast.launcher.hang.monitor import HangWatch, Scene
 from holdfast.launcher.hang.stall_reports import NOBODY, Elsewhere
 from holdfast.launcher.host import termination_log as termination

@@ -15,7 +15,8 @@ from holdfast.core.protocol import Cause
 from holdfast.launcher.hang import stack_dumps
 from holdfast.launcher.hang.activity_pages import Boards
 from holdfast.launcher.hang.cpu_starvation import cpu_wait
-from holdfast.launcher.hang.detector import HangSettings, HangVerdict, Observed, Sight, Stray, Watchdog
+from holdfast.launcher.hang.detectors.observation import HangSettings, HangVerdict, Observed, Sight, Stray
+from holdfast.launcher.hang.detectors.watchdog import Watchdog
 from holdfast.launcher.hang.stack_dumps import Source, Story
 from holdfast.launcher.hang.stall_reports import NOBODY, Elsewhere, Stall
 from holdfast.launcher.host.run_dir import STACKS_DIR

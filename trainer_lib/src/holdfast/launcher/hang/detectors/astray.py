@@ -1,0 +1,53 @@
+"""Ranks that left their attempt, and do not come to the next one."""
+
+from __future__ import annotations
+
+from holdfast.launcher.hang.detectors.look import Look
+from holdfast.launcher.hang.detectors.observation import HangVerdict, Stray
+from holdfast.launcher.hang.detectors.verdicts import blame
+from holdfast.telemetry.activity import Activity
+
+
+def astray(look: Look) -> tuple[HangVerdict, ...]:
+    """The local ranks that left an attempt and are late for the next one."""
+    spent = [(stray, *_spent(look, stray)) for stray in look.seen.strays if _must_come(stray)]
+    late = [(stray, seconds, limit) for stray, seconds, limit in spent if seconds > limit]
+    if not _state_is_kept(look, {stray.slot for stray, _, _ in late}):
+        # What the strays of other launchers do is unknown: theirs may be as long at it.
+        patient = [(stray, took, look.patient(limit)) for stray, took, limit in late]
+        late = [(stray, seconds, limit) for stray, seconds, limit in patient if seconds > limit]
+    return tuple(_stray(look, stray, (seconds, limit)) for stray, seconds, limit in late)
+
+
+def _must_come(stray: Stray) -> bool:
+    activity = stray.reading.activity
+    return activity is not Activity.DONE and (activity is not Activity.PARKED or stray.awaited)
+
+
+def _spent(look: Look, stray: Stray) -> tuple[float, float]:
+    """How long it has kept others waiting, and how long it may."""
+    sight, reading, by_beat = stray.sight, stray.reading, _by_beat(look, stray)
+    forms = reading.activity is Activity.SYNC
+    limit = look.settings.startup if forms and not by_beat else look.limit(sight)
+    return look.awake(reading, max(stray.left_at, reading.beat if by_beat else reading.since)), limit
+
+
+def _state_is_kept(look: Look, late: set[int]) -> bool:
+    """Whether a rank here that made steps, and is not late itself, waits for the others with what it has."""
+    here = (*look.seen.sights, *(stray.sight for stray in look.seen.strays))
+    waiting = [sight for sight in here if sight.slot not in late and sight.reading.activity.waiting]
+    return any(sight.reading.made > 0 and not look.silent(sight) for sight in waiting)
+
+
+def _by_beat(look: Look, stray: Stray) -> bool:
+    """Whether only its signs of life count: what forms or applies has much time as long as it shows some."""
+    activity = stray.reading.activity
+    silent = look.silent(stray.sight)
+    return activity is Activity.PARKED or (silent and activity in (Activity.SYNC, Activity.APPLY))
+
+
+def _stray(look: Look, stray: Stray, spent: tuple[float, float]) -> HangVerdict:
+    by_beat = _by_beat(look, stray)
+    did = "has shown no sign of life" if by_beat else "left its attempt and has been busy"
+    waits = "the others wait for it to form the world" if stray.awaited else "the next world will wait for it"
+    return blame(look, stray.sight, spent, did, waits)

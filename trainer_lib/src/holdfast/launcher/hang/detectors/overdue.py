@@ -1,0 +1,57 @@
+"""Ranks that keep others waiting for longer than they may."""
+
+from __future__ import annotations
+
+from holdfast.launcher.hang.detectors.look import Look
+from holdfast.launcher.hang.detectors.observation import HangVerdict, Observed, Sight
+from holdfast.launcher.hang.detectors.verdicts import blame, waits
+from holdfast.launcher.hang.stall_reports import in_collective
+from holdfast.telemetry.activity import Activity
+
+
+def overdue(look: Look) -> tuple[HangVerdict, ...]:
+    """The local ranks that are late; of several, those without a sign of life."""
+    late = [(sight, limit) for sight, limit in look.limits() if look.age(sight) > limit]
+    mute = [(sight, limit) for sight, limit in late if look.silent(sight)]
+    if not mute and (look.seen.elsewhere.unheard or _mute_elsewhere(look)):
+        return ()  # it will soon be known, or is about to be ended
+    late = mute or late
+    if len(late) == len(look.seen.sights) and _all_elsewhere(look.seen, silent=bool(mute)):
+        patient = [(sight, look.patient(limit)) for sight, limit in late]
+        late = [(sight, limit) for sight, limit in patient if look.age(sight) > limit]
+    blamed = {sight.rank for sight, _ in late}
+    text = waits(_waiters(look.seen, blamed), known=_known(look.seen, blamed))
+    return tuple(_late(look, sight, limit, text) for sight, limit in late)
+
+
+def _mute_elsewhere(look: Look) -> bool:
+    """Whether another launcher is about to end a rank of its own that shows no sign of life."""
+    return any(stall.silent and look.heard_seconds(stall) > stall.deadline for stall in look.seen.elsewhere.stalls)
+
+
+def _all_elsewhere(seen: Observed, *, silent: bool) -> bool:
+    """Whether every rank of the world that is not here is long at something too (or, `silent`, stopped)."""
+    stalls = seen.elsewhere.stalls
+    others = {stall.rank for stall in stalls if (stall.silent if silent else not stall.waits)}
+    return len(others | {sight.rank for sight in seen.sights}) == seen.world_size
+
+
+def _waiters(seen: Observed, blamed: set[int]) -> list[tuple[int, Activity]]:
+    here = [(sight.rank, sight.reading.activity) for sight in seen.sights if sight.rank not in blamed]
+    there = [(stall.rank, stall.activity) for stall in seen.elsewhere.stalls if stall.waits]
+    return [(rank, activity) for rank, activity in (*here, *there) if in_collective(activity)]
+
+
+def _known(seen: Observed, blamed: set[int]) -> bool:
+    """Whether it is known of every rank what it does."""
+    told = {stall.rank for stall in seen.elsewhere.stalls}
+    return len(told | blamed | {sight.rank for sight in seen.sights}) == seen.world_size
+
+
+def _late(look: Look, sight: Sight, limit: float, waits: str) -> HangVerdict:
+    did = "has been busy"
+    if look.by_beat(sight):
+        did = "has shown no sign of life"
+    elif look.repeats and sight.reading.activity is Activity.COMPUTE:
+        waits += "; what is not a step belongs into 'with job.phase(\"evaluation\")'"
+    return blame(look, sight, (look.age(sight), limit), did, waits)

@@ -1,0 +1,55 @@
+"""The messages of hang detectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from holdfast.launcher.hang.detectors.look import Look
+from holdfast.launcher.hang.detectors.observation import HangVerdict, Sight
+from holdfast.telemetry.activity import Activity
+
+_WANTED: Final = {
+    Activity.AVERAGE: "its gradients",
+    Activity.VOTE: "its vote",
+    Activity.SYNC: "it to form the world",
+}
+
+
+def blame(look: Look, sight: Sight, spent: tuple[float, float], did: str, waits: str) -> HangVerdict:
+    """The verdict on one local rank."""
+    place = (sight.rank, sight.reading.activity, sight.reading.step)
+    return verdict(look, place, spent, did, waits, slot=sight.slot)
+
+
+def verdict(
+    look: Look, place: tuple[int, Activity, int], spent: tuple[float, float], did: str, waits: str, *, slot: int
+) -> HangVerdict:
+    """`place` is rank, activity and step; `spent` is how long it took, and how long it may take."""
+    (rank, activity, step), (seconds, limit) = place, spent
+    text = f"rank {rank} {did} for {seconds:.1f} s in {activity} after step {step} (deadline {limit:.3g} s); {waits}"
+    return HangVerdict(
+        slot=slot,
+        rank=rank,
+        activity=activity,
+        seconds=seconds,
+        deadline=limit,
+        message=text,
+        repeats=look.repeats,
+    )
+
+
+def waits(waiters: Sequence[tuple[int, Activity]], *, known: bool) -> str:
+    """Which ranks wait for what, for a verdict's message."""
+    if not waiters:
+        return "no rank waits for it" if known else "others wait for it"
+    by_activity: dict[Activity, list[int]] = {}
+    for rank, activity in waiters:
+        by_activity.setdefault(activity, []).append(rank)
+    parts = [f"{_ranks(ranks)} for {_WANTED[activity]}" for activity, ranks in by_activity.items()]
+    return f"waiting: {', '.join(parts)}" + ("" if known else ", and others")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(str(rank) for rank in sorted(ranks)[:16]) + (", …" if len(ranks) > 16 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

@@ -1,0 +1,102 @@
+"""The memory of the hang detectors: each look judges all ranks by what was seen before."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.core.attempt import AttemptId
+from holdfast.launcher.hang.cpu_starvation import Starvation
+from holdfast.launcher.hang.detectors.astray import astray
+from holdfast.launcher.hang.detectors.look import NEVER, Look
+from holdfast.launcher.hang.detectors.mismatched import mismatched
+from holdfast.launcher.hang.detectors.observation import HangSettings, HangVerdict, Observed, Sight, Waits
+from holdfast.launcher.hang.detectors.overdue import overdue
+from holdfast.launcher.hang.detectors.pace import Pace, Pauses
+from holdfast.launcher.hang.stall_reports import Hearsay, Stall
+from holdfast.telemetry.activity import Activity
+
+# Others are told early enough to know of all ranks when the first deadline is over.
+_TOLD_SHARE: Final = 0.6
+# The first that finds something is heard alone: a rank that left explains why others are late or wait.
+_DETECTORS: Final = (astray, overdue, mismatched)
+
+
+class Watchdog:
+    """Remembers what deadlines are made of; each look judges all ranks."""
+
+    def __init__(self) -> None:
+        self.settings = HangSettings()
+        self._pauses = Pauses()
+        self._starvation = Starvation()
+        self._pace = Pace()
+        self._hearsay = Hearsay()
+        self._told: dict[tuple[int, Activity, float, bool], Stall] = {}
+        self._step = -1
+        self._hung_at = -1
+        self._hung_in: AttemptId | None = None
+        self._repeats = 0
+        self._mismatch: Waits = frozenset()
+
+    def judge(self, seen: Observed, now: float) -> tuple[HangVerdict, ...]:
+        """Who hangs now."""
+        self._pauses.look(now)
+        self._starvation.note(seen.cpu_waits, now)
+        self._pace.note(seen, now)
+        self._hearsay.note(seen.elsewhere.stalls, now)
+        readings = [sight.reading for sight in seen.sights] + [stray.reading for stray in seen.strays]
+        self._step = max((reading.step for reading in readings), default=-1)
+        if self._step > self._hung_at:
+            self._repeats = 0
+        if not self.settings.enabled:
+            return ()
+        look = self._look(seen, now)
+        for detect in _DETECTORS:
+            if verdicts := detect(look):
+                self._count(seen.pair)
+                self._mismatch = verdicts[0].waits or self._mismatch
+                return verdicts
+        return ()
+
+    def _look(self, seen: Observed, now: float) -> Look:
+        return Look(
+            seen=seen,
+            now=now,
+            settings=self.settings,
+            pauses=self._pauses,
+            starvation=self._starvation,
+            pace=self._pace,
+            hearsay=self._hearsay,
+            repeats=self._repeats,
+            mismatch=self._mismatch,
+        )
+
+    def hung_elsewhere(self, pair: AttemptId) -> None:
+        """Another launcher found a rank of its own that hangs: another hang before the next step is a repetition,
+        whoever hangs then. Several at once are one."""
+        if pair != self._hung_in:
+            self._count(pair)
+
+    def _count(self, pair: AttemptId) -> None:
+        self._hung_in = pair
+        self._repeats, self._hung_at = self._repeats + 1, max(self._step, self._hung_at)
+
+    def stalls(self, seen: Observed, now: float) -> tuple[Stall, ...]:
+        """What the other launchers must know of the ranks here; the same as long as it is so."""
+        told: dict[tuple[int, Activity, float, bool], Stall] = {}
+        look = self._look(seen, now)
+        for sight in seen.sights if self.settings.enabled else ():
+            reading = sight.reading
+            key = (sight.slot, reading.activity, reading.since, look.stopped(reading))
+            known = self._told.get(key)
+            stall = known if known and known.pair == seen.pair else _worth_telling(look, sight)
+            if stall is not None:
+                told[key] = stall
+        self._told = told
+        return tuple(told.values())
+
+
+def _worth_telling(look: Look, sight: Sight) -> Stall | None:
+    if sight.reading.activity in NEVER:
+        return None
+    stall = look.stall(sight)
+    return stall if stall.silent or stall.seconds >= _TOLD_SHARE * stall.deadline else None
