@@ -8,7 +8,7 @@ import pytest
 
 from holdfast_operator.api.ids import AttemptId, parse_pair
 from holdfast_operator.api.job import parse_job
-from holdfast_operator.api.spec.checkpoint import LocalTier, MemoryTier, ObjectSpec, PeerTier
+from holdfast_operator.api.spec.checkpoint import LocalTier, MemoryTier, ObjectTier, PeerTier
 from holdfast_operator.api.spec.hang import HangSpec
 from holdfast_operator.api.spec.recovery import Backoff
 from holdfast_operator.api.spec.spec import parse_spec
@@ -253,5 +253,5 @@ def test_what_is_done_about_a_hang_is_a_rule_behind_all_others() -> None:
 def test_the_object_store_is_read_with_its_units() -> None:
     given = {"url": "s3://b/p/", "secretRef": {"name": "w"}, "interval": "15m", "bandwidthLimit": "100Mi"}
     store = parse_spec({**SMALLEST, "checkpoint": {"object": given}}).checkpoint.object_store
-    assert store == ObjectSpec(url="s3://b/p", secret_name="w", interval_seconds=900, bytes_per_second=100 << 20)
+    assert store == ObjectTier(url="s3://b/p", secret_name="w", interval_seconds=900, bytes_per_second=100 << 20)
     assert parse_spec(SMALLEST).checkpoint.object_store is None

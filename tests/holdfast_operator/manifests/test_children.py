@@ -13,7 +13,7 @@ import pytest
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.job import parse_job
-from holdfast_operator.api.spec.checkpoint import LocalTier, MemoryTier, ObjectSpec, PeerTier
+from holdfast_operator.api.spec.checkpoint import LocalTier, MemoryTier, ObjectTier, PeerTier
 from holdfast_operator.api.spec.hang import HangSpec
 from holdfast_operator.api.status import Membership, Worker
 from holdfast_operator.decision.snapshot import Observed
@@ -300,7 +300,7 @@ def test_the_object_store_reaches_the_trainer_alone(observed: Observed) -> None:
     job = observed.job
     spec = job.spec
     assert spec is not None
-    store = ObjectSpec(
+    store = ObjectTier(
         url="s3://b/p",
         secret_name="writer",
         interval_seconds=900,

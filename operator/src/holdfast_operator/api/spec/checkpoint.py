@@ -19,7 +19,7 @@ _FACTOR = {None: 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 1 << 10, "Mi": 1 <
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectSpec:
+class ObjectTier:
     """A store of objects to which commits are copied."""
 
     url: str
@@ -69,7 +69,7 @@ class CheckpointSpec:
     keep_last: int = 3
     retention: str = ""  # what is kept beside them, in the words that launchers read: hours=6,daily=7
     resume: str = c.RESUME_ALWAYS
-    object_store: ObjectSpec | None = None
+    object_store: ObjectTier | None = None
     memory: MemoryTier | None = None
     peer: PeerTier | None = None
     local: LocalTier | None = None
@@ -157,14 +157,14 @@ def _local_tier(checkpoint: Json) -> LocalTier | None:
     return tier if tier.size else None
 
 
-def _object_store(checkpoint: Json) -> ObjectSpec | None:
+def _object_store(checkpoint: Json) -> ObjectTier | None:
     if checkpoint.get("object") is None:
         return None
     path = "spec.checkpoint.object"
     value = mapping(checkpoint["object"], path)
     secret = mapping(value.get("secretRef", {}), f"{path}.secretRef").get("name")
     retention = mapping(value.get("retention", {}), f"{path}.retention")
-    return ObjectSpec(
+    return ObjectTier(
         url=str(value.get("url", "")).rstrip("/"),
         secret_name=str(secret) if secret else None,
         interval_seconds=_seconds(value.get("interval", "0s"), f"{path}.interval"),
