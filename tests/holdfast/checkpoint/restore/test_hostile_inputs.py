@@ -580,7 +580,9 @@ def test_a_pickle_of_little_that_asks_for_10_gb_is_refused_before_it_has_them(
     monkeypatch.setattr(memory_limit, "SPARE_BYTES", 256 << 20)
     data = zipped(sources()["pt"]["w.pt"], "data.pkl", lambda _: raw) if kind == "pt" else legacy(raw)
     assert len(data) < 8192
-    assert converted(tmp_path, {f"w.{kind}": data}, f"w.{kind}") == "DamagedError: torch_save.read_pickled, MemoryError"
+    assert (
+        converted(tmp_path, {f"w.{kind}": data}, f"w.{kind}") == "DamagedError: torch_save.read_pickled, MemoryError"
+    )
 
 
 def legacy(raw: bytes) -> bytes:
