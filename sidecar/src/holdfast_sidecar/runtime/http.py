@@ -1,28 +1,49 @@
-"""A kept-alive HTTP connection whose every request ends by a deadline, whatever the other side does.
+"""HTTP to one host through `requests`: every request ends by a deadline, and every answer has a limit.
 
-The standard library's timeouts hold for each `recv`, so a server that drips bytes could hold a thread for ever.
-Here each `recv` gets only what is left of the request's own time.
+The timeouts of `requests` hold for each `recv`, so a server that drips bytes could hold a thread for ever. The
+sockets here know the deadline of the request, and give each `recv` only what is left of it.
 """
 
 import contextlib
+import functools
 import http.client
-import io
 import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from http.cookiejar import DefaultCookiePolicy
+from typing import Any, Final, Protocol, cast
 from urllib.parse import urlsplit
 
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+
+from holdfast_sidecar import __version__
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import DeadlineError, TooLargeError, TransportError
 
 Monotonic = Callable[[], float]
 
+_ERRORS: Final = (OSError, ValueError, urllib3.exceptions.HTTPError)
+"""What `requests` and `urllib3` raise."""
+_CLOSED: Final = (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError, ssl.SSLEOFError)
+"""How a kept connection fails that the other side has closed."""
+_HEADERS: Final = {"User-Agent": f"holdfast-sidecar/{__version__}", "Accept-Encoding": "identity"}
+_SOCKET_OPTIONS: Final = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    # A peer that lost its power says no goodbye.
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, c.KEEPALIVE_IDLE_SECONDS),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, c.KEEPALIVE_INTERVAL_SECONDS),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, c.KEEPALIVE_COUNT),
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """A complete answer. Redirects are not followed: neither service that we talk to has any."""
+    """A complete answer. Redirects are not followed: no service that the sidecar asks has any."""
 
     status: int
     headers: Mapping[str, str]
@@ -39,69 +60,103 @@ class Transport(Protocol):
         ...
 
 
-class _DeadlineReader(io.RawIOBase):
-    """Reads a socket with what is left of the deadline."""
+class _Exchange:
+    """The request in flight: its deadline and its socket."""
 
-    def __init__(self, sock: "_DeadlineSocket") -> None:
-        self._sock = sock
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self._sock.receive(buffer)
-
-    def close(self) -> None:
-        if not self.closed:
-            super().close()
-            self._sock.read_to_the_end()
-
-
-class _DeadlineSocket:
-    """What `http.client` needs of a socket, bounded by a deadline that each request sets."""
-
-    def __init__(self, sock: socket.socket, monotonic: Monotonic) -> None:
-        self.raw = sock
+    def __init__(self, monotonic: Monotonic) -> None:
         self._monotonic = monotonic
         self.deadline = 0.0
-        self._readers = 0
-        self._closing = False
+        self.socket: socket.socket | None = None
+        self.connects = 0
+        """How often a connection was opened so far."""
 
-    def _arm(self) -> None:
+    def left(self) -> float:
+        """Seconds until the deadline."""
         left = self.deadline - self._monotonic()
         if left <= 0:
             raise TimeoutError("timed out")
-        self.raw.settimeout(left)
+        return left
 
-    def receive(self, buffer: Any) -> int:
-        self._arm()
-        return self.raw.recv_into(buffer)
 
-    def sendall(self, data: bytes) -> None:
-        self._arm()
-        self.raw.sendall(data)
+class _Socket(socket.socket):
+    exchange: _Exchange
 
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        self._readers += 1
-        return io.BufferedReader(_DeadlineReader(self))
+    def recv_into(self, *args: Any) -> int:
+        self.settimeout(self.exchange.left())
+        return super().recv_into(*args)
 
-    def close(self) -> None:
-        """`http.client` closes the socket of an answer that ends the connection before it reads the answer."""
-        self._closing = True
-        self._close_unread()
+    def sendall(self, *args: Any) -> None:
+        self.settimeout(self.exchange.left())
+        super().sendall(*args)
 
-    def read_to_the_end(self) -> None:
-        """A reader is closed."""
-        self._readers -= 1
-        self._close_unread()
 
-    def _close_unread(self) -> None:
-        if self._closing and not self._readers:
-            self.raw.close()
+class _TlsSocket(ssl.SSLSocket):
+    exchange: _Exchange
+
+    def recv_into(self, *args: Any) -> int:
+        self.settimeout(self.exchange.left())
+        return super().recv_into(*args)
+
+    def send(self, *args: Any) -> int:  # `sendall` calls it for each part
+        self.settimeout(self.exchange.left())
+        return super().send(*args)
+
+
+class _Connection(HTTPConnection):
+    def __init__(self, *args: Any, exchange: _Exchange, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._exchange = exchange
+
+    def connect(self) -> None:
+        super().connect()
+        cast(_Socket | _TlsSocket, self.sock).exchange = self._exchange
+        self._exchange.socket = self.sock
+
+    def _new_conn(self) -> socket.socket:
+        self._exchange.connects += 1
+        opened = _Socket(fileno=super()._new_conn().detach())
+        opened.settimeout(self._exchange.left())  # the TLS handshake has more time than the TCP one
+        return opened
+
+
+class _TlsConnection(_Connection, HTTPSConnection):
+    pass
+
+
+class _Pool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _TlsPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _TlsConnection
+
+
+class _Adapter(HTTPAdapter):
+    """Sends all requests through one pool. `requests` would choose a pool by URL, and trust public authorities."""
+
+    pool: urllib3.HTTPConnectionPool
+
+    def get_connection_with_tls_context(self, *_args: Any, **_more: Any) -> urllib3.HTTPConnectionPool:
+        return self.pool
+
+    def cert_verify(self, *_args: Any, **_more: Any) -> None:
+        """The pool has its TLS context."""
+
+
+class _Session(requests.Session):
+    def __init__(self, adapter: _Adapter) -> None:
+        super().__init__()
+        self.trust_env = False  # neither proxies nor .netrc: no source is behind a proxy
+        self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        self.mount("http://", adapter)
+        self.mount("https://", adapter)
+
+    def get_redirect_target(self, _resp: requests.Response) -> None:
+        """None: with a target, `requests` reads the whole body of a redirect, also where it does not follow."""
 
 
 class Connection:
-    """One connection to one host, opened when needed and again after any error.
+    """A session with one host over one connection, opened when needed and again after any error.
 
     `context` is asked at each request; a new one (certificates rotate) ends the connection that the old one made.
     One thread sends requests; any other may `abort` the one in flight.
@@ -117,118 +172,105 @@ class Connection:
     ) -> None:
         parts = urlsplit(url)
         self._home = (parts.hostname or "", parts.port or (443 if context else 80))
-        self._host, self._port = self._home
+        self._address = self._home
         self._prefix = parts.path.rstrip("/")
         self._monotonic = monotonic
         self._context = context
         self._used_context: ssl.SSLContext | None = None
         self._max_bytes = max_bytes
-        self._http: http.client.HTTPConnection | None = None
-        self._sock: _DeadlineSocket | None = None
+        self._exchange = _Exchange(monotonic)
+        self._adapter = _Adapter()
+        self._adapter.pool = self._new_pool()
+        self._session = _Session(self._adapter)
         self._aborted = False
 
     def request(
         self, method: str, path: str, *, headers: Mapping[str, str], body: bytes | None, timeout: float
     ) -> Response:
         """Send a request, and again if a kept connection fails: the other side may have closed it long ago."""
-        deadline = self._monotonic() + timeout
+        self._exchange.deadline = self._monotonic() + timeout
         if self._context is not None and (context := self._context()) is not self._used_context:
-            self.close()
             self._used_context = context
-        kept, self._aborted = self._http is not None, False
+            self._start_over()
+        connects, self._aborted = self._exchange.connects, False
         try:
-            return self._exchange(method, path, headers, body, deadline)
-        except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError, ssl.SSLEOFError) as error:
-            if not kept or self._aborted:
-                raise TransportError(_describe(error)) from error
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise _translated(error) from error
+            return self._send(method, path, headers, body)
+        except _ERRORS as error:
+            kept = self._exchange.connects == connects
+            if not kept or self._aborted or not isinstance(_cause(error), _CLOSED):
+                raise _translated(error) from error
         try:
-            return self._exchange(method, path, headers, body, deadline)
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            return self._send(method, path, headers, body)
+        except _ERRORS as error:
             raise _translated(error) from error
 
     def turn(self, address: tuple[str, int] | None) -> bool:
         """Send the next requests to this address, or with None to the one that was given at first; whether that is
         another one than before."""
         wanted = address or self._home
-        if wanted == (self._host, self._port):
+        if wanted == self._address:
             return False
-        self.close()
-        self._host, self._port = wanted
+        self._address = wanted
+        self._start_over()
         return True
 
     def abort(self) -> None:
         """End the request in flight from another thread: it raises `TransportError`."""
         self._aborted = True
-        if (sock := self._sock) is not None:
+        if (sock := self._exchange.socket) is not None:
             with contextlib.suppress(OSError):
-                socket.socket.shutdown(sock.raw, socket.SHUT_RDWR)
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
-    def close(self) -> None:
-        """Close the connection; the next request opens another."""
-        if self._http is not None:
-            self._http.close()
-        if self._sock is not None:
-            self._sock.raw.close()
-        self._http = self._sock = None
+    def _send(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> Response:
+        left = self._exchange.left()
+        host, port = self._address
+        name = f"[{host}]" if ":" in host else host
+        url = f"{'http' if self._context is None else 'https'}://{name}:{port}{self._prefix}{path}"
+        request = _prepared(method, url).copy()
+        request.headers.update(headers)
+        request.prepare_body(body, None)
+        timeouts = (min(left, c.CONNECT_SECONDS), left)
+        with self._session.send(request, stream=True, allow_redirects=False, proxies={}, timeout=timeouts) as answer:
+            names = {name.lower(): value for name, value in answer.headers.items()}
+            return Response(status=answer.status_code, headers=names, body=self._read(answer))
 
-    def _exchange(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, deadline: float
-    ) -> Response:
-        try:
-            connection = self._http or self._open(deadline)
-            if self._sock is not None:
-                self._sock.deadline = deadline
-            connection.request(method, self._prefix + path, body=body, headers=dict(headers))
-            answer = connection.getresponse()
-            data = answer.read(self._max_bytes + 1)
-            if len(data) > self._max_bytes:
-                raise TooLargeError(f"the answer is larger than {self._max_bytes} bytes")
-            if answer.length:  # http.client says nothing of a body that ends early when it is read by amount
-                raise TransportError(f"the answer was cut short by {answer.length} bytes")
-            if answer.will_close:
-                self.close()
-            names = {name.lower(): value for name, value in answer.getheaders()}
-            return Response(status=answer.status, headers=names, body=data)
-        except BaseException:
-            self.close()
-            raise
+    def _read(self, answer: requests.Response) -> bytes:
+        body = answer.raw.read(self._max_bytes + 1, decode_content=False)
+        if len(body) > self._max_bytes:
+            raise TooLargeError(f"the answer is larger than {self._max_bytes} bytes")
+        if answer.raw.length_remaining:  # a body that ends early is no error when it is read by amount
+            raise TransportError(f"the answer was cut short by {answer.raw.length_remaining} bytes")
+        return bytes(body)
 
-    def _open(self, deadline: float) -> http.client.HTTPConnection:
-        left = max(deadline - self._monotonic(), 0.001)
-        raw = socket.create_connection((self._host, self._port), timeout=min(left, c.CONNECT_SECONDS))
-        try:
-            _watch(raw)
-            if self._used_context is not None:
-                raw.settimeout(max(deadline - self._monotonic(), 0.001))
-                raw = self._used_context.wrap_socket(raw, server_hostname=self._host)
-        except BaseException:
-            raw.close()
-            raise
-        self._sock = _DeadlineSocket(raw, self._monotonic)
-        self._http = http.client.HTTPConnection(self._host, self._port)
-        self._http.auto_open = 0
-        self._http.sock = self._sock
-        return self._http
+    def _start_over(self) -> None:
+        self._adapter.pool.close()
+        self._adapter.pool = self._new_pool()
+
+    def _new_pool(self) -> urllib3.HTTPConnectionPool:
+        host, port = self._address
+        options: dict[str, Any] = {"socket_options": _SOCKET_OPTIONS, "exchange": self._exchange}
+        if self._used_context is None:
+            return _Pool(host, port, **options)
+        self._used_context.sslsocket_class = _TlsSocket
+        return _TlsPool(host, port, ssl_context=self._used_context, **options)
 
 
-def _watch(sock: socket.socket) -> None:
-    """Notice a peer that lost its power, which says no goodbye."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, c.KEEPALIVE_IDLE_SECONDS)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, c.KEEPALIVE_INTERVAL_SECONDS)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, c.KEEPALIVE_COUNT)
+@functools.lru_cache(maxsize=32)
+def _prepared(method: str, url: str) -> requests.PreparedRequest:
+    """A request to copy: `requests` takes long to check a URL, and most are asked for again and again."""
+    return requests.Request(method, url, headers=_HEADERS).prepare()
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first error, out of those that `requests` and `urllib3` put around it."""
+    inner = error.__cause__ or next((part for part in error.args if isinstance(part, BaseException)), None)
+    return error if inner is None else _cause(inner)
 
 
 def _translated(error: Exception) -> TransportError:
-    if isinstance(error, TimeoutError):
+    cause = _cause(error)
+    if isinstance(cause, TimeoutError):
         return DeadlineError("no complete answer in time")
-    return TransportError(_describe(error))
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"certificate refused: {error.verify_message}"
-    return f"{type(error).__name__}: {str(error)[:200]}"
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return TransportError(f"certificate refused: {cause.verify_message}")
+    return TransportError(f"{type(cause).__name__}: {str(cause)[:200]}")

@@ -35,6 +35,7 @@ def set_up(pod: Pod | None = None) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(pod))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # else each odd answer is a warning, and a poll is a tick
 
 
 class Transitions:
