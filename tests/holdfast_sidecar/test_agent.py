@@ -43,10 +43,10 @@ def reporter(link, run_dir, clock) -> Reporter:
         api=link[0],
         pod=POD,
         start_id="abc",
-        heartbeat=LauncherStatusWatcher(run_dir, clock),
+        launcher=LauncherStatusWatcher(run_dir, clock),
         ledger=NoticeLedger(run_dir),
         clock=clock,
-        uniform=highest,
+        jitter=highest,
     )
 
 
@@ -237,17 +237,17 @@ def test_the_membership_is_fetched_from_the_leader(membership, operator, leader,
 def test_the_last_report_is_skipped_only_if_the_operator_knows_all_of_it(reporter, link, operator, run_dir):
     api = link[0]
     reporter.step()
-    assert reporter.last(api, lambda _: None)
+    assert reporter.send_final(api, lambda _: None)
     assert len(operator.reports) == 1
     (run_dir / "status.json").write_text('{"version": 1, "exit": {"code": 0}}')
-    assert reporter.last(api, lambda _: None)
+    assert reporter.send_final(api, lambda _: None)
     assert operator.latest()["launcher"]["exit"] == {"code": 0}
 
 
 def test_the_last_report_gives_up_in_time(reporter, link, operator, clock):
     operator.status = 500
     started = clock.monotonic()
-    assert not reporter.last(link[0], clock.forward)
+    assert not reporter.send_final(link[0], clock.forward)
     assert clock.monotonic() - started <= 5.0 + 1e-6
     assert len(operator.tries) > 2
 

@@ -199,7 +199,7 @@ def test_a_preemption_that_is_seen_late_has_the_time_that_is_left_and_is_approve
     (notice,) = source.poll(clock.now())
     assert (notice.drain, notice.deadline - clock.now()) == (True, timedelta(seconds=16))
 
-    ledger.pass_on(notice)
+    ledger.publish(notice)
     source.poll(clock.now())
     assert sky.azure.approved == [], "the commit that was asked for is not made yet"
     (run_dir / "emergency_checkpoint.ack").write_text(
@@ -261,7 +261,7 @@ def test_each_pause_is_one_save_and_never_a_drain(clock, run_dir: Path):
         service.bodies[EVENTS_PATH] = json.dumps({"Events": [pause | changes, reboot_elsewhere]}).encode()
         found = []
         for _ in range(polls):
-            found += [(notice.id, notice.drain) for notice in source.poll(clock.now()) if ledger.pass_on(notice)]
+            found += [(notice.id, notice.drain) for notice in source.poll(clock.now()) if ledger.publish(notice)]
             clock.forward(300)
         return found
 

@@ -12,7 +12,7 @@ from holdfast_sidecar.errors import SourceError
 from holdfast_sidecar.interruptions.poller import InterruptionPoller
 from holdfast_sidecar.protocol.document import dump_document, format_time, parse_time
 from holdfast_sidecar.protocol.notice import Notice
-from holdfast_sidecar.run_dir.checkpoint_request import merge_requests
+from holdfast_sidecar.run_dir.checkpoint_request import merge
 from holdfast_sidecar.run_dir.emergency_checkpoint import NoticeLedger
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -28,7 +28,7 @@ def touch(run_dir: Path) -> dict[str, object]:
 
 
 def test_an_interruption_asks_for_a_drain_by_its_deadline(run_dir: Path):
-    assert NoticeLedger(run_dir).pass_on(notice())
+    assert NoticeLedger(run_dir).publish(notice())
     assert touch(run_dir) == notice().as_request()
     assert touch(run_dir)["drain"] is True
     assert touch(run_dir)["deadline"] == "2026-01-31T12:02:00.000000Z"
@@ -41,16 +41,16 @@ def test_each_interruption_drains(action: str):
 
 @pytest.mark.parametrize("action", ["rebalance", "migrate", "freeze", "maintenance"])
 def test_what_the_machine_survives_asks_for_a_checkpoint_only(run_dir: Path, action: str):
-    NoticeLedger(run_dir).pass_on(notice(action=action))
+    NoticeLedger(run_dir).publish(notice(action=action))
     assert touch(run_dir)["drain"] is False
 
 
 def test_a_notice_that_the_launcher_has_taken_does_not_come_back(run_dir: Path):
     ledger = NoticeLedger(run_dir)
-    ledger.pass_on(notice())
+    ledger.publish(notice())
     (run_dir / "emergency_checkpoint").unlink()
-    assert not ledger.pass_on(notice())
-    assert not NoticeLedger(run_dir).pass_on(notice()), "nor after a restart of the sidecar"
+    assert not ledger.publish(notice())
+    assert not NoticeLedger(run_dir).publish(notice()), "nor after a restart of the sidecar"
     assert not (run_dir / "emergency_checkpoint").exists()
 
 
@@ -66,29 +66,29 @@ def test_a_notice_that_the_launcher_has_taken_does_not_come_back(run_dir: Path):
 )
 def test_a_sidecar_killed_before_it_could_remember_finds_its_traces(run_dir: Path, name: str, content: object):
     (run_dir / name).write_text(json.dumps(content))
-    assert NoticeLedger(run_dir).pass_on(notice()), "it is reported"
+    assert NoticeLedger(run_dir).publish(notice()), "it is reported"
     assert json.loads((run_dir / name).read_text()) == content, "and not asked for again"
     assert (run_dir / "emergency_checkpoint").exists() == (name == "emergency_checkpoint")
 
 
 def test_a_later_and_other_notice_is_passed_on_too(run_dir: Path):
     ledger = NoticeLedger(run_dir)
-    assert ledger.pass_on(notice("aws-rebalance-1", "rebalance"))
+    assert ledger.publish(notice("aws-rebalance-1", "rebalance"))
     (run_dir / "emergency_checkpoint").unlink()
-    assert ledger.pass_on(notice("aws-spot-2"))
+    assert ledger.publish(notice("aws-spot-2"))
     assert touch(run_dir)["id"] == "aws-spot-2"
     assert [known.id for known in NoticeLedger(run_dir).notices()] == ["aws-rebalance-1", "aws-spot-2"]
 
 
 def test_a_waiting_request_that_cannot_be_read_is_left_by_a_mere_checkpoint(run_dir: Path, tmp_path: Path):
     (run_dir / "emergency_checkpoint").symlink_to(tmp_path / "elsewhere")
-    assert NoticeLedger(run_dir).pass_on(notice(action="rebalance"))
+    assert NoticeLedger(run_dir).publish(notice(action="rebalance"))
     assert (run_dir / "emergency_checkpoint").is_symlink()
 
 
 def test_a_waiting_request_that_cannot_be_read_does_not_stop_a_drain(run_dir: Path, tmp_path: Path):
     (run_dir / "emergency_checkpoint").symlink_to(tmp_path / "elsewhere")
-    assert NoticeLedger(run_dir).pass_on(notice())
+    assert NoticeLedger(run_dir).publish(notice())
     assert touch(run_dir)["id"] == "aws-spot-1"
     assert not (tmp_path / "elsewhere").exists()
 
@@ -100,12 +100,12 @@ def test_a_damaged_memory_starts_anew(run_dir: Path):
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"garbage", b'{"version": 9, "id": "later"}'])
 def test_a_request_without_readable_content_gives_way(content: bytes):
-    assert merge_requests(content, notice().as_request()).request == notice().as_request()
+    assert merge(content, notice().as_request()).request == notice().as_request()
 
 
 def test_a_drain_takes_over_a_checkpoint_that_waits_and_names_it():
     waiting = notice("aws-rebalance-1", "rebalance", minutes=1).as_request()
-    merged = merge_requests(dump_document(waiting), notice("aws-spot-1").as_request()).request
+    merged = merge(dump_document(waiting), notice("aws-spot-1").as_request()).request
     assert (merged["id"], merged["drain"], merged["supersedes"]) == ("aws-spot-1", True, ["aws-rebalance-1"])
     assert merged["deadline"] == waiting["deadline"], "the earlier deadline holds"
 
@@ -113,7 +113,7 @@ def test_a_drain_takes_over_a_checkpoint_that_waits_and_names_it():
 @pytest.mark.parametrize("deadline", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
 def test_a_deadline_out_of_all_range_is_none(deadline: str):
     waiting = dump_document({"version": 1, "id": "by-hand", "deadline": deadline})
-    joined = merge_requests(waiting, notice().as_request()).request
+    joined = merge(waiting, notice().as_request()).request
     assert joined["deadline"] == notice().as_request()["deadline"]
 
 
@@ -125,7 +125,7 @@ def test_the_earliest_time_of_all_is_read_as_it_was_written():
 def test_a_checkpoint_does_not_displace_a_drain_that_waits():
     waiting = notice("aws-spot-1").as_request()
     new = notice("aws-rebalance-1", "rebalance", minutes=9).as_request()
-    merged = merge_requests(dump_document(waiting), new).request
+    merged = merge(dump_document(waiting), new).request
     assert merged == {**waiting, "supersedes": ["aws-rebalance-1"]}
 
 
@@ -137,7 +137,7 @@ def acknowledge(run_dir: Path, name: str, result: str = "Committed") -> None:
 
 def test_a_commit_is_made_when_the_launcher_says_so(run_dir: Path):
     ledger = NoticeLedger(run_dir)
-    ledger.pass_on(notice())
+    ledger.publish(notice())
     assert not ledger.committed("aws-spot-1")
     for name, result in (("aws-spot-1", "Failed"), ("another", "Committed")):
         acknowledge(run_dir, name, result)
@@ -148,8 +148,8 @@ def test_a_commit_is_made_when_the_launcher_says_so(run_dir: Path):
 
 def test_one_acknowledgement_answers_all_requests_that_were_joined(run_dir: Path):
     ledger = NoticeLedger(run_dir)
-    ledger.pass_on(notice("aws-rebalance-1", "rebalance"))
-    ledger.pass_on(notice("aws-spot-1"))
+    ledger.publish(notice("aws-rebalance-1", "rebalance"))
+    ledger.publish(notice("aws-spot-1"))
     acknowledge(run_dir, "aws-spot-1")
     assert ledger.committed("aws-rebalance-1")
     assert ledger.committed("aws-spot-1")
@@ -183,7 +183,7 @@ def test_no_order_of_requests_loses_a_drain_a_deadline_or_a_name(waiting: list[d
     unique = list({request["id"]: request for request in waiting}.values())
     held = unique[0]
     for request in unique[1:]:
-        held = merge_requests(dump_document(held), request).request
+        held = merge(dump_document(held), request).request
     assert held["drain"] == any(request["drain"] for request in unique)
     assert parse_time(str(held["deadline"])) == min(parse_time(str(request["deadline"])) for request in unique)
     assert {held["id"], *held.get("supersedes", [])} == {request["id"] for request in unique}

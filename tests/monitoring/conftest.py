@@ -90,7 +90,9 @@ def make_sidecar(folder: Path) -> Sidecar:
     folder.mkdir()
     clock = SystemClock()
     heartbeat = LauncherStatusWatcher(folder, clock)
-    gpus = GpuWatch(cast(Transport, Exporter()), POD, folder, clock, lambda low, _high: low, told=lambda: ["GPU-a"])
+    gpus = GpuWatch(
+        cast(Transport, Exporter()), POD, folder, clock, lambda low, _high: low, launcher_gpus=lambda: ["GPU-a"]
+    )
     gpus.tick()
     metrics = SidecarMetrics(clock, heartbeat.current, gpus=lambda: export.metrics(gpus.view(), clock.monotonic()))
     metrics.report(ok=True)

@@ -53,12 +53,12 @@ def test_a_pod_of_the_same_name_with_another_uid_is_another(node_of, gpu_of, pod
 def test_without_a_mapping_the_gpus_count_that_the_launcher_sees(node_of, gpu_of, pod):
     node = node_of(gpu_of(0, pod=""), gpu_of(1, pod=""))
     assert uuids(read(node.text(), pod)) == []
-    assert uuids(read(node.text(), pod, told={node.gpus[1].uuid})) == [node.gpus[1].uuid]
+    assert uuids(read(node.text(), pod, launcher_gpus={node.gpus[1].uuid})) == [node.gpus[1].uuid]
 
 
 def test_what_is_mapped_to_another_pod_is_not_ours_though_the_launcher_sees_it(node_of, gpu_of, pod):
     node = node_of(gpu_of(0), gpu_of(1, pod="another"))
-    sample = read(node.text(), pod, told={gpu.uuid for gpu in node.gpus})
+    sample = read(node.text(), pod, launcher_gpus={gpu.uuid for gpu in node.gpus})
     assert uuids(sample) == [node.gpus[0].uuid]
 
 
@@ -83,7 +83,7 @@ def test_a_part_whose_other_parts_are_another_pods_is_shared(node_of, gpu_of, po
 def test_the_whole_gpus_uuid_proves_nothing_of_its_parts(node_of, gpu_of, pod):
     """Without a mapping, each part may be another pod's."""
     node = node_of(gpu_of(0, pod="", instance="7"), gpu_of(0, pod="", instance="8"))
-    assert uuids(read(node.text(), pod, told={gpu_of(0).uuid})) == []
+    assert uuids(read(node.text(), pod, launcher_gpus={gpu_of(0).uuid})) == []
 
 
 @pytest.mark.parametrize("blank", [9223372036854775794, 2147483632, 2147483635, 140737488355328.0, -1])
@@ -136,5 +136,5 @@ def test_a_node_of_any_size_is_bounded(node_of, gpu_of, pod):
 def test_no_text_whatsoever_raises(body: bytes):
     pod = Pod(namespace="ml", name="gpt-w0", uid="uid-w0", node="n")
     lines = [b"DCGM_FI_DEV_GPU_TEMP{" + part for part in body.split(b"\x00")]
-    found = read(b"\n".join([body, *lines]), pod, told={"GPU-1"})
+    found = read(b"\n".join([body, *lines]), pod, launcher_gpus={"GPU-1"})
     assert len(found.gpus) <= c.MAX_GPUS

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast_sidecar.gpu import rules as table
-from holdfast_sidecar.gpu.detector import Finding, GpuHistory, judge
+from holdfast_sidecar.gpu.detector import Finding, GpuStates, judge
 from holdfast_sidecar.gpu.exposition import Gpu, Sample, read
 
 GPU = "GPU-1"
@@ -17,7 +17,8 @@ class Watch:
     """Samples of one GPU, ten seconds apart unless said otherwise."""
 
     def __init__(self) -> None:
-        self.known, self.now, self._ticks = GpuHistory(), 0.0, 0
+        self.known: GpuStates = {}
+        self.now, self._ticks = 0.0, 0
 
     def see(self, *, xids: dict[int, float] | None = None, after: float = 10.0, **values: float) -> list[Finding]:
         """By short field names. Its energy grows, as it does in life, unless it is given."""
@@ -32,7 +33,7 @@ class Watch:
         return list(findings)
 
     def counted(self, name: str) -> float:
-        return self.known.tracks[GPU].counted.get(name, 0.0)
+        return self.known[GPU].counted.get(name, 0.0)
 
 
 @pytest.fixture
@@ -253,8 +254,8 @@ def test_a_power_cap_is_no_fault(watch):
 def test_readings_that_stand_still_are_not_believed(watch):
     frozen = {"TOTAL_ENERGY_CONSUMPTION": 5.0, "POWER_USAGE": 300.0, "GPU_TEMP": 60.0}
     watch.see(**frozen)
-    assert not watch.known.tracks[GPU].stands_still(watch.now + 299)
-    assert watch.known.tracks[GPU].stands_still(watch.now + 300)
+    assert not watch.known[GPU].readings_frozen(watch.now + 299)
+    assert watch.known[GPU].readings_frozen(watch.now + 300)
     watch.see(**frozen, after=290)
     assert watch.see(**frozen, after=10, ROW_REMAP_FAILURE=1) == [], "what else it shows is as old"
     assert told(watch.see(**{**frozen, "POWER_USAGE": 301.0}, ROW_REMAP_FAILURE=1)) == [("RowRemapFailure", None, 1)]
@@ -264,7 +265,7 @@ def test_a_gpu_that_tells_little_is_not_taken_for_frozen(watch):
     watch.see(TOTAL_ENERGY_CONSUMPTION=9223372036854775794.0)
     few = Sample(gpus=(Gpu(uuid="GPU-2", index=1, values={table.TEMPERATURE: 40.0}),), present=frozenset({"GPU-2"}))
     watch.sample(few)
-    assert not watch.known.tracks["GPU-2"].stands_still(watch.now + 10_000)
+    assert not watch.known["GPU-2"].readings_frozen(watch.now + 10_000)
 
 
 # GPUs that vanish
@@ -313,13 +314,13 @@ def shown(number: int) -> bytes:
 def test_gpus_whose_labels_come_and_go_stay_the_pods_and_nothing_is_counted_twice(watch, pod):
     found = []
     for number in range(20):
-        sample = read(shown(number), pod, known=watch.known.tracks)
+        sample = read(shown(number), pod, known=watch.known)
         assert [gpu.uuid for gpu in sample.gpus] == ["GPU-0", "GPU-1"], f"sample {number}"
         found += watch.sample(sample)
     assert [(one.uuid, one.kind, one.xid) for one in found if one.xid] == [("GPU-0", "Xid", 79), ("GPU-1", "Xid", 79)]
     assert table.VANISHED_KIND not in {one.kind for one in found}
     (name,) = (name for name, fields in table.COUNTERS.items() if "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL" in fields)
-    assert [track.counted[name] for track in watch.known.tracks.values()] == [1, 1]
+    assert [track.counted[name] for track in watch.known.values()] == [1, 1]
 
 
 @given(
@@ -333,7 +334,7 @@ def test_gpus_whose_labels_come_and_go_stay_the_pods_and_nothing_is_counted_twic
 )
 @example([{"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": 0.0}, {"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": 0.5}])
 def test_whatever_an_exporter_shows_is_judged(samples: list[dict[str, float]]):
-    known = GpuHistory()
+    known: GpuStates = {}
     for number, values in enumerate(samples):
         gpu = Gpu(uuid=GPU, index=None, values=values)
         known, findings = judge(known, Sample(gpus=(gpu,), present=frozenset({GPU})), 10.0 * number)
@@ -343,7 +344,7 @@ def test_whatever_an_exporter_shows_is_judged(samples: list[dict[str, float]]):
 def test_judging_changes_nothing_that_it_was_given(watch):
     watch.see(ECC_DBE_VOL_TOTAL=1)
     before = watch.known
-    kept = before.tracks[GPU]
+    kept = before[GPU]
     watch.see(ECC_DBE_VOL_TOTAL=9, XID_ERRORS=79)
-    assert before.tracks[GPU] is kept
+    assert before[GPU] is kept
     assert kept.counted["ecc_double_bit"] == 0

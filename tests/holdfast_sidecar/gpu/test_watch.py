@@ -33,7 +33,7 @@ class Watched:
             self._run_dir,
             self.clock,
             lambda _low, high: high,
-            told=lambda: self.told,
+            launcher_gpus=lambda: self.told,
             on_news=self._on_news,
             on_error=self._on_error,
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_sidecar.gpu.detector import GpuHistory, GpuState
+from holdfast_sidecar.gpu.detector import GpuState
 from holdfast_sidecar.gpu.exposition import Gpu, Sample
 from holdfast_sidecar.gpu.monitor import View
 from holdfast_sidecar.main import gpu_health
@@ -29,7 +29,7 @@ def shown(*values: dict[str, float], errors: tuple[GpuError, ...] = (), answers:
     """An exporter that shows GPUs with these fields."""
     gpus = tuple(Gpu(uuid=f"GPU-{n}", index=n, values=fields) for n, fields in enumerate(values))
     tracks = {gpu.uuid: GpuState(uuid=gpu.uuid, index=gpu.index) for gpu in gpus}
-    view = View(answers=answers, sample=Sample(gpus=gpus), known=GpuHistory(tracks=tracks), errors=errors)
+    view = View(answers=answers, sample=Sample(gpus=gpus), gpus=tracks, errors=errors)
     return gpu_health(view)
 
 

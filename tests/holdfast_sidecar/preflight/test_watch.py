@@ -50,12 +50,12 @@ class Watched:
     def operator(self, *, ahead: float = 0.0, took: float = 0.1) -> None:
         moment = self.clock.start.timestamp() + self.clock.seconds - 1000.0 + ahead
         date = format_datetime(type(self.clock.start).fromtimestamp(moment, self.clock.start.tzinfo), usegmt=True)
-        self.answered(date, took)
+        self.on_report_answer(date, took)
 
-    def answered(self, date: str | None, took: float = 0.1, *, ready: bool = False, **answer: Any) -> None:
+    def on_report_answer(self, date: str | None, took: float = 0.1, *, ready: bool = False, **answer: Any) -> None:
         body = json.dumps({"version": 1, "revision": 0, **answer}).encode()
         headers = {} if date is None else {"date": date}
-        self.watch.answered(Response(status=200, headers=headers, body=body), took, ready=ready)
+        self.watch.on_report_answer(Response(status=200, headers=headers, body=body), took, ready=ready)
 
     def results(self, seconds: float = 1.0) -> list[str]:
         self.clock.forward(seconds)
@@ -113,7 +113,7 @@ def test_a_skewed_clock_fails_until_it_is_set(watched: Watched) -> None:
 
 @pytest.mark.parametrize("date", [None, "", "soon", "21 Jan 99999999999999999999 09:00:43 GMT"])
 def test_an_answer_without_a_time_says_nothing(watched: Watched, date: str | None) -> None:
-    watched.answered(date)
+    watched.on_report_answer(date)
     assert watched.results() == ["Running", "Running"]
 
 
@@ -149,9 +149,9 @@ def peer(port: int, uid: str = "uid-w1") -> dict[str, Any]:
 def test_other_workers_are_reached_or_named(watched: Watched, port: int) -> None:
     watched.restart(replace(ASKED, checks=("Network",)))
     with socket.create_server(("127.0.0.1", port)):
-        watched.answered(None, ready=False, peers=[peer(port)])
+        watched.on_report_answer(None, ready=False, peers=[peer(port)])
         assert watched.results() == ["Running"], "its own launcher does not listen yet"
-    watched.answered(None, ready=True, peers=[peer(port)])
+    watched.on_report_answer(None, ready=True, peers=[peer(port)])
     assert watched.results() == ["Running"]
     assert watched.results(15.0) == ["Failed"]
     (check,) = watched.watch.view().checks
@@ -163,23 +163,23 @@ def test_other_workers_are_reached_or_named(watched: Watched, port: int) -> None
 
 def test_who_is_named_no_more_is_missed_by_nobody(watched: Watched) -> None:
     watched.restart(replace(ASKED, checks=("Network",)))
-    watched.answered(None, ready=True, peers=[peer(1)])
+    watched.on_report_answer(None, ready=True, peers=[peer(1)])
     watched.results()
     assert watched.results(15.0) == ["Failed"]
-    watched.answered(None, ready=True, peers=[])
+    watched.on_report_answer(None, ready=True, peers=[])
     assert watched.results() == ["Passed"]
 
 
 def test_an_operator_that_names_no_peers_skips_the_check(watched: Watched) -> None:
     watched.restart(replace(ASKED, checks=("Network",)))
-    watched.answered(None, ready=True)
+    watched.on_report_answer(None, ready=True)
     assert watched.results() == ["Skipped"]
 
 
 @pytest.mark.parametrize("peers", [[1], [{}], [{"pod": "a", "podUID": "b", "ip": "c", "port": "d"}], "x"])
 def test_peers_that_cannot_be_read_are_none(watched: Watched, peers: Any) -> None:
     watched.restart(replace(ASKED, checks=("Network",)))
-    watched.answered(None, ready=True, peers=peers)
+    watched.on_report_answer(None, ready=True, peers=peers)
     assert watched.results() == ["Skipped"]
 
 
@@ -191,7 +191,7 @@ def test_many_that_do_not_answer_are_tried_by_turns(clock: Any) -> None:
         return "no answer within 2 s"
 
     dials = PeerDialer(clock, silent)
-    dials.follow(tuple(Peer(pod=str(n), uid=str(n), ip="10.0.0.1", port=1) for n in range(200)))
+    dials.set_peers(tuple(Peer(pod=str(n), uid=str(n), ip="10.0.0.1", port=1) for n in range(200)))
     for _ in range(4):
         dials.step()
     assert len(tried) == 4 * 64

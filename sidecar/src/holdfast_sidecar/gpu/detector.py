@@ -36,6 +36,42 @@ class Finding:
     words: str
 
 
+@dataclass(frozen=True)
+class LastXid:
+    """The field that shows the last XID: it stays until another comes, or until the driver is loaded again."""
+
+    xid: int = 0
+    fell: bool = False
+    """The last sample showed none. One low sample may be a hiccup."""
+
+    def new(self, shown: int | None) -> dict[int, int]:
+        """How often each XID came since the sample before."""
+        return {shown: 1} if shown and shown != self.xid else {}
+
+    def after(self, shown: int | None) -> "LastXid":
+        """The state once a sample showed this; None if the field was missing."""
+        if shown is None:
+            return LastXid(self.xid)
+        return LastXid(self.xid, fell=True) if not shown and self.xid and not self.fell else LastXid(shown)
+
+
+@dataclass(frozen=True)
+class XidCounts:
+    """The exporter's own counts by XID; None where it does not count."""
+
+    counts: Mapping[int, float] | None = None
+
+    def new(self, shown: Mapping[int, float]) -> dict[int, int]:
+        """How often each XID came since the sample before."""
+        before = self.counts or {}
+        risen = {xid: int(count - before.get(xid, 0.0)) for xid, count in shown.items()}
+        return {xid: count for xid, count in risen.items() if count > 0}
+
+    def after(self, shown: Mapping[int, float] | None) -> "XidCounts":
+        """The state once a sample showed this."""
+        return self if shown is None else XidCounts(shown)
+
+
 @dataclass(frozen=True, kw_only=True)
 class GpuState:
     """What is remembered of one GPU. Times are monotonic seconds."""
@@ -44,10 +80,10 @@ class GpuState:
     index: int | None = None
     fields: Mapping[str, float] = field(default_factory=dict)
     """The last value of each counter, by field."""
-    dipped: frozenset[str] = frozenset()
+    fields_that_fell: frozenset[str] = frozenset()
     """Fields that were lower in the last sample than before it."""
-    xid: int = 0
-    xids: Mapping[int, float] | None = None
+    last_xid: LastXid = field(default_factory=LastXid)
+    xids: XidCounts = field(default_factory=XidCounts)
     counted: Mapping[str, float] = field(default_factory=dict)
     """New errors since the GPU was first seen, by the counter's name."""
     recent: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
@@ -56,27 +92,24 @@ class GpuState:
     """Since when a state holds, by its rule's kind."""
     told: frozenset[str] = frozenset()
     """Kinds whose present episode was told."""
-    pulse: tuple[float | None, ...] = ()
+    liveness_readings: tuple[float | None, ...] = ()
     moved_at: float = 0.0
     """When its readings last changed."""
     gone_since: float | None = None
 
-    def stands_still(self, now: float) -> bool:
+    def readings_frozen(self, now: float) -> bool:
         """Its readings cannot be true: some of them always move."""
-        energy, power, *_ = self.pulse or (None, None)
+        energy, power, *_ = self.liveness_readings or (None, None)
         return (energy is not None or power is not None) and now - self.moved_at >= c.GPU_STALE_SECONDS
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuHistory:
-    """What is remembered of all GPUs of the pod."""
-
-    tracks: Mapping[str, GpuState] = field(default_factory=dict)
+GpuStates = Mapping[str, GpuState]
+"""What is remembered of all GPUs of the pod, by UUID."""
 
 
-def judge(known: GpuHistory, sample: Sample, now: float) -> tuple[GpuHistory, tuple[Finding, ...]]:
+def judge(known: GpuStates, sample: Sample, now: float) -> tuple[GpuStates, tuple[Finding, ...]]:
     """Take in a sample."""
-    tracks = dict(known.tracks)
+    tracks = dict(known)
     findings: list[Finding] = []
     devices: set[tuple[str, int | None]] = set()
     for gpu in sample.gpus:
@@ -89,7 +122,7 @@ def judge(known: GpuHistory, sample: Sample, now: float) -> tuple[GpuHistory, tu
     for uuid in tracks.keys() - seen:
         tracks[uuid], found = _unseen(tracks[uuid], sample, now)
         findings += found
-    return GpuHistory(tracks=tracks), tuple(findings)
+    return tracks, tuple(findings)
 
 
 def _is_new(finding: Finding, gpu: Gpu, devices: set[tuple[str, int | None]]) -> bool:
@@ -108,18 +141,18 @@ def _first_seen(gpu: Gpu, now: float) -> tuple[GpuState, list[Finding]]:
         index=gpu.index,
         fields={one: gpu.values[one] for one in read.values()},
         counted=dict.fromkeys(read, 0.0),
-        xid=int(gpu.values.get(rules.XID, 0)),
-        xids=gpu.xids,
-        pulse=_pulse(gpu),
+        last_xid=LastXid(_shown_xid(gpu) or 0),
+        xids=XidCounts(gpu.xids),
+        liveness_readings=_liveness_readings(gpu),
         moved_at=now,
     )
     return _states(track, gpu, now)
 
 
 def _seen(track: GpuState, gpu: Gpu, now: float) -> tuple[GpuState, list[Finding]]:
-    pulse = _pulse(gpu)
-    moved_at = track.moved_at if pulse == track.pulse else now
-    track = replace(track, index=gpu.index, pulse=pulse, moved_at=moved_at, gone_since=None)
+    liveness_readings = _liveness_readings(gpu)
+    moved_at = track.moved_at if liveness_readings == track.liveness_readings else now
+    track = replace(track, index=gpu.index, liveness_readings=liveness_readings, moved_at=moved_at, gone_since=None)
     track = replace(track, told=track.told - {rules.VANISHED_KIND})
     track, xids = _xids(track, gpu)
     track, counts = _counts(track, gpu, now)
@@ -152,28 +185,20 @@ def _unseen(track: GpuState, sample: Sample, now: float) -> tuple[GpuState, list
 # XIDs
 
 
+def _shown_xid(gpu: Gpu) -> int | None:
+    shown = gpu.values.get(rules.XID)
+    return None if shown is None else int(shown)
+
+
 def _xids(track: GpuState, gpu: Gpu) -> tuple[GpuState, list[Finding]]:
-    new = _new_xids(track, gpu)
-    shown = gpu.values.get(rules.XID)
-    low = shown is not None and int(shown) == 0 and track.xid != 0
-    dipped = track.dipped | {rules.XID} if low else track.dipped - {rules.XID}
-    keeps = shown is None or (low and rules.XID not in track.dipped)
-    track = replace(
-        track,
-        xid=track.xid if keeps or shown is None else int(shown),
-        xids=track.xids if gpu.xids is None else gpu.xids,
-        dipped=dipped,
-    )
+    """The counts are exact; where they are new and the field is there too, the field still says what came since."""
+    shown = _shown_xid(gpu)
+    if gpu.xids is not None and (track.xids.counts is not None or shown is None):
+        new = track.xids.new(gpu.xids)
+    else:
+        new = track.last_xid.new(shown)
+    track = replace(track, last_xid=track.last_xid.after(shown), xids=track.xids.after(gpu.xids))
     return track, [_xid_finding(track, xid, count) for xid, count in sorted(new.items())]
-
-
-def _new_xids(track: GpuState, gpu: Gpu) -> dict[int, int]:
-    shown = gpu.values.get(rules.XID)
-    if gpu.xids is not None and (track.xids is not None or shown is None):
-        before = track.xids or {}
-        risen = {xid: int(count - before.get(xid, 0.0)) for xid, count in gpu.xids.items()}
-        return {xid: count for xid, count in risen.items() if count > 0}
-    return {int(shown): 1} if shown and int(shown) != track.xid else {}
 
 
 def _xid_finding(track: GpuState, xid: int, count: int) -> Finding:
@@ -215,9 +240,9 @@ def _counts(track: GpuState, gpu: Gpu, now: float) -> tuple[GpuState, list[Findi
 
 def _difference(track: GpuState, name: str, value: float) -> tuple[GpuState, float]:
     last = track.fields.get(name)
-    if last is not None and value < last and name not in track.dipped:
-        return replace(track, dipped=track.dipped | {name}), 0.0
-    track = replace(track, fields={**track.fields, name: value}, dipped=track.dipped - {name})
+    if last is not None and value < last and name not in track.fields_that_fell:
+        return replace(track, fields_that_fell=track.fields_that_fell | {name}), 0.0
+    track = replace(track, fields={**track.fields, name: value}, fields_that_fell=track.fields_that_fell - {name})
     if last is None:
         return track, 0.0
     return track, value if value < last else value - last
@@ -253,7 +278,7 @@ def _apply_count(rule: CountRule, track: GpuState, new: float, now: float) -> tu
 
 
 def _states(track: GpuState, gpu: Gpu, now: float) -> tuple[GpuState, list[Finding]]:
-    if track.stands_still(now):
+    if track.readings_frozen(now):
         return replace(track, since={}), []
     findings: list[Finding] = []
     for rule in rules.STATE_RULES:
@@ -311,5 +336,5 @@ def throttle_reasons(bits: int) -> list[str]:
     return [name for bit, name in rules.THROTTLE_REASONS.items() if bits & bit]
 
 
-def _pulse(gpu: Gpu) -> tuple[float | None, ...]:
-    return tuple(gpu.values.get(name) for name in rules.PULSE)
+def _liveness_readings(gpu: Gpu) -> tuple[float | None, ...]:
+    return tuple(gpu.values.get(name) for name in rules.LIVENESS_FIELDS)

@@ -74,13 +74,12 @@ class _Row:
     value: float
 
 
-def read(body: bytes, pod: Pod, *, known: Collection[str] = (), told: Collection[str] = ()) -> Sample:
-    """What an answer says of the pod's GPUs. `known` were the pod's before; `told` are those that its launcher
-    sees."""
+def read(body: bytes, pod: Pod, *, known: Collection[str] = (), launcher_gpus: Collection[str] = ()) -> Sample:
+    """What an answer says of the pod's GPUs. `known` were the pod's before; its launcher sees `launcher_gpus`."""
     by_uuid: dict[str, list[_Row]] = {}
     for row in _rows(body, pod):
         by_uuid.setdefault(row.uuid, []).append(row)
-    ours = [uuid for uuid, rows in by_uuid.items() if _is_ours(uuid, rows, known, told)]
+    ours = [uuid for uuid, rows in by_uuid.items() if _is_ours(uuid, rows, known, launcher_gpus)]
     others = {uuid.partition("/")[0] for uuid in by_uuid.keys() - set(ours) if "/" in uuid}
     gpus = tuple(_gpu(uuid, by_uuid[uuid], others) for uuid in sorted(ours)[: c.MAX_GPUS])
     return Sample(gpus=gpus, present=frozenset(by_uuid))
@@ -132,11 +131,11 @@ def _owner(labels: Mapping[str, str], pod: Pod) -> _Owner:
     return _Owner.OURS if same else _Owner.ANOTHER
 
 
-def _is_ours(uuid: str, rows: list[_Row], known: Collection[str], told: Collection[str]) -> bool:
+def _is_ours(uuid: str, rows: list[_Row], known: Collection[str], launcher_gpus: Collection[str]) -> bool:
     owners = {row.owner for row in rows}
     if _Owner.OURS in owners or uuid in known:
         return True
-    return _Owner.ANOTHER not in owners and uuid in told
+    return _Owner.ANOTHER not in owners and uuid in launcher_gpus
 
 
 def _gpu(uuid: str, rows: list[_Row], others: Collection[str]) -> Gpu:

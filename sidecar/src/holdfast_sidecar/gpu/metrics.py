@@ -45,12 +45,11 @@ _GAUGES: Final[dict[str, tuple[str, Callable[[Gpu], float | None]]]] = {
 def metrics(view: View, now: float) -> Iterator[Metric]:
     """All families. Readings that stand still, or are of an exporter that is silent, are left out."""
     yield from _exporter(view, now)
-    tracks = view.known.tracks
-    live = [gpu for gpu in view.sample.gpus if view.answers and gpu.uuid in tracks]
-    live = [gpu for gpu in live if not tracks[gpu.uuid].stands_still(now)]
+    live = [gpu for gpu in view.sample.gpus if view.answers and gpu.uuid in view.gpus]
+    live = [gpu for gpu in live if not view.gpus[gpu.uuid].readings_frozen(now)]
     yield from _gauges(live)
     yield _throttled(live)
-    yield _hardware(tracks.values())
+    yield _hardware(view.gpus.values())
     yield _errors(view)
 
 
@@ -61,7 +60,7 @@ def _exporter(view: View, now: float) -> Iterator[Metric]:
     age = GaugeMetricFamily(
         "holdfast_gpu_data_age_seconds", "Seconds since the GPU's readings last changed", labels=_GPU
     )
-    for track in view.known.tracks.values():
+    for track in view.gpus.values():
         age.add_metric(_labels(track), max(0.0, now - track.moved_at))
     yield age
 

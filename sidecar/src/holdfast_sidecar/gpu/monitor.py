@@ -13,7 +13,7 @@ from pathlib import Path
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import ContractError, SidecarError, SourceError
 from holdfast_sidecar.gpu import rules
-from holdfast_sidecar.gpu.detector import GpuHistory, GpuState, judge
+from holdfast_sidecar.gpu.detector import GpuState, GpuStates, LastXid, XidCounts, judge
 from holdfast_sidecar.gpu.error_log import merged
 from holdfast_sidecar.gpu.exposition import Sample, read
 from holdfast_sidecar.protocol.document import Document, dump_document, parse_document
@@ -37,7 +37,8 @@ class View:
     sampled_at: float | None = None
     """Monotonic time of the last usable answer."""
     sample: Sample = field(default_factory=lambda: Sample(gpus=()))
-    known: GpuHistory = field(default_factory=GpuHistory)
+    gpus: GpuStates = field(default_factory=dict)
+    """What is remembered of each."""
     errors: tuple[GpuError, ...] = ()
 
     def faults(self) -> tuple[str, ...]:
@@ -52,7 +53,7 @@ class View:
 
 
 class GpuWatch:
-    """`tick` belongs to one thread, `view` to all. `told` gives the UUIDs that the launcher sees."""
+    """`tick` belongs to one thread, `view` to all. `launcher_gpus` gives the UUIDs that the launcher sees."""
 
     name = "DCGM"
 
@@ -62,9 +63,9 @@ class GpuWatch:
         pod: Pod,
         run_dir: Path,
         clock: Clock,
-        uniform: Callable[[float, float], float],
+        jitter: Callable[[float, float], float],
         *,
-        told: Callable[[], Collection[str]] = lambda: (),
+        launcher_gpus: Callable[[], Collection[str]] = lambda: (),
         on_news: Callable[[], None] = lambda: None,
         on_error: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -72,8 +73,8 @@ class GpuWatch:
         self._pod = pod
         self._path = run_dir / c.GPU_FILE
         self._clock = clock
-        self._uniform = uniform
-        self._told = told
+        self._jitter = jitter
+        self._launcher_gpus = launcher_gpus
         self._on_news = on_news
         self._on_error = on_error
         self._lock = threading.Lock()
@@ -95,24 +96,24 @@ class GpuWatch:
         except (SidecarError, OSError) as error:
             return self._failed(error)
         self._failures = 0
-        return self._uniform(c.GPU_POLL_SECONDS * 0.8, c.GPU_POLL_SECONDS)
+        return self._jitter(c.GPU_POLL_SECONDS * 0.8, c.GPU_POLL_SECONDS)
 
     def _ask(self) -> Sample:
         response = self._transport.request("GET", "", headers={}, body=None, timeout=c.EXPORTER_TIMEOUT_SECONDS)
         if response.status != 200:
             raise SourceError(f"the GPU exporter answered {response.status}")
-        sample = read(response.body, self._pod, known=self._view.known.tracks.keys(), told=self._told())
+        sample = read(response.body, self._pod, known=self._view.gpus.keys(), launcher_gpus=self._launcher_gpus())
         if not sample.present:
             raise SourceError("the GPU exporter's answer shows no GPU")
         return sample
 
     def _take(self, sample: Sample) -> None:
         now = self._clock.monotonic()
-        known, findings = judge(self._view.known, sample, now)
+        gpus, findings = judge(self._view.gpus, sample, now)
         errors = merged(self._view.errors, findings, self._clock.now())
         with self._lock:
-            self._view = View(answers=True, sampled_at=now, sample=sample, known=known, errors=errors)
-        count = len(known.tracks)
+            self._view = View(answers=True, sampled_at=now, sample=sample, gpus=gpus, errors=errors)
+        count = len(gpus)
         shown = (
             f"the GPU exporter shows {count} GPU(s) of this pod" if count else "the GPU exporter shows none of ours"
         )
@@ -129,7 +130,7 @@ class GpuWatch:
             self._view = replace(self._view, answers=False)
         longest = c.SOURCE_BACKOFF_ABSENT_SECONDS if self._view.sampled_at is None else c.GPU_POLL_SECONDS
         self._state(logging.WARNING, "fails", f"nothing is known of the GPUs for now: {error}")
-        return backoff(self._failures, first=1.0, longest=longest, uniform=self._uniform)
+        return backoff(self._failures, first=1.0, longest=longest, jitter=self._jitter)
 
     # Memory
 
@@ -137,7 +138,7 @@ class GpuWatch:
         document: Document = {
             "version": c.VERSION,
             "errors": [error.as_report() for error in self._view.errors],
-            "gpus": {track.uuid: _memory(track) for track in self._view.known.tracks.values()},
+            "gpus": {track.uuid: _memory(track) for track in self._view.gpus.values()},
         }
         if document != self._written:
             write_atomically(self._path, dump_document(document))
@@ -151,19 +152,20 @@ class GpuWatch:
             document = parse_document(data, self._path.name)
             errors = tuple(GpuError.from_report(entry) for entry in document["errors"][-c.MAX_GPU_ERRORS :])
             now = self._clock.monotonic()
-            tracks = {uuid: _track(uuid, memory, now) for uuid, memory in document["gpus"].items()}
+            gpus = {uuid: _track(uuid, memory, now) for uuid, memory in document["gpus"].items()}
         except (ContractError, KeyError, TypeError, ValueError, AttributeError, OSError, OverflowError) as error:
             _log.error("%s is not ours and starts anew: %s", self._path.name, error)
             return View()
-        return View(known=GpuHistory(tracks=tracks), errors=errors)
+        return View(gpus=gpus, errors=errors)
 
 
 def _memory(track: GpuState) -> Document:
-    xids = None if track.xids is None else {str(xid): count for xid, count in track.xids.items()}
+    counts = track.xids.counts
+    xids = None if counts is None else {str(xid): count for xid, count in counts.items()}
     return {
         "index": track.index,
         "fields": dict(track.fields),
-        "xid": track.xid,
+        "xid": track.last_xid.xid,
         "xids": xids,
         "told": sorted(track.told),
     }
@@ -175,8 +177,8 @@ def _track(uuid: str, memory: Document, now: float) -> GpuState:
         uuid=uuid,
         index=None if memory["index"] is None else int(memory["index"]),
         fields={str(name): float(value) for name, value in memory["fields"].items()},
-        xid=int(memory["xid"]),
-        xids=None if xids is None else {int(xid): float(count) for xid, count in xids.items()},
+        last_xid=LastXid(int(memory["xid"])),
+        xids=XidCounts(None if xids is None else {int(xid): float(count) for xid, count in xids.items()}),
         told=frozenset(map(str, memory["told"])),
         moved_at=now,
     )

@@ -40,7 +40,7 @@ REMAP_PENDING: Final = "DCGM_FI_DEV_ROW_REMAP_PENDING"
 THROTTLE: Final = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
 """One field; DCGM 4 renamed it."""
 
-PULSE: Final = (ENERGY, POWER, TEMPERATURE, UTILIZATION, CLOCK, MEMORY_USED)
+LIVENESS_FIELDS: Final = (ENERGY, POWER, TEMPERATURE, UTILIZATION, CLOCK, MEMORY_USED)
 """Of a GPU under power some of these always move, if energy or power is among them."""
 
 THROTTLE_REASONS: Final = {
@@ -239,7 +239,7 @@ FIELDS: Final = frozenset(
     {
         *(field for fields in COUNTERS.values() for field in fields),
         *(field for rule in STATE_RULES for field in (*rule.fields, rule.limit_field) if field),
-        *PULSE,
+        *LIVENESS_FIELDS,
         XID,
         XID_WINDOW,
         XID_TOTAL,

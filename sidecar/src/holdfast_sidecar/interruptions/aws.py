@@ -15,7 +15,7 @@ from holdfast_sidecar.errors import MalformedError, SourceError
 from holdfast_sidecar.interruptions.metadata import (
     OnError,
     OptionalEndpoint,
-    due,
+    actionable,
     http_time,
     json_list,
     json_object,
@@ -85,7 +85,7 @@ class AwsSource:
         with self._schedule.question():
             self._ask_scheduled(now)
         found += (replace(notice, observed_at=now) for notice in self._scheduled)
-        return due(found, now, self._checkpoint_deadline)
+        return actionable(found, now, self._checkpoint_deadline)
 
     def _noticed(self, path: str, read: Callable[[Response, datetime], Notice], now: datetime) -> Notice | None:
         """One notice until the service shows nothing or another action. The earliest deadline counts."""

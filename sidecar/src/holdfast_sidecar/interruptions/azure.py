@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import SidecarError, SourceError
-from holdfast_sidecar.interruptions.metadata import due, http_time, json_object, on_this_host, readable
+from holdfast_sidecar.interruptions.metadata import actionable, http_time, json_object, on_this_host, readable
 from holdfast_sidecar.protocol.notice import Notice
 from holdfast_sidecar.runtime.http import Response, Transport
 from holdfast_sidecar.runtime.logs import Transitions
@@ -116,7 +116,7 @@ class AzureSource:
             raise SourceError(f"{EVENTS_PATH} answered without Events")
         events = readable(entries, self._own)
         self._approve(events)
-        return due((self._notice(event, response, now) for event in events), now, self._checkpoint_deadline)
+        return actionable((self._notice(event, response, now) for event in events), now, self._checkpoint_deadline)
 
     def _own(self, entry: Any) -> Event | None:
         event = parse_event(entry, self._machine)

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import SidecarError, SourceError
-from holdfast_sidecar.interruptions.metadata import OnError, OptionalEndpoint, due
+from holdfast_sidecar.interruptions.metadata import OnError, OptionalEndpoint, actionable
 from holdfast_sidecar.protocol.notice import Notice
 from holdfast_sidecar.runtime.http import Response, Transport
 
@@ -66,7 +66,7 @@ class GcpSource:
         reason = f"instance/maintenance-event {event}"
         if event in _TERMINATIONS:
             notice = self._notice("gcp-terminate-on-host-maintenance", reason, "terminate", self._stops(now), now)
-            return due((notice,), now, self._checkpoint_deadline)
+            return actionable((notice,), now, self._checkpoint_deadline)
         if event != _MIGRATION:
             self._migrates_since = None
             return ()

@@ -104,17 +104,17 @@ class OptionalEndpoint:
             self._state(logging.INFO, "answers", f"{self._source}: {self._path} answers again")
 
 
-def due(notices: Iterable[Notice], now: datetime, checkpoint_deadline: timedelta) -> tuple[Notice, ...]:
+def actionable(notices: Iterable[Notice], now: datetime, checkpoint_deadline: timedelta) -> tuple[Notice, ...]:
     """What is near enough to act upon, the most urgent first; an interruption stands alone.
 
     Maintenance is told up to weeks ahead and is often put off. Until it is near, training goes on.
     """
-    near = [notice for notice in notices if notice.deadline - now <= _lead(notice, checkpoint_deadline)]
+    near = [notice for notice in notices if notice.deadline - now <= _lead_time(notice, checkpoint_deadline)]
     near.sort(key=lambda notice: (not notice.drain, notice.deadline))
     return tuple(near[:1] if near and near[0].drain else near)
 
 
-def _lead(notice: Notice, checkpoint_deadline: timedelta) -> timedelta:
+def _lead_time(notice: Notice, checkpoint_deadline: timedelta) -> timedelta:
     if notice.drain:
         return timedelta(seconds=c.INTERRUPTION_LEAD_SECONDS)
     return checkpoint_deadline + timedelta(seconds=2 * c.SOURCE_POLL_SECONDS)

@@ -23,7 +23,7 @@ class InterruptionPoller:
         source: Source,
         ledger: NoticeLedger,
         clock: Clock,
-        uniform: Callable[[float, float], float],
+        jitter: Callable[[float, float], float],
         *,
         on_notice: Callable[[Notice], None] = lambda _: None,
         on_error: Callable[[str], None] = lambda _: None,
@@ -31,7 +31,7 @@ class InterruptionPoller:
         self._source = source
         self._ledger = ledger
         self._clock = clock
-        self._uniform = uniform
+        self._jitter = jitter
         self._on_notice = on_notice
         self._on_error = on_error
         self._failures = 0
@@ -42,13 +42,13 @@ class InterruptionPoller:
         began = self._clock.monotonic()
         try:
             for notice in self._source.poll(self._clock.now()):
-                if self._ledger.pass_on(notice):
+                if self._ledger.publish(notice):
                     self._on_notice(notice)
         except Exception as error:  # noqa: BLE001 - what nobody thought of costs this source, not reports and the others
             return self._failed(error)
         self._failures = 0
         self._state(logging.INFO, "answers", f"{self._source.name}: the source of notices answers")
-        pause = self._uniform(c.SOURCE_POLL_SECONDS / 2, c.SOURCE_POLL_SECONDS)
+        pause = self._jitter(c.SOURCE_POLL_SECONDS / 2, c.SOURCE_POLL_SECONDS)
         return max(0.0, pause - (self._clock.monotonic() - began))
 
     def _failed(self, error: Exception) -> float:
@@ -64,4 +64,4 @@ class InterruptionPoller:
         )
         if new and not isinstance(error, SidecarError | OSError):
             _log.error("%s: a fault of the sidecar's own", self._source.name, exc_info=error)
-        return backoff(self._failures, first=c.SOURCE_POLL_SECONDS / 2, longest=longest, uniform=self._uniform)
+        return backoff(self._failures, first=c.SOURCE_POLL_SECONDS / 2, longest=longest, jitter=self._jitter)

@@ -46,14 +46,17 @@ class OperatorApi:
     """One connection to the operator, with the pod's token on each request. The token rotates, so it is read anew
     each time; it is never logged.
 
-    A standby names the leader, and `turn` leads there; a failure there leads back to the operator's own name."""
+    A standby names the leader, and `switch_to` leads there; a failure there leads back to the operator's own name."""
 
     def __init__(
-        self, transport: Transport, token_file: Path, turn: Callable[[tuple[str, int] | None], bool] = lambda _: False
+        self,
+        transport: Transport,
+        token_file: Path,
+        switch_to: Callable[[tuple[str, int] | None], bool] = lambda _: False,
     ) -> None:
         self._transport = transport
         self._token_file = token_file
-        self._turn = turn
+        self._switch_to = switch_to
 
     def send(self, method: str, path: str, *, body: bytes | None, timeout: float) -> Response:
         """The operator's answer if it is 200 or 204, else `TransportError` with one line that says what is wrong."""
@@ -63,11 +66,11 @@ class OperatorApi:
         try:
             response = self._transport.request(method, path, headers=headers, body=body, timeout=timeout)
         except TransportError:
-            if not self._turn(None):
+            if not self._switch_to(None):
                 raise
             response = self._transport.request(method, path, headers=headers, body=body, timeout=timeout)
         if response.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
-            self._turn(_address(_leader(response)))
+            self._switch_to(_address(_leader(response)))
         if response.status == http.HTTPStatus.TOO_MANY_REQUESTS:
             raise BusyError(_refusal(response), _retry_after(response))
         if response.status not in (http.HTTPStatus.OK, http.HTTPStatus.NO_CONTENT):
@@ -135,7 +138,7 @@ def connect(
 ) -> tuple[OperatorApi, Connection]:
     """A connection to the operator and the API over it."""
     connection = Connection(url, monotonic, context=ReloadingTlsContext(ca_file))
-    return OperatorApi(connection, token_file, connection.turn), connection
+    return OperatorApi(connection, token_file, connection.switch_to), connection
 
 
 def error_kind(error: Exception) -> str:

@@ -32,7 +32,7 @@ class Membership:
         api: OperatorApi,
         run_dir: Path,
         clock: Clock,
-        uniform: Callable[[float, float], float],
+        jitter: Callable[[float, float], float],
         *,
         abort: Callable[[], None] = lambda: None,
         on_stored: Callable[[int], None] = lambda _: None,
@@ -40,7 +40,7 @@ class Membership:
         self._api = api
         self._path = run_dir / c.MEMBERSHIP_FILE
         self._clock = clock
-        self._uniform = uniform
+        self._jitter = jitter
         self._abort = abort
         self._on_stored = on_stored
         self._lock = threading.Lock()
@@ -103,7 +103,7 @@ class Membership:
         self._failures += 1
         self._contact(logging.WARNING, error_kind(error), f"no membership from the operator: {error}")
         pause = backoff(
-            self._failures, first=c.BACKOFF_FIRST_SECONDS, longest=c.BACKOFF_MAX_SECONDS, uniform=self._uniform
+            self._failures, first=c.BACKOFF_FIRST_SECONDS, longest=c.BACKOFF_MAX_SECONDS, jitter=self._jitter
         )
         return at_least(error, pause)
 

@@ -30,10 +30,10 @@ class Reporter:
         api: OperatorApi,
         pod: Pod,
         start_id: str,
-        heartbeat: LauncherStatusWatcher,
+        launcher: LauncherStatusWatcher,
         ledger: NoticeLedger,
         clock: Clock,
-        uniform: Callable[[float, float], float],
+        jitter: Callable[[float, float], float],
         on_result: Callable[[bool], None] = lambda _: None,
         on_revision: Callable[[int], bool] = lambda _: True,
         gpu: Callable[[], Sequence[GpuError]] = lambda: (),
@@ -43,10 +43,10 @@ class Reporter:
         self._api = api
         self._pod = pod
         self._start_id = start_id
-        self._heartbeat = heartbeat
+        self._launcher = launcher
         self._ledger = ledger
         self._clock = clock
-        self._uniform = uniform
+        self._jitter = jitter
         self._on_result = on_result
         self._on_revision = on_revision
         self._gpu = gpu
@@ -66,12 +66,12 @@ class Reporter:
         self._send(beat, c.REPORT_TIMEOUT_SECONDS)
         return 0.0
 
-    def last(self, api: OperatorApi, sleep: Callable[[float], object]) -> bool:
+    def send_final(self, api: OperatorApi, sleep: Callable[[float], object]) -> bool:
         """The last report: sent until it is taken or its time is over, unless the operator knows all of it.
 
         It goes over a connection of its own, since the usual one may hang."""
         self._api = api
-        self._heartbeat.poll()
+        self._launcher.poll()
         beat, state = self._beat(), self._report_state
         told = (state.failures, state.sequence, state.notices) == (0, beat.sequence, len(self._ledger.notices()))
         told = told and state.significance == beat.significance
@@ -87,7 +87,7 @@ class Reporter:
 
     def _beat(self) -> LauncherStatus:
         """The newest beat; a GPU error and a check's result are as significant as what the launcher says."""
-        beat, errors, preflight = self._heartbeat.current(), self._gpu(), self._preflight()
+        beat, errors, preflight = self._launcher.current(), self._gpu(), self._preflight()
         if not errors and preflight is None:
             return beat
         return replace(beat, significance=beat.significance + repr((errors, preflight)).encode())
@@ -124,4 +124,4 @@ class Reporter:
         return True
 
     def _pause(self, failures: int) -> float:
-        return backoff(failures, first=c.BACKOFF_FIRST_SECONDS, longest=c.BACKOFF_MAX_SECONDS, uniform=self._uniform)
+        return backoff(failures, first=c.BACKOFF_FIRST_SECONDS, longest=c.BACKOFF_MAX_SECONDS, jitter=self._jitter)

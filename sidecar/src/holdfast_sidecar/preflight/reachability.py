@@ -34,7 +34,7 @@ class PeerDialer:
         self._since: dict[Peer, float] = {}
         self._turn = 0
 
-    def follow(self, peers: tuple[Peer, ...] | None) -> None:
+    def set_peers(self, peers: tuple[Peer, ...] | None) -> None:
         """Whom the operator names now; None if it names nobody."""
         with self._lock:
             known = {peer.uid for peer in peers or ()}

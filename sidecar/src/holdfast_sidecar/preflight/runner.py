@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class PreflightWatch:
-    """`tick` belongs to one thread, `view` and `answered` to all."""
+    """`tick` belongs to one thread, `view` and `on_report_answer` to all."""
 
     def __init__(
         self,
@@ -57,18 +57,18 @@ class PreflightWatch:
         with self._lock:
             return self._view
 
-    def answered(self, answer: Response, took: float, *, ready: bool) -> None:
+    def on_report_answer(self, answer: Response, elapsed: float, *, ready: bool) -> None:
         """The operator answered a report now, after so many seconds; of a launcher that was ready or not."""
         if ready and not self.view().passed:
-            self._dials.follow(_peers(answer))
+            self._dials.set_peers(_peers(answer))
         try:
             shown = parsedate_to_datetime(str(answer.headers.get("date")))
         except (ValueError, IndexError, OverflowError):
             return
         theirs = (shown if shown.tzinfo else shown.replace(tzinfo=UTC)) + timedelta(seconds=0.5)  # it is cut off
-        ours = self._clock.now() - timedelta(seconds=took / 2)
+        ours = self._clock.now() - timedelta(seconds=elapsed / 2)
         with self._lock:
-            self._skew = Skew(seconds=(ours - theirs).total_seconds(), error=0.5 + took / 2)
+            self._skew = Skew(seconds=(ours - theirs).total_seconds(), error=0.5 + elapsed / 2)
 
     def tick(self) -> float:
         """Look once; returns the seconds until the next time, many once all is well."""

@@ -17,7 +17,7 @@ class Merge:
     reason: str
 
 
-def merge_requests(existing: bytes, new: Document) -> Merge:
+def merge(existing: bytes, new: Document) -> Merge:
     """Join a new request with one that the launcher has not taken yet.
 
     One commit answers both, so they become one request: it drains if either does, by the earlier deadline. It keeps

@@ -11,7 +11,7 @@ from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import ContractError
 from holdfast_sidecar.protocol.document import Document, dump_document, parse_document
 from holdfast_sidecar.protocol.notice import Notice
-from holdfast_sidecar.run_dir.checkpoint_request import merge_requests, request_ids
+from holdfast_sidecar.run_dir.checkpoint_request import merge, request_ids
 from holdfast_sidecar.run_dir.files import create_atomically, read_small, stamp, write_atomically
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class NoticeLedger:
         before, self._acknowledged = self._acknowledged, stamp(self._ack)
         return self._acknowledged not in (None, before)
 
-    def pass_on(self, notice: Notice) -> bool:
+    def publish(self, notice: Notice) -> bool:
         """Write the touch-file and remember the notice; False when it was passed on before.
 
         The file comes first: a sidecar killed between the two looks for the notice's traces before it writes again.
@@ -76,11 +76,11 @@ class NoticeLedger:
                 self._replace_unread(request, str(error))
                 return
             if existing is not None:  # else the launcher took it just now
-                merge = merge_requests(existing, request)
-                write_atomically(self._touch, dump_document(merge.request))
-                kept = str(merge.request["id"])
-                self._answered_as.update(dict.fromkeys(request_ids(merge.request.get("supersedes")), kept))
-                _log.warning("an emergency checkpoint was already requested: %s", merge.reason)
+                merged = merge(existing, request)
+                write_atomically(self._touch, dump_document(merged.request))
+                kept = str(merged.request["id"])
+                self._answered_as.update(dict.fromkeys(request_ids(merged.request.get("supersedes")), kept))
+                _log.warning("an emergency checkpoint was already requested: %s", merged.reason)
                 return
 
     def _replace_unread(self, request: Document, why: str) -> None:

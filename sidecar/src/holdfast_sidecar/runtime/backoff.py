@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 
-def backoff(failures: int, *, first: float, longest: float, uniform: Callable[[float, float], float]) -> float:
+def backoff(failures: int, *, first: float, longest: float, jitter: Callable[[float, float], float]) -> float:
     """A pause that doubles with each failure in a row, jittered so that many sidecars do not come back together."""
     full = min(longest, first * 2 ** min(max(failures - 1, 0), 30))
-    return uniform(full / 2, full)
+    return jitter(full / 2, full)

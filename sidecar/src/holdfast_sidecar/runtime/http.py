@@ -204,7 +204,7 @@ class Connection:
         except _ERRORS as error:
             raise _translated(error) from error
 
-    def turn(self, address: tuple[str, int] | None) -> bool:
+    def switch_to(self, address: tuple[str, int] | None) -> bool:
         """Send the next requests to this address, or with None to the one that was given at first; whether that is
         another one than before."""
         wanted = address or self._home
