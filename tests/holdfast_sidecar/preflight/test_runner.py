@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_sidecar.preflight.reachability import PeerDialer
 from holdfast_sidecar.preflight.runner import PreflightWatch
-from holdfast_sidecar.protocol.preflight import Peer
 from holdfast_sidecar.run_dir.launcher_status import LauncherStatusWatcher
 from holdfast_sidecar.runtime.http import Response
 from holdfast_sidecar.settings import PreflightSettings
@@ -181,21 +179,6 @@ def test_peers_that_cannot_be_read_are_none(watched: Watched, peers: Any) -> Non
     watched.restart(replace(ASKED, checks=("Network",)))
     watched.on_report_answer(None, ready=True, peers=peers)
     assert watched.results() == ["Skipped"]
-
-
-def test_many_that_do_not_answer_are_tried_by_turns(clock: Any) -> None:
-    tried: list[str] = []
-
-    def silent(one: Peer) -> str:
-        tried.append(one.uid)
-        return "no answer within 2 s"
-
-    dials = PeerDialer(clock, silent)
-    dials.set_peers(tuple(Peer(pod=str(n), uid=str(n), ip="10.0.0.1", port=1) for n in range(200)))
-    for _ in range(4):
-        dials.step()
-    assert len(tried) == 4 * 64
-    assert set(tried) == {str(n) for n in range(200)}
 
 
 def test_the_operator_hears_of_a_skewed_clock_from_the_real_process(sidecar: Any, operator: Any, wait: Any) -> None:

@@ -1,0 +1,82 @@
+"""When a report is due."""
+
+import os
+
+import pytest
+
+from holdfast_sidecar.operator_api.report_schedule import NOTHING_REPORTED, accepted, failed, report_due
+from holdfast_sidecar.protocol.report import SIGNIFICANT, significant
+from holdfast_sidecar.run_dir.launcher_status import LauncherStatus, LauncherStatusWatcher
+
+
+def beat(step: int = 1, sequence: int = 1, **fields: object) -> LauncherStatus:
+    status = {"version": 1, "phase": "Running", "committedStep": step, **fields}
+    return LauncherStatus(status=status, changed_at=0.0, significance=significant(status), sequence=sequence)
+
+
+def due(state, now_beat: LauncherStatus, notices: int = 0) -> float:
+    return report_due(state, now_beat, notices)[0]
+
+
+def test_the_first_report_is_due_at_once():
+    assert due(NOTHING_REPORTED, beat()) <= 0
+
+
+def test_a_step_is_worth_a_report_a_second():
+    state = accepted(beat(1, 1), 0, monotonic=100.0)
+    assert due(state, beat(2, 2)) == 101.0
+
+
+def test_without_any_change_one_is_due_every_five_seconds():
+    assert due(accepted(beat(), 0, monotonic=100.0), beat()) == 105.0
+
+
+def test_while_the_revisions_differ_the_operator_is_asked_again_soon():
+    state = accepted(beat(), 0, monotonic=100.0, settled=False)
+    assert due(state, beat()) == 101.0
+
+
+@pytest.mark.parametrize("field", SIGNIFICANT)
+def test_a_significant_change_is_due_at_once(field: str):
+    state = accepted(beat(), 0, monotonic=100.0)
+    assert due(state, beat(1, 2, **{field: "something new"})) < 100.0
+
+
+def test_a_notice_is_due_at_once():
+    assert due(accepted(beat(), 0, monotonic=100.0), beat(), notices=1) < 100.0
+
+
+def test_after_a_failure_the_back_off_holds_also_for_what_is_significant():
+    state = accepted(beat(), 0, monotonic=100.0)
+    state = failed(state, 110.0, 0.5)
+    state = failed(state, 111.0, 1.0)
+    assert due(state, beat(1, 2, phase="Forming")) == 112.0
+
+
+def test_what_changed_during_an_absence_is_still_due_after_it():
+    state = accepted(beat(), 0, monotonic=100.0)
+    state = failed(state, 110.0, 1.0)
+    assert due(accepted(beat(), 0, monotonic=120.0), beat(1, 2, phase="Forming")) < 120.0
+
+
+def test_a_launcher_that_falls_silent_is_news_once_and_again_when_it_speaks(run_dir, clock):
+    heartbeat = LauncherStatusWatcher(run_dir, clock)
+    clock.forward(60)
+    assert not heartbeat.poll(), "who never spoke is not silent, but starting"
+    assert not heartbeat.current().silent
+    status = run_dir / "status.json"
+    status.write_text('{"version": 1, "phase": "Running"}')
+    assert heartbeat.poll()
+    state = accepted(heartbeat.current(), 0, monotonic=clock.monotonic())
+    clock.forward(4.9)
+    assert not heartbeat.poll()
+    clock.forward(0.1)
+    assert heartbeat.poll()
+    assert heartbeat.current().silent
+    assert due(state, heartbeat.current()) < clock.monotonic(), "the operator hears of it at once"
+    assert not heartbeat.poll(), "once"
+    state = accepted(heartbeat.current(), 0, monotonic=clock.monotonic())
+    os.utime(status, (5e9, 5e9))
+    assert heartbeat.poll()
+    assert not heartbeat.current().silent
+    assert due(state, heartbeat.current()) < clock.monotonic()
