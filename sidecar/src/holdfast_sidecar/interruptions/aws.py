@@ -21,6 +21,7 @@ from holdfast_sidecar.interruptions.metadata import (
     json_object,
     on_this_host,
     readable,
+    successful,
 )
 from holdfast_sidecar.protocol.document import Document, parse_time
 from holdfast_sidecar.protocol.notice import Notice
@@ -172,9 +173,7 @@ class AwsSource:
             response = self._authorised(path)
         if response.status == 404:
             return None
-        if response.status != 200:
-            raise SourceError(f"{path} answered {response.status}")
-        return response
+        return successful(response, path)
 
     def _authorised(self, path: str) -> Response:
         if self._monotonic() >= self._renew_at:

@@ -15,7 +15,14 @@ from typing import Any
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import SidecarError, SourceError
-from holdfast_sidecar.interruptions.metadata import actionable, http_time, json_object, on_this_host, readable
+from holdfast_sidecar.interruptions.metadata import (
+    actionable,
+    http_time,
+    json_object,
+    on_this_host,
+    readable,
+    successful,
+)
 from holdfast_sidecar.protocol.notice import Notice
 from holdfast_sidecar.runtime.http import Response, Transport
 from holdfast_sidecar.runtime.logs import Transitions
@@ -151,15 +158,11 @@ class AzureSource:
 
     def _start(self, event: Event) -> None:
         body = json.dumps({"StartRequests": [{"EventId": event.id}]}).encode()
-        response = self._send("POST", EVENTS, c.METADATA_TIMEOUT_SECONDS, body)
-        if response.status != 200:
-            raise SourceError(f"{EVENTS_PATH} answered {response.status}")
+        successful(self._send("POST", EVENTS, c.METADATA_TIMEOUT_SECONDS, body), EVENTS_PATH)
 
     def _ask_events(self) -> Response:
         timeout = c.METADATA_TIMEOUT_SECONDS if self._answered else c.AZURE_FIRST_ANSWER_SECONDS
-        response = self._send("GET", EVENTS, timeout)
-        if response.status != 200:
-            raise SourceError(f"{EVENTS_PATH} answered {response.status}")
+        response = successful(self._send("GET", EVENTS, timeout), EVENTS_PATH)
         self._answered = True
         return response
 

@@ -1,6 +1,7 @@
 """What the answers of metadata services have in common: JSON, times, and a clock that may not be this host's."""
 
 import contextlib
+import http
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,13 @@ _log = logging.getLogger(__name__)
 
 OnError = Callable[[str], None]
 Read = TypeVar("Read")
+
+
+def successful(response: Response, path: str) -> Response:
+    """The answer, which must be 200."""
+    if response.status != http.HTTPStatus.OK:
+        raise SourceError(f"{path} answered {response.status}")
+    return response
 
 
 def json_object(body: bytes, path: str) -> Document:
