@@ -129,7 +129,7 @@ class Sidecar:
             self._clock,
             gpus=None if gpus is None else lambda: gpu_health(gpus.view()),
             visible=self._launcher.gpus,
-            beat=self._launcher.current,
+            launcher=self._launcher.current,
             on_news=self._wake_reports,
         )
 

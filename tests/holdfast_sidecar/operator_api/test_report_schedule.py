@@ -9,54 +9,54 @@ from holdfast_sidecar.protocol.report import SIGNIFICANT, significant
 from holdfast_sidecar.run_dir.launcher_status import LauncherStatus, LauncherStatusWatcher
 
 
-def beat(step: int = 1, sequence: int = 1, **fields: object) -> LauncherStatus:
+def launcher(step: int = 1, sequence: int = 1, **fields: object) -> LauncherStatus:
     status = {"version": 1, "phase": "Running", "committedStep": step, **fields}
     return LauncherStatus(status=status, changed_at=0.0, significance=significant(status), sequence=sequence)
 
 
-def due(state, now_beat: LauncherStatus, notices: int = 0) -> float:
-    return report_due(state, now_beat, notices)[0]
+def due(state, now: LauncherStatus, notices: int = 0) -> float:
+    return report_due(state, now, notices)[0]
 
 
 def test_the_first_report_is_due_at_once():
-    assert due(NOTHING_REPORTED, beat()) <= 0
+    assert due(NOTHING_REPORTED, launcher()) <= 0
 
 
 def test_a_step_is_worth_a_report_a_second():
-    state = accepted(beat(1, 1), 0, monotonic=100.0)
-    assert due(state, beat(2, 2)) == 101.0
+    state = accepted(launcher(1, 1), 0, monotonic=100.0)
+    assert due(state, launcher(2, 2)) == 101.0
 
 
 def test_without_any_change_one_is_due_every_five_seconds():
-    assert due(accepted(beat(), 0, monotonic=100.0), beat()) == 105.0
+    assert due(accepted(launcher(), 0, monotonic=100.0), launcher()) == 105.0
 
 
 def test_while_the_revisions_differ_the_operator_is_asked_again_soon():
-    state = accepted(beat(), 0, monotonic=100.0, settled=False)
-    assert due(state, beat()) == 101.0
+    state = accepted(launcher(), 0, monotonic=100.0, settled=False)
+    assert due(state, launcher()) == 101.0
 
 
 @pytest.mark.parametrize("field", SIGNIFICANT)
 def test_a_significant_change_is_due_at_once(field: str):
-    state = accepted(beat(), 0, monotonic=100.0)
-    assert due(state, beat(1, 2, **{field: "something new"})) < 100.0
+    state = accepted(launcher(), 0, monotonic=100.0)
+    assert due(state, launcher(1, 2, **{field: "something new"})) < 100.0
 
 
 def test_a_notice_is_due_at_once():
-    assert due(accepted(beat(), 0, monotonic=100.0), beat(), notices=1) < 100.0
+    assert due(accepted(launcher(), 0, monotonic=100.0), launcher(), notices=1) < 100.0
 
 
 def test_after_a_failure_the_back_off_holds_also_for_what_is_significant():
-    state = accepted(beat(), 0, monotonic=100.0)
+    state = accepted(launcher(), 0, monotonic=100.0)
     state = failed(state, 110.0, 0.5)
     state = failed(state, 111.0, 1.0)
-    assert due(state, beat(1, 2, phase="Forming")) == 112.0
+    assert due(state, launcher(1, 2, phase="Forming")) == 112.0
 
 
 def test_what_changed_during_an_absence_is_still_due_after_it():
-    state = accepted(beat(), 0, monotonic=100.0)
+    state = accepted(launcher(), 0, monotonic=100.0)
     state = failed(state, 110.0, 1.0)
-    assert due(accepted(beat(), 0, monotonic=120.0), beat(1, 2, phase="Forming")) < 120.0
+    assert due(accepted(launcher(), 0, monotonic=120.0), launcher(1, 2, phase="Forming")) < 120.0
 
 
 def test_a_launcher_that_falls_silent_is_news_once_and_again_when_it_speaks(run_dir, clock):

@@ -36,7 +36,7 @@ class Watched:
             self.clock,
             gpus=None,
             visible=self.heartbeat.gpus,
-            beat=self.heartbeat.current,
+            launcher=self.heartbeat.current,
             on_news=self._on_news,
         )
 

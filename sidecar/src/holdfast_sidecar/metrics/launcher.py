@@ -23,18 +23,18 @@ _UNTOLD: Final = "Unknown"
 
 
 class Metrics:
-    """Counts what happens and turns it, with the newest beat, into Prometheus's text."""
+    """Counts what happens and turns it, with the newest status, into Prometheus's text."""
 
     def __init__(
         self,
         clock: Clock,
-        beat: Callable[[], LauncherStatus],
+        launcher: Callable[[], LauncherStatus],
         *,
         gpus: Callable[[], Iterator[Metric]] = lambda: iter(()),
         launched: bool = True,
     ) -> None:
         self._clock = clock
-        self._beat = beat
+        self._launcher = launcher
         self._gpus = gpus
         self._launched = launched
         self._lock = threading.Lock()
@@ -77,12 +77,12 @@ class Metrics:
         """Called by the registry for each scrape."""
         with self._lock:
             yield from self._own()
-        beat = self._beat()
+        launcher = self._launcher()
         if self._launched:
-            yield from _silence(beat, self._clock.monotonic())
+            yield from _silence(launcher, self._clock.monotonic())
         yield from self._gpus()
-        if beat.status is not None:
-            yield from _launcher(beat.status, self._clock.now())
+        if launcher.status is not None:
+            yield from _launcher(launcher.status, self._clock.now())
 
     def _own(self) -> Iterator[Metric]:
         info = GaugeMetricFamily("holdfast_sidecar_info", "The sidecar's version", labels=["version"])
@@ -112,10 +112,10 @@ class Metrics:
             yield _gauge("holdfast_sidecar_report_age_seconds", "Seconds since the operator took a report", age)
 
 
-def _silence(beat: LauncherStatus, monotonic: float) -> Iterator[Metric]:
-    silent = beat.silent_seconds(monotonic)
+def _silence(launcher: LauncherStatus, monotonic: float) -> Iterator[Metric]:
+    silent = launcher.silent_seconds(monotonic)
     yield _gauge("holdfast_launcher_silent_seconds", "Seconds since the launcher last wrote its status", silent)
-    yield _gauge("holdfast_launcher_silent", "1 if the launcher has spoken and fell silent", float(beat.silent))
+    yield _gauge("holdfast_launcher_silent", "1 if the launcher has spoken and fell silent", float(launcher.silent))
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -31,31 +31,31 @@ NOTHING_REPORTED = ReportState(
 )
 
 
-def report_due(state: ReportState, beat: LauncherStatus, notices: int) -> tuple[float, str]:
+def report_due(state: ReportState, launcher: LauncherStatus, notices: int) -> tuple[float, str]:
     """The monotonic time from which a report is due, and why then. A time in the past means now."""
     if state.failures and state.attempted_at is not None:
         return state.attempted_at + state.pause, "Retry"
     if state.accepted_at is None:
         return 0.0, "First"
-    if beat.significance != state.significance or notices != state.notices:
+    if launcher.significance != state.significance or notices != state.notices:
         return 0.0, "Changed"
-    if beat.sequence != state.sequence:
+    if launcher.sequence != state.sequence:
         return state.accepted_at + c.REPORT_MOVING_SECONDS, "Moving"
     if not state.settled:
         return state.accepted_at + c.REVISION_MISMATCH_SECONDS, "Unsettled"
     return state.accepted_at + c.REPORT_IDLE_SECONDS, "Idle"
 
 
-def accepted(beat: LauncherStatus, notices: int, monotonic: float, *, settled: bool = True) -> ReportState:
+def accepted(launcher: LauncherStatus, notices: int, monotonic: float, *, settled: bool = True) -> ReportState:
     """The state after the operator took a report of this."""
     return ReportState(
         accepted_at=monotonic,
         attempted_at=monotonic,
         failures=0,
         pause=0.0,
-        significance=beat.significance,
+        significance=launcher.significance,
         notices=notices,
-        sequence=beat.sequence,
+        sequence=launcher.sequence,
         settled=settled,
     )
 

@@ -58,12 +58,12 @@ class Reporter:
 
     def step(self) -> float:
         """Send a report if one is due; returns the seconds until the next is, if nothing changes before."""
-        beat, notices = self._beat(), len(self._ledger.notices())
-        due, _ = report_due(self._report_state, beat, notices)
+        launcher, notices = self._current(), len(self._ledger.notices())
+        due, _ = report_due(self._report_state, launcher, notices)
         wait = due - self._clock.monotonic()
         if wait > 0:
             return wait
-        self._send(beat, c.REPORT_TIMEOUT_SECONDS)
+        self._send(launcher, c.REPORT_TIMEOUT_SECONDS)
         return 0.0
 
     def send_final(self, api: OperatorApi, sleep: Callable[[float], object]) -> bool:
@@ -72,35 +72,35 @@ class Reporter:
         It goes over a connection of its own, since the usual one may hang."""
         self._api = api
         self._launcher.poll()
-        beat, state = self._beat(), self._report_state
-        told = (state.failures, state.sequence, state.notices) == (0, beat.sequence, len(self._ledger.notices()))
-        told = told and state.significance == beat.significance
+        launcher, state = self._current(), self._report_state
+        told = (state.failures, state.sequence, state.notices) == (0, launcher.sequence, len(self._ledger.notices()))
+        told = told and state.significance == launcher.significance
         if told and state.accepted_at is not None:
             return True
         end = self._clock.monotonic() + c.FINAL_REPORT_SECONDS
         while (left := end - self._clock.monotonic()) > 0:
-            if self._send(beat, left):
+            if self._send(launcher, left):
                 return True
             sleep(min(self._report_state.pause, max(0.0, end - self._clock.monotonic())))
         _log.error("the last report did not reach the operator; the pod's own state has to tell it")
         return False
 
-    def _beat(self) -> LauncherStatus:
-        """The newest beat; a GPU error and a check's result are as significant as what the launcher says."""
-        beat, errors, preflight = self._launcher.current(), self._gpu(), self._preflight()
+    def _current(self) -> LauncherStatus:
+        """The newest status; a GPU error and a check's result are as significant as what the launcher says."""
+        launcher, errors, preflight = self._launcher.current(), self._gpu(), self._preflight()
         if not errors and preflight is None:
-            return beat
-        return replace(beat, significance=beat.significance + repr((errors, preflight)).encode())
+            return launcher
+        return replace(launcher, significance=launcher.significance + repr((errors, preflight)).encode())
 
-    def _send(self, beat: LauncherStatus, timeout: float) -> bool:
+    def _send(self, launcher: LauncherStatus, timeout: float) -> bool:
         self._number += 1
         notices = self._ledger.notices()
         report = Report(
             start_id=self._start_id,
             number=self._number,
             pod=self._pod,
-            launcher=beat.status,
-            launcher_silent_seconds=beat.silent_seconds(self._clock.monotonic()),
+            launcher=launcher.status,
+            launcher_silent_seconds=launcher.silent_seconds(self._clock.monotonic()),
             notices=notices,
             gpu=self._gpu(),
             preflight=self._preflight(),
@@ -115,10 +115,10 @@ class Reporter:
             self._contact(logging.WARNING, error_kind(error), f"reports do not reach the operator: {error}")
             self._on_result(False)
             return False
-        ready = (beat.status or {}).get("ready") is True
+        ready = (launcher.status or {}).get("ready") is True
         self._on_answer(answer, self._clock.monotonic() - asked_at, ready)
         settled = self._on_revision(revision)
-        self._report_state = accepted(beat, len(notices), self._clock.monotonic(), settled=settled)
+        self._report_state = accepted(launcher, len(notices), self._clock.monotonic(), settled=settled)
         self._contact(logging.INFO, "ok", "reports reach the operator")
         self._on_result(True)
         return True

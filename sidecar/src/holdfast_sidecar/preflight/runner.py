@@ -37,13 +37,13 @@ class PreflightWatch:
         *,
         gpus: Callable[[], GpuHealth] | None,
         visible: Callable[[], Collection[str]],
-        beat: Callable[[], LauncherStatus],
+        launcher: Callable[[], LauncherStatus],
         on_news: Callable[[], None] = lambda: None,
     ) -> None:
         self._asked = asked
         self._told_path, self._own_path = run_dir / c.PREFLIGHT_FILE, run_dir / c.PREFLIGHT_OWN_FILE
         self._clock = clock
-        self._gpus, self._visible, self._beat = gpus, visible, beat
+        self._gpus, self._visible, self._launcher = gpus, visible, launcher
         self._on_news = on_news
         self._begun: float | None = None
         self._lock = threading.Lock()
@@ -84,7 +84,7 @@ class PreflightWatch:
     def _facts(self) -> Inputs:
         with self._lock:
             skew = self._skew
-        now, launcher = self._clock.monotonic(), self._beat().status is not None
+        now, launcher = self._clock.monotonic(), self._launcher().status is not None
         if launcher and self._begun is None:
             self._begun = now
         return Inputs(

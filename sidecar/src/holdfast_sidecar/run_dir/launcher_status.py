@@ -44,13 +44,13 @@ class LauncherStatusWatcher:
         self._clock = clock
         self._stamp: Stamp | None = None
         self._lock = threading.Lock()
-        self._beat = LauncherStatus(status=None, changed_at=clock.monotonic(), significance=b"", sequence=0)
+        self._current = LauncherStatus(status=None, changed_at=clock.monotonic(), significance=b"", sequence=0)
         self._state = Transitions(_log)
 
     def current(self) -> LauncherStatus:
-        """The newest beat."""
+        """The newest status."""
         with self._lock:
-            return self._beat
+            return self._current
 
     def gpus(self) -> frozenset[str]:
         """UUIDs of the GPUs that the launcher sees."""
@@ -69,29 +69,28 @@ class LauncherStatusWatcher:
             if before is None:
                 changed_at -= self._age(found)
             status, significance = self._read()
-            speaks_again = self._beat.silent
+            speaks_again = self._current.silent
             if speaks_again:
                 _log.info("the launcher speaks again")
-            if status == self._beat.status:  # a sign of life, without news
-                beat = replace(self._beat, changed_at=changed_at, silent=False, significance=significance)
-                self._beat = beat
+            if status == self._current.status:  # a sign of life, without news
+                self._current = replace(self._current, changed_at=changed_at, silent=False, significance=significance)
                 return speaks_again
-            self._beat = LauncherStatus(
+            self._current = LauncherStatus(
                 status=status,
                 changed_at=changed_at,
                 significance=significance,
-                sequence=self._beat.sequence + 1,
+                sequence=self._current.sequence + 1,
             )
             return True
 
     def _falls_silent(self) -> bool:
         """Whether it does so now. Its silence is significant: whoever decides about it is to know at once."""
-        beat = self._beat
-        seconds = beat.silent_seconds(self._clock.monotonic())
-        if beat.silent or beat.status is None or seconds < c.LAUNCHER_SILENT_SECONDS:
+        current = self._current
+        seconds = current.silent_seconds(self._clock.monotonic())
+        if current.silent or current.status is None or seconds < c.LAUNCHER_SILENT_SECONDS:
             return False
         _log.warning("the launcher has said nothing for %.0f s", seconds)
-        self._beat = replace(beat, silent=True, significance=b"silent " + beat.significance)
+        self._current = replace(current, silent=True, significance=b"silent " + current.significance)
         return True
 
     def _age(self, found: Stamp) -> float:

@@ -21,7 +21,7 @@ class Loop:
     def __post_init__(self) -> None:
         self.woken = threading.Event()
         self.rounds = 0
-        self._beat = self.clock.monotonic()
+        self._last_round = self.clock.monotonic()
         self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     def wake(self) -> None:
@@ -30,7 +30,7 @@ class Loop:
 
     def problem(self) -> str | None:
         """What is wrong with it, for the probe."""
-        silent = self.clock.monotonic() - self._beat
+        silent = self.clock.monotonic() - self._last_round
         return f"{self.name} is stuck for {silent:.0f} s" if silent > self.limit else None
 
     def _run(self) -> None:
@@ -38,6 +38,6 @@ class Loop:
             self.woken.clear()
             wait = self.step()
             self.rounds += 1
-            self._beat = self.clock.monotonic()
+            self._last_round = self.clock.monotonic()
             if wait > 0:
                 self.woken.wait(wait)
