@@ -36,14 +36,14 @@ def test_reports_arrive_and_publications_come_back(hub, sidecar, metadata, golde
     status = sidecar.write_status()
     sidecar.start()
     report = wait(lambda: hub.latest("uid-w0"), "a report")
-    assert report.said.has_launcher
-    assert (report.said.phase, report.said.committed_step) == (status["phase"], status["committedStep"])
+    assert report.content.has_launcher
+    assert (report.content.phase, report.content.committed_step) == (status["phase"], status["committedStep"])
     for revision in (7, 8):
         published = {**golden("membership.json"), "revision": revision}
         hub.publish("job-1", published)
         wait(lambda published=published: stored(sidecar) == published, "the membership")
     metadata.interrupt()
-    wait(lambda: hub.latest("uid-w0").said.notices, "the notice")
+    wait(lambda: hub.latest("uid-w0").content.notices, "the notice")
 
 
 def test_a_pod_that_is_not_known_yet_is_served_once_it_is(hub, sidecar, wait):
