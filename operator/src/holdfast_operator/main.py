@@ -30,7 +30,7 @@ from urllib3.exceptions import HTTPError
 from holdfast_operator import __version__
 from holdfast_operator.agents.job_key import ensure_operator_key, job_key
 from holdfast_operator.agents.limits import Limits
-from holdfast_operator.agents.routes import ServerMetrics as AgentObserver
+from holdfast_operator.agents.routes import ServerMetrics
 from holdfast_operator.agents.server import AgentServer
 from holdfast_operator.agents.tls import TlsKeeper
 from holdfast_operator.agents.token_review import TokenReviews, reviewer
@@ -170,7 +170,7 @@ def _agents(settings: Settings, hub: AgentHub, tls: TlsKeeper, nodes: Controller
         host=settings.host or None,
         port=settings.agents_port,
         limits=Limits.within(settings.memory_bytes),
-        observer=AgentObserver(answered=metrics.agent_request, polls=metrics.polls_held),
+        observer=ServerMetrics(answered=metrics.agent_request, polls=metrics.polls_held),
         alerts=nodes.inbox,
     )
 
