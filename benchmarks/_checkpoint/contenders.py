@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from holdfast.checkpoint.dcp.storage import StorageWriter
+from holdfast.checkpoint.dcp.writer import StorageWriter
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.io.direct_writer import aligned
 from holdfast.checkpoint.io.huge_pages import fault_in, fresh

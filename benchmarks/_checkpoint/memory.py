@@ -28,20 +28,25 @@ import _bench as bench  # noqa: E402
 from _checkpoint.contenders import at_hand, workplace  # noqa: E402
 from _checkpoint.restore import when_cold  # noqa: E402
 from holdfast.checkpoint.format.file_names import CheckpointName, tensors_file  # noqa: E402
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord  # noqa: E402
+from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord  # noqa: E402
 from holdfast.checkpoint.format.shard_layout import TensorSpec  # noqa: E402
 from holdfast.checkpoint.policy.fencing import Resume  # noqa: E402
+from holdfast.checkpoint.policy.fencing_context import FencingContext  # noqa: E402
 from holdfast.checkpoint.ranks.exchange import Alone  # noqa: E402
-from holdfast.checkpoint.restore.chunk_reader import Copies, extent, read_into, whole_file  # noqa: E402
+from holdfast.checkpoint.restore.chunk_reader import read_into  # noqa: E402
+from holdfast.checkpoint.restore.copies import Copies, whole_file  # noqa: E402
+from holdfast.checkpoint.restore.memory_layout import Extent  # noqa: E402
 from holdfast.checkpoint.restore.search import Restored, restore  # noqa: E402
 from holdfast.checkpoint.save.protocol import Snapshot, save  # noqa: E402
 from holdfast.checkpoint.stores.base import CheckpointStore  # noqa: E402
 from holdfast.checkpoint.stores.folder import FolderStore  # noqa: E402
 from holdfast.checkpoint.stores.memory.peer_client import Copy, Neighbour, Peer, PeerStore, room_for, send  # noqa: E402
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer  # noqa: E402
-from holdfast.checkpoint.stores.memory.slots import SlotSet, SlotWriter  # noqa: E402
+from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter  # noqa: E402
+from holdfast.checkpoint.stores.memory.slots import SlotSet  # noqa: E402
 from holdfast.checkpoint.stores.memory.store import MemoryStore  # noqa: E402
-from holdfast.checkpoint.tiers.memory_tier import FencingContext, MemorySettings, MemoryTier  # noqa: E402
+from holdfast.checkpoint.tiers.memory_settings import MemorySettings  # noqa: E402
+from holdfast.checkpoint.tiers.memory_tier import MemoryTier  # noqa: E402
 from holdfast.core.attempt import AttemptId  # noqa: E402
 
 KEY = b"k" * 32
@@ -252,7 +257,7 @@ class State:
         begin = min(chunk.offset for tensor in manifest.tensors.values() for chunk in tensor.chunks)
         with closing(Copies(openers=[partial(store.open, name)], records=manifest.files)) as copies:
             everything = [whole_file(file, manifest.files[file])]
-            read_into(copies, {file: [extent(begin, self._room)]}, also=everything, threads=store.readers)
+            read_into(copies, {file: [Extent.over(begin, self._room)]}, also=everything, threads=store.readers)
 
     def restore_from_peer(self) -> float:
         """The newest from the other."""

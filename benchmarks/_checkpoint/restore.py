@@ -20,7 +20,8 @@ import torch.distributed.checkpoint as dcp
 
 from _checkpoint.contenders import at_hand, cpu_seconds, extra_bytes, seconds
 from holdfast import checkpoint
-from holdfast.checkpoint.dcp.storage import StorageReader, StorageWriter
+from holdfast.checkpoint.dcp.reader import StorageReader
+from holdfast.checkpoint.dcp.writer import StorageWriter
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import Holding, Piece, TensorSpec
 from holdfast.checkpoint.format.shard_layout import rows as rows_of

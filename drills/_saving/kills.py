@@ -21,7 +21,8 @@ import xxhash
 from _saving.job import RUN, Book, DrillError, Job, Pair, frozen, is_dead, running, signal_to
 from holdfast.checkpoint.folder.claims import list_claims
 from holdfast.checkpoint.ranks.exchange import Alone
-from holdfast.checkpoint.restore.search import Loaded, Restored, restore
+from holdfast.checkpoint.restore.rank_reader import Loaded
+from holdfast.checkpoint.restore.search import Restored, restore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.verify import verify
 from holdfast.core.errors import HoldfastError

@@ -19,7 +19,7 @@ from command_line import Commands
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
-from holdfast.checkpoint.restore.search import Loaded
+from holdfast.checkpoint.restore.rank_reader import Loaded
 from holdfast.checkpoint.save.protocol import SaveResult, Snapshot, save
 from holdfast.checkpoint.stores.objects.s3 import S3Bucket
 from holdfast.checkpoint.stores.objects.s3_client import S3Settings

@@ -10,7 +10,8 @@ import torch
 
 import holdfast
 from holdfast import checkpoint
-from holdfast.checkpoint.dcp.storage import StorageReader, StorageWriter
+from holdfast.checkpoint.dcp.reader import StorageReader
+from holdfast.checkpoint.dcp.writer import StorageWriter
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.cli.checkpoints.main import main
 from holdfast.core.environment import read_environment

@@ -21,11 +21,12 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.testing._internal.two_tensor import TwoTensor
 
 from holdfast import checkpoint
-from holdfast.checkpoint.dcp import storage as ours
-from holdfast.checkpoint.dcp.storage import StorageReader, StorageWriter
+from holdfast.checkpoint.dcp import writer
+from holdfast.checkpoint.dcp.reader import StorageReader
+from holdfast.checkpoint.dcp.writer import StorageWriter
 from holdfast.checkpoint.folder.catalog import read_manifest
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES
+from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.stores.folder import FolderStore
@@ -100,7 +101,7 @@ def test_a_commit_of_an_earlier_release_whose_boxes_are_tensors_of_their_own_is_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr(ours, "tiles", lambda size, boxes: False)
+        earlier.setattr(writer, "tiles", lambda size, boxes: False)
         dcp.save(state(4.0), storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
     assert "w@0,0" in read_manifest(tmp_path, CheckpointName(step=1, pair=AttemptId(0, 1))).tensors
     into = state()
@@ -187,7 +188,7 @@ def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str, said
 def test_the_library_says_how_to_read_what_came_through_dcp(tmp_path: Path) -> None:
     dcp.save({"model": {"weight": torch.ones(2)}}, storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
     with pytest.raises(
-        StateError, match=r"dcp\.load\(state, storage_reader=holdfast\.checkpoint\.dcp\.StorageReader"
+        StateError, match=r"dcp\.load\(state, storage_reader=holdfast\.checkpoint\.dcp\.storage\.StorageReader"
     ):
         checkpoint.load(tmp_path, model=torch.nn.Linear(2, 1))
 
@@ -204,7 +205,7 @@ def test_a_tensor_that_cannot_be_saved_is_refused_by_key_before_anything_is_writ
 def test_values_that_are_too_large_for_a_manifest_are_refused_by_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ours, "LARGEST", 5000)
+    monkeypatch.setattr(writer, "LARGEST", 5000)
     values = {"small": {"n": 1}, "loader7": {"state": bytes(4000)}, "w": torch.ones(2)}
     with pytest.raises((StateError, CheckpointException), match=r"the largest are loader7\.state \(0\.00\d+ MB\)"):
         dcp.save(values, storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
@@ -212,18 +213,18 @@ def test_values_that_are_too_large_for_a_manifest_are_refused_by_key(
 
 
 def test_a_save_that_fails_is_no_commit(tmp_path: Path) -> None:
-    writer = StorageWriter(tmp_path, step=1)
+    twice = StorageWriter(tmp_path, step=1)
     with pytest.raises((StateError, CheckpointException), match="thing"):
-        dcp.save({"thing": object()}, storage_writer=writer, no_dist=True)
+        dcp.save({"thing": object()}, storage_writer=twice, no_dist=True)
     assert checkpoint.load(tmp_path) is None
-    dcp.save(state(1.0), storage_writer=writer, no_dist=True)
+    dcp.save(state(1.0), storage_writer=twice, no_dist=True)
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-1.g0.a1"]
 
 
 def test_scalars_of_every_kind_come_back_by_async_save(tmp_path: Path) -> None:
     values = {"n": torch.tensor(3), "b": torch.tensor(2.0, dtype=torch.bfloat16), "flag": torch.tensor(True)}
-    writer = pickle.loads(pickle.dumps(StorageWriter(tmp_path, step=1)))  # noqa: S301  (as torch hands it to a process)
-    dcp.async_save(values, storage_writer=writer, no_dist=True).result()
+    twice = pickle.loads(pickle.dumps(StorageWriter(tmp_path, step=1)))  # noqa: S301  (as torch hands it to a process)
+    dcp.async_save(values, storage_writer=twice, no_dist=True).result()
     into = {name: torch.zeros_like(one) for name, one in values.items()}
     dcp.load(into, storage_reader=StorageReader(tmp_path), no_dist=True)
     assert all(into[name].dtype == one.dtype and torch.equal(into[name], one) for name, one in values.items())

@@ -10,17 +10,9 @@ from dataclasses import replace
 import pytest
 import xxhash
 
-from holdfast.checkpoint.format.manifest import (
-    CHUNK_BYTES,
-    Chunk,
-    FileRecord,
-    Manifest,
-    Records,
-    TensorRecord,
-    check,
-    decode,
-    encode,
-)
+from holdfast.checkpoint.format.coverage import check
+from holdfast.checkpoint.format.manifest import Manifest, decode, encode
+from holdfast.checkpoint.format.records import CHUNK_BYTES, Chunk, FileRecord, Records, TensorRecord
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import DamagedError, UnknownFormatError
 

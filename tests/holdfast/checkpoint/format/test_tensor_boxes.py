@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.format.manifest import Chunk, FileRecord, Manifest, Patch, TensorRecord, decode, encode
+from holdfast.checkpoint.format.manifest import Manifest, decode, encode
+from holdfast.checkpoint.format.records import Chunk, FileRecord, Patch, TensorRecord
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.format.tensor_boxes import Box, runs, tiles
 from holdfast.checkpoint.ranks.merge import Part, RankReport, join

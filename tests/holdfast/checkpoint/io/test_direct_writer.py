@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
 from holdfast.checkpoint.io.direct_writer import aligned, write_image
 from holdfast.checkpoint.io.durable_files import write_file
 from holdfast.checkpoint.io.fill_progress import Filling

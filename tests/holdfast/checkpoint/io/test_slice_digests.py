@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
 from holdfast.checkpoint.io import slice_digests
 from holdfast.checkpoint.io.slice_digests import Slicer, decode, digests_of, file_bytes, slice_bytes
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange

@@ -14,7 +14,8 @@ from holdfast.checkpoint.process_group_exchange import joined
 from holdfast.checkpoint.ranks.exchange import Exchange
 from holdfast.checkpoint.ranks.replica_check import apart
 from holdfast.checkpoint.save.protocol import SaveResult, Snapshot, save
-from holdfast.checkpoint.state.flatten import flatten, sampled, unflatten
+from holdfast.checkpoint.state.flatten import flatten, sampled
+from holdfast.checkpoint.state.unflatten import unflatten
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import StateError
 

@@ -23,9 +23,10 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from holdfast import HoldfastError, checkpoint
-from holdfast.checkpoint.dcp import storage as ours
+from holdfast.checkpoint.dcp import reader, writer
 from holdfast.checkpoint.folder.claims import write_claim
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES, LARGEST, decode
+from holdfast.checkpoint.format.manifest import LARGEST, decode
+from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.save.checkpoint_index import Ages
@@ -258,9 +259,9 @@ def through_dcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest
     """As now, and as in earlier releases: boxes that are tensors of their own."""
     with monkeypatch.context() as earlier:
         if request.param:
-            earlier.setattr(ours, "tiles", lambda size, boxes: False)
+            earlier.setattr(writer, "tiles", lambda size, boxes: False)
         ones = {"v": torch.ones(4, 3), "w": torch.ones(4, 3)}
-        dcp.save(ones, storage_writer=ours.StorageWriter(tmp_path, step=20), no_dist=True)
+        dcp.save(ones, storage_writer=writer.StorageWriter(tmp_path, step=20), no_dist=True)
     assert verdict(tmp_path).whole
     return tmp_path
 
@@ -270,9 +271,9 @@ def test_a_manifest_that_lies_to_dcp_fills_nothing(through_dcp: Path, path: str,
     forge(through_dcp, setter(path, value))
     into = {"v": torch.zeros(4, 3), "w": torch.zeros(4, 3)}
     with pytest.raises(DamagedError, match=rf"state for DCP.*{why}"):
-        ours.StorageReader(through_dcp).read_metadata()
+        reader.StorageReader(through_dcp).read_metadata()
     with pytest.raises(CheckpointException):
-        dcp.load(into, storage_reader=ours.StorageReader(through_dcp), no_dist=True)
+        dcp.load(into, storage_reader=reader.StorageReader(through_dcp), no_dist=True)
     assert not any(tensor.any() for tensor in into.values())
     assert "state for DCP" in verdict(through_dcp).reason
 
@@ -282,7 +283,7 @@ def test_a_value_for_dcp_that_is_none_is_typed(through_dcp: Path, value: Json) -
     forge(through_dcp, setter("state|dcp|values|lr", value))
     into = {"v": torch.zeros(4, 3), "w": torch.zeros(4, 3), "lr": 0.0}
     with pytest.raises(CheckpointException) as raised:
-        dcp.load(into, storage_reader=ours.StorageReader(through_dcp), no_dist=True)
+        dcp.load(into, storage_reader=reader.StorageReader(through_dcp), no_dist=True)
     assert all(isinstance(error, HoldfastError) for error, _ in raised.value.failures.values())
 
 

@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES
+from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.io.huge_pages import PAGE
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
-from holdfast.checkpoint.restore.chunk_reader import Extent, segments
+from holdfast.checkpoint.restore.chunk_reader import segments
+from holdfast.checkpoint.restore.memory_layout import Extent
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
 

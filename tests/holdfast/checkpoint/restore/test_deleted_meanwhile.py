@@ -11,7 +11,8 @@ import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from holdfast.checkpoint.dcp.storage import StorageReader, StorageWriter
+from holdfast.checkpoint.dcp.reader import StorageReader
+from holdfast.checkpoint.dcp.writer import StorageWriter
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange

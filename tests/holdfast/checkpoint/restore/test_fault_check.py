@@ -15,7 +15,8 @@ from holdfast import checkpoint
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.folder.claims import write_claim
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES, Manifest
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.search import Restored, restore
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore

@@ -40,7 +40,8 @@ from torch.distributed.checkpoint.metadata import Metadata
 from holdfast import HoldfastError
 from holdfast.checkpoint.folder import claims
 from holdfast.checkpoint.format.file_names import CheckpointName, tensors_file
-from holdfast.checkpoint.format.manifest import Chunk, Manifest, TensorRecord
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.records import Chunk, TensorRecord
 from holdfast.checkpoint.format.shard_layout import TensorSpec, plan_shard, whole
 from holdfast.checkpoint.io.durable_files import encode_json
 from holdfast.checkpoint.ranks.exchange import Alone

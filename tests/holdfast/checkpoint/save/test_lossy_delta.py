@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.format import manifest as manifests
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES, Manifest, decode
+from holdfast.checkpoint.format.manifest import Manifest, decode
+from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.rate_limit import Pace
 from holdfast.checkpoint.io.staging_buffer import Arena

@@ -17,7 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from holdfast.checkpoint.dcp.storage import StorageReader, StorageWriter
+from holdfast.checkpoint.dcp.reader import StorageReader
+from holdfast.checkpoint.dcp.writer import StorageWriter
 from holdfast.checkpoint.folder import catalog
 
 COLUMNS = torch.arange(40.0).reshape(5, 8)

@@ -21,21 +21,24 @@ from safetensors.torch import load_file
 from torch.testing._internal.two_tensor import TwoTensor
 
 from holdfast import CheckpointError, StateError, UsageError, checkpoint
-from holdfast.checkpoint.dcp.storage import StorageReader
+from holdfast.checkpoint.dcp.reader import StorageReader
 from holdfast.checkpoint.folder import publish
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.io import durable_files
-from holdfast.checkpoint.restore.search import Loaded, restore
+from holdfast.checkpoint.restore.rank_reader import Loaded
+from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.save import protocol
 from holdfast.checkpoint.save.protocol import Snapshot, save
 from holdfast.checkpoint.state import flatten as state
-from holdfast.checkpoint.state.flatten import _DTYPES, adopt, check_savable, flatten, flatten_values, unflatten
+from holdfast.checkpoint.state.dtypes import DTYPES
+from holdfast.checkpoint.state.flatten import check_savable, flatten, flatten_values
 from holdfast.checkpoint.state.rng import apply, capture
+from holdfast.checkpoint.state.unflatten import adopt, unflatten
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.verify import verify
 from holdfast.core.attempt import AttemptId
 
-DTYPES = st.sampled_from(list(_DTYPES))
+DTYPES = st.sampled_from(list(DTYPES))
 SHAPES = st.lists(st.integers(0, 9), max_size=3)
 
 

@@ -14,16 +14,20 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.format.manifest import Chunk, Manifest, TensorRecord
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.records import Chunk, TensorRecord
+from holdfast.checkpoint.io import chunk_digester
 from holdfast.checkpoint.io.durable_files import encode_json
-from holdfast.checkpoint.stores.memory import slots
-from holdfast.checkpoint.stores.memory.slots import SlotSet, opened
+from holdfast.checkpoint.stores.memory import slot, slot_writer, slots
+from holdfast.checkpoint.stores.memory.slot import Slot, opened
+from holdfast.checkpoint.stores.memory.slots import SlotSet
 from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
 
 FILE = "rank-0.safetensors"
 BYTES = 100_000
+WRITERS = {module.__file__ for module in (slot, slot_writer, slots, chunk_digester)}
 
 
 def named(step: int, attempt: int = 1) -> CheckpointName:
@@ -75,13 +79,13 @@ def steps(store: MemoryStore) -> list[int]:
 
 
 def killed_at(line: int, act: Callable[[], Any]) -> bool:
-    """Do something in a child that is killed before this line of `slots.py`; False if it came to its end."""
+    """Do something in a child that is killed before this line of the writers; False if it came to its end."""
     child = os.fork()
     if child == 0:
         left = [line]
 
         def trace(frame: FrameType, event: str, _: Any) -> Any:
-            if frame.f_code.co_filename != slots.__file__:
+            if frame.f_code.co_filename not in WRITERS:
                 return None
             if event == "line":
                 left[0] -= 1
@@ -231,7 +235,7 @@ def test_where_others_let_go_later_only_the_slot_at_hand_is_made_and_the_other_o
     assert [path.name for path in sorted(tmp_path.glob("own-0.slot-?"))] == ["own-0.slot-0"]
     with pytest.raises(NoRoomError, match="2 MiB of 2 MiB are in use"):
         commit(pair, 2, keep=1)
-    slots.remove(kept)
+    slot.remove(kept)
     commit(pair, 2, keep=1)
     assert steps(MemoryStore(tmp_path)) == [1, 2]
 
@@ -252,7 +256,7 @@ def memory() -> Iterator[Path]:
 def test_a_slot_that_is_replaced_takes_nothing_though_a_forked_process_holds_it(memory: Path) -> None:
     pair = SlotSet(memory, "own-0")
     commit(pair, 1)
-    held = slots.Slot(memory / "own-0.slot-0")  # as a loader that was forked from the rank has it
+    held = Slot(memory / "own-0.slot-0")  # as a loader that was forked from the rank has it
     before = os.fstat(held.fd).st_blocks
     commit(pair, 2)
     commit(pair, 3, nbytes=3 << 20)

@@ -16,6 +16,7 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.policy.fencing_context import FencingContext
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import Restored, restore
 from holdfast.checkpoint.save.protocol import SaveResult, Snapshot, save, stage
@@ -25,7 +26,7 @@ from holdfast.checkpoint.stores.local_disk import LocalStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
 from holdfast.checkpoint.tiers.local_disk_tier import LocalSettings, LocalTier
-from holdfast.checkpoint.tiers.memory_tier import FencingContext, tier_of
+from holdfast.checkpoint.tiers.memory_tier import tier_of
 from holdfast.core.attempt import AttemptId, Claim
 
 KEY = b"k" * 32

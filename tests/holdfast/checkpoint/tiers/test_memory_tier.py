@@ -20,18 +20,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES, Manifest
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.policy.fencing_context import FencingContext
 from holdfast.checkpoint.save.protocol import SaveResult, Snapshot
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.memory import peer_client as peers
 from holdfast.checkpoint.stores.memory import peer_server
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour, Peer, PeerStore, successor
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
-from holdfast.checkpoint.stores.memory.slots import FileRange
+from holdfast.checkpoint.stores.memory.slot import FileRange
 from holdfast.checkpoint.stores.memory.store import MemoryStore
-from holdfast.checkpoint.tiers.memory_tier import FencingContext, MemorySettings, MemoryTier
+from holdfast.checkpoint.tiers.memory_settings import MemorySettings
+from holdfast.checkpoint.tiers.memory_tier import MemoryTier
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError, PeerLostError
 

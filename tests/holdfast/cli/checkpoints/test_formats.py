@@ -431,7 +431,7 @@ def test_an_export_is_what_safetensors_loads_tied_weights_once(model: Net, tmp_p
 def test_a_commit_that_was_made_through_dcp_is_exported_as_well(model: Net, tmp_path: Path, key: str) -> None:
     from torch.distributed import checkpoint as dcp
 
-    from holdfast.checkpoint.dcp.storage import StorageWriter
+    from holdfast.checkpoint.dcp.writer import StorageWriter
 
     state = {key: model.state_dict(), "epoch": 3} if key else model.state_dict()
     dcp.save(state, storage_writer=StorageWriter(tmp_path / "ckpt", step=4), no_dist=True)

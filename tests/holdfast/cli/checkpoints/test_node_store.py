@@ -16,12 +16,14 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.policy.fencing_context import FencingContext
 from holdfast.checkpoint.save.protocol import Snapshot, stage
 from holdfast.checkpoint.save.write_plan import Planner
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
 from holdfast.checkpoint.tiers.local_disk_tier import LocalSettings, LocalTier
-from holdfast.checkpoint.tiers.memory_tier import FencingContext, MemorySettings, MemoryTier
+from holdfast.checkpoint.tiers.memory_settings import MemorySettings
+from holdfast.checkpoint.tiers.memory_tier import MemoryTier
 from holdfast.cli.checkpoints.access.node_store import near_store
 from holdfast.cli.checkpoints.verify import verify
 from holdfast.core.attempt import AttemptId

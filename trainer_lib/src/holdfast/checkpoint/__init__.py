@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from holdfast.checkpoint.format.manifest import Manifest
-    from holdfast.checkpoint.restore.chunk_reader import Rows
+    from holdfast.checkpoint.restore.memory_layout import Rows
     from holdfast.checkpoint.state.flatten import Stateful
 
 __all__ = ["Found", "load", "save"]
@@ -123,8 +123,10 @@ def load(
     """
     from holdfast.checkpoint.process_group_exchange import Together, ranks
     from holdfast.checkpoint.state import rng
-    from holdfast.checkpoint.state.flatten import adopt, blank, check_stateful
+    from holdfast.checkpoint.state.dtypes import blank
+    from holdfast.checkpoint.state.flatten import check_stateful
     from holdfast.checkpoint.state.load import load_into, tell
+    from holdfast.checkpoint.state.unflatten import adopt
 
     check_stateful(stateful)
     root, step = local_path(folder), None if step is None else step_number(step)

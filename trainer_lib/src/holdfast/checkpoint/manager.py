@@ -27,9 +27,11 @@ from holdfast.checkpoint.io.durable_files import make_folder
 from holdfast.checkpoint.io.rate_limit import UNHINDERED, WRITERS, Pace
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.policy import fencing, retention
+from holdfast.checkpoint.policy.fencing_context import FencingContext
 from holdfast.checkpoint.policy.interval import retry_after
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange, lead
-from holdfast.checkpoint.restore.search import Restored, Select, newest, none_whole, restore
+from holdfast.checkpoint.restore.rank_reader import Select
+from holdfast.checkpoint.restore.search import Restored, newest, none_whole, restore
 from holdfast.checkpoint.save.background import Saving
 from holdfast.checkpoint.save.checkpoint_index import Ages
 from holdfast.checkpoint.save.incremental import Chain
@@ -40,7 +42,8 @@ from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.tiers.local_disk_tier import LocalSettings, LocalTier
-from holdfast.checkpoint.tiers.memory_tier import FencingContext, MemorySettings, MemoryTier, tier_of
+from holdfast.checkpoint.tiers.memory_settings import MemorySettings
+from holdfast.checkpoint.tiers.memory_tier import MemoryTier, tier_of
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, ClaimError, ForeignClaimError, NoneWholeError, UnavailableError
 from holdfast.core.tier_names import OBJECT_TIER, SHARED_TIER

@@ -20,7 +20,8 @@ import torch
 import xxhash
 from torch.distributed import PrefixStore, TCPStore
 
-from holdfast.checkpoint.state.flatten import Flat, flatten_values, unflatten
+from holdfast.checkpoint.state.flatten import Flat, flatten_values
+from holdfast.checkpoint.state.unflatten import unflatten
 from holdfast.core.errors import HoldfastError
 from holdfast.training.distributed.process_group import CancelToken, Group
 from holdfast.training.recovery import state_transfer

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from holdfast.checkpoint.format.manifest import Manifest, TensorRecord, whole_numbers
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.records import TensorRecord, whole_numbers
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES
 from holdfast.core.errors import DamagedError
 

@@ -25,8 +25,9 @@ from holdfast.checkpoint.format.file_names import (
     slices_file,
     tensors_file,
 )
-from holdfast.checkpoint.format.manifest import LARGEST, Chunk, FileRecord, Manifest, Patch, encode
+from holdfast.checkpoint.format.manifest import LARGEST, Manifest, encode
 from holdfast.checkpoint.format.mapping_order import parts, text_bytes, too_much
+from holdfast.checkpoint.format.records import Chunk, FileRecord, Patch
 from holdfast.checkpoint.format.shard_layout import ShardPlan
 from holdfast.checkpoint.io.direct_writer import write_image
 from holdfast.checkpoint.io.durable_files import create_durably, sync_folder, write_file, write_json

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from holdfast.checkpoint.format.file_names import inherited
-from holdfast.checkpoint.format.manifest import PLACE, PLACES, VALUES, Manifest, TensorRecord, whole_numbers
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.records import PLACE, PLACES, VALUES, TensorRecord, whole_numbers
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES, METADATA
 from holdfast.core.errors import DamagedError
 

@@ -20,7 +20,7 @@ from typing import Final
 
 import xxhash
 
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
 from holdfast.checkpoint.io.fill_progress import Filling
 from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
 from holdfast.checkpoint.io.thread_pool import Pool

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import xxhash
 
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
 from holdfast.checkpoint.io.direct_writer import DirectFile, aligned
 from holdfast.checkpoint.io.huge_pages import fresh
 from holdfast.checkpoint.io.rate_limit import WRITERS

@@ -14,7 +14,7 @@ from typing import Final
 
 import xxhash
 
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
 from holdfast.checkpoint.io.durable_files import Buffer
 
 FORMAT: Final = "holdfast-slices"

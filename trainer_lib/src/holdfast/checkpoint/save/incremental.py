@@ -22,7 +22,7 @@ import xxhash
 
 from holdfast.checkpoint.folder.publish import ShardRecord
 from holdfast.checkpoint.format.file_names import CheckpointName, tensors_file
-from holdfast.checkpoint.format.manifest import Chunk, FileRecord, Patch
+from holdfast.checkpoint.format.records import Chunk, FileRecord, Patch
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES, Piece, ShardPlan, lay_out
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.save import lossy_delta

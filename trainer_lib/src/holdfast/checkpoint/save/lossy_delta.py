@@ -16,19 +16,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.checkpoint.format.manifest import (
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.records import (
     FLOATS,
     MOST_PATCHED,
     PLACE,
     PLACES,
     VALUES,
-    Manifest,
     Patch,
     Records,
     TensorRecord,
 )
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES, Piece, TensorSpec, whole
-from holdfast.checkpoint.restore.chunk_reader import Extent, Rows, extent
+from holdfast.checkpoint.restore.memory_layout import Extent, Rows
 from holdfast.core.errors import DamagedError, UsageError
 from holdfast.core.limits import LARGEST_THRESHOLD
 
@@ -260,7 +260,7 @@ def extents(wanted: Iterable[Wanted], others: Mapping[str, Sequence[Extent]]) ->
     for one in wanted:
         for offset, room in ((one.patch.places, one.places), (one.patch.values, one.values)):
             if room.nbytes:
-                found.setdefault(one.patch.file, []).append(extent(offset, room))
+                found.setdefault(one.patch.file, []).append(Extent.over(offset, room))
     return {file: sorted(many, key=lambda e: e.offset) for file, many in found.items()}
 
 

@@ -16,9 +16,11 @@ import xxhash
 
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.folder.publish import ShardRecord, begin, discard, exists, publish, write_shard
+from holdfast.checkpoint.format.coverage import check
 from holdfast.checkpoint.format.failure_causes import FailureCause, cause_among, failed
 from holdfast.checkpoint.format.file_names import CheckpointName, inherited
-from holdfast.checkpoint.format.manifest import Chunk, FileRecord, Manifest, Records, check
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.records import Chunk, FileRecord, Records
 from holdfast.checkpoint.format.shard_layout import Holding, Piece, ShardPlan, Shares, TensorSpec
 from holdfast.checkpoint.io.durable_files import Buffer, make_folder, sync_folder
 from holdfast.checkpoint.io.fill_progress import Filling

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from holdfast.checkpoint.format.file_names import CheckpointName, tensors_file
-from holdfast.checkpoint.format.manifest import Chunk, Records, TensorRecord
+from holdfast.checkpoint.format.records import Chunk, Records, TensorRecord
 from holdfast.checkpoint.format.shard_layout import (
     Holding,
     Layout,

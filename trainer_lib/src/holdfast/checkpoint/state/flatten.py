@@ -11,7 +11,7 @@ import base64
 import enum
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, Protocol, runtime_checkable
@@ -19,49 +19,36 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 import torch
 import xxhash
-from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from holdfast.checkpoint.format.manifest import LARGEST, TensorRecord
+from holdfast.checkpoint.format.manifest import LARGEST
 from holdfast.checkpoint.format.mapping_order import MAP, MARK, in_order, parts, text_bytes, too_much
-from holdfast.checkpoint.format.shard_layout import ITEM_BYTES, METADATA, Piece, TensorSpec
+from holdfast.checkpoint.format.shard_layout import METADATA, Piece, TensorSpec
 from holdfast.checkpoint.io.durable_files import Buffer
 from holdfast.checkpoint.io.huge_pages import address_of
 from holdfast.checkpoint.io.memcpy import Move, copiers, move
 from holdfast.checkpoint.ranks.merge import tensors_in
 from holdfast.checkpoint.state.dtensor import is_sharded, is_whole, local
+from holdfast.checkpoint.state.dtypes import DTYPES
 from holdfast.checkpoint.state.module_names import parameter_names, saved_names, saved_state
 from holdfast.checkpoint.state.optimizer_state import labelled, rehearse
+from holdfast.checkpoint.state.savable import (
+    MEND,
+    check_name,
+    check_tensor,
+    checked_integer,
+    checked_text,
+    from_numpy,
+    plain_number,
+    refused,
+)
 from holdfast.core.errors import StateError
 
-_DTYPES: Final[Mapping[torch.dtype, str]] = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.uint16: "U16",
-    torch.int16: "I16",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.uint32: "U32",
-    torch.int32: "I32",
-    torch.float32: "F32",
-    torch.uint64: "U64",
-    torch.int64: "I64",
-    torch.float64: "F64",
-    torch.complex64: "C64",
-}
-_TORCH: Final = {name: dtype for dtype, name in _DTYPES.items()}
-Rows = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 # So deep is no state: one that holds itself has no end. Python and JSON read that deep without a thought.
 _DEEPEST: Final = 100
-# Python reads no more of an integer in JSON than 4,300 digits.
-_INTEGER_BITS: Final = 8192
+
 # Of an object's tensors so many are looked at, and so much of each: it is done while training waits.
 _SAMPLED_TENSORS: Final = 32
 _SAMPLED_BYTES: Final = 2048
-_MEND: Final = "keep only tensors, numbers, strings, lists and dicts in its state_dict()"
 
 
 @runtime_checkable
@@ -90,7 +77,7 @@ class Flat:
     def specs(self) -> list[TensorSpec]:
         """The whole tensors: what is needed to share them out over the ranks."""
         return [
-            TensorSpec(name=name, dtype=_DTYPES[tensor.dtype], shape=self.sharded.get(name, tuple(tensor.shape)))
+            TensorSpec(name=name, dtype=DTYPES[tensor.dtype], shape=self.sharded.get(name, tuple(tensor.shape)))
             for name, tensor in self.tensors.items()
         ]
 
@@ -98,7 +85,7 @@ class Flat:
     def here(self) -> list[TensorSpec]:
         """What this rank has of them."""
         return [
-            TensorSpec(name=name, dtype=_DTYPES[tensor.dtype], shape=tuple(tensor.shape))
+            TensorSpec(name=name, dtype=DTYPES[tensor.dtype], shape=tuple(tensor.shape))
             for name, tensor in self.tensors.items()
         ]
 
@@ -246,19 +233,19 @@ class _Encoder:
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
         if len(path) > _DEEPEST:
-            raise StateError(f"{'.'.join(path[:5])}… is more than {_DEEPEST} deep: does it hold itself? {_MEND}")
+            raise StateError(f"{'.'.join(path[:5])}… is more than {_DEEPEST} deep: does it hold itself? {MEND}")
         if isinstance(value, torch.Tensor):
             return self._reference(value, path)
         if value is None or (isinstance(value, bool) and not isinstance(value, enum.Enum)):
             return value
         if isinstance(value, str) and not isinstance(value, enum.Enum):
-            return _text(value, path)
+            return checked_text(value, path)
         if isinstance(value, np.ndarray):
-            return {"$array": self._tensor(_from_numpy(value, path), path)}
+            return {"$array": self._tensor(from_numpy(value, path), path)}
         if isinstance(value, np.generic):
-            return self.encode(_plain_number(value, path), path)
+            return self.encode(plain_number(value, path), path)
         if isinstance(value, enum.Enum):
-            raise _refused(path, value)
+            raise refused(path, value)
         return self._plain(value, path)
 
     def _reference(self, value: torch.Tensor, path: tuple[str, ...]) -> Any:
@@ -274,7 +261,7 @@ class _Encoder:
     def _plain(self, value: Any, path: tuple[str, ...]) -> Any:
         match value:
             case int():
-                return _integer(value, path)
+                return checked_integer(value, path)
             case float():
                 return float(value) if math.isfinite(value) else {"$float": str(float(value))}
             case bytes() | bytearray():
@@ -287,13 +274,13 @@ class _Encoder:
                 return {"$counter": self._mapping(value, path)}
             case Mapping():
                 return self._mapping(value, path)
-        raise _refused(path, value)
+        raise refused(path, value)
 
     def _mapping(self, value: Mapping[Any, Any], path: tuple[str, ...]) -> Any:
         for key in value:
             if not isinstance(key, (str, int, float, bool, tuple, type(None))) or isinstance(key, enum.Enum):
-                raise _refused(path, key, "a key of ")
-            _text(str(key), path)
+                raise refused(path, key, "a key of ")
+            checked_text(str(key), path)
         items = [(key, self.encode(item, (*path, str(key)))) for key, item in value.items()]
         if all(isinstance(key, str) and not key.startswith(MARK) for key, _ in items) and (
             len(path) <= self.sorted_to or in_order(value)
@@ -321,203 +308,3 @@ def _place(tensor: torch.Tensor) -> tuple[int, int]:
     if tensor.numel():
         return tensor.data_ptr(), 0
     return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
-
-
-def check_name(name: str) -> str:
-    """What an object is called; StateError for what no file can have as a name."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise StateError(f"the name {name!r} is no Unicode text: give the object another one") from None
-    return name
-
-
-def _refused(path: tuple[str, ...], value: Any, what: str = "") -> StateError:
-    return StateError(
-        f"{what}{'.'.join(path)} is of type {type(value).__name__}, which cannot be saved without pickle: {_MEND}"
-    )
-
-
-def _plain_number(value: np.generic, path: tuple[str, ...]) -> Any:
-    """A NumPy scalar as Python has it. A date would become a number, and a long double another one."""
-    plain = isinstance(value, (np.integer, np.floating, np.bool_, np.str_, np.bytes_))
-    if not plain or isinstance(value, (np.timedelta64, np.longdouble)):
-        raise StateError(
-            f"{'.'.join(path)} is of NumPy's type {type(value).__name__}, which cannot be saved without pickle: have "
-            "str(value) in its state_dict(), and make it from that in load_state_dict()"
-        )
-    return value.item()
-
-
-def _text(value: str, path: tuple[str, ...]) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise StateError(
-            f"{'.'.join(path)} has {value!r}, which is no Unicode text: have bytes in its state_dict()"
-        ) from None
-    return str(value)
-
-
-def _integer(value: int, path: tuple[str, ...]) -> int:
-    if value.bit_length() > _INTEGER_BITS:
-        raise StateError(
-            f"{'.'.join(path)} is an integer of {value.bit_length()} bits, more than JSON is read with: "
-            "have bytes in its state_dict()"
-        )
-    return int(value)
-
-
-def check_tensor(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
-    """StateError for a tensor that cannot be saved as it is."""
-    if is_lazy(tensor):
-        raise StateError(
-            f"{'.'.join(path)} has no shape yet: run a batch through its module before its state_dict() is asked for"
-        )
-    if not _has_memory(tensor):
-        raise StateError(
-            f"{'.'.join(path)} is a {type(tensor).__name__}, which is made of other tensors and has no memory of its "
-            "own: have a plain tensor (such as its dequantize()), or the tensors that it is made of, in its "
-            "state_dict(), or leave its module out of what is saved"
-        )
-    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise StateError(f"{'.'.join(path)} is not a dense tensor in memory, and only those can be saved: {_MEND}")
-    if tensor.dtype not in _DTYPES:
-        raise StateError(
-            f"{'.'.join(path)} is of dtype {tensor.dtype}, which is none of those that are saved "
-            f"({', '.join(sorted(_TORCH))}): keep {_view(tensor.dtype)} in its place, which is as exact, "
-            "in a module's buffer or in a state_dict()"
-        )
-
-
-def _view(dtype: torch.dtype) -> str:
-    """How a tensor of a dtype that is not saved is seen as one that is, with all of its bits."""
-    return "torch.view_as_real(tensor)" if dtype.is_complex else "tensor.view(torch.uint8)"
-
-
-def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether its numbers lie in a memory of its own: a wrapper of other tensors has none, and its address is 0."""
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter) or tensor.is_meta or tensor.is_nested:
-        return True
-    if is_traceable_wrapper_subclass(tensor):
-        return False
-    try:
-        return not tensor.numel() or tensor.data_ptr() != 0
-    except RuntimeError:
-        return False
-
-
-def _from_numpy(value: np.ndarray[Any, Any], path: tuple[str, ...]) -> torch.Tensor:
-    if isinstance(value, np.ma.MaskedArray):
-        raise StateError(
-            f"{'.'.join(path)} is a NumPy array with a mask, which would be lost: have its data and its mask in the "
-            "state_dict(), an array each"
-        )
-    try:
-        tensor = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
-    except (TypeError, ValueError):  # a dtype that torch has not; the bytes of another machine
-        tensor = None
-    if tensor is None or tensor.dtype not in _DTYPES:
-        raise StateError(
-            f"{'.'.join(path)} is a NumPy array of dtype {value.dtype}, which is none of those that are saved "
-            f"({', '.join(sorted(_TORCH))}): have {_numpy_view(value.dtype)} in its state_dict()"
-        )
-    return tensor
-
-
-def _numpy_view(dtype: np.dtype[Any]) -> str:
-    """What has all that such an array has, and can be saved."""
-    if not dtype.isnative:
-        return 'array.astype(array.dtype.newbyteorder("="))'
-    views = {"M": 'array.view("int64")', "m": 'array.view("int64")', "c": 'array.view("float64")'}
-    if dtype.itemsize <= np.dtype(np.complex128).itemsize and dtype.kind in views:
-        return f"{views[dtype.kind]}, and its dtype as a string,"
-    return "array.tolist(), of what can be saved,"
-
-
-def all_of_it(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A sharded tensor as it is: the whole of it."""
-    return tensor
-
-
-def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor], rows: Rows = all_of_it) -> Any:
-    """The inverse of `flatten` for one tree; `rows` makes a sharded tensor of one that `tensor` gave."""
-    if isinstance(tree, list):
-        return [unflatten(item, tensor, rows) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
-    if len(tree) == 1:
-        ((mark, value),) = tree.items()
-        if mark.startswith(MARK):
-            return _unmark(mark, value, tensor, rows)
-    return {key: unflatten(item, tensor, rows) for key, item in tree.items()}
-
-
-def _unmark(mark: str, value: Any, tensor: Callable[[str], torch.Tensor], rows: Rows) -> Any:
-    match mark:
-        case "$rows":
-            return rows(tensor(value[0]), value[1])
-        case "$tensor":
-            return tensor(value)
-        case "$array":
-            array = tensor(value)
-            return array if array.is_meta else array.numpy()
-        case "$tuple":
-            return tuple(unflatten(item, tensor, rows) for item in value)
-        case "$counter":
-            return Counter(unflatten(value, tensor))
-        case "$map":
-            return {unflatten(key, tensor): unflatten(item, tensor, rows) for key, item in value}
-        case "$float":
-            return float(value)
-        case "$bytes":
-            return base64.b64decode(value)
-    raise StateError(f"a checkpoint holds a value marked {mark!r}, which this release does not know")
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """A dtype by safetensors' name."""
-    return _TORCH[name]
-
-
-def empty(spec: TensorSpec) -> torch.Tensor:
-    """A tensor of its own memory, for bytes to come."""
-    return torch.empty(spec.shape, dtype=_TORCH[spec.dtype], device="cpu")
-
-
-def blank(record: TensorRecord | TensorSpec) -> torch.Tensor:
-    """A tensor of this kind and shape without memory: to see whether it fits before anything is read."""
-    return torch.empty(record.shape, dtype=_TORCH[record.dtype], device="meta")
-
-
-def rows_in(tree: Any) -> Iterator[tuple[str, int]]:
-    """The sharded tensors that a tree names, and how many rows each has."""
-    if isinstance(tree, dict) and list(tree) == ["$rows"]:
-        name, shape = tree["$rows"]
-        yield name, shape[0]
-    elif isinstance(tree, (dict, list)):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from rows_in(item)
-
-
-def adopt(record: TensorRecord, data: memoryview) -> torch.Tensor:
-    """A tensor over memory that is its own from now on: all of it, or as many of its rows as there are bytes. What
-    was saved in boxes is put together, all of it."""
-    dtype = _TORCH[record.dtype]
-    if not record.in_rows and data.nbytes:
-        return _of_boxes(record, data, dtype)
-    row = ITEM_BYTES[record.dtype] * math.prod(record.shape[1:])
-    shape = (data.nbytes // row if row else record.shape[0], *record.shape[1:]) if record.shape else ()
-    if not data.nbytes:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
-
-
-def _of_boxes(record: TensorRecord, data: memoryview, dtype: torch.dtype) -> torch.Tensor:
-    whole, at = torch.empty(record.shape, dtype=dtype, device="cpu"), 0
-    for chunk in record.chunks:
-        box = torch.frombuffer(data[at : at + chunk.nbytes], dtype=torch.uint8).view(dtype).reshape(chunk.shape)
-        place = tuple(slice(begin, begin + size) for begin, size in zip(chunk.start, chunk.shape, strict=True))
-        whole[place] = box
-        at += chunk.nbytes
-    return whole

@@ -15,9 +15,10 @@ import torch
 from holdfast.checkpoint.format.mapping_order import mapping
 from holdfast.checkpoint.ranks.merge import tensors_in
 from holdfast.checkpoint.state import optimizer_state, replaced_settings
-from holdfast.checkpoint.state.flatten import Rows, Stateful, all_of_it, unflatten
+from holdfast.checkpoint.state.flatten import Stateful
 from holdfast.checkpoint.state.materialize import materialise, placed
 from holdfast.checkpoint.state.module_names import common_prefixes, own_names, parameter_names, state_names
+from holdfast.checkpoint.state.unflatten import Rows, all_of_it, unflatten
 from holdfast.core.errors import HoldfastError, StateError
 from holdfast.core.gc_pause import uncollected
 

@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from holdfast.checkpoint.format.file_names import CheckpointName, located
-from holdfast.checkpoint.format.manifest import FileRecord, Manifest
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.records import FileRecord
 from holdfast.checkpoint.io.durable_files import Buffer
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, DamagedError

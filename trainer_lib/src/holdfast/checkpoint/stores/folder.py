@@ -14,11 +14,12 @@ from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.folder import publish as commit
 from holdfast.checkpoint.folder.claims import list_claims, write_claim
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.format.manifest import FileRecord, Manifest
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.records import FileRecord
 from holdfast.checkpoint.io.durable_files import Buffer, make_folder, open_one_more, open_regular, write_file
 from holdfast.checkpoint.io.huge_pages import PAGE, address_of
 from holdfast.checkpoint.stores.base import needed_by
-from holdfast.checkpoint.stores.memory.slots import FileRange
+from holdfast.checkpoint.stores.memory.slot import FileRange
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import DamagedError
 

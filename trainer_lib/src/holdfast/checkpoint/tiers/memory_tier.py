@@ -16,114 +16,38 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import xxhash
 
 from holdfast.checkpoint.folder.publish import ShardRecord
 from holdfast.checkpoint.format.failure_causes import cause_among, failed
-from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit, rank_file, tensors_file
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES, Chunk, FileRecord, Manifest, Records
-from holdfast.checkpoint.format.mapping_order import has_order, without_order
-from holdfast.checkpoint.format.shard_layout import LEAST_CUT_BYTES, Piece, ShardPlan, TensorSpec
-from holdfast.checkpoint.io.durable_files import encode_json
-from holdfast.checkpoint.io.thread_pool import Pool
+from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.mapping_order import without_order
+from holdfast.checkpoint.format.records import Chunk, FileRecord, Records
+from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.policy import fencing
+from holdfast.checkpoint.policy.fencing_context import FencingContext
 from holdfast.checkpoint.ranks.exchange import Exchange
-from holdfast.checkpoint.save.finite_check import Inspection
 from holdfast.checkpoint.save.protocol import SaveResult, Snapshot, manifest_with, records_of
 from holdfast.checkpoint.save.write_plan import Planner
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.memory import peer_client as peers
-from holdfast.checkpoint.stores.memory.peer_client import (
-    STREAMS,
-    Copy,
-    Neighbour,
-    Peer,
-    PeerStore,
-    room_for,
-    successor,
-)
-from holdfast.checkpoint.stores.memory.slots import Digests, SlotSet, SlotWriter
+from holdfast.checkpoint.stores.memory.peer_client import STREAMS, Copy, Neighbour, Peer, PeerStore, successor
+from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter
+from holdfast.checkpoint.stores.memory.slots import SlotSet
 from holdfast.checkpoint.stores.memory.store import MemoryStore
+from holdfast.checkpoint.tiers.memory_settings import MemorySettings
+from holdfast.checkpoint.tiers.rank_files import RankFiles
 from holdfast.core.attempt import Claim
-from holdfast.core.errors import CheckpointError, DocumentError, NoRoomError
+from holdfast.core.errors import CheckpointError, NoRoomError
 from holdfast.core.tier_names import LOCAL_TIER, MEMORY_TIER, PEER_TIER
 
 _log = logging.getLogger("holdfast.checkpoint.memory")
-
-_MANIFEST_BASE: Final = 64 << 10
-# What is copied before its digests are begun on another thread.
-_BATCH_BYTES: Final = 4 * CHUNK_BYTES
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemorySettings:
-    """What the launcher says of the memory that it owns. Intervals are in steps; without one for peers, no copies."""
-
-    folder: Path
-    limit: int | None
-    interval: int
-    peer_interval: int | None
-    per_second: int | None
-    me: Neighbour
-    key: bytes
-    in_flight: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """As it travels over the agent socket, which only this user can read."""
-        return {
-            "folder": str(self.folder),
-            "limit": self.limit,
-            "interval": self.interval,
-            "peerInterval": self.peer_interval,
-            "perSecond": self.per_second,
-            "me": self.me.to_json(),
-            "key": self.key.hex(),
-            "inFlight": self.in_flight,
-        }
-
-    @classmethod
-    def from_optional(cls, value: Mapping[str, Any] | None) -> MemorySettings | None:
-        """Read what travelled; None where there is no such tier."""
-        if not value:
-            return None
-        try:
-            return cls(
-                folder=Path(value["folder"]),
-                limit=value["limit"],
-                interval=int(value["interval"]),
-                peer_interval=value["peerInterval"],
-                per_second=value["perSecond"],
-                me=Neighbour.from_json(value["me"]),
-                key=bytes.fromhex(value["key"]),
-                in_flight=value.get("inFlight"),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise DocumentError(f"not a memory tier: {error!r}") from error
-
-
-def announced(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What the other ranks must know of this rank's memory tier: where it is, and how often it commits."""
-    return None if not said else {name: said[name] for name in ("me", "interval", "peerInterval")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FencingContext:
-    """By which commits are told from those that do not count."""
-
-    claims: tuple[Claim, ...]
-    job_uid: str
-    resume: fencing.Resume
-
-    @property
-    def jobs(self) -> frozenset[str]:
-        """Who has claimed where all can see it. What others left in this memory is no commit of this line."""
-        return frozenset({self.job_uid, *(claim.job_uid for claim in self.claims)})
 
 
 def tier_of(url: str) -> str:
@@ -201,7 +125,7 @@ class MemoryTier:
         would go on without what it was asked for. `copy`: to the other nodes too, also if that is not due."""
         exchange = self._world()
         self._look(exchange, terms)
-        part = _RankFiles(snapshot, exchange, self._planner)
+        part = RankFiles(snapshot, exchange, self._planner)
         copied = self._copies_at(snapshot.name.step) or (copy and self.copies)
         trouble: Exception | None = None
         record = writer = None
@@ -298,7 +222,7 @@ class MemoryTier:
             found.append((str(name), manifest.job_uid, manifest.publication, name in copied))
         return found
 
-    def _stage(self, part: _RankFiles) -> tuple[SlotWriter, ShardRecord]:
+    def _stage(self, part: RankFiles) -> tuple[SlotWriter, ShardRecord]:
         if self._slots is None:
             raise CheckpointError("no world has lined up yet")
         writer = self._begin(self._slots, part.snapshot, part.room)
@@ -322,14 +246,14 @@ class MemoryTier:
                 launcher.close()
             return slots.begin(name, room, keep=keep, job=job, promised=promised)
 
-    def _copy(self, part: _RankFiles, writer: SlotWriter, record: ShardRecord) -> float:
+    def _copy(self, part: RankFiles, writer: SlotWriter, record: ShardRecord) -> float:
         """How long it took."""
         began, copy = time.monotonic(), self._outgoing(part, record.files)
         places = [writer.place(file) for file in copy.files]
         peers.send(self._neighbour(), copy, places, per_second=self._settings.per_second)
         return time.monotonic() - began
 
-    def _outgoing(self, part: _RankFiles, files: Mapping[str, FileRecord]) -> Copy:
+    def _outgoing(self, part: RankFiles, files: Mapping[str, FileRecord]) -> Copy:
         source = f"{xxhash.xxh3_64_hexdigest(self._settings.me.pod)}-{self._owner}"
         return Copy(
             owner=source,
@@ -379,7 +303,7 @@ class MemoryTier:
             self._located = specs, records_of(specs, [self._chunks[rank] for rank in range(size)])
         return self._located[1]
 
-    def _seal(self, part: _RankFiles, writer: SlotWriter, manifest: Manifest, copied: bool) -> dict[str, Any]:
+    def _seal(self, part: RankFiles, writer: SlotWriter, manifest: Manifest, copied: bool) -> dict[str, Any]:
         there = False
         try:
             writer.seal(manifest, copied=copied)
@@ -389,67 +313,6 @@ class MemoryTier:
         except (CheckpointError, OSError) as error:
             return {**failed(error, self._world().rank), "there": there}
         return {}
-
-
-class _RankFiles:
-    """One rank's files of a commit, as they are to lie in a slot."""
-
-    def __init__(self, snapshot: Snapshot, exchange: Exchange, planner: Planner) -> None:
-        self.snapshot = snapshot
-        self._rank = exchange.rank
-        layout = planner.layouts(snapshot.specs, snapshot.holding, exchange.size).of(exchange.rank)
-        said = {"format": "pt", "commit": str(snapshot.name), "rank": str(exchange.rank)}
-        self._plan: ShardPlan = layout.headed(said)
-        self._alone = encode_json(snapshot.alone)
-        state = encode_json(snapshot.state)
-        self.order = _order(snapshot.state, state)
-        self.room = room_for(
-            [self._plan.nbytes, len(self._alone)], _manifest_bound(snapshot, exchange.size, len(state))
-        )
-
-    @property
-    def chunks(self) -> dict[str, tuple[Chunk, ...]]:
-        """Where each piece lies."""
-        file, plan = tensors_file(self._rank), self._plan
-        return {
-            piece.spec.name: (
-                Chunk(file=file, offset=offset, nbytes=piece.nbytes, start=piece.start, shape=piece.shape),
-            )
-            for piece, offset in zip(plan.pieces, plan.offsets, strict=True)
-        }
-
-    def write(self, writer: SlotWriter) -> dict[str, FileRecord]:
-        """Copy all of it out of the live objects."""
-        tensors, own = tensors_file(self._rank), rank_file(self._rank)
-        image = writer.buffer(tensors, self._plan.nbytes)
-        return {
-            tensors: self._copied(image),
-            own: writer.write(own, [self._alone], len(self._alone)),
-        }
-
-    def _copied(self, image: memoryview) -> FileRecord:
-        """Digests follow the copy on another thread."""
-        plan = self._plan
-        digests = Digests(image, Inspection(plan, self.snapshot.weights).update)
-        image[: len(plan.header)] = plan.header
-        if plan.nbytes <= CHUNK_BYTES:
-            self.snapshot.copy([(piece, view) for piece, view, _ in self._places(image)])
-            digests.up_to(plan.nbytes)
-            return digests.record()
-        with Pool(1, "holdfast-digest") as behind:
-            begun = []
-            for batch, end in _batches(self._places(image)):
-                self.snapshot.copy(batch)
-                begun.append(behind.submit(digests.up_to, end))
-            for digested in begun:
-                digested.result()
-        return digests.record()
-
-    def _places(self, image: memoryview) -> Iterator[tuple[Piece, memoryview, int]]:
-        """In order, each with its end."""
-        for piece, offset in zip(self._plan.pieces, self._plan.offsets, strict=True):
-            end = offset + piece.nbytes
-            yield piece, image[offset:end], end
 
 
 def _not_committed(troubles: Sequence[Mapping[str, Any]]) -> SaveResult:
@@ -464,38 +327,3 @@ def _not_committed(troubles: Sequence[Mapping[str, Any]]) -> SaveResult:
 
 def _failures(snapshot: Snapshot) -> Any:
     return snapshot.state.get("failures") if isinstance(snapshot.state, dict) else None
-
-
-def _batches(
-    places: Iterator[tuple[Piece, memoryview, int]],
-) -> Iterator[tuple[list[tuple[Piece, memoryview]], int]]:
-    batch: list[tuple[Piece, memoryview]] = []
-    nbytes = reached = 0
-    for piece, view, end in places:
-        batch.append((piece, view))
-        nbytes, reached = nbytes + view.nbytes, end
-        if nbytes >= _BATCH_BYTES:
-            yield batch, reached
-            batch, nbytes = [], 0
-    if batch:
-        yield batch, reached
-
-
-def _order(state: Any, said: bytes) -> str:
-    """What stands for the order of its objects' mappings; nothing where none has one of its own."""
-    if not isinstance(state, dict) or not has_order(said.decode()):
-        return ""
-    return xxhash.xxh3_64_hexdigest(encode_json(state.get("objects")))
-
-
-def _manifest_bound(snapshot: Snapshot, size: int, state: int) -> int:
-    """More bytes than the manifest will have: it is made when the room for it is taken already."""
-    total = sum(spec.nbytes for spec in snapshot.specs)
-    fair = max(LEAST_CUT_BYTES, -(-total // size))
-    held = frozenset[str]() if snapshot.holding is None else snapshot.holding.names
-    bound = _MANIFEST_BASE + state + len(encode_json(snapshot.data))
-    for spec in snapshot.specs:
-        shards = 1 if snapshot.holding is None or spec.name not in held else snapshot.holding.size
-        parts = 1 + max(shards, -(-spec.nbytes // fair))
-        bound += parts * (192 + 48 * len(spec.shape)) + 6 * len(spec.name)
-    return bound + 512 * size + 40 * (total // CHUNK_BYTES + 2 * size)

@@ -20,11 +20,12 @@ import xxhash
 
 from holdfast.checkpoint.format.failure_causes import FailureCause, cause_of
 from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit, slices_file
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord, Manifest, digest
+from holdfast.checkpoint.format.manifest import Manifest, digest
+from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
 from holdfast.checkpoint.io.rate_limit import Pace
 from holdfast.checkpoint.io.slice_digests import decode
 from holdfast.checkpoint.policy import retention
-from holdfast.checkpoint.restore.chunk_reader import read_slices
+from holdfast.checkpoint.restore.copies import read_slices
 from holdfast.checkpoint.save.checkpoint_index import Ages
 from holdfast.checkpoint.stores.base import CheckpointStore, Incoming, Source
 from holdfast.core.attempt import AttemptId, Claim

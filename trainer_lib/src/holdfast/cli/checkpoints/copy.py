@@ -10,7 +10,7 @@ from typing import Final
 from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit, slices_file
 from holdfast.checkpoint.format.manifest import Manifest, digest
 from holdfast.checkpoint.io.slice_digests import decode
-from holdfast.checkpoint.restore.chunk_reader import read_slices
+from holdfast.checkpoint.restore.copies import read_slices
 from holdfast.checkpoint.stores.base import CheckpointStore, Incoming
 from holdfast.cli.checkpoints.access.commit_reader import nbytes, read_file
 from holdfast.cli.checkpoints.access.locate import CheckpointLocation, fenced, read_manifest

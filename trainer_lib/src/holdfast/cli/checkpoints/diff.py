@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.checkpoint.format.file_names import is_rank_file, shard_rank
-from holdfast.checkpoint.format.manifest import Chunk, Manifest, TensorRecord
+from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.mapping_order import MAP, mapping
+from holdfast.checkpoint.format.records import Chunk, TensorRecord
 from holdfast.cli.checkpoints.access.commit_reader import Content, chunk_bytes, tensor_bytes
 from holdfast.cli.checkpoints.access.progress_bar import Progress
 

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import ProcessGroup, _register_process_group
 
 from holdfast.checkpoint.format.shard_layout import rows
 from holdfast.checkpoint.state.dtensor import is_sharded, local, sharded
-from holdfast.checkpoint.state.flatten import rows_in
+from holdfast.checkpoint.state.unflatten import rows_in
 from holdfast.core.errors import PeerLostError, StateError, UsageError
 from holdfast.telemetry.activity import Activity, Meter
 from holdfast.training.distributed.process_group import Group

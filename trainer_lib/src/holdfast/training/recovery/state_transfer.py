@@ -20,9 +20,10 @@ from typing import Any, Final, Protocol
 import torch
 import xxhash
 
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES
+from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.format.shard_layout import TensorSpec
-from holdfast.checkpoint.state.flatten import Flat, empty
+from holdfast.checkpoint.state.dtypes import empty
+from holdfast.checkpoint.state.flatten import Flat
 from holdfast.core.attempt import Json
 from holdfast.core.errors import DamagedError
 

@@ -18,11 +18,12 @@ from holdfast.checkpoint.format.shard_layout import Holding
 from holdfast.checkpoint.manager import Attempt, CheckpointManager, attempt_by_hand
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
-from holdfast.checkpoint.restore.search import Restored, Select
+from holdfast.checkpoint.restore.rank_reader import Select
+from holdfast.checkpoint.restore.search import Restored
 from holdfast.checkpoint.save.lossy_delta import told
 from holdfast.checkpoint.state.dtensor import is_sharded
 from holdfast.checkpoint.tiers import local_disk_tier as local_tier
-from holdfast.checkpoint.tiers.memory_tier import announced
+from holdfast.checkpoint.tiers.memory_settings import announced
 from holdfast.core.attempt import AttemptId
 from holdfast.core.environment import publish
 from holdfast.core.errors import DamagedError, ForeignClaimError, PeerLostError, UsageError

@@ -14,13 +14,15 @@ from typing import Any, Final
 import torch
 
 from holdfast.checkpoint.policy.interval import Failures
-from holdfast.checkpoint.restore.search import Loaded
+from holdfast.checkpoint.restore.rank_reader import Loaded
 from holdfast.checkpoint.save.checkpoint_index import History, metrics, told
 from holdfast.checkpoint.state import rng
-from holdfast.checkpoint.state.flatten import Flat, Stateful, adopt, all_of_it, blank, flatten
+from holdfast.checkpoint.state.dtypes import blank
+from holdfast.checkpoint.state.flatten import Flat, Stateful, flatten
 from holdfast.checkpoint.state.load import load_into, tell
 from holdfast.checkpoint.state.numerics import fingerprint as numerics
 from holdfast.checkpoint.state.optimizer_state import foreseen
+from holdfast.checkpoint.state.unflatten import adopt, all_of_it
 from holdfast.core.attempt import AttemptId, Json
 from holdfast.core.errors import StateError, UsageError
 from holdfast.core.hashing import mix_all

@@ -26,10 +26,12 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName, is_shard, parse_commit
-from holdfast.checkpoint.format.manifest import FileRecord, Manifest, decode, encode, whole_number
+from holdfast.checkpoint.format.manifest import Manifest, decode, encode
+from holdfast.checkpoint.format.records import FileRecord, whole_number
 from holdfast.checkpoint.stores.base import Incoming
 from holdfast.checkpoint.stores.memory.peer_protocol import GREETING_SECONDS, MAX_GREETING, MAX_MESSAGE, Wire, mac
-from holdfast.checkpoint.stores.memory.slots import PADDING, FileRange
+from holdfast.checkpoint.stores.memory.slot import FileRange
+from holdfast.checkpoint.stores.memory.slot_writer import PADDING
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
 from holdfast.core.tier_names import MEMORY_TIER

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from holdfast.checkpoint.stores.memory.slots import FileRange
+from holdfast.checkpoint.stores.memory.slot import FileRange
 from holdfast.core.errors import CheckpointError
 
 MAX_MESSAGE: Final = 256 << 20

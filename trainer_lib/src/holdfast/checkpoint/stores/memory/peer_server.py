@@ -21,7 +21,8 @@ from typing import Any, Final, Protocol
 import xxhash
 
 from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord, Manifest, decode, encode
+from holdfast.checkpoint.format.manifest import Manifest, decode, encode
+from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
 from holdfast.checkpoint.stores.memory.peer_client import Copy, names
 from holdfast.checkpoint.stores.memory.peer_protocol import (
     GREETING_SECONDS,
@@ -31,7 +32,9 @@ from holdfast.checkpoint.stores.memory.peer_protocol import (
     Wire,
     mac,
 )
-from holdfast.checkpoint.stores.memory.slots import FileRange, Slot, SlotSet, SlotWriter, remove
+from holdfast.checkpoint.stores.memory.slot import FileRange, Slot, remove
+from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter
+from holdfast.checkpoint.stores.memory.slots import SlotSet
 from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.core.attempt import AttemptId
 from holdfast.core.connection_limit import Greetings

@@ -14,20 +14,14 @@ from types import TracebackType
 from typing import Final, Self
 
 from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName
-from holdfast.checkpoint.format.manifest import FileRecord, Manifest, encode
+from holdfast.checkpoint.format.manifest import Manifest, encode
+from holdfast.checkpoint.format.records import FileRecord
+from holdfast.checkpoint.io.chunk_digester import fill
 from holdfast.checkpoint.io.durable_files import Buffer
 from holdfast.checkpoint.io.memcpy import PROCESSORS
-from holdfast.checkpoint.stores.memory.slots import (
-    PADDING,
-    Content,
-    Extent,
-    FileRange,
-    Slot,
-    SlotSet,
-    fill,
-    manifest_of,
-    opened,
-)
+from holdfast.checkpoint.stores.memory.slot import Content, Extent, FileRange, Slot, manifest_of, opened
+from holdfast.checkpoint.stores.memory.slot_writer import PADDING
+from holdfast.checkpoint.stores.memory.slots import SlotSet
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, DamagedError
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES
+from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.stores.objects.errors import ADVICE, Kind
 from holdfast.checkpoint.stores.objects.store import IN_FLIGHT, ObjectStore, Stat, check_small, create_by_looking
 from holdfast.core.errors import CheckpointError, DamagedError, UnavailableError, UsageError

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES
+from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.stores.objects.store import IN_FLIGHT
 from holdfast.core.environment import aws_region
 from holdfast.core.errors import UsageError

@@ -31,7 +31,8 @@ from holdfast.checkpoint.format.file_names import (
     parse_claim,
     parse_commit,
 )
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES, LARGEST, FileRecord, Manifest, decode, encode
+from holdfast.checkpoint.format.manifest import LARGEST, Manifest, decode, encode
+from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
 from holdfast.checkpoint.io.durable_files import Buffer, encode_json
 from holdfast.checkpoint.io.thread_pool import Pool
 from holdfast.checkpoint.stores.base import needed_by

@@ -13,7 +13,8 @@ from typing import Final, Self
 import xxhash
 
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.format.manifest import CHUNK_BYTES, Chunk, FileRecord, Manifest, TensorRecord
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.records import CHUNK_BYTES, Chunk, FileRecord, TensorRecord
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES
 from holdfast.checkpoint.format.tensor_boxes import runs
 from holdfast.checkpoint.save import lossy_delta

@@ -7,8 +7,10 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import uuid4
 
+from holdfast.checkpoint.format.coverage import check
 from holdfast.checkpoint.format.file_names import CheckpointName, step_number, tensors_file
-from holdfast.checkpoint.format.manifest import Chunk, Manifest, TensorRecord, check
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.records import Chunk, TensorRecord
 from holdfast.checkpoint.format.shard_layout import ShardPlan, plan_shard, whole
 from holdfast.checkpoint.io.durable_files import Buffer
 from holdfast.checkpoint.state.flatten import Flat, flatten_values

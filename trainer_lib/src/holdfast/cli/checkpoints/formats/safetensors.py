@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from holdfast.checkpoint.format.safetensors_header import LENGTH_BYTES, Entry, header_bytes, parse
-from holdfast.checkpoint.state.flatten import torch_dtype
+from holdfast.checkpoint.state.dtypes import torch_dtype
 from holdfast.core.errors import DamagedError
 
 

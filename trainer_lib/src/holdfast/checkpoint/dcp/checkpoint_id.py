@@ -1,0 +1,21 @@
+"""The checkpoint_id that `torch.distributed.checkpoint` is given: a folder, and a step in it. Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from holdfast.core.errors import CheckpointError
+from holdfast.core.paths import local_path
+
+CHECKPOINT_ID: Final = re.compile(r"(?:(?P<folder>.*)/)?step-(?P<step>\d{1,18})", re.ASCII)
+
+
+def parse_checkpoint_id(checkpoint_id: str | os.PathLike[str]) -> tuple[Path | None, int]:
+    """Return the folder, if one is named, and the step."""
+    match = CHECKPOINT_ID.fullmatch(os.fspath(checkpoint_id))
+    if match is None:
+        raise CheckpointError(f"checkpoint_id is {checkpoint_id!r}: give <folder>/step-<number>")
+    return None if match["folder"] is None else local_path(match["folder"]), int(match["step"])

@@ -1,0 +1,250 @@
+"""The storage reader for `torch.distributed.checkpoint`.
+
+A load reads only the chunks, or slices of them, that hold bytes it needs, straight into the tensors that it is given,
+and verifies them: damage is a DamagedError that names the file, and the tensors are then not to be used. Only a bad
+manifest is moved aside, and the next older commit used.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import metadata as meta
+from torch.distributed.checkpoint import planner as plans
+from torch.distributed.checkpoint import storage
+from torch.futures import Future
+
+from holdfast.checkpoint.dcp.checkpoint_id import CHECKPOINT_ID, parse_checkpoint_id
+from holdfast.checkpoint.dcp.metadata import KEY, check_described
+from holdfast.checkpoint.format.file_names import CheckpointName, step_number
+from holdfast.checkpoint.format.manifest import Manifest, digest
+from holdfast.checkpoint.process_group_exchange import ranks
+from holdfast.checkpoint.restore.candidates import Where, as_stores, is_gone
+from holdfast.checkpoint.restore.chunk_reader import read_into
+from holdfast.checkpoint.restore.copies import Copies
+from holdfast.checkpoint.restore.memory_layout import Extent
+from holdfast.checkpoint.restore.search import newest
+from holdfast.checkpoint.state.dtypes import torch_dtype
+from holdfast.checkpoint.state.unflatten import unflatten
+from holdfast.checkpoint.stores.base import open_file
+from holdfast.core.errors import CheckpointError, DamagedError, HoldfastError
+from holdfast.core.gc_pause import uncollected
+from holdfast.core.paths import local_path
+
+
+class StorageReader(storage.StorageReader):
+    """Reads what `StorageWriter` has written, at any world size and sharding."""
+
+    def __init__(self, where: str | os.PathLike[str] | Where, *, step: int | None = None) -> None:
+        self._where: Where = local_path(where) if isinstance(where, (str, os.PathLike)) else where
+        self._step = None if step is None else step_number(step)
+        self._name: CheckpointName | None = None
+        self._manifest: Manifest | None = None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """A new load; `checkpoint_id` is `step-<number>`, with or without a folder before it."""
+        if checkpoint_id is not None:
+            folder, self._step = parse_checkpoint_id(checkpoint_id)
+            self._where = folder or self._where
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> meta.Metadata:
+        """What the commit holds; DamagedError if what it says of its tensors is not so."""
+        found = newest(self._where, claims=(), job_uid="", step=self._step)
+        if found is None:
+            which = "commit" if self._step is None else f"commit of step {self._step}"
+            raise CheckpointError(f"there is no {which} that can be read in {_urls(self._where)}")
+        self._name, self._manifest = found
+        check_described(self._manifest)
+        told = self._manifest.state.get(KEY)
+        if told is None:
+            raise CheckpointError(
+                f"{self._name} was not saved by torch.distributed.checkpoint: use holdfast.checkpoint.load"
+            )
+        with uncollected():
+            return _metadata(told)
+
+    def set_up_storage_reader(self, metadata: meta.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """All that is needed is in the manifest."""
+
+    def prepare_local_plan(self, plan: plans.LoadPlan) -> plans.LoadPlan:
+        """Add which checkpoint this rank found."""
+        name, manifest = self._found()
+        return replace(plan, storage_data={"checkpoint": str(name), "digest": digest(manifest)})
+
+    def prepare_global_plan(self, plans: list[plans.LoadPlan]) -> list[plans.LoadPlan]:
+        """Refuse to load where ranks found different checkpoints: nothing has been read yet."""
+        if len(plans) == 1 and self._step is None and ranks() > 1:
+            raise CheckpointError(
+                f"a rank of a world of {ranks()} looked for the newest checkpoint in {_urls(self._where)} by itself, "
+                "and others may find another one. Nothing was loaded: leave no_dist=True out, or, if one rank loads "
+                "alone, name the step with StorageReader(…, step=…)"
+            )
+        found = [plan.storage_data or {} for plan in plans]
+        other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
+        if other is not None:
+            one, two = (found[rank].get("checkpoint", "nothing") for rank in (0, other))
+            raise CheckpointError(
+                f"ranks found different checkpoints in {_urls(self._where)}: rank 0 found {one}, and rank {other} "
+                f"{'another one of the same name' if one == two else two}. Nothing was loaded. On some hosts, the "
+                "cache of a network file system shows a new checkpoint up to a minute late: load again, or name the "
+                "step with StorageReader(…, step=…)"
+            )
+        return plans
+
+    def read_data(self, plan: plans.LoadPlan, planner: plans.LoadPlanner) -> Future[None]:
+        """Read the chunks that hold what is wanted, verified. DamagedError, or CheckpointError if it was deleted."""
+        name, manifest = self._found()
+        with uncollected():
+            wanted = _wanted(plan, planner, manifest)
+            extents = _by_file(wanted)
+        openers = [partial(open_file, store, name) for store in as_stores(self._where)]
+        try:
+            with closing(Copies(openers=openers, records=manifest.files)) as copies:
+                read_into(copies, extents)
+        except DamagedError as error:
+            if not all(is_gone(store, name) for store in as_stores(self._where)):
+                raise
+            raise CheckpointError(
+                f"{name} was deleted from {_urls(self._where)} while it was read, and is not damaged: load again, "
+                "and let the job that commits there keep more (keep_last, checkpoint.retention.keepLast)"
+            ) from error
+        for one in wanted:
+            one.deliver(planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _found(self) -> tuple[CheckpointName, Manifest]:
+        if self._manifest is None or self._name is None:
+            raise CheckpointError("a plan was made, or read, before read_metadata()")
+        return self._name, self._manifest
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it names a step."""
+        return CHECKPOINT_ID.fullmatch(os.fspath(checkpoint_id)) is not None
+
+
+def _urls(where: Where) -> str:
+    return " or ".join(store.url for store in as_stores(where))
+
+
+def _metadata(told: Mapping[str, Any]) -> meta.Metadata:
+    return meta.Metadata(
+        state_dict_metadata={
+            **{fqn: _tensor_metadata(one) for fqn, one in told["tensors"].items()},
+            **{fqn: meta.BytesStorageMetadata() for fqn in told["values"]},
+        },
+        planner_data={key: tuple(path) for key, path in told["planner"].items()},
+        storage_meta=meta.StorageMeta(),
+    )
+
+
+def _tensor_metadata(told: Mapping[str, Any]) -> meta.TensorStorageMetadata:
+    return meta.TensorStorageMetadata(
+        properties=meta.TensorProperties(dtype=torch_dtype(told["dtype"])),
+        size=torch.Size(told["size"]),
+        chunks=[
+            meta.ChunkStorageMetadata(offsets=torch.Size(box["offsets"]), sizes=torch.Size(box["sizes"]))
+            for box in told["boxes"]
+        ],
+    )
+
+
+def _pickled(value: Any) -> io.BytesIO:
+    """As DCP's planners want it; it was no pickle on the disk, and never leaves this process."""
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    stream.seek(0)
+    return stream
+
+
+def _said(fqn: str, value: Any) -> Any:
+    """A value as it was saved; DamagedError if what stands in its place is none."""
+    try:
+        return unflatten(value, _no_tensor)
+    except (HoldfastError, MemoryError):
+        raise
+    except Exception as error:
+        raise DamagedError(f"MANIFEST.json: its value of {fqn[:80]!r} cannot be read: {error!r}") from error
+
+
+def _no_tensor(name: str) -> torch.Tensor:
+    raise CheckpointError(f"MANIFEST.json has the tensor {name} in a value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """Rows of a box, read straight into where they belong, or beside it and then copied."""
+
+    item: plans.ReadItem
+    file: str
+    offset: int
+    rows: torch.Tensor
+    target: torch.Tensor
+
+    @classmethod
+    def of(cls, item: plans.ReadItem, manifest: Manifest, planner: plans.LoadPlanner) -> _Wanted:
+        """Find where it lies."""
+        index = item.storage_index
+        told = manifest.state[KEY]["tensors"][index.fqn]
+        offsets = list(index.offset or [0] * len(told["size"]))
+        box = next(box for box in told["boxes"] if box["offsets"] == offsets)
+        record = manifest.tensors[box["tensor"]]
+        if record.patches:
+            raise CheckpointError(f"{index.fqn} is not exact, which no commit of torch.distributed.checkpoint is")
+        begin = tuple(offsets) if box["tensor"] == index.fqn else (0,) * len(offsets)
+        chunk = next((chunk for chunk in record.chunks if chunk.start == begin), None)
+        sizes, lengths = tuple(box["sizes"]), tuple(item.lengths)
+        target = planner.resolve_tensor(item).detach()
+        shape = (lengths[0], *sizes[1:]) if sizes else ()
+        dtype = torch_dtype(record.dtype)
+        fits = lengths == shape and target.dtype == dtype
+        straight = fits and target.device.type == "cpu" and target.is_contiguous()
+        rows = target if straight else torch.empty(shape, dtype=dtype, device="cpu")
+        if chunk is None:
+            return cls(item=item, file="", offset=0, rows=rows, target=target)
+        row = chunk.nbytes // sizes[0] if sizes and sizes[0] else 0
+        low = item.storage_offsets[0] if sizes else 0
+        return cls(item=item, file=chunk.file, offset=chunk.offset + low * row, rows=rows, target=target)
+
+    def extent(self) -> Extent:
+        """What to read."""
+        return Extent.over(self.offset, self.rows.reshape(-1).view(torch.uint8).numpy().data)
+
+    def deliver(self, planner: plans.LoadPlanner) -> None:
+        """Put it into the tensor that was given."""
+        if self.rows is not self.target:
+            part = self.rows
+            for dim in range(1, part.dim()):
+                part = part.narrow(dim, self.item.storage_offsets[dim], self.item.lengths[dim])
+            self.target.copy_(part)
+        planner.commit_tensor(self.item, self.target)
+
+
+def _wanted(plan: plans.LoadPlan, planner: plans.LoadPlanner, manifest: Manifest) -> list[_Wanted]:
+    """Where its tensors lie; what is no tensor is in the manifest, and given to the planner at once."""
+    values = manifest.state[KEY]["values"]
+    wanted: list[_Wanted] = []
+    for item in plan.items:
+        if item.type is plans.LoadItemType.BYTE_IO:
+            fqn = item.storage_index.fqn
+            planner.load_bytes(item, _pickled(_said(fqn, values[fqn])))
+        else:
+            wanted.append(_Wanted.of(item, manifest, planner))
+    return wanted
+
+
+def _by_file(wanted: Sequence[_Wanted]) -> dict[str, list[Extent]]:
+    found: dict[str, list[Extent]] = {}
+    for one in wanted:
+        if one.file and one.rows.numel():
+            found.setdefault(one.file, []).append(one.extent())
+    return {file: sorted(many, key=lambda e: e.offset) for file, many in found.items()}

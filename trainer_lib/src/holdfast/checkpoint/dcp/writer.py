@@ -1,0 +1,311 @@
+"""The storage writer for `torch.distributed.checkpoint`: its planners, and our format, commit and verification.
+
+What DCP keeps in a pickle stands in the manifest as JSON: which boxes make up a tensor, and where a key stood. Values
+that are no tensors must be such as our trees can say. A tensor whose boxes make it up is one tensor of the commit, as
+in any other. Where a planner leaves a part out, its boxes are tensors of their own, `<name>@<offsets>`; so were, in
+earlier releases, boxes that are not rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.distributed.checkpoint import metadata as meta
+from torch.distributed.checkpoint import planner as plans
+from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from holdfast.checkpoint.dcp.checkpoint_id import CHECKPOINT_ID, parse_checkpoint_id
+from holdfast.checkpoint.dcp.metadata import KEY, boxed
+from holdfast.checkpoint.folder import catalog, publish
+from holdfast.checkpoint.format.coverage import check
+from holdfast.checkpoint.format.file_names import (
+    CLAIMS,
+    MANIFEST,
+    CheckpointName,
+    slices_file,
+    step_number,
+    tensors_file,
+)
+from holdfast.checkpoint.format.manifest import LARGEST, Manifest
+from holdfast.checkpoint.format.mapping_order import text_bytes, too_much
+from holdfast.checkpoint.format.records import Chunk, FileRecord, TensorRecord
+from holdfast.checkpoint.format.shard_layout import METADATA, plan_shard, whole
+from holdfast.checkpoint.format.tensor_boxes import tiles
+from holdfast.checkpoint.io.durable_files import Buffer, make_folder, sync_folder, write_file
+from holdfast.checkpoint.io.slice_digests import LEAST_BYTES, Slicer
+from holdfast.checkpoint.state.flatten import Flat, flatten_values
+from holdfast.checkpoint.state.numerics import fingerprint
+from holdfast.checkpoint.state.savable import check_name, check_tensor
+from holdfast.core.attempt import AttemptId
+from holdfast.core.errors import CheckpointError, HoldfastError, StateError
+from holdfast.core.paths import local_path
+
+_FILE: Final = tensors_file(0)
+"""What a rank calls its file in its own folder."""
+_MOVERS: Final = 16
+
+
+class StorageWriter(storage.StorageWriter):
+    """Writes one commit a save, into a folder that all ranks see. `checkpoint_id`, where given, says the step."""
+
+    def __init__(self, folder: str | os.PathLike[str], *, step: int = 0) -> None:
+        self._root = local_path(folder)
+        self._step = step_number(step)
+        self._staging = ""
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """A new save; `checkpoint_id` is `step-<number>`, with or without a folder before it."""
+        if checkpoint_id is not None:
+            folder, self._step = parse_checkpoint_id(checkpoint_id)
+            self._root = folder or self._root
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Refuse a save that no single checkpoint can come from; remove what this writer's last save left."""
+        if not kwargs.get("use_collectives", True):
+            raise CheckpointError(
+                f"step {self._step} was not saved in {self._root}, and nothing was written: with "
+                "use_collectives=False each rank would publish a checkpoint that has its own part only. Leave "
+                "use_collectives out; to plan once only, give planner=DefaultSavePlanner(enable_plan_caching=True)"
+            )
+        if is_coordinator and (self._root / CLAIMS).exists():
+            raise CheckpointError(f"{self._root} belongs to a job (it has claims): save into a folder of its own")
+        if self._staging:
+            publish.discard(self._root, self._staging)
+            self._staging = ""
+
+    def prepare_local_plan(self, plan: plans.SavePlan) -> plans.SavePlan:
+        """Nothing to add."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[plans.SavePlan]) -> list[plans.SavePlan]:
+        """Add nothing: a planner may keep a plan and give it to later saves (`enable_plan_caching`)."""
+        return plans
+
+    def write_data(self, plan: plans.SavePlan, planner: plans.SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's tensors as one file into a folder of its own; values travel to the coordinator."""
+        values = [item for item in plan.items if item.type is plans.WriteItemType.BYTE_IO]
+        results = _values(values, planner)
+        tensors = [item for item in plan.items if item.type is not plans.WriteItemType.BYTE_IO]
+        if tensors:
+            results += _write_tensors(self._begin, self._step, tensors, planner)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: meta.Metadata, results: list[list[WriteResult]]) -> None:
+        """Bring the files of all ranks together and publish the manifest: from now on it is a commit."""
+        older = [name.pair.attempt for name in catalog.list_commits(self._root) if name.step == self._step]
+        name = CheckpointName(step=self._step, pair=AttemptId(0, 1 + max(older, default=0)))
+        manifest = _manifest(name, metadata, results)
+        folder = self._begin()
+        folders = {rank: one.storage_data["folder"] for rank, many in enumerate(results) for one in _tensors(many)}
+        with ThreadPoolExecutor(_MOVERS) as movers:  # a file server takes its time for each
+            list(movers.map(partial(_move, self._root, folder), folders.values(), folders))
+        try:
+            publish.publish(self._root, folder.name, manifest)
+        except HoldfastError:
+            publish.discard(self._root, folder.name)
+            raise
+        self._staging = ""
+
+    def _begin(self) -> Path:
+        """The folder that this rank writes into, which no other rank and no other save does."""
+        if not self._staging:
+            make_folder(self._root)
+            self._staging = publish.begin(self._root, CheckpointName(step=self._step, pair=AttemptId(0, 0)))
+        return self._root / self._staging
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it names a step."""
+        return CHECKPOINT_ID.fullmatch(os.fspath(checkpoint_id)) is not None
+
+
+def _tensors(results: Sequence[WriteResult]) -> Iterator[WriteResult]:
+    return (result for result in results if "value" not in result.storage_data)
+
+
+def _move(root: Path, target: Path, folder: str, rank: int) -> None:
+    """Move a rank's file, and the digests of its slices, under its name in the checkpoint."""
+    source, file = root / folder, tensors_file(rank)
+    if (source, file) == (target, _FILE):
+        return
+    (source / _FILE).rename(target / file)
+    with suppress(FileNotFoundError):  # a small file has none
+        (source / slices_file(_FILE)).rename(target / slices_file(file))
+    with suppress(OSError):  # `prune` removes what cannot be removed now
+        source.rmdir()
+
+
+def _values(items: Sequence[plans.WriteItem], planner: plans.SavePlanner) -> list[WriteResult]:
+    """The values of this rank; StateError as soon as they are more than a manifest may hold."""
+    results: list[WriteResult] = []
+    held = 0
+    for item in items:
+        results.append(_value(item, planner))
+        held += text_bytes(results[-1].storage_data["value"])
+        if held > LARGEST:
+            told = ((one.index.fqn, one.storage_data["value"]) for one in results)
+            raise StateError(f"nothing was saved: {MANIFEST} would have more than {LARGEST} bytes. {too_much(told)}")
+    return results
+
+
+def _value(item: plans.WriteItem, planner: plans.SavePlanner) -> WriteResult:
+    lookup = getattr(planner, "lookup_object", None)
+    if lookup is None:
+        raise StateError(
+            f"{item.index.fqn}: {type(planner).__name__} gives it only as a pickle: use DefaultSavePlanner"
+        )
+    flat = flatten_values({item.index.fqn: lookup(item.index)}, ordered=True)
+    if flat.tensors:
+        raise StateError(f"{item.index.fqn} has arrays in what DCP takes for one value: make them tensors")
+    return WriteResult(index=item.index, size_in_bytes=0, storage_data={"value": flat.tree[item.index.fqn]})
+
+
+def _write_tensors(
+    begin: Callable[[], Path], step: int, items: Sequence[plans.WriteItem], planner: plans.SavePlanner
+) -> list[WriteResult]:
+    parts = Counter(item.index.fqn for item in items)
+    keyed = {_item_key(item, alone=parts[item.index.fqn] == 1): item for item in items}
+    flat = Flat(tree=None, tensors={key: _resolved(item, planner) for key, item in keyed.items()})
+    plan = plan_shard([whole(spec) for spec in flat.specs], metadata={"format": "pt", "step": str(step)})
+
+    folder, slicer = begin(), Slicer(plan.nbytes)
+
+    def stream() -> Iterator[Buffer]:
+        for data in chain([plan.header], map(flat.read, plan.pieces)):
+            slicer.update(data)
+            yield data
+
+    written = write_file(folder / _FILE, stream())
+    record = written.to_json()
+    if plan.nbytes >= LEAST_BYTES:
+        write_file(folder / slices_file(_FILE), [slicer.encode(written)])
+    sync_folder(folder)
+    return [
+        WriteResult(
+            index=keyed[piece.spec.name].index,
+            size_in_bytes=piece.nbytes,
+            storage_data={
+                "folder": folder.name,
+                "record": record,
+                "dtype": piece.spec.dtype,
+                "chunk": _chunk(keyed[piece.spec.name], offset, piece.nbytes).to_json(),
+            },
+        )
+        for piece, offset in zip(plan.pieces, plan.offsets, strict=True)
+    ]
+
+
+def _resolved(item: plans.WriteItem, planner: plans.SavePlanner) -> torch.Tensor:
+    value = planner.resolve_data(item)
+    if not isinstance(value, torch.Tensor):
+        raise StateError(f"{item.index.fqn}: the planner gave no tensor")
+    check_tensor(value, (item.index.fqn,))
+    return value.detach()
+
+
+def _box(item: plans.WriteItem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if item.tensor_data is None:
+        raise StateError(f"{item.index.fqn}: the planner does not say which part of the tensor it is")
+    return tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.chunk.sizes)
+
+
+def _item_key(item: plans.WriteItem, *, alone: bool) -> str:
+    name = check_name(item.index.fqn)
+    if name == METADATA:
+        raise StateError(f"no tensor of a safetensors file can have the name {name}: give it another one")
+    return name if alone else boxed(name, _box(item)[0])
+
+
+def _chunk(item: plans.WriteItem, offset: int, nbytes: int) -> Chunk:
+    start, shape = _box(item)
+    return Chunk(file=_FILE, offset=offset, nbytes=nbytes, start=start, shape=shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Written:
+    dtype: str
+    chunk: Chunk
+
+
+def _manifest(name: CheckpointName, metadata: meta.Metadata, results: Sequence[Sequence[WriteResult]]) -> Manifest:
+    values = {
+        one.index.fqn: one.storage_data["value"] for many in results for one in many if "value" in one.storage_data
+    }
+    files: dict[str, FileRecord] = {}
+    boxes: dict[str, list[_Written]] = {}
+    for rank, many in enumerate(results):
+        for result in _tensors(many):
+            data, file = result.storage_data, tensors_file(rank)
+            files[file] = FileRecord.from_json(data["record"])
+            chunk = replace(Chunk.from_json(data["chunk"]), file=file)
+            boxes.setdefault(result.index.fqn, []).append(_Written(dtype=data["dtype"], chunk=chunk))
+    tensors: dict[str, TensorRecord] = {}
+    described: dict[str, Any] = {}
+    for fqn, found in metadata.state_dict_metadata.items():
+        if isinstance(found, meta.TensorStorageMetadata):
+            described[fqn], records = _described(fqn, tuple(found.size), boxes.get(fqn, []))
+            tensors |= records
+    planner = {key: list(path) for key, path in (metadata.planner_data or {}).items()}
+    manifest = Manifest(
+        step=name.step,
+        pair=name.pair,
+        job_uid="",
+        publication="",
+        run_id="",
+        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        world_size=len(results),
+        mesh={},
+        tensors=tensors,
+        files=files,
+        state={KEY: {"tensors": described, "values": values, "planner": planner}},
+        data=None,
+        numerics=fingerprint(),
+    )
+    check(manifest)
+    return manifest
+
+
+def _described(
+    fqn: str, size: tuple[int, ...], found: Sequence[_Written]
+) -> tuple[dict[str, Any], dict[str, TensorRecord]]:
+    """What DCP must know of a tensor, and the commit's records of it."""
+    parts = sorted(found, key=lambda one: one.chunk.start)
+    dtype = parts[0].dtype if parts else "F32"
+    hollow = 0 in size  # of a tensor without elements rows count, and boxes do not
+    filled = tuple(one.chunk for one in parts if 0 not in (one.chunk.shape[:1] if hollow else one.chunk.shape))
+    whole = hollow or tiles(size, ((chunk.start, chunk.shape) for chunk in filled))
+    described = {
+        "dtype": dtype,
+        "size": list(size),
+        "boxes": [
+            {
+                "offsets": list(one.chunk.start),
+                "sizes": list(one.chunk.shape),
+                "tensor": fqn if whole else boxed(fqn, one.chunk.start),
+            }
+            for one in parts
+        ],
+    }
+    if whole:
+        return described, {fqn: TensorRecord(dtype=dtype, shape=size, chunks=filled)}
+    return described, {boxed(fqn, one.chunk.start): _alone(one) for one in parts}
+
+
+def _alone(one: _Written) -> TensorRecord:
+    chunk = replace(one.chunk, start=(0,) * len(one.chunk.start))
+    return TensorRecord(dtype=one.dtype, shape=chunk.shape, chunks=(chunk,))

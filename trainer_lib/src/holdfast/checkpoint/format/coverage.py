@@ -1,0 +1,116 @@
+"""Whether the tensors of a manifest are covered by its files. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from holdfast.checkpoint.format.file_names import inherited, is_shard, shard_rank
+from holdfast.checkpoint.format.records import (
+    CHUNK_BYTES,
+    FLOATS,
+    MOST_PATCHED,
+    PLACE,
+    Chunk,
+    FileRecord,
+    Patch,
+    Records,
+    TensorRecord,
+)
+from holdfast.checkpoint.format.shard_layout import ITEM_BYTES
+from holdfast.checkpoint.format.tensor_boxes import tiles
+from holdfast.core.errors import DamagedError
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.format.manifest import Manifest
+
+
+def check(manifest: Manifest) -> None:
+    """Every tensor is covered, each of its bytes once, by files of this folder, or of earlier commits' if it has a
+    parent; else DamagedError."""
+    for name, record in manifest.files.items():
+        if not is_shard(name) and not _earlier(manifest, name):
+            raise DamagedError(f"MANIFEST.json names a file that no commit has: {name!r}")
+        if is_shard(name) and shard_rank(name) >= manifest.world_size:
+            raise DamagedError(f"MANIFEST.json: {name} is of no rank of a world of {manifest.world_size}")
+        if len(record.chunks) != -(-record.nbytes // CHUNK_BYTES):
+            raise DamagedError(f"MANIFEST.json: {name} has {record.nbytes} bytes and {len(record.chunks)} digests")
+    _check_tensors(manifest.tensors, manifest.files)
+
+
+def _check_tensors(tensors: Mapping[str, TensorRecord], files: Mapping[str, FileRecord]) -> None:
+    sizes = {name: record.nbytes for name, record in files.items() if name.endswith(".safetensors")}
+    known = tensors if isinstance(tensors, Records) else Records()
+    if known.fit == sizes:
+        return
+    for name, tensor in tensors.items():
+        _check_tensor(name, tensor, files)
+    _check_apart(tensors.values())
+    known.fit = sizes
+
+
+def _earlier(manifest: Manifest, file: str) -> bool:
+    """Whether it may lie in another commit: one that was there before, in a file of tensors."""
+    home = inherited(file)
+    before = home is not None and home.step < manifest.step and file.endswith(".safetensors")
+    return before and manifest.parent is not None
+
+
+def _check_apart(tensors: Iterable[TensorRecord]) -> None:
+    """No byte belongs to two tensors: a small file must not fill the memory again and again."""
+    spans = (span for tensor in tensors for span in tensor.spans if span[2])
+    ends: dict[str, int] = {}
+    for file, offset, nbytes in sorted(spans):
+        if offset < ends.get(file, 0):
+            raise DamagedError(f"MANIFEST.json: two tensors share bytes of {file}")
+        ends[file] = offset + nbytes
+
+
+def _check_tensor(name: str, tensor: TensorRecord, files: Mapping[str, FileRecord]) -> None:
+    if tensor.dtype not in ITEM_BYTES:
+        raise DamagedError(f"MANIFEST.json: tensor {name} has an unknown dtype {tensor.dtype!r}")
+    if not (all(_fits(tensor.dtype, chunk, files) for chunk in tensor.chunks) and _made_up(tensor)):
+        raise DamagedError(f"MANIFEST.json: the chunks of tensor {name} do not make it up")
+    _check_patches(name, tensor, files)
+
+
+def _fits(dtype: str, chunk: Chunk, files: Mapping[str, FileRecord]) -> bool:
+    """Whether it lies in its file, and is as long as what it holds."""
+    within = chunk.file in files and 0 <= chunk.offset <= chunk.offset + chunk.nbytes <= files[chunk.file].nbytes
+    return within and ITEM_BYTES[dtype] * math.prod(chunk.shape) == chunk.nbytes
+
+
+def _made_up(tensor: TensorRecord) -> bool:
+    if not tensor.in_rows:
+        return not tensor.patches and tiles(tensor.shape, ((chunk.start, chunk.shape) for chunk in tensor.chunks))
+    rows = 0
+    for chunk in sorted(tensor.chunks, key=lambda chunk: chunk.start):
+        if len(chunk.shape) != len(tensor.shape) or chunk.start != (
+            (rows, *(0 for _ in tensor.shape[1:])) if tensor.shape else ()
+        ):
+            return False
+        rows += chunk.shape[0] if chunk.shape else 1
+    return rows == (tensor.shape[0] if tensor.shape else 1)
+
+
+def _check_patches(name: str, tensor: TensorRecord, files: Mapping[str, FileRecord]) -> None:
+    """Each is of rows of its own, and lies in the commit's own files: a commit stands on chunks, never on patches."""
+    row, free = math.prod(tensor.shape[1:]), 0
+    for patch in sorted(tensor.patches, key=lambda patch: patch.start):
+        if tensor.dtype not in FLOATS or not _is_rows(patch, tensor) or patch.start[0] < free:
+            raise DamagedError(f"MANIFEST.json: a patch of tensor {name} is of no rows of it")
+        free = patch.start[0] + patch.shape[0]
+        if not patch.count <= patch.shape[0] * row <= MOST_PATCHED:
+            raise DamagedError(f"MANIFEST.json: a patch of tensor {name} has {patch.count} elements")
+        ends = patch.places + patch.count * ITEM_BYTES[PLACE], patch.values + patch.count * ITEM_BYTES[tensor.dtype]
+        here = is_shard(patch.file) and patch.file.endswith(".safetensors") and patch.file in files
+        if not here or max(ends) > files[patch.file].nbytes:
+            raise DamagedError(f"MANIFEST.json: a patch of tensor {name} lies in no file of the commit")
+
+
+def _is_rows(patch: Patch, tensor: TensorRecord) -> bool:
+    if not len(patch.start) == len(patch.shape) == len(tensor.shape) > 0:
+        return False
+    whole = patch.shape[1:] == tensor.shape[1:] and not any(patch.start[1:])
+    return whole and patch.start[0] + patch.shape[0] <= tensor.shape[0]

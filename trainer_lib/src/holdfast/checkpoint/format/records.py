@@ -1,0 +1,214 @@
+"""The records of a manifest: files, and tensors made up of chunks and patches of them. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from holdfast.checkpoint.format.shard_layout import ITEM_BYTES
+from holdfast.core.limits import LARGEST_THRESHOLD
+
+CHUNK_BYTES: Final = 8 << 20
+
+_MOST: Final = 1 << 62  # of any number of bytes, so that no sum or product of a few leaves what torch can count
+_MOST_DIMENSIONS: Final = 64
+MOST_PATCHED: Final = 1 << 32  # elements of a box: places are numbers of 32 bits
+PLACE: Final = "U32"
+FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
+"""Dtypes of tensors that may be patched."""
+PLACES: Final = "~places"
+VALUES: Final = "~values"
+"""What the names of a patch in a file end with: of tensors, no name has a `~` before another letter than 0 and 1."""
+
+
+def whole_number(value: Any) -> int:
+    """A number of bytes, or the like, exactly as JSON has it; ValueError for anything else."""
+    if type(value) is not int or not 0 <= value <= _MOST:
+        raise ValueError(f"{str(value)[:40]!r} is no such number")
+    return value
+
+
+def whole_numbers(value: Any) -> tuple[int, ...]:
+    """A shape, or the like; ValueError for anything else, or if the product were too large to count."""
+    product = 1
+    for number in listed(value)[:_MOST_DIMENSIONS]:
+        product *= whole_number(number) or 1
+    if len(value) > _MOST_DIMENSIONS or product > _MOST:
+        raise ValueError(f"{str(value)[:40]} is too large")
+    return tuple(value)
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a list as it is; TypeError for anything else."""
+    if not isinstance(value, list):
+        raise TypeError("not a list")  # a string would be one of its letters
+    return value
+
+
+def _bound(value: Any) -> float:
+    if type(value) is not float or not 0 < value <= LARGEST_THRESHOLD:
+        raise ValueError(f"{str(value)[:40]!r} bounds nothing")
+    return value
+
+
+def string(value: Any) -> str:
+    """Return a string as it is; TypeError for anything else."""
+    if not isinstance(value, str):
+        raise TypeError("not a string")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """A file of the commit: its length, its digest, and the digest of each 8 MiB of it."""
+
+    nbytes: int
+    digest: str
+    chunks: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form."""
+        return {"bytes": self.nbytes, "digest": self.digest, "chunks": list(self.chunks)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> FileRecord:
+        """Read the wire form."""
+        return cls(
+            nbytes=whole_number(value["bytes"]),
+            digest=string(value["digest"]),
+            chunks=tuple(map(string, listed(value["chunks"]))),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Where a box of a tensor lies: `start` and `shape` within the tensor, `offset` within the file."""
+
+    file: str
+    offset: int
+    nbytes: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form."""
+        return {
+            "file": self.file,
+            "offset": self.offset,
+            "bytes": self.nbytes,
+            "start": list(self.start),
+            "shape": list(self.shape),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Chunk:
+        """Read the wire form."""
+        return cls(
+            file=string(value["file"]),
+            offset=whole_number(value["offset"]),
+            nbytes=whole_number(value["bytes"]),
+            start=whole_numbers(value["start"]),
+            shape=whole_numbers(value["shape"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """Elements of a box of rows that are other than the chunks have them: `count` places in the box, and values, in a
+    file. All others of the box differ from what was saved by at most `bound`."""
+
+    file: str
+    places: int
+    values: int
+    count: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    bound: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form."""
+        return {**vars(self), "start": list(self.start), "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Patch:
+        """Read the wire form."""
+        return cls(
+            file=string(value["file"]),
+            places=whole_number(value["places"]),
+            values=whole_number(value["values"]),
+            count=whole_number(value["count"]),
+            start=whole_numbers(value["start"]),
+            shape=whole_numbers(value["shape"]),
+            bound=_bound(value["bound"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRecord:
+    """A tensor's dtype, its global shape, the chunks that make it up, and what is other than these have it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    patches: tuple[Patch, ...] = ()
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether its chunks are whole rows, and so its bytes in order; else they are boxes of it."""
+        return all(chunk.shape[1:] == self.shape[1:] for chunk in self.chunks)
+
+    @property
+    def bound(self) -> float | None:
+        """By how much an element may differ from what was saved; None: by nothing."""
+        return max((patch.bound for patch in self.patches), default=None)
+
+    @property
+    def spans(self) -> Iterator[tuple[str, int, int]]:
+        """Where its bytes lie: file, offset, and how many."""
+        for chunk in self.chunks:
+            yield chunk.file, chunk.offset, chunk.nbytes
+        for patch in self.patches:
+            yield patch.file, patch.places, patch.count * ITEM_BYTES[PLACE]
+            yield patch.file, patch.values, patch.count * ITEM_BYTES[self.dtype]
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form."""
+        patches = {"patches": [patch.to_json() for patch in self.patches]} if self.patches else {}
+        chunks = [chunk.to_json() for chunk in self.chunks]
+        return {"dtype": self.dtype, "shape": list(self.shape), "chunks": chunks, **patches}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TensorRecord:
+        """Read the wire form."""
+        return cls(
+            dtype=string(value["dtype"]),
+            shape=whole_numbers(value["shape"]),
+            chunks=tuple(Chunk.from_json(chunk) for chunk in listed(value["chunks"])),
+            patches=tuple(Patch.from_json(patch) for patch in listed(value.get("patches", []))),
+        )
+
+
+class Records(dict[str, TensorRecord]):
+    """Tensors' records, never changed: those of one commit are mostly those of the next, and their text is made once,
+    and once it is seen that they fit their files."""
+
+    fit: Mapping[str, int] | None = None
+    """Bytes of the files of tensors that they were checked against."""
+
+    @cached_property
+    def boxed(self) -> bool:
+        """Whether one of them is not in rows."""
+        return not all(record.in_rows for record in self.values())
+
+    @cached_property
+    def text(self) -> str:
+        """As the manifest has them."""
+        return canonical({name: record.to_json() for name, record in self.items()})
+
+
+def canonical(value: Any) -> str:
+    """Return the canonical JSON of a value: sorted keys, no spaces."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,147 @@
+"""Memory for the requested tensors, laid out in runs that mirror the files. No torch.
+
+Whole pages of a file can then be read straight to where they stay. The rest of a chunk, and all that a disk would
+have to put into small pages, goes through a buffer of its thread, which is of large ones: a disk fills those in few
+pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Final
+
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.records import TensorRecord
+from holdfast.checkpoint.io.huge_pages import address_of, fresh
+
+# Runs are cut here, so that memory of which nothing is used any more can go while a neighbour stays.
+_RUN_BYTES: Final = 64 << 20
+LEAST_MAPPED: Final = 1 << 20
+
+Rows = Mapping[str, tuple[int, int]]
+"""Of tensors that are not wanted whole, which rows are: [begin, end)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """Bytes of a file that are wanted, and where they go."""
+
+    offset: int
+    target: memoryview
+    address: int
+
+    @classmethod
+    def over(cls, offset: int, target: memoryview) -> Extent:
+        """The bytes of the file from `offset` on, as many as `target` has."""
+        return cls(offset=offset, target=target, address=address_of(target))
+
+    @property
+    def end(self) -> int:
+        """The first byte behind it."""
+        return self.offset + self.target.nbytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Memory for the wanted parts of tensors, and which bytes of which file fill it."""
+
+    tensors: Mapping[str, memoryview]
+    extents: Mapping[str, Sequence[Extent]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ChunkSlice:
+    """The wanted bytes of one chunk of a tensor: `place` is where they begin within what is wanted of the tensor."""
+
+    name: str
+    offset: int
+    nbytes: int
+    place: int
+
+
+def lay_out(manifest: Manifest, rows: Rows | None = None) -> Layout:
+    """Find memory for all tensors, or for some rows of some."""
+    tensors: dict[str, memoryview] = {}
+    extents: dict[str, list[Extent]] = {}
+    lone: dict[str, list[_ChunkSlice]] = {}
+    for name, record in manifest.tensors.items():
+        parts = _wanted(name, record, (rows or {}).get(name))
+        if len(parts) == 1:
+            ((file, part),) = parts
+            lone.setdefault(file, []).append(part)
+            continue
+        tensors[name] = _memory(sum(part.nbytes for _, part in parts), 0)
+        for file, part in parts:
+            target = tensors[name][part.place : part.place + part.nbytes]
+            extents.setdefault(file, []).append(Extent.over(part.offset, target))
+    for file, found in lone.items():
+        for run in _runs(sorted(found, key=lambda part: part.offset)):
+            begin = run[0].offset
+            memory = _memory(run[-1].offset + run[-1].nbytes - begin, begin)
+            extents.setdefault(file, []).append(Extent.over(begin, memory))
+            for part in run:
+                tensors[part.name] = memory[part.offset - begin : part.offset - begin + part.nbytes]
+    return Layout(
+        tensors=tensors, extents={file: sorted(many, key=lambda e: e.offset) for file, many in extents.items()}
+    )
+
+
+def needed(manifest: Manifest, rows: Rows) -> set[str]:
+    """The files that hold something of what is wanted."""
+    every = manifest.tensors.items()
+    patched = {patch.file for record in manifest.tensors.values() for patch in record.patches}
+    return patched | {file for name, record in every for file, _ in _wanted(name, record, rows.get(name))}
+
+
+def _wanted(name: str, record: TensorRecord, rows: tuple[int, int] | None) -> list[tuple[str, _ChunkSlice]]:
+    begin, end = rows or (0, record.shape[0] if record.shape else 1)
+    if not record.in_rows:
+        return _one_after_the_other(name, record) if end > begin else []
+    found = []
+    for chunk in record.chunks:
+        start, count = (chunk.start[0], chunk.shape[0]) if chunk.shape else (0, 1)
+        low, high = max(begin, start), min(end, start + count)
+        row = chunk.nbytes // count if count else 0
+        if high > low and row:
+            part = _ChunkSlice(
+                name=name,
+                offset=chunk.offset + (low - start) * row,
+                nbytes=(high - low) * row,
+                place=(low - begin) * row,
+            )
+            found.append((chunk.file, part))
+    return found
+
+
+def _one_after_the_other(name: str, record: TensorRecord) -> list[tuple[str, _ChunkSlice]]:
+    """Boxes as they lie: `state.adopt` knows where their elements belong."""
+    ends = accumulate(chunk.nbytes for chunk in record.chunks)
+    return [
+        (chunk.file, _ChunkSlice(name=name, offset=chunk.offset, nbytes=chunk.nbytes, place=end - chunk.nbytes))
+        for chunk, end in zip(record.chunks, ends, strict=True)
+    ]
+
+
+def _runs(parts: Sequence[_ChunkSlice]) -> Iterator[list[_ChunkSlice]]:
+    """Neighbours in a file, of one managed object, together."""
+    run = [parts[0]]
+    for before, part in pairwise(parts):
+        apart = part.offset != before.offset + before.nbytes or _owner(part) != _owner(before)
+        if apart or part.offset - run[0].offset >= _RUN_BYTES:
+            yield run
+            run = []
+        run.append(part)
+    yield run
+
+
+def _owner(part: _ChunkSlice) -> str:
+    return part.name.partition("/")[0]
+
+
+def _memory(nbytes: int, offset: int) -> memoryview:
+    """Fresh memory whose address is to its page as `offset` is to the file's: it can be read into without a copy."""
+    if nbytes < LEAST_MAPPED:
+        return memoryview(bytearray(nbytes + offset % 16))[offset % 16 :]
+    return fresh(nbytes, offset=offset)

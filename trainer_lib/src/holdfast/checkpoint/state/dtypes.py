@@ -1,0 +1,46 @@
+"""The dtypes that can be saved, as torch and as safetensors name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from holdfast.checkpoint.format.records import TensorRecord
+from holdfast.checkpoint.format.shard_layout import TensorSpec
+
+DTYPES: Final[Mapping[torch.dtype, str]] = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.float32: "F32",
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+}
+TORCH_DTYPES: Final = {name: dtype for dtype, name in DTYPES.items()}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """A dtype by safetensors' name."""
+    return TORCH_DTYPES[name]
+
+
+def empty(spec: TensorSpec) -> torch.Tensor:
+    """A tensor of its own memory, for bytes to come."""
+    return torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype], device="cpu")
+
+
+def blank(record: TensorRecord | TensorSpec) -> torch.Tensor:
+    """A tensor of this kind and shape without memory: to see whether it fits before anything is read."""
+    return torch.empty(record.shape, dtype=TORCH_DTYPES[record.dtype], device="meta")

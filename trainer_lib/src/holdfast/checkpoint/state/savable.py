@@ -1,0 +1,134 @@
+"""Which values can be saved. What cannot is refused by name, with what to save in its place."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from holdfast.checkpoint.state.dtypes import DTYPES, TORCH_DTYPES
+from holdfast.core.errors import StateError
+
+# Python reads no more of an integer in JSON than 4,300 digits.
+_INTEGER_BITS: Final = 8192
+
+MEND: Final = "keep only tensors, numbers, strings, lists and dicts in its state_dict()"
+
+
+def check_name(name: str) -> str:
+    """What an object is called; StateError for what no file can have as a name."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise StateError(f"the name {name!r} is no Unicode text: give the object another one") from None
+    return name
+
+
+def refused(path: tuple[str, ...], value: Any, what: str = "") -> StateError:
+    """Return the error for a value that has no form without pickle."""
+    return StateError(
+        f"{what}{'.'.join(path)} is of type {type(value).__name__}, which cannot be saved without pickle: {MEND}"
+    )
+
+
+def plain_number(value: np.generic, path: tuple[str, ...]) -> Any:
+    """A NumPy scalar as Python has it. A date would become a number, and a long double another one."""
+    plain = isinstance(value, (np.integer, np.floating, np.bool_, np.str_, np.bytes_))
+    if not plain or isinstance(value, (np.timedelta64, np.longdouble)):
+        raise StateError(
+            f"{'.'.join(path)} is of NumPy's type {type(value).__name__}, which cannot be saved without pickle: have "
+            "str(value) in its state_dict(), and make it from that in load_state_dict()"
+        )
+    return value.item()
+
+
+def checked_text(value: str, path: tuple[str, ...]) -> str:
+    """Return the text; StateError if it is no Unicode text."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise StateError(
+            f"{'.'.join(path)} has {value!r}, which is no Unicode text: have bytes in its state_dict()"
+        ) from None
+    return str(value)
+
+
+def checked_integer(value: int, path: tuple[str, ...]) -> int:
+    """Return the integer; StateError if JSON cannot be read with it."""
+    if value.bit_length() > _INTEGER_BITS:
+        raise StateError(
+            f"{'.'.join(path)} is an integer of {value.bit_length()} bits, more than JSON is read with: "
+            "have bytes in its state_dict()"
+        )
+    return int(value)
+
+
+def check_tensor(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
+    """StateError for a tensor that cannot be saved as it is."""
+    if is_lazy(tensor):
+        raise StateError(
+            f"{'.'.join(path)} has no shape yet: run a batch through its module before its state_dict() is asked for"
+        )
+    if not _has_memory(tensor):
+        raise StateError(
+            f"{'.'.join(path)} is a {type(tensor).__name__}, which is made of other tensors and has no memory of its "
+            "own: have a plain tensor (such as its dequantize()), or the tensors that it is made of, in its "
+            "state_dict(), or leave its module out of what is saved"
+        )
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise StateError(f"{'.'.join(path)} is not a dense tensor in memory, and only those can be saved: {MEND}")
+    if tensor.dtype not in DTYPES:
+        raise StateError(
+            f"{'.'.join(path)} is of dtype {tensor.dtype}, which is none of those that are saved "
+            f"({', '.join(sorted(TORCH_DTYPES))}): keep {_view(tensor.dtype)} in its place, which is as exact, "
+            "in a module's buffer or in a state_dict()"
+        )
+
+
+def _view(dtype: torch.dtype) -> str:
+    """How a tensor of a dtype that is not saved is seen as one that is, with all of its bits."""
+    return "torch.view_as_real(tensor)" if dtype.is_complex else "tensor.view(torch.uint8)"
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether its numbers lie in a memory of its own: a wrapper of other tensors has none, and its address is 0."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) or tensor.is_meta or tensor.is_nested:
+        return True
+    if is_traceable_wrapper_subclass(tensor):
+        return False
+    try:
+        return not tensor.numel() or tensor.data_ptr() != 0
+    except RuntimeError:
+        return False
+
+
+def from_numpy(value: np.ndarray[Any, Any], path: tuple[str, ...]) -> torch.Tensor:
+    """Return the array as a tensor; StateError if it cannot be saved."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise StateError(
+            f"{'.'.join(path)} is a NumPy array with a mask, which would be lost: have its data and its mask in the "
+            "state_dict(), an array each"
+        )
+    try:
+        tensor = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+    except (TypeError, ValueError):  # a dtype that torch has not; the bytes of another machine
+        tensor = None
+    if tensor is None or tensor.dtype not in DTYPES:
+        raise StateError(
+            f"{'.'.join(path)} is a NumPy array of dtype {value.dtype}, which is none of those that are saved "
+            f"({', '.join(sorted(TORCH_DTYPES))}): have {_numpy_view(value.dtype)} in its state_dict()"
+        )
+    return tensor
+
+
+def _numpy_view(dtype: np.dtype[Any]) -> str:
+    """What has all that such an array has, and can be saved."""
+    if not dtype.isnative:
+        return 'array.astype(array.dtype.newbyteorder("="))'
+    views = {"M": 'array.view("int64")', "m": 'array.view("int64")', "c": 'array.view("float64")'}
+    if dtype.itemsize <= np.dtype(np.complex128).itemsize and dtype.kind in views:
+        return f"{views[dtype.kind]}, and its dtype as a string,"
+    return "array.tolist(), of what can be saved,"

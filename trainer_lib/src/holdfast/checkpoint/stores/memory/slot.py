@@ -1,0 +1,298 @@
+"""A slot: a file in shared memory that holds one rank's part of a checkpoint. No torch.
+
+A slot is a file on a memory volume: a page with the sequence and two places for the table of contents, then the
+bytes. The sequence is one aligned word, so it changes at once or not at all:
+
+    odd     the bytes are being written, and nothing of the slot counts
+    even    the bytes are whole, and the table in place (sequence / 2) mod 2 says what they are
+
+Invariant: a writer that is killed at any instruction leaves the other slots as they were, and its own slot either as
+it was after the last change of the sequence, or odd. A table ends in the digest of itself and of its sequence, and
+the manifest in it has the digests of the bytes: what is torn is never taken for whole. Adding the manifest to a slot
+whose bytes are whole writes the other table and moves the sequence on by two; it never goes through odd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName, parse_commit
+from holdfast.checkpoint.format.manifest import LARGEST, Manifest, decode
+from holdfast.checkpoint.format.records import whole_number
+from holdfast.checkpoint.io.durable_files import open_itself
+from holdfast.core.errors import CheckpointError, DamagedError
+
+PAGE: Final = 4096
+_TABLE: Final = 1024
+_TABLES: Final = (PAGE // 4, PAGE // 2)
+_DIGEST: Final = 16
+_WORD: Final = 8
+
+# A slot is made a little larger than asked for: counters grow by digits, and a new file costs its page faults.
+_STEP: Final = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """Where bytes lie in a slot."""
+
+    offset: int
+    nbytes: int
+
+    @classmethod
+    def from_json(cls, value: Any) -> Extent:
+        """As a table has it; ValueError or TypeError for anything else."""
+        offset, nbytes = map(whole_number, value)
+        return cls(offset=offset, nbytes=nbytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRange:
+    """Bytes of an open file."""
+
+    fd: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What a whole slot holds, and of whose commit. `number` tells its bytes from all that were there before;
+    `copied` says that another node has them as well."""
+
+    name: CheckpointName
+    number: int
+    job: str = ""
+    files: Mapping[str, Extent] = field(default_factory=dict)
+    manifest: Extent | None = None
+    void: bool = False
+    copied: bool = False
+
+    @property
+    def end(self) -> int:
+        """Behind the last byte."""
+        return max((one.offset + one.nbytes for one in (*self.files.values(), self.manifest) if one), default=PAGE)
+
+    def lies_within(self, capacity: int) -> bool:
+        """Whether a slot of this length has room for all that is said to be there."""
+        extents = [*self.files.values(), *([self.manifest] if self.manifest else [])]
+        return self.end <= capacity and all(one.offset >= PAGE for one in extents)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the table has it."""
+        return {
+            "name": str(self.name),
+            "number": self.number,
+            "job": self.job,
+            "files": {name: [one.offset, one.nbytes] for name, one in self.files.items()},
+            "manifest": [self.manifest.offset, self.manifest.nbytes] if self.manifest else None,
+            "void": self.void,
+            "copied": self.copied,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Content | None:
+        """Read a table; None if it is of nothing that this release knows."""
+        try:
+            name, manifest = parse_commit(value["name"]), value["manifest"]
+            if name is None or name.staging:
+                return None
+            return cls(
+                name=name,
+                number=whole_number(value["number"]),
+                job=str(value["job"]),
+                files={file: Extent.from_json(extent) for file, extent in value["files"].items()},
+                manifest=Extent.from_json(manifest) if manifest else None,
+                void=bool(value["void"]),
+                copied=bool(value.get("copied", False)),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+
+class Slot:
+    """One slot's file, mapped."""
+
+    def __init__(self, path: Path, *, writable: bool = False, populate: bool = False) -> None:
+        self.path = path
+        self.fd = open_itself(path, os.O_RDWR if writable else os.O_RDONLY)
+        try:
+            self.capacity = os.fstat(self.fd).st_size
+            if self.capacity < PAGE:
+                raise DamagedError(f"{path.name} is no slot")
+            # Mapped at once: a first touch of each page costs more than the copy into it.
+            kind = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
+            access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            self._map = mmap.mmap(self.fd, self.capacity, flags=kind, prot=access)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.view = memoryview(self._map)
+        self._sequence = self.view[:_WORD].cast("Q")
+        self._seen: tuple[int, Content | None] = (0, None)
+
+    @classmethod
+    def create(cls, path: Path, capacity: int, *, populate: bool = False) -> Slot:
+        """A new slot whose pages are there already; OSError (ENOSPC) if the volume has no room for them."""
+        fresh = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+        fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, padded(capacity))
+            fresh.rename(path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+        return cls(path, writable=True, populate=populate)
+
+    @property
+    def sequence(self) -> int:
+        """Odd while bytes are written."""
+        return self._sequence[0]
+
+    def content(self) -> Content | None:
+        """What is whole in it; None if nothing is."""
+        for _ in range(100):
+            sequence = self.sequence
+            if sequence % 2 or not sequence:
+                return None
+            seen = self._seen  # a sequence comes once, and so does its table
+            table = seen[1] if seen[0] == sequence else self._table(sequence)
+            if self.sequence == sequence:
+                self._seen = sequence, table
+                return table
+        return None
+
+    def read(self, content: Content, extent: Extent, offset: int, target: memoryview) -> None:
+        """Copy bytes out; DamagedError if they are another commit's by now."""
+        if offset + target.nbytes > extent.nbytes:
+            raise DamagedError(f"it ends before byte {offset + target.nbytes}")
+        begin, done = extent.offset + offset, 0
+        while done < target.nbytes:
+            # Not out of the mapping: that would fault in each page, and keep other threads from running.
+            count = os.preadv(self.fd, [target[done:]], begin + done)
+            if not count:
+                raise DamagedError(f"it ends before byte {offset + target.nbytes}")
+            done += count
+        self.verify(content)
+
+    def verify(self, content: Content) -> None:
+        """DamagedError if the bytes of `content` may not be there any more."""
+        now = self.content()
+        if now is None or now.number != content.number:
+            raise DamagedError(f"{content.name} was overwritten in memory while it was read")
+
+    # Writing
+
+    def empty(self) -> None:
+        """Nothing here counts any more, and its memory is free, whoever holds the file: a process that the script
+        forked has it open and mapped for as long as it lives. The first page stays: who reads it finds it void."""
+        self.begin()
+        with contextlib.suppress(OSError, ValueError):  # a file system without holes, or nothing behind the page
+            self._map.madvise(mmap.MADV_REMOVE, PAGE, self.capacity - PAGE)
+
+    def begin(self) -> int:
+        """From now on nothing here counts; the number of what comes."""
+        number = self.sequence + 1 + self.sequence % 2
+        self._sequence[0] = number
+        return number
+
+    def stage(self, content: Content) -> None:
+        """The bytes are whole: it counts from now on."""
+        self._switch(content, self.sequence + 1)
+
+    def amend(self, content: Content) -> None:
+        """Say something else of the same bytes."""
+        self._switch(content, self.sequence + 2)
+
+    def _switch(self, content: Content, sequence: int) -> None:
+        raw = json.dumps(content.to_json(), separators=(",", ":")).encode()
+        if _WORD + _DIGEST + len(raw) > _TABLE:
+            raise CheckpointError(f"the table of {content.name} does not fit its slot")
+        at = _TABLES[sequence // 2 % 2]
+        head = len(raw).to_bytes(_WORD, "little") + _seal(raw, sequence)
+        self.view[at : at + len(head) + len(raw)] = head + raw
+        self._sequence[0] = sequence
+
+    def _table(self, sequence: int) -> Content | None:
+        at = _TABLES[sequence // 2 % 2]
+        length = int.from_bytes(self.view[at : at + _WORD], "little")
+        if length > _TABLE - _WORD - _DIGEST:
+            return None
+        begin = at + _WORD + _DIGEST
+        raw = bytes(self.view[begin : begin + length])
+        if self.view[at + _WORD : begin] != _seal(raw, sequence):
+            return None
+        try:
+            content = Content.from_json(json.loads(raw))
+        except (ValueError, RecursionError):
+            return None
+        return content if content is not None and content.lies_within(self.capacity) else None
+
+    def close(self) -> None:
+        """Unmap, as soon as nobody has a view of it any more."""
+        self._sequence.release()
+        self.view.release()
+        os.close(self.fd)
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+
+def _seal(raw: bytes, sequence: int) -> bytes:
+    return xxhash.xxh3_128_digest(raw + sequence.to_bytes(_WORD, "little"))
+
+
+def padded(nbytes: int) -> int:
+    return -(-(nbytes + nbytes // 64) // _STEP) * _STEP
+
+
+def remove(path: Path) -> None:
+    """Remove a slot, and what it takes."""
+    with contextlib.suppress(OSError, DamagedError):
+        slot = Slot(path, writable=True)
+        slot.empty()
+        slot.close()
+    path.unlink(missing_ok=True)
+
+
+def slot_path(folder: Path, owner: str, index: int) -> Path:
+    """The file of one of an owner's slots."""
+    return folder / f"{owner}.slot-{index}"
+
+
+def manifest_of(slot: Slot, content: Content) -> Manifest | None:
+    """The manifest in a slot, if it has one."""
+    if content.manifest is None:
+        return None
+    if content.manifest.nbytes > LARGEST:
+        raise DamagedError(f"{MANIFEST}: {content.manifest.nbytes} bytes are more than it can have")
+    raw = bytearray(content.manifest.nbytes)
+    slot.read(content, content.manifest, 0, memoryview(raw))
+    manifest = decode(bytes(raw))
+    if (manifest.step, manifest.pair) != (content.name.step, content.name.pair):
+        raise DamagedError(f"{MANIFEST} is that of step {manifest.step}, attempt {manifest.pair}")
+    return manifest
+
+
+@contextlib.contextmanager
+def opened(folder: Path, *, writable: bool = False) -> Iterator[list[tuple[Slot, Content]]]:
+    """Every slot of a folder that holds something whole, until the block ends."""
+    slots: list[Slot] = []
+    try:
+        for path in sorted(folder.glob("*.slot-[0-9]")):
+            with contextlib.suppress(FileNotFoundError, DamagedError):
+                slots.append(Slot(path, writable=writable))
+        yield [(slot, content) for slot in slots if (content := slot.content()) and not content.void]
+    finally:
+        for slot in slots:
+            slot.close()

@@ -1,0 +1,122 @@
+"""One rank's files of a checkpoint, copied into a slot and digested on the way. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import xxhash
+
+from holdfast.checkpoint.format.file_names import rank_file, tensors_file
+from holdfast.checkpoint.format.mapping_order import has_order
+from holdfast.checkpoint.format.records import CHUNK_BYTES, Chunk, FileRecord
+from holdfast.checkpoint.format.shard_layout import LEAST_CUT_BYTES, Piece, ShardPlan
+from holdfast.checkpoint.io.chunk_digester import ChunkDigester
+from holdfast.checkpoint.io.durable_files import encode_json
+from holdfast.checkpoint.io.thread_pool import Pool
+from holdfast.checkpoint.ranks.exchange import Exchange
+from holdfast.checkpoint.save.finite_check import Inspection
+from holdfast.checkpoint.save.protocol import Snapshot
+from holdfast.checkpoint.save.write_plan import Planner
+from holdfast.checkpoint.stores.memory.peer_client import room_for
+from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter
+
+_MANIFEST_BASE: Final = 64 << 10
+# What is copied before its digests are begun on another thread.
+_BATCH_BYTES: Final = 4 * CHUNK_BYTES
+
+
+class RankFiles:
+    """One rank's files of a commit, as they are to lie in a slot."""
+
+    def __init__(self, snapshot: Snapshot, exchange: Exchange, planner: Planner) -> None:
+        self.snapshot = snapshot
+        self._rank = exchange.rank
+        layout = planner.layouts(snapshot.specs, snapshot.holding, exchange.size).of(exchange.rank)
+        said = {"format": "pt", "commit": str(snapshot.name), "rank": str(exchange.rank)}
+        self._plan: ShardPlan = layout.headed(said)
+        self._alone = encode_json(snapshot.alone)
+        state = encode_json(snapshot.state)
+        self.order = _order(snapshot.state, state)
+        self.room = room_for(
+            [self._plan.nbytes, len(self._alone)], _manifest_bound(snapshot, exchange.size, len(state))
+        )
+
+    @property
+    def chunks(self) -> dict[str, tuple[Chunk, ...]]:
+        """Where each piece lies."""
+        file, plan = tensors_file(self._rank), self._plan
+        return {
+            piece.spec.name: (
+                Chunk(file=file, offset=offset, nbytes=piece.nbytes, start=piece.start, shape=piece.shape),
+            )
+            for piece, offset in zip(plan.pieces, plan.offsets, strict=True)
+        }
+
+    def write(self, writer: SlotWriter) -> dict[str, FileRecord]:
+        """Copy all of it out of the live objects."""
+        tensors, own = tensors_file(self._rank), rank_file(self._rank)
+        image = writer.buffer(tensors, self._plan.nbytes)
+        return {
+            tensors: self._copied(image),
+            own: writer.write(own, [self._alone], len(self._alone)),
+        }
+
+    def _copied(self, image: memoryview) -> FileRecord:
+        """ChunkDigester follow the copy on another thread."""
+        plan = self._plan
+        digests = ChunkDigester(image, Inspection(plan, self.snapshot.weights).update)
+        image[: len(plan.header)] = plan.header
+        if plan.nbytes <= CHUNK_BYTES:
+            self.snapshot.copy([(piece, view) for piece, view, _ in self._places(image)])
+            digests.up_to(plan.nbytes)
+            return digests.record()
+        with Pool(1, "holdfast-digest") as behind:
+            begun = []
+            for batch, end in _batches(self._places(image)):
+                self.snapshot.copy(batch)
+                begun.append(behind.submit(digests.up_to, end))
+            for digested in begun:
+                digested.result()
+        return digests.record()
+
+    def _places(self, image: memoryview) -> Iterator[tuple[Piece, memoryview, int]]:
+        """In order, each with its end."""
+        for piece, offset in zip(self._plan.pieces, self._plan.offsets, strict=True):
+            end = offset + piece.nbytes
+            yield piece, image[offset:end], end
+
+
+def _batches(
+    places: Iterator[tuple[Piece, memoryview, int]],
+) -> Iterator[tuple[list[tuple[Piece, memoryview]], int]]:
+    batch: list[tuple[Piece, memoryview]] = []
+    nbytes = reached = 0
+    for piece, view, end in places:
+        batch.append((piece, view))
+        nbytes, reached = nbytes + view.nbytes, end
+        if nbytes >= _BATCH_BYTES:
+            yield batch, reached
+            batch, nbytes = [], 0
+    if batch:
+        yield batch, reached
+
+
+def _order(state: Any, said: bytes) -> str:
+    """What stands for the order of its objects' mappings; nothing where none has one of its own."""
+    if not isinstance(state, dict) or not has_order(said.decode()):
+        return ""
+    return xxhash.xxh3_64_hexdigest(encode_json(state.get("objects")))
+
+
+def _manifest_bound(snapshot: Snapshot, size: int, state: int) -> int:
+    """More bytes than the manifest will have: it is made when the room for it is taken already."""
+    total = sum(spec.nbytes for spec in snapshot.specs)
+    fair = max(LEAST_CUT_BYTES, -(-total // size))
+    held = frozenset[str]() if snapshot.holding is None else snapshot.holding.names
+    bound = _MANIFEST_BASE + state + len(encode_json(snapshot.data))
+    for spec in snapshot.specs:
+        shards = 1 if snapshot.holding is None or spec.name not in held else snapshot.holding.size
+        parts = 1 + max(shards, -(-spec.nbytes // fair))
+        bound += parts * (192 + 48 * len(spec.shape)) + 6 * len(spec.name)
+    return bound + 512 * size + 40 * (total // CHUNK_BYTES + 2 * size)
