@@ -2,57 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Final
 
 import xxhash
 
 from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
-from holdfast.checkpoint.io.direct_writer import BLOCK_BYTES
-from holdfast.checkpoint.io.durable_files import Buffer
-from holdfast.core.errors import CheckpointError
+
+# A block is digested for the chunk and then for the file: the second time it comes from the core's cache.
+_BLOCK_BYTES: Final = 1 << 20
 
 
 class ChunkDigester:
-    """The digests of a buffer that is filled from its beginning on, taken while what was filled is still warm.
+    """The digests of a file that passes by from its beginning on. `seen` gets each block as well, and may raise."""
 
-    `seen` gets all of it, block by block, and may raise.
-    """
-
-    def __init__(self, target: memoryview, seen: Callable[[memoryview], None] = lambda _: None) -> None:
-        self._target = target
+    def __init__(self, seen: Callable[[memoryview], None] = lambda _: None) -> None:
         self._seen = seen
         self._whole = xxhash.xxh3_128()
         self._chunks: list[str] = []
-        self._done = 0
+        self._nbytes = 0
 
-    def up_to(self, filled: int) -> None:
-        """So much is there by now."""
-        while self._done < filled:
-            end = min(self._done + CHUNK_BYTES, self._target.nbytes)
-            if end > filled:
-                return
-            chunk, own = self._target[self._done : end], xxhash.xxh3_128()
-            for at in range(0, chunk.nbytes, BLOCK_BYTES):
-                block = chunk[at : at + BLOCK_BYTES]
-                self._whole.update(block)
+    def update(self, data: memoryview) -> None:
+        """Digest the next bytes: whole chunks, unless they are the last."""
+        for begin in range(0, data.nbytes, CHUNK_BYTES):
+            chunk, own = data[begin : begin + CHUNK_BYTES], xxhash.xxh3_128()
+            for at in range(0, chunk.nbytes, _BLOCK_BYTES):
+                block = chunk[at : at + _BLOCK_BYTES]
                 own.update(block)
+                self._whole.update(block)
                 self._seen(block)
             self._chunks.append(own.hexdigest())
-            self._done = end
+        self._nbytes += data.nbytes
+
+    def follow(self, target: memoryview, filled: int) -> None:
+        """Digest the chunks of a file in memory of which the first `filled` bytes are there by now."""
+        end = filled if filled == target.nbytes else filled // CHUNK_BYTES * CHUNK_BYTES
+        self.update(target[self._nbytes : end])
 
     def record(self) -> FileRecord:
-        """Of all of it."""
-        if self._done != self._target.nbytes:
-            raise CheckpointError(f"{self._done} bytes came for a file of {self._target.nbytes}")
-        return FileRecord(nbytes=self._done, digest=self._whole.hexdigest(), chunks=tuple(self._chunks))
-
-
-def fill(target: memoryview, parts: Iterable[Buffer]) -> FileRecord:
-    """Copy parts into a buffer that they fill."""
-    digests, filled = ChunkDigester(target), 0
-    for part in parts:
-        data = memoryview(part).cast("B")
-        target[filled : filled + data.nbytes] = data
-        filled += data.nbytes
-        digests.up_to(filled)
-    return digests.record()
+        """Return the record of all that passed by."""
+        return FileRecord(nbytes=self._nbytes, digest=self._whole.hexdigest(), chunks=tuple(self._chunks))

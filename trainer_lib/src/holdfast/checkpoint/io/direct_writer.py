@@ -18,9 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import xxhash
-
 from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.io.chunk_digester import ChunkDigester
 from holdfast.checkpoint.io.fill_progress import Filling
 from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
 from holdfast.checkpoint.io.thread_pool import Pool
@@ -28,8 +27,6 @@ from holdfast.core.errors import CheckpointError
 
 # Of file offsets, lengths and memory, for O_DIRECT: the page, which is at least every disk's block.
 ALIGNMENT: Final = 4096
-# Of what is digested at a time, for the chunk and then for the file: the second time it comes from the core's cache.
-BLOCK_BYTES: Final = 1 << 20
 # Threads that write and digest leave the processors to those that train.
 _NICE: Final = 10
 _FILE_MODE: Final = 0o644
@@ -170,18 +167,11 @@ class _Writer:
         return record
 
     def _digest(self, begins: range) -> FileRecord:
-        whole, chunks = xxhash.xxh3_128(), []
+        digester = ChunkDigester(self._seen)
         self._filled(begins[-1])
         for begin in begins:
-            chunk = self._filled(begin)
-            own = xxhash.xxh3_128()
-            for at in range(0, chunk.nbytes, BLOCK_BYTES):
-                block = chunk[at : at + BLOCK_BYTES]
-                own.update(block)
-                whole.update(block)
-                self._seen(block)
-            chunks.append(own.hexdigest())
-        return FileRecord(nbytes=self._nbytes, digest=whole.hexdigest(), chunks=tuple(chunks))
+            digester.update(self._filled(begin))
+        return digester.record()
 
     def _filled(self, begin: int) -> memoryview:
         """The chunk that begins there, once it is filled."""

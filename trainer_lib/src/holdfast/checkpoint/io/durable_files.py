@@ -15,9 +15,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
-import xxhash
-
 from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.io.chunk_digester import ChunkDigester
 from holdfast.checkpoint.io.direct_writer import DirectFile, aligned
 from holdfast.checkpoint.io.huge_pages import fresh
 from holdfast.checkpoint.io.rate_limit import WRITERS
@@ -46,8 +45,7 @@ class DigestingFile:
         self._window = memoryview(mmap.mmap(-1, CHUNK_BYTES))  # there where it is used, as most files are small
         self._filled = 0
         self._written = 0
-        self._whole = xxhash.xxh3_128()
-        self._chunks: list[str] = []
+        self._digester = ChunkDigester()
         self._writers: Pool | None = None
         self._leaving = contextlib.ExitStack()
         self._leaving.callback(self._file.close)
@@ -75,7 +73,7 @@ class DigestingFile:
             self._file.finish(self._written)
         finally:
             self.abandon()
-        return FileRecord(nbytes=self._written, digest=self._whole.hexdigest(), chunks=tuple(self._chunks))
+        return self._digester.record()
 
     def abandon(self) -> None:
         """Close without a promise."""
@@ -98,8 +96,7 @@ class DigestingFile:
     def _digest(self) -> None:
         chunk, self._filled = self._window[: self._filled], 0
         if chunk.nbytes:
-            self._chunks.append(xxhash.xxh3_128_hexdigest(chunk))
-            self._whole.update(chunk)
+            self._digester.update(chunk)
             self._written += chunk.nbytes
 
     def _write(self, window: memoryview, begin: int, nbytes: int) -> None:

@@ -63,19 +63,19 @@ class RankFiles:
         }
 
     def _copied(self, image: memoryview) -> FileRecord:
-        """ChunkDigester follow the copy on another thread."""
+        """Digests follow the copy on another thread."""
         plan = self._plan
-        digests = ChunkDigester(image, Inspection(plan, self.snapshot.weights).update)
+        digests = ChunkDigester(Inspection(plan, self.snapshot.weights).update)
         image[: len(plan.header)] = plan.header
         if plan.nbytes <= CHUNK_BYTES:
             self.snapshot.copy([(piece, view) for piece, view, _ in self._places(image)])
-            digests.up_to(plan.nbytes)
+            digests.update(image)
             return digests.record()
         with Pool(1, "holdfast-digest") as behind:
             begun = []
             for batch, end in _batches(self._places(image)):
                 self.snapshot.copy(batch)
-                begun.append(behind.submit(digests.up_to, end))
+                begun.append(behind.submit(digests.follow, image, end))
             for digested in begun:
                 digested.result()
         return digests.record()

@@ -9,7 +9,7 @@ from typing import Final
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest, encode
 from holdfast.checkpoint.format.records import FileRecord
-from holdfast.checkpoint.io.chunk_digester import fill
+from holdfast.checkpoint.io.chunk_digester import ChunkDigester
 from holdfast.checkpoint.io.durable_files import Buffer
 from holdfast.checkpoint.stores.memory.slot import Content, Extent, FileRange, Slot
 from holdfast.core.errors import CheckpointError
@@ -35,7 +35,15 @@ class SlotWriter:
 
     def write(self, file: str, parts: Iterable[Buffer], nbytes: int) -> FileRecord:
         """Copy one file in, digested on the way."""
-        return fill(self.buffer(file, nbytes), parts)
+        target, digester, filled = self.buffer(file, nbytes), ChunkDigester(), 0
+        for part in parts:
+            data = memoryview(part).cast("B")
+            target[filled : filled + data.nbytes] = data
+            filled += data.nbytes
+            digester.follow(target, filled)
+        if filled != nbytes:
+            raise CheckpointError(f"{filled} bytes came for a file of {nbytes}")
+        return digester.record()
 
     def place(self, file: str) -> FileRange:
         """Where one file's bytes are."""

@@ -16,7 +16,7 @@ from typing import Final, Self
 from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest, encode
 from holdfast.checkpoint.format.records import FileRecord
-from holdfast.checkpoint.io.chunk_digester import fill
+from holdfast.checkpoint.io.chunk_digester import ChunkDigester
 from holdfast.checkpoint.io.durable_files import Buffer
 from holdfast.checkpoint.io.memcpy import PROCESSORS
 from holdfast.checkpoint.stores.memory.slot import Content, Extent, FileRange, Slot, manifest_of, opened
@@ -89,7 +89,9 @@ class MemoryIncoming:
         """Take one file."""
         data = bytearray().join(parts)
         self._files[file] = data
-        return fill(memoryview(bytearray(len(data))), [data])
+        digester = ChunkDigester()
+        digester.update(memoryview(data))
+        return digester.record()
 
     def publish(self, manifest: Manifest) -> None:
         """Put all of it into a slot."""

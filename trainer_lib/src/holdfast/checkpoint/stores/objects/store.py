@@ -18,8 +18,6 @@ from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 from uuid import uuid4
 
-import xxhash
-
 from holdfast.checkpoint.folder import claims
 from holdfast.checkpoint.folder.claims import parse_document
 from holdfast.checkpoint.format.file_names import (
@@ -32,7 +30,8 @@ from holdfast.checkpoint.format.file_names import (
     parse_commit,
 )
 from holdfast.checkpoint.format.manifest import LARGEST, Manifest, decode, encode
-from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.format.records import FileRecord
+from holdfast.checkpoint.io.chunk_digester import ChunkDigester
 from holdfast.checkpoint.io.durable_files import Buffer, encode_json
 from holdfast.checkpoint.io.thread_pool import Pool
 from holdfast.checkpoint.stores.base import needed_by
@@ -48,8 +47,6 @@ CONTENT: Final = "CONTENT"
 GIVEN_UP: Final = "GIVEN-UP"
 """Stands in a commit's folder while its files are removed."""
 IN_FLIGHT: Final = 8
-# Of what is digested several times, so that only the first time waits for the memory.
-_IN_CACHE: Final = 256 << 10
 
 Thing = TypeVar("Thing")
 Found = TypeVar("Found")
@@ -144,35 +141,6 @@ def create_by_looking(bucket: Bucket, key: str, data: bytes) -> bool:
     return holds(bucket, key, data)
 
 
-class Digests:
-    """Digests of a file that passes by in blocks."""
-
-    def __init__(self) -> None:
-        self._whole = xxhash.xxh3_128()
-        self._sha256 = hashlib.sha256()
-        self._chunks: list[str] = []
-        self._nbytes = 0
-
-    def update(self, block: memoryview) -> None:
-        """The next block; all but the last are multiples of a chunk."""
-        for begin in range(0, block.nbytes, CHUNK_BYTES):
-            chunk, own = block[begin : begin + CHUNK_BYTES], xxhash.xxh3_128()
-            for at in range(0, chunk.nbytes, _IN_CACHE):
-                piece = chunk[at : at + _IN_CACHE]
-                for digest in (own, self._whole, self._sha256):
-                    digest.update(piece)
-            self._chunks.append(own.hexdigest())
-        self._nbytes += block.nbytes
-
-    def record(self) -> FileRecord:
-        """As the manifest has it."""
-        return FileRecord(nbytes=self._nbytes, digest=self._whole.hexdigest(), chunks=tuple(self._chunks))
-
-    def sha256(self) -> str:
-        """As `sha256sum` prints it."""
-        return self._sha256.hexdigest()
-
-
 def blocks_of(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:
     """The same bytes in blocks of `size`, the last one shorter; one buffer serves all."""
     buffer = memoryview(bytearray(size))
@@ -238,7 +206,8 @@ class ObjectIncoming:
 
     def write(self, file: str, parts: Iterable[Buffer]) -> FileRecord:
         """Upload one file."""
-        digests = Digests()
+        sha256 = hashlib.sha256()
+        digests = ChunkDigester(sha256.update)
 
         def passing(pool: Pool) -> Iterator[memoryview]:
             for block in blocks_of(parts, self._bucket.part_bytes):
@@ -248,7 +217,7 @@ class ObjectIncoming:
 
         with Pool(1, "holdfast-digest") as pool:  # its end waits for the last block
             self._bucket.upload(self._folder + file, passing(pool))
-        self._sums[file] = digests.sha256()
+        self._sums[file] = sha256.hexdigest()
         return digests.record()
 
     def publish(self, manifest: Manifest) -> None:
