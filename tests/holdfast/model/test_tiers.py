@@ -15,10 +15,10 @@ from tiers import Counts, Shape
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.policy import fencing, retention
 from holdfast.checkpoint.policy.fencing import FencingDecision
+from holdfast.checkpoint.restore import transfer
 from holdfast.checkpoint.stores.base import Source
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.tiers.uploader import Uploader
 from holdfast.cli.checkpoints import rewind
 
 SEED, TRACES = 1, 100
@@ -121,12 +121,12 @@ def _quarantines_all(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sends_all(real: Callable[..., Any]) -> Callable[..., Any]:
-    def pieces(uploader: Uploader, opened: Source, *_: object) -> Iterator[memoryview]:
-        whole = memoryview(bytearray(opened.nbytes))
-        opened.read_into(0, whole)
+    def unverified(file: str, source: Source, *_: object) -> Iterator[memoryview]:
+        whole = memoryview(bytearray(source.nbytes))
+        source.read_into(0, whole)
         yield whole
 
-    return pieces
+    return unverified
 
 
 def _deletes(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,8 +164,8 @@ WEAKENED: dict[str, tuple[object, str, Callable[[Any], Any], str, Shape, Trace]]
         START + SAVE + UPLOAD + FLIP,
     ),
     "damage is sent over a copy that another uploader has published": (
-        Uploader,
-        "_pieces",
+        transfer,
+        "_verified",
         _sends_all,
         "I4",
         COPIED,

@@ -19,8 +19,8 @@ from typing import Final, Protocol
 import xxhash
 
 from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
-from holdfast.checkpoint.io.huge_pages import Ahead, fault_in, fresh
-from holdfast.checkpoint.io.memcpy import PROCESSORS
+from holdfast.checkpoint.io.huge_pages import Ahead, address_of, fault_in, fresh
+from holdfast.checkpoint.io.memcpy import PROCESSORS, Move, move
 from holdfast.checkpoint.io.slice_digests import Slicer, Slices, file_bytes, slice_bytes
 from holdfast.checkpoint.io.thread_pool import Pool
 from holdfast.checkpoint.restore.copies import Copies, Look, Span, whole_file
@@ -56,7 +56,7 @@ def read_into(
     """
     large = (one.target for file in sorted(extents) for one in extents[file] if one.target.nbytes >= LEAST_MAPPED)
     ahead = Ahead(large) if fresh else None
-    reader = _Reader(copies, extents, ahead)
+    reader = ChunkReader(copies, extents, ahead)
     ranges = _ranges(extents, also)
     spans = [span for file in sorted(ranges) for span in _spans(copies, file, ranges[file])]
     tasks = _tasks(reader, copies, spans, looks or {})
@@ -70,7 +70,7 @@ def read_into(
 
 
 def _tasks(
-    reader: _Reader, copies: Copies, spans: Sequence[Span], looks: Mapping[str, Look]
+    reader: ChunkReader, copies: Copies, spans: Sequence[Span], looks: Mapping[str, Look]
 ) -> list[Callable[[], None]]:
     """What is done in any order. A file is looked at once its first bytes are verified, if they are read: of damage
     to those, the digest tells."""
@@ -89,7 +89,7 @@ def _tasks(
 
 def spare(copies: Copies, beside: Collection[int]) -> bool:
     """Whether all that was read can be had without these copies; what only they gave is read again elsewhere."""
-    reader = _Reader(copies, {})
+    reader = ChunkReader(copies)
     try:
         for span, copy in sorted(copies.given.items()):
             if copy in beside:
@@ -184,25 +184,33 @@ def _is_memory(source: Source) -> bool:
     return bool(getattr(source, "grain", 0)) and not getattr(source, "staged", False)
 
 
-class _Reader:
+class ChunkReader:
     """Reads spans, with a buffer for each thread."""
 
-    def __init__(self, copies: Copies, extents: Mapping[str, Sequence[Extent]], ahead: Ahead | None = None) -> None:
+    def __init__(
+        self, copies: Copies, extents: Mapping[str, Sequence[Extent]] | None = None, ahead: Ahead | None = None
+    ) -> None:
         self._copies = copies
-        self._extents = extents
-        self._ends = {file: [one.end for one in many] for file, many in extents.items()}
+        self._extents = extents or {}
+        self._ends = {file: [one.end for one in many] for file, many in self._extents.items()}
         self._ahead = ahead
         self._local = threading.local()
 
     def read(self, span: Span, beside: Collection[int] = ()) -> None:
         """Read and verify, from the first copy that has it right."""
-        copy = self._copies.fetch(span.file, lambda source: self._read(source, span), beside, span=span)
+        self._fetch(span, list(self._here(span)), beside)
+
+    def read_to(self, span: Span, target: memoryview) -> None:
+        """Read and verify all of a span into `target`."""
+        self._fetch(span, [Extent.over(span.begin, target)])
+
+    def _fetch(self, span: Span, here: Sequence[Extent], beside: Collection[int] = ()) -> None:
+        copy = self._copies.fetch(span.file, lambda source: self._read(source, span, here), beside, span=span)
         self._copies.given[span] = copy
 
-    def _read(self, source: Source, span: Span) -> None:
+    def _read(self, source: Source, span: Span, here: Sequence[Extent]) -> None:
         if span.begin == span.end:
             return
-        here = list(self._here(span))
         buffer = self._buffer()
         plan = segments(span.begin, span.end, here if self._straight(source) else (), getattr(source, "grain", 0))
         parts = [
@@ -285,14 +293,9 @@ class _SomeSlices:
 
 
 def _spread(segment: Segment, data: memoryview, extents: Sequence[Extent]) -> None:
-    import numpy as np  # the launcher imports this module, and does without numpy
-
-    for extent in extents:
-        low, high = max(segment.begin, extent.offset), min(segment.end, extent.end)
+    """Copy what was read by way of the buffer to where it stays; other threads run meanwhile."""
+    source = address_of(data)
+    for one in extents:
+        low, high = max(segment.begin, one.offset), min(segment.end, one.end)
         if low < high:
-            target = extent.target[low - extent.offset : high - extent.offset]
-            # numpy, unlike a memoryview, lets other threads run meanwhile.
-            np.copyto(
-                np.frombuffer(target, np.uint8),
-                np.frombuffer(data[low - segment.begin : high - segment.begin], np.uint8),
-            )
+            move([Move(one.address + low - one.offset, source + low - segment.begin, high - low)], threads=1)

@@ -34,6 +34,7 @@ class Fault:
     absent: bool = False
     span: Span | None = None
     settled: bool = False
+    error: CheckpointError = field(compare=False, repr=False)
 
 
 @dataclass
@@ -75,8 +76,14 @@ class Copies:
                 else:
                     return copy
             failed.append(source)
+        if len(failed) == 1:
+            raise failed[0].error
         reasons = "; ".join(dict.fromkeys(fault.reason for fault in failed)) or f"{file}: no store in reach has it"
         raise DamagedError(reasons) if all(fault.lost for fault in failed) else CheckpointError(reasons)
+
+    def require(self, file: str) -> None:
+        """DamagedError unless a copy of this file can be opened and is as long as the manifest says."""
+        self.fetch(file, lambda _: None)
 
     def slices(self, file: str) -> Slices | None:
         """The digests of its slices, from any copy that has good ones."""
@@ -139,7 +146,7 @@ def _twice(source: Source, act: Look) -> None:
 
 def _fault(copy: int, file: str, error: CheckpointError, *, absent: bool = False) -> Fault:
     lost = isinstance(error, DamagedError)
-    return Fault(copy=copy, file=file, reason=str(error), lost=lost, absent=lost and absent)
+    return Fault(copy=copy, file=file, reason=str(error), lost=lost, absent=lost and absent, error=error)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)

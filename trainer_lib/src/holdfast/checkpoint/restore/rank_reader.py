@@ -119,7 +119,7 @@ class RankReader:
             for file in sorted({*turns, *needed(manifest, rows), *(span.file for span in beside)})
         }
         for file in looks:
-            copies.fetch(file, _is_there)  # before room is made for what they claim to hold
+            copies.require(file)  # before room is made for what they claim to hold
         read = {file: read_small(copies, file) for file in turns}
         with uncollected():
             layout, patches = lay_out(manifest, rows), lossy_delta.wanted(manifest, rows)
@@ -158,7 +158,3 @@ def _told(fault: CopyFault, store: CheckpointStore) -> Fault:
     begin, end = (0, 0) if fault.span is None else (fault.span.begin, fault.span.end)
     own = fault.settled or not store.shared
     return Fault(url=store.url, reason=fault.reason, file=fault.file, begin=begin, end=end, own=own)
-
-
-def _is_there(_: object) -> None:
-    """An open file is as long as the manifest says."""

@@ -8,7 +8,7 @@ has arrived. What went wrong is told, and tried again; what is given up leaves n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -16,22 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import xxhash
-
 from holdfast.checkpoint.format.failure_causes import FailureCause, cause_of
-from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit, slices_file
-from holdfast.checkpoint.format.manifest import Manifest, digest
-from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit
+from holdfast.checkpoint.format.manifest import digest
 from holdfast.checkpoint.io.rate_limit import Pace
-from holdfast.checkpoint.io.slice_digests import decode
 from holdfast.checkpoint.policy import retention
-from holdfast.checkpoint.restore.copies import read_slices
+from holdfast.checkpoint.restore.transfer import transfer
 from holdfast.checkpoint.save.checkpoint_index import Ages
-from holdfast.checkpoint.stores.base import CheckpointStore, Incoming, Source
+from holdfast.checkpoint.stores.base import CheckpointStore, Incoming
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, DamagedError, UnavailableError, UsageError
 
-_PIECE: Final = 16 << 20
 _SHORTEST_WAIT: Final = 1.0
 _LONGEST_WAIT: Final = 60.0
 FENCED_SECONDS: Final = 24 * 3600.0
@@ -256,8 +251,12 @@ class Uploader:
         before = sum(self._copy(one, there) for one in below)
         incoming = self._begun[name] = self.target.receive(name, digest(manifest))
         try:
-            self._fill(incoming, name, manifest)
-        except (DamagedError, OSError):  # a store out of reach keeps its parts, from which the next try goes on
+            transfer(self.source, name, manifest, incoming, pace=self.pace)
+            incoming.publish(manifest)
+        except DamagedError as error:  # a store out of reach keeps its parts, from which the next try goes on
+            self._begun.pop(name).discard()
+            raise DamagedError(f"{name} on the shared tier is not what was written: {error}") from error
+        except OSError:
             self._begun.pop(name).discard()
             raise
         del self._begun[name]
@@ -266,18 +265,6 @@ class Uploader:
             raise _ReplacedError(f"{', '.join(sorted(lacking))}, on which it stands, was deleted meanwhile")
         there.add(name)
         return before + sum(record.nbytes for record in manifest.own.values())
-
-    def _fill(self, incoming: Incoming, name: CheckpointName, manifest: Manifest) -> None:
-        for file, record in sorted(manifest.own.items()):
-            with self.source.open(name, file) as opened:
-                bad = DamagedError(f"{file} of {name} on the shared tier is not what was written")
-                written = incoming.write(file, self._pieces(opened, record, bad))
-            if written != record:
-                raise bad
-            beside = read_slices(partial(self.source.open, name), file)
-            if decode(beside, record) is not None:
-                incoming.write(slices_file(file), [beside])
-        incoming.publish(manifest)
 
     def _let_go(self, name: CheckpointName) -> None:
         """Of what was interrupted, all on which this commit does not stand."""
@@ -292,19 +279,6 @@ class Uploader:
             if claim not in self._kept:
                 self.target.keep_claim(claim)
                 self._kept.add(claim)
-
-    def _pieces(self, opened: Source, record: FileRecord, bad: DamagedError) -> Iterator[memoryview]:
-        """What is damaged is not sent: another uploader may have published this very file meanwhile."""
-        digests = iter(record.chunks)
-        buffer = memoryview(bytearray(min(_PIECE, max(1, opened.nbytes))))
-        for offset in range(0, opened.nbytes, _PIECE):
-            piece = buffer[: min(_PIECE, opened.nbytes - offset)]
-            self.pace.take(piece.nbytes)
-            opened.read_into(offset, piece)
-            for begin in range(0, piece.nbytes, CHUNK_BYTES):
-                if xxhash.xxh3_128_hexdigest(piece[begin : begin + CHUNK_BYTES]) != next(digests, None):
-                    raise bad
-            yield piece
 
 
 def _age(name: CheckpointName) -> tuple[int, AttemptId]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
-from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit, slices_file
-from holdfast.checkpoint.format.manifest import Manifest, digest
-from holdfast.checkpoint.io.slice_digests import decode
-from holdfast.checkpoint.restore.copies import read_slices
-from holdfast.checkpoint.stores.base import CheckpointStore, Incoming
-from holdfast.cli.checkpoints.access.commit_reader import nbytes, read_file
+from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit
+from holdfast.checkpoint.format.manifest import digest
+from holdfast.checkpoint.restore.transfer import transfer
+from holdfast.checkpoint.stores.base import CheckpointStore
+from holdfast.cli.checkpoints.access.commit_reader import nbytes
 from holdfast.cli.checkpoints.access.locate import CheckpointLocation, fenced, read_manifest
 from holdfast.cli.checkpoints.access.progress_bar import Progress, progress
 from holdfast.cli.checkpoints.verify import verify
@@ -115,23 +113,9 @@ def copy(source: CheckpointStore, name: CheckpointName, target: CheckpointStore,
         return Copied(name=name, nbytes=total, fresh=False)
     incoming = target.receive(name, digest(manifest))
     try:
-        _fill(source, name, manifest, incoming, shown)
+        transfer(source, name, manifest, incoming, shown=shown.add)
         incoming.publish(manifest)
     except BaseException:
         incoming.discard()
         raise
     return Copied(name=name, nbytes=total, fresh=True)
-
-
-def _fill(
-    source: CheckpointStore, name: CheckpointName, manifest: Manifest, incoming: Incoming, shown: Progress
-) -> None:
-    for file, record in sorted(manifest.own.items()):
-        with source.open(name, file) as opened:
-            written = incoming.write(file, read_file(file, opened, record))
-        if written != record:
-            raise DamagedError(f"{file} did not arrive as it was sent")
-        beside = read_slices(partial(source.open, name), file)
-        if decode(beside, record) is not None:
-            incoming.write(slices_file(file), [beside])
-        shown.add(record.nbytes)

@@ -10,8 +10,8 @@ from typing import Any, Final
 from holdfast.checkpoint.format.file_names import is_rank_file, shard_rank
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.mapping_order import MAP, mapping
-from holdfast.checkpoint.format.records import Chunk, TensorRecord
-from holdfast.cli.checkpoints.access.commit_reader import Content, chunk_bytes, tensor_bytes
+from holdfast.checkpoint.format.records import CHUNK_BYTES, Chunk, TensorRecord
+from holdfast.cli.checkpoints.access.commit_reader import Content, tensor_bytes
 from holdfast.cli.checkpoints.access.progress_bar import Progress
 
 _BLOCK: Final = 8 << 20
@@ -106,10 +106,9 @@ def _same_digests(before: Manifest, ours: TensorRecord, after: Manifest, theirs:
     return all(_digests(before, chunk) == _digests(after, chunk) for chunk in ours.chunks)
 
 
-def _digests(manifest: Manifest, chunk: Chunk) -> tuple[int, tuple[str, ...]]:
-    length = chunk_bytes(manifest)
-    covering = slice(chunk.offset // length, -(-(chunk.offset + chunk.nbytes) // length))
-    return length, manifest.files[chunk.file].chunks[covering]
+def _digests(manifest: Manifest, chunk: Chunk) -> tuple[str, ...]:
+    covering = slice(chunk.offset // CHUNK_BYTES, -(-(chunk.offset + chunk.nbytes) // CHUNK_BYTES))
+    return manifest.files[chunk.file].chunks[covering]
 
 
 def _ranks(before: Manifest, after: Manifest) -> Iterator[str]:

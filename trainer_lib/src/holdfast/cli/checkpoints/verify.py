@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from holdfast.checkpoint.dcp.metadata import check_described
 from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName, inherited
 from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.format.safetensors_header import check_json, check_source
+from holdfast.checkpoint.restore.chunk_reader import ChunkReader, read_into, read_small
+from holdfast.checkpoint.restore.copies import Copies, Span
+from holdfast.checkpoint.restore.memory_layout import Extent
 from holdfast.checkpoint.save import lossy_delta
-from holdfast.checkpoint.stores.base import CheckpointStore, Source, open_file
-from holdfast.cli.checkpoints.access.commit_reader import check_length, chunk_bytes, memory, read_chunk, read_file
+from holdfast.checkpoint.stores.base import CheckpointStore, open_file
 from holdfast.cli.checkpoints.access.node_store import NearStore
 from holdfast.cli.checkpoints.access.progress_bar import Progress, progress
 from holdfast.core.errors import DamagedError, ElsewhereError, UnknownFormatError
@@ -78,13 +81,6 @@ class Verification:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ChunkRef:
-    file: str
-    source: Source
-    index: int
-
-
 def verify(store: CheckpointStore, name: CheckpointName) -> Verification:
     """Read all of a commit; an error that says nothing about its bytes is raised."""
     try:
@@ -111,14 +107,11 @@ def _verify(store: CheckpointStore, name: CheckpointName) -> Verification:
         damages += [_damage(manifest, file, reason, 0, sys.maxsize) for file, reason in lost.items()]
         elsewhere = tuple(sorted(manifest.files.keys() - {*here, *lost}))
         manifest = replace(manifest, files={file: manifest.files[file] for file in here})
-    total = _read_bytes(manifest)
-    with ExitStack() as opened, progress(f"verify {name}", total) as shown:
-        parts = _Shared(_parts(store, name, manifest, opened, damages))
-        with ThreadPoolExecutor(READERS) as pool:
-            tasks = [pool.submit(_read, parts, manifest, damages, shown) for _ in range(READERS)]
-        for task in tasks:
-            task.result()
-        damages += _meaning(store, name, manifest, {damage.file for damage in damages})
+    total = sum(span.end - span.begin for file in manifest.files for span in _spans(manifest, file))
+    copies = Copies(openers=[partial(open_file, store, name)], records=manifest.files)
+    with closing(copies), progress(f"verify {name}", total) as shown:
+        damages += _read_all(copies, manifest, shown)
+        damages += _meaning(copies, manifest, {damage.file for damage in damages})
     if isinstance(store, NearStore) and (store.lost(name, own), store.here(name, own)) != seen:
         return Verification(
             name=name, nbytes=0, gone=True
@@ -127,94 +120,72 @@ def _verify(store: CheckpointStore, name: CheckpointName) -> Verification:
     return Verification(name=name, nbytes=total, damages=tuple(found), elsewhere=elsewhere)
 
 
-def _meaning(
-    store: CheckpointStore, name: CheckpointName, manifest: Manifest, bad: Collection[str]
-) -> Iterator[Damage]:
+def _read_all(copies: Copies, manifest: Manifest, shown: Progress) -> list[Damage]:
+    """The files that cannot be opened, and the chunks that are not what was written."""
+    reader, damages = ChunkReader(copies), list[Damage]()
+
+    def read(span: Span) -> None:
+        try:
+            reader.read(span)
+        except DamagedError as error:
+            damages.append(_damage(manifest, span.file, str(error), span.begin, span.end))
+        shown.add(span.end - span.begin)
+
+    def spans() -> Iterator[Span]:
+        for file, record in sorted(manifest.files.items()):
+            try:
+                copies.require(file)
+            except DamagedError as error:
+                damages.append(_damage(manifest, file, str(error), 0, record.nbytes))
+            else:
+                yield from _spans(manifest, file)
+
+    with ThreadPoolExecutor(READERS) as pool:
+        for _ in pool.map(read, spans()):
+            pass
+    return damages
+
+
+def _meaning(copies: Copies, manifest: Manifest, bad: Collection[str]) -> Iterator[Damage]:
     """What a restore, or a load through DCP, refuses in files whose bytes are all as they were written."""
     try:
         check_described(manifest)
     except DamagedError as error:
         yield Damage(file=MANIFEST, reason=str(error))
-    for file, record in sorted(manifest.files.items()):
-        if file in bad:
-            continue
+    for file in sorted(manifest.files.keys() - bad):
         try:
-            with open_file(store, name, file) as source:
-                check_source(source, file=file, manifest=manifest)
-                if file.endswith(".json"):
-                    check_json(file, b"".join(read_file(file, source, record)))
-                yield from _bad_patches(manifest, file, source)
+            copies.fetch(file, partial(check_source, file=file, manifest=manifest), settled=True)
+            if file.endswith(".json"):
+                check_json(file, read_small(copies, file))
+            yield from _bad_patches(copies, manifest, file)
         except DamagedError as error:
             yield Damage(file=file, reason=str(error))
 
 
-def _bad_patches(manifest: Manifest, file: str, source: Source) -> Iterator[Damage]:
+def _bad_patches(copies: Copies, manifest: Manifest, file: str) -> Iterator[Damage]:
     for one in lossy_delta.of_file(manifest, file):
         if one.patch.count:
-            source.read_into(one.patch.places, one.places)
+            read_into(copies, {file: [Extent.over(one.patch.places, one.places)]})
         try:
             lossy_delta.checked(one)
         except DamagedError as error:
             yield _damage(manifest, file, str(error), one.patch.places, one.patch.places + 1)
 
 
-def _parts(
-    store: CheckpointStore, name: CheckpointName, manifest: Manifest, opened: ExitStack, damages: list[Damage]
-) -> Iterator[_ChunkRef]:
-    for file, record in sorted(manifest.files.items()):
-        try:
-            source = opened.enter_context(open_file(store, name, file))
-            check_length(file, source, record)
-        except DamagedError as error:
-            damages.append(_damage(manifest, file, str(error), 0, record.nbytes))
-            continue
-        yield from (_ChunkRef(file=file, source=source, index=index) for index in _indices(manifest, file))
+def _spans(manifest: Manifest, file: str) -> Iterator[Span]:
+    """The chunks of a file that this checkpoint is made of: all of its own, of others those with bytes of it."""
+    nbytes = manifest.files[file].nbytes
+    for index in _indices(manifest, file):
+        begin = index * CHUNK_BYTES
+        yield Span(file=file, begin=begin, end=min(nbytes, begin + CHUNK_BYTES))
 
 
 def _indices(manifest: Manifest, file: str) -> Sequence[int]:
-    """The parts of a file that this commit is made of: all of its own, of others those with bytes of it."""
     if inherited(file) is None:
         return range(len(manifest.files[file].chunks))
-    length = chunk_bytes(manifest)
     chunks = (chunk for tensor in manifest.tensors.values() for chunk in tensor.chunks if chunk.file == file)
-    spans = (range(chunk.offset // length, -(-(chunk.offset + chunk.nbytes) // length)) for chunk in chunks)
+    spans = (range(one.offset // CHUNK_BYTES, -(-(one.offset + one.nbytes) // CHUNK_BYTES)) for one in chunks)
     return sorted({index for span in spans for index in span})
-
-
-def _read_bytes(manifest: Manifest) -> int:
-    """How much is read to verify it."""
-    length = chunk_bytes(manifest)
-    return sum(
-        min(length, record.nbytes - index * length)
-        for file, record in manifest.files.items()
-        for index in _indices(manifest, file)
-    )
-
-
-class _Shared:
-    """One list of parts for all threads."""
-
-    def __init__(self, parts: Iterator[_ChunkRef]) -> None:
-        self._parts = parts
-        self._lock = threading.Lock()
-
-    def next(self) -> _ChunkRef | None:
-        with self._lock:
-            return next(self._parts, None)
-
-
-def _read(parts: _Shared, manifest: Manifest, damages: list[Damage], shown: Progress) -> None:
-    length = chunk_bytes(manifest)
-    window = memory(length)
-    while (part := parts.next()) is not None:
-        record = manifest.files[part.file]
-        begin = part.index * length
-        end = min(record.nbytes, begin + length)
-        try:
-            read_chunk(part.file, part.source, record, part.index, window[: end - begin])
-        except DamagedError as error:
-            damages.append(_damage(manifest, part.file, str(error), begin, end))
-        shown.add(end - begin)
 
 
 def _damage(manifest: Manifest, file: str, reason: str, begin: int, end: int) -> Damage:

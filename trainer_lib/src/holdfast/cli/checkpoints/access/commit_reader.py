@@ -5,30 +5,23 @@ from __future__ import annotations
 import math
 import mmap
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-import xxhash
-
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.format.records import CHUNK_BYTES, Chunk, FileRecord, TensorRecord
+from holdfast.checkpoint.format.records import CHUNK_BYTES, Chunk, TensorRecord
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES
 from holdfast.checkpoint.format.tensor_boxes import runs
+from holdfast.checkpoint.restore.chunk_reader import ChunkReader
+from holdfast.checkpoint.restore.copies import Copies, Span
 from holdfast.checkpoint.save import lossy_delta
-from holdfast.checkpoint.stores.base import CheckpointStore, Source, open_file
+from holdfast.checkpoint.stores.base import CheckpointStore, open_file
 from holdfast.cli.checkpoints.access.locate import read_manifest
-from holdfast.core.errors import DamagedError
 
 # Chunks that are kept: small tensors of one file come in about the order in which they lie.
 _KEPT: Final = 8
-
-
-def chunk_bytes(manifest: Manifest) -> int:
-    """How many bytes one digest covers."""
-    return CHUNK_BYTES
 
 
 def nbytes(manifest: Manifest) -> int:
@@ -46,38 +39,14 @@ def memory(length: int) -> memoryview:
     return memoryview(mmap.mmap(-1, length)) if length else memoryview(bytearray())
 
 
-def check_length(file: str, source: Source, record: FileRecord) -> None:
-    """DamagedError if the file is not as long as it was."""
-    if source.nbytes != record.nbytes:
-        raise DamagedError(f"{file}: {source.nbytes} bytes instead of {record.nbytes}")
-
-
-def read_chunk(file: str, source: Source, record: FileRecord, index: int, target: memoryview) -> None:
-    """One chunk, as long as `target`, checked against its digest."""
-    source.read_into(index * CHUNK_BYTES, target)
-    if xxhash.xxh3_128_hexdigest(target) != record.chunks[index]:
-        raise DamagedError(f"{file}: digest of chunk {index} differs")
-
-
-def read_file(file: str, source: Source, record: FileRecord) -> Iterator[memoryview]:
-    """A whole file, chunk by chunk. Each is good until the next one is asked for."""
-    check_length(file, source, record)
-    window = memory(min(CHUNK_BYTES, record.nbytes))
-    for index in range(len(record.chunks)):
-        part = window[: min(CHUNK_BYTES, record.nbytes - index * CHUNK_BYTES)]
-        read_chunk(file, source, record, index, part)
-        yield part
-
-
 class Content:
     """An open commit."""
 
     def __init__(self, store: CheckpointStore, name: CheckpointName) -> None:
         self.name = name
         self.manifest = read_manifest(store, name)
-        self._store = store
-        self._open = ExitStack()
-        self._sources: dict[str, Source] = {}
+        self._copies = Copies(openers=[partial(open_file, store, name)], records=self.manifest.files)
+        self._reader = ChunkReader(self._copies)
         self._chunks: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
         self._patched: tuple[TensorRecord, list[lossy_delta.Wanted]] | None = None
         self._assembled: tuple[TensorRecord, memoryview] | None = None
@@ -88,7 +57,7 @@ class Content:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open.close()
+        self._copies.close()
 
     def tensor(self, name: str) -> bytearray:
         """All bytes of a tensor, row by row."""
@@ -129,7 +98,9 @@ class Content:
         if self._patched is None or self._patched[0] is not record:
             self._patched = record, []
             for patch in record.patches:
-                self._source(patch.file)  # as long as the manifest says, before there is room for what it says
+                self._copies.require(
+                    patch.file
+                )  # as long as the manifest says, before there is room for what it says
                 one = lossy_delta.with_room(record, patch)
                 self._read(patch.file, patch.places, one.places)
                 self._read(patch.file, patch.values, one.values)
@@ -152,21 +123,14 @@ class Content:
     def _chunk(self, file: str, index: int) -> memoryview:
         key = (file, index)
         if key not in self._chunks:
-            record = self.manifest.files[file]
-            data = memory(min(CHUNK_BYTES, record.nbytes - index * CHUNK_BYTES))
-            read_chunk(file, self._source(file), record, index, data)
+            begin = index * CHUNK_BYTES
+            data = memory(min(CHUNK_BYTES, self.manifest.files[file].nbytes - begin))
+            self._reader.read_to(Span(file=file, begin=begin, end=begin + data.nbytes), data)
             self._chunks[key] = data
             if len(self._chunks) > _KEPT:
                 self._chunks.popitem(last=False)
         self._chunks.move_to_end(key)
         return self._chunks[key]
-
-    def _source(self, file: str) -> Source:
-        if file not in self._sources:
-            source = self._open.enter_context(open_file(self._store, self.name, file))
-            check_length(file, source, self.manifest.files[file])
-            self._sources[file] = source
-        return self._sources[file]
 
 
 def _begin(record: TensorRecord, chunk: Chunk) -> int:
