@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.policy.fencing import Commit, order
 from holdfast.checkpoint.policy.retention import Best, Decision, Entry, Rules, decide, leaving
 from holdfast.core.attempt import AttemptId, Claim
@@ -38,7 +39,7 @@ def entry(
 
 
 def decided(entries: list[Entry], rules: str, *, last: int = 1, claims: tuple[Claim, ...] = ()) -> list[Decision]:
-    verified = {(e.commit.step, e.commit.pair) for e in entries}
+    verified = {e.name for e in entries}
     own = max((e.commit.pair for e in entries), default=ONE)
     return decide(
         entries, claims, job_uid=JOB, own=own, verified=verified, keep_last=last, rules=Rules.parse(rules), now=NOW
@@ -184,10 +185,11 @@ ruled = st.builds(
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[list[Entry], tuple[Claim, ...], set[tuple[int, AttemptId]], AttemptId]:
-    names = draw(st.lists(st.tuples(st.integers(0, 60), pairs), unique=True, max_size=14))
+def histories(draw: st.DrawFn) -> tuple[list[Entry], tuple[Claim, ...], set[CheckpointName], AttemptId]:
+    every = st.builds(lambda step, pair: CheckpointName(step=step, pair=pair), st.integers(0, 60), pairs)
+    names = draw(st.lists(every, unique=True, max_size=14))
     entries: list[Entry] = []
-    for step, pair in sorted(names):
+    for step, pair in ((name.step, name.pair) for name in sorted(names)):
         below = [e for e in entries if e.commit.step < step]
         parent = draw(st.none() | st.sampled_from(below)) if below else None
         if draw(st.integers(0, 5)) == 0:
@@ -222,31 +224,31 @@ def histories(draw: st.DrawFn) -> tuple[list[Entry], tuple[Claim, ...], set[tupl
 
 @given(histories(), ruled, st.integers(1, 4))
 def test_rules_never_take_what_must_stay(
-    history: tuple[list[Entry], tuple[Claim, ...], set[tuple[int, AttemptId]], AttemptId], rules: Rules, last: int
+    history: tuple[list[Entry], tuple[Claim, ...], set[CheckpointName], AttemptId], rules: Rules, last: int
 ) -> None:
     entries, claims, verified, own = history
 
-    def gone(rules: Rules, among: list[Entry]) -> set[tuple[int, AttemptId]]:
+    def gone(rules: Rules, among: list[Entry]) -> set[CheckpointName]:
         made = decide(among, claims, job_uid=JOB, own=own, verified=verified, keep_last=last, rules=rules, now=NOW)
-        return {(d.commit.step, d.commit.pair) for d in made if d.goes}
+        return {d.commit.name for d in made if d.goes}
 
     goes = gone(rules, entries)
-    stays = [e for e in entries if (e.commit.step, e.commit.pair) not in goes]
+    stays = [e for e in entries if e.name not in goes]
     line = order((e.commit for e in entries), claims, job_uid=JOB)
-    good = [c for c in line if (c.step, c.pair) in verified and c.job_uid is not None][:last]
+    good = [c for c in line if c.name in verified and c.job_uid is not None][:last]
 
-    assert not goes & {(e.commit.step, e.commit.pair) for e in entries if e.unread}
-    assert not goes & {(c.step, c.pair) for c in good}
+    assert not goes & {e.name for e in entries if e.unread}
+    assert not goes & {c.name for c in good}
     assert not goes or len(good) == last
-    assert all(pair <= own for _, pair in goes)
+    assert all(name.pair <= own for name in goes)
     needed = {e.parent for e in stays if e.parent is not None}
-    assert not needed & {str(e.name) for e in entries if (e.commit.step, e.commit.pair) in goes}
+    assert not needed & {str(e.name) for e in entries if e.name in goes}
     assert goes <= gone(Rules(), entries)  # rules only keep more
-    readable = {(c.step, c.pair) for c in line}
+    readable = {c.name for c in line}
     assert not any(
         e.created is not None and rules.hours and NOW - e.created < timedelta(hours=rules.hours)
         for e in entries
-        if (e.commit.step, e.commit.pair) in goes & readable
+        if e.name in goes & readable
     )
     # What was decided once is decided for good: nothing more goes while nothing changes.
     assert gone(rules, stays) == set()

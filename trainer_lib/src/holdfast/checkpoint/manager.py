@@ -164,7 +164,7 @@ class CheckpointManager:
         self._ages = Ages(FolderStore(root))
         self._resume = resume
         self._on_foreign = on_foreign
-        self._verified: set[tuple[int, AttemptId]] = set()
+        self._verified: set[CheckpointName] = set()
         self._fence: tuple[Claim, ...] = ()
         self._base_here: CheckpointName | None = None
         self._attempt = Attempt(pair=AttemptId(0, 0), job_uid="", publication="", run_id="")
@@ -328,7 +328,7 @@ class CheckpointManager:
         if found.loaded is not None:
             if self._where[0].url in found.stores and exists(self._root, found.loaded.name):
                 self._base_here = found.loaded.name  # and was not moved aside for a damaged file
-            self._verified.add((found.loaded.name.step, found.loaded.name.pair))
+            self._verified.add(found.loaded.name)
             if self._memory is not None:
                 self._memory.restored(found.loaded.name)
         return found
@@ -452,7 +452,7 @@ class CheckpointManager:
 
         def ended(result: SaveResult) -> None:
             if result.committed:
-                self._verified.add((owned.name.step, owned.name.pair))
+                self._verified.add(owned.name)
             told(result)
             if result.committed and exchange.rank == 0:
                 if chain is None:  # else the manifest says on what it stands

@@ -103,7 +103,7 @@ def read_manifest(root: Path, name: CheckpointName) -> Manifest:
     path = root / str(name) / MANIFEST
     with reading(path):
         manifest = decode(read_regular(path, LARGEST))
-    if (manifest.step, manifest.pair) != (name.step, name.pair):
+    if manifest.name != name:
         raise DamagedError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.pair}")
     return manifest
 

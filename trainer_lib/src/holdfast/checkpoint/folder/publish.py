@@ -113,7 +113,7 @@ def publish(root: Path, staging: str, manifest: Manifest) -> Path:
             f"step {manifest.step} was not saved: {MANIFEST} would have {len(raw)} bytes, more than the {LARGEST} "
             f"that are read. {_too_much(manifest)}"
         )
-    name = CheckpointName(step=manifest.step, pair=manifest.pair)
+    name = manifest.name
     unnamed = folder / f"{MANIFEST}.tmp"
     create_durably(unnamed, raw)
     unnamed.rename(folder / MANIFEST)

@@ -33,9 +33,9 @@ _SLICES: Final = ".slices"
 _SHARD: Final = re.compile(r"rank-(0|[1-9]\d{0,8})\.(safetensors|json)", re.ASCII)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, order=True)
 class CheckpointName:
-    """What the name of a commit's folder says."""
+    """What the name of a commit's folder says. Their order is the order of steps; of one step, that of attempts."""
 
     step: int
     pair: AttemptId

@@ -15,7 +15,7 @@ from typing import Any, Final
 import xxhash
 
 from holdfast.checkpoint.format.coverage import check
-from holdfast.checkpoint.format.file_names import inherited, parse_commit
+from holdfast.checkpoint.format.file_names import CheckpointName, inherited, parse_commit
 from holdfast.checkpoint.format.records import (
     CHUNK_BYTES,
     FileRecord,
@@ -68,6 +68,11 @@ class Manifest:
     data: Any
     numerics: Mapping[str, Any]
     parent: str | None = None
+
+    @property
+    def name(self) -> CheckpointName:
+        """The name of the commit's folder."""
+        return CheckpointName(step=self.step, pair=self.pair)
 
     @property
     def objects(self) -> Mapping[str, Any]:

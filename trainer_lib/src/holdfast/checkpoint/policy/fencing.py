@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.core.attempt import AttemptId, Claim
 
 
@@ -39,6 +40,16 @@ class Commit:
     pair: AttemptId
     job_uid: str | None = None
     publication: str | None = None
+
+    @classmethod
+    def named(cls, name: CheckpointName, job_uid: str | None = None, publication: str | None = None) -> Commit:
+        """The commit of this name."""
+        return cls(step=name.step, pair=name.pair, job_uid=job_uid, publication=publication)
+
+    @property
+    def name(self) -> CheckpointName:
+        """Its folder's name."""
+        return CheckpointName(step=self.step, pair=self.pair)
 
 
 @dataclass(frozen=True)
@@ -145,7 +156,7 @@ def order(
     """The readable commits, newest first; of one step the highest pair first."""
     claims = tuple(claims)
     kept = (c for c in commits if readable(c, claims, job_uid=job_uid, resume=resume).ok)
-    return sorted(kept, key=lambda commit: (commit.step, commit.pair), reverse=True)
+    return sorted(kept, key=lambda commit: commit.name, reverse=True)
 
 
 def inherits(

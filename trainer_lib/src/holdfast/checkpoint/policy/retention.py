@@ -90,7 +90,7 @@ class Entry:
     @property
     def name(self) -> CheckpointName:
         """Its folder's name."""
-        return CheckpointName(step=self.commit.step, pair=self.commit.pair)
+        return self.commit.name
 
     @property
     def unread(self) -> bool:
@@ -115,7 +115,7 @@ def decide(
     *,
     job_uid: str,
     own: AttemptId,
-    verified: Collection[tuple[int, AttemptId]],
+    verified: Collection[CheckpointName],
     keep_last: int,
     rules: Rules,
     now: datetime,
@@ -125,12 +125,12 @@ def decide(
 ) -> list[Decision]:
     """For each commit, the oldest first. `verified` are those that were written or read back whole, and `uploading`
     is on its way to the object store. `spared` stay for now. `others`: what other jobs left unadopted may go too."""
-    entries = sorted(entries, key=_age)
+    entries = sorted(entries, key=lambda entry: entry.name)
     lineage = order((entry.commit for entry in entries), claims, job_uid=job_uid)
-    whole = {*verified} - {_key(entry.commit) for entry in entries if entry.unread}
-    good = [commit for commit in lineage if _key(commit) in whole][:keep_last]
-    readable = {_key(commit) for commit in lineage}
-    line = [entry for entry in reversed(entries) if _key(entry.commit) in readable]
+    whole = {*verified} - {entry.name for entry in entries if entry.unread}
+    good = [commit for commit in lineage if commit.name in whole][:keep_last]
+    readable = {commit.name for commit in lineage}
+    line = [entry for entry in reversed(entries) if entry.name in readable]
     kept: dict[str, str] = {}
     for entry in entries:
         reason = _must_stay(entry.commit, good, readable, own, keep_last)
@@ -144,7 +144,7 @@ def decide(
         kept.setdefault(name, reason)
     if not others:
         for entry in entries:
-            if entry.commit.job_uid not in (None, job_uid) and _key(entry.commit) not in readable:
+            if entry.commit.job_uid not in (None, job_uid) and entry.name not in readable:
                 kept.setdefault(str(entry.name), f"another job's ({entry.commit.job_uid}): its line is not this one")
     for name, reason in _perhaps_needed(entries, kept):
         kept.setdefault(name, reason)
@@ -157,14 +157,11 @@ def decide(
 
 def leaving(decisions: Iterable[Decision]) -> list[CheckpointName]:
     """Those that go, the newest first: whoever is killed on the way has left nothing that stands on what is gone."""
-    gone = sorted((one.commit for one in decisions if one.goes), key=_key, reverse=True)
-    return [CheckpointName(step=commit.step, pair=commit.pair) for commit in gone]
+    return sorted((one.commit.name for one in decisions if one.goes), reverse=True)
 
 
-def _decision(
-    entry: Entry, kept: Mapping[str, str], readable: Collection[tuple[int, AttemptId]], last: int
-) -> Decision:
-    reason, fenced = kept.get(str(entry.name), ""), _key(entry.commit) not in readable
+def _decision(entry: Entry, kept: Mapping[str, str], readable: Collection[CheckpointName], last: int) -> Decision:
+    reason, fenced = kept.get(str(entry.name), ""), entry.name not in readable
     if reason:
         return Decision(commit=entry.commit, goes=False, reason=reason, fenced=fenced)
     why = "fenced: it is never read" if fenced else f"older than the last {last}, and no rule keeps it"
@@ -174,7 +171,7 @@ def _decision(
 def _must_stay(
     commit: Commit,
     good: Sequence[Commit],
-    readable: Collection[tuple[int, AttemptId]],
+    readable: Collection[CheckpointName],
     own: AttemptId,
     keep_last: int,
 ) -> str:
@@ -183,7 +180,7 @@ def _must_stay(
         return f"only {len(good)} of the last {keep_last} are verified"
     if commit.pair > own:
         return f"of an attempt above {own}"
-    if _key(commit) in readable and commit.step >= good[-1].step:
+    if commit.name in readable and commit.step >= good[-1].step:
         return f"among the last {keep_last}"
     return ""
 
@@ -246,11 +243,3 @@ def _keep_parents(entries: Iterable[Entry], kept: dict[str, str]) -> None:
         for parent in sorted(below.get(name, set()) - kept.keys()):
             kept[parent] = f"{name} stands on it"
             waiting.append(parent)
-
-
-def _key(commit: Commit) -> tuple[int, AttemptId]:
-    return commit.step, commit.pair
-
-
-def _age(entry: Entry) -> tuple[int, AttemptId]:
-    return _key(entry.commit)

@@ -134,7 +134,7 @@ class Candidates:
         self.claims = fencing.union(self.claims, told)
         names = {parse_commit(name) for answer in answers for held in answer["held"] for name in held}
         wanted = [name for name in names if name is not None and self.step in (None, name.step)]
-        return sorted(wanted, key=lambda name: (name.step, name.pair), reverse=True)
+        return sorted(wanted, reverse=True)
 
     def _list(self) -> dict[str, Any]:
         """Rank 0 looks into what all share, each rank into what is its own."""
@@ -195,12 +195,8 @@ class Candidates:
         return None, _View(faults=tuple(faults), foreign=foreign, error=error)
 
     def _readable(self, name: CheckpointName, view: _View | None) -> bool:
-        commit = fencing.Commit(
-            step=name.step,
-            pair=name.pair,
-            job_uid=None if view is None else view.job_uid,
-            publication=None if view is None else view.publication,
-        )
+        named = fencing.Commit.named
+        commit = named(name) if view is None else named(name, view.job_uid, view.publication)
         return fencing.readable(commit, self.claims, job_uid=self.job_uid, resume=self.resume).ok
 
     def _without_manifest(self, name: CheckpointName, views: Sequence[_View]) -> None:

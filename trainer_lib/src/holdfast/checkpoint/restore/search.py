@@ -189,10 +189,6 @@ def none_whole(found: Restored, urls: Sequence[str]) -> str:
     )
 
 
-def _owned(name: CheckpointName, manifest: Manifest) -> fencing.Commit:
-    return fencing.Commit(step=name.step, pair=name.pair, job_uid=manifest.job_uid, publication=manifest.publication)
-
-
 def _confirmed(name: CheckpointName, outcomes: list[Outcome], own: RankReader, exchange: Exchange) -> list[Outcome]:
     """The outcomes without what other ranks can read; SuspectError if somebody lacks it. No fault, no question."""
     questions = asked(outcomes)

@@ -16,7 +16,6 @@ from holdfast.checkpoint.policy.fencing import Commit
 from holdfast.checkpoint.policy.retention import Entry
 from holdfast.checkpoint.save.protocol import Snapshot
 from holdfast.checkpoint.stores.base import CheckpointStore, manifest_of
-from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import DamagedError, UnknownFormatError
 
 _log = logging.getLogger("holdfast.checkpoint.aging")
@@ -37,14 +36,14 @@ class Ages:
         found = {name: self._known.get(name) or self._read(name) for name in self._store.commits()}
         self._known = {name: known for name, known in found.items() if not known[0].unread}
         told: History = {}
-        for _, history in sorted(found.values(), key=_age):
+        for _, history in sorted(found.values(), key=lambda known: known[0].name):
             told |= history
         return [replace(entry, metrics=told.get(entry.commit.step, {})) for entry, _ in found.values()]
 
     def learn(self, snapshot: Snapshot) -> None:
         """What was just committed here, so that it need not be read."""
         name = snapshot.name
-        commit = Commit(step=name.step, pair=name.pair, job_uid=snapshot.job_uid, publication=snapshot.publication)
+        commit = Commit.named(name, snapshot.job_uid, snapshot.publication)
         self._known[name] = Entry(commit=commit, created=snapshot.created), metrics(snapshot.state)
 
     def _read(self, name: CheckpointName) -> tuple[Entry, History]:
@@ -54,8 +53,8 @@ class Ages:
             if name not in self._told:
                 self._told.add(name)
                 _log.warning("retention leaves %s alone: %s", name, error)
-            return Entry(commit=Commit(step=name.step, pair=name.pair)), {}
-        commit = Commit(step=name.step, pair=name.pair, job_uid=manifest.job_uid, publication=manifest.publication)
+            return Entry(commit=Commit.named(name)), {}
+        commit = Commit.named(name, manifest.job_uid, manifest.publication)
         entry = Entry(
             commit=commit,
             created=_moment(manifest.created),
@@ -63,10 +62,6 @@ class Ages:
             stands_on=manifest.stands_on,
         )
         return entry, metrics(manifest.state)
-
-
-def _age(known: tuple[Entry, History]) -> tuple[int, AttemptId]:
-    return known[0].commit.step, known[0].commit.pair
 
 
 def _moment(text: str) -> datetime | None:

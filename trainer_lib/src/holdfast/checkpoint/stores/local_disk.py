@@ -59,7 +59,7 @@ class LocalStore:
     def commits(self) -> tuple[CheckpointName, ...]:
         """What any rank has a manifest of."""
         names = {name for folder in self._folders() for name in catalog.list_commits(folder)}
-        return tuple(sorted(names, key=lambda name: (name.step, name.pair)))
+        return tuple(sorted(names))
 
     def claims(self) -> tuple[Claim, ...]:
         """None: claims are where all can see them, on the shared tier and in the membership."""

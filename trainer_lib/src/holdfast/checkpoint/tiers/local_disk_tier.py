@@ -167,12 +167,12 @@ def _newest(told: Sequence[LocalDiskReport], terms: FencingContext) -> Checkpoin
         for name, here in one.held.items():
             held.setdefault(name, []).append(here)
     commits = [
-        fencing.Commit(step=name.step, pair=name.pair, job_uid=ones[0].job_uid, publication=ones[0].publication)
+        fencing.Commit.named(name, ones[0].job_uid, ones[0].publication)
         for name, ones in held.items()
         if ones[0].files <= frozenset[str]().union(*(one.here for one in ones))
     ]
     found = fencing.order(commits, terms.claims, job_uid=terms.job_uid, resume=terms.resume)
-    return next((CheckpointName(step=one.step, pair=one.pair) for one in found), None)
+    return next((one.name for one in found), None)
 
 
 def _of(told: Sequence[LocalDiskReport], pod: str) -> list[LocalDiskReport]:

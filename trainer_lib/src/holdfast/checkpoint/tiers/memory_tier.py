@@ -198,13 +198,13 @@ class MemoryTier:
         terms = replace(terms, claims=tuple(map(Claim.from_json, claims)))
         told = exchange.gather(self._have(terms))
         commits = [
-            fencing.Commit(step=name.step, pair=name.pair, job_uid=job, publication=publication)
+            fencing.Commit.named(name, job, publication)
             for one in told
             for text, job, publication, _ in one
             if (name := parse_commit(text)) is not None
         ]
         found = fencing.order(commits, terms.claims, job_uid=terms.job_uid, resume=terms.resume)
-        names = [CheckpointName(step=one.step, pair=one.pair) for one in found]
+        names = [one.name for one in found]
         self._newest = self._newest or next(iter(names), None)
         if self._target is not None:  # else none will be that could take its place
             copied = {text for one in told for text, _, _, there in one if there}

@@ -24,7 +24,7 @@ from holdfast.checkpoint.policy import retention
 from holdfast.checkpoint.restore.transfer import transfer
 from holdfast.checkpoint.save.checkpoint_index import Ages
 from holdfast.checkpoint.stores.base import CheckpointStore, Incoming
-from holdfast.core.attempt import AttemptId, Claim
+from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, DamagedError, UnavailableError, UsageError
 
 _SHORTEST_WAIT: Final = 1.0
@@ -168,7 +168,7 @@ class Uploader:
     hold: Callable[[CheckpointName], AbstractContextManager[object]] = nullcontext
     _begun: dict[CheckpointName, Incoming] = field(default_factory=dict, init=False)
     _kept: set[Claim] | None = field(default=None, init=False)
-    _verified: set[tuple[int, AttemptId]] = field(default_factory=set, init=False)
+    _verified: set[CheckpointName] = field(default_factory=set, init=False)
     _fenced: dict[CheckpointName, float] = field(default_factory=dict, init=False)
     _ages: Ages = field(init=False)
 
@@ -208,7 +208,7 @@ class Uploader:
         """Delete what the new commit replaces, and what was never finished; what went wrong, if anything."""
         try:
             manifest = self.target.manifest(name)
-            self._verified.add((name.step, name.pair))
+            self._verified.add(name)
             decide = partial(
                 retention.decide,
                 self._ages.look(),
@@ -233,13 +233,13 @@ class Uploader:
     def _delete_above(self, gone: set[str]) -> None:
         """What another uploader published meanwhile on what was just deleted: each looks after it wrote."""
         above = (one.name for one in self._ages.look() if one.stands_on & gone)
-        for name in sorted(above, key=_age, reverse=True):
+        for name in sorted(above, reverse=True):
             self.target.delete(name)
 
     def _fenced_lately(self, decided: Iterable[retention.Decision]) -> list[CheckpointName]:
         """Of those that are fenced, the ones that this uploader has not known as such for a day."""
         now = self.now()
-        names = (CheckpointName(step=one.commit.step, pair=one.commit.pair) for one in decided if one.fenced)
+        names = (one.commit.name for one in decided if one.fenced)
         self._fenced = {name: self._fenced.get(name, now) for name in names}
         return [name for name, since in self._fenced.items() if now - since < FENCED_SECONDS]
 
@@ -247,7 +247,7 @@ class Uploader:
         manifest = self.source.manifest(name)
         if name in there:
             return 0
-        below = sorted(filter(None, map(parse_commit, manifest.stands_on)), key=_age)
+        below = sorted(filter(None, map(parse_commit, manifest.stands_on)))
         before = sum(self._copy(one, there) for one in below)
         incoming = self._begun[name] = self.target.receive(name, digest(manifest))
         try:
@@ -279,10 +279,6 @@ class Uploader:
             if claim not in self._kept:
                 self.target.keep_claim(claim)
                 self._kept.add(claim)
-
-
-def _age(name: CheckpointName) -> tuple[int, AttemptId]:
-    return name.step, name.pair
 
 
 def source_at(folder: Path) -> CheckpointStore:

@@ -92,7 +92,7 @@ def _uncopied(source: CheckpointStore, name: CheckpointName, error: CheckpointEr
 def lineage(store: CheckpointStore, name: CheckpointName) -> list[CheckpointName]:
     """A commit and all that it stands on, the oldest first."""
     below = filter(None, map(parse_commit, read_manifest(store, name).stands_on))
-    return [*sorted(below, key=lambda one: (one.step, one.pair)), name]
+    return [*sorted(below), name]
 
 
 def copy(source: CheckpointStore, name: CheckpointName, target: CheckpointStore, shown: Progress) -> Copied:

@@ -36,10 +36,7 @@ class Pruning:
     @property
     def lines(self) -> list[tuple[CheckpointName, bool, str]]:
         """Each commit, whether it goes, and why; the newest first."""
-        return [
-            (CheckpointName(step=d.commit.step, pair=d.commit.pair), d.goes, d.reason)
-            for d in reversed(self.decisions)
-        ]
+        return [(one.commit.name, one.goes, one.reason) for one in reversed(self.decisions)]
 
     def to_json(self) -> dict[str, Any]:
         """For scripts."""
@@ -58,14 +55,14 @@ def plan(store: CheckpointStore, rules: Rules, keep_last: int, *, now: datetime,
     entries = Ages(store).look()
     job_uid = "" if newest is None else newest.job_uid
     line = fencing.order((entry.commit for entry in entries), claims, job_uid=job_uid)
-    whole, damaged = _last_whole(store, line, keep_last)
+    whole, damaged = _last_whole(store, [commit.name for commit in line], keep_last)
     root = _folder(store)
     decisions = decide(
         entries,
         claims,
         job_uid=job_uid,
         own=_highest(entries, newest),
-        verified={(commit.step, commit.pair) for commit in whole},
+        verified=whole,
         keep_last=keep_last,
         rules=rules,
         now=now,
@@ -87,18 +84,18 @@ def _folder(store: CheckpointStore) -> Path | None:
 
 
 def _last_whole(
-    store: CheckpointStore, line: Sequence[fencing.Commit], wanted: int
-) -> tuple[list[fencing.Commit], list[CheckpointName]]:
-    whole: list[fencing.Commit] = []
+    store: CheckpointStore, line: Sequence[CheckpointName], wanted: int
+) -> tuple[list[CheckpointName], list[CheckpointName]]:
+    whole: list[CheckpointName] = []
     damaged: list[CheckpointName] = []
-    for commit in line:
+    for name in line:
         if len(whole) == wanted:
             break
-        verdict = verify(store, CheckpointName(step=commit.step, pair=commit.pair))
+        verdict = verify(store, name)
         if verdict.whole:
-            whole.append(commit)
+            whole.append(name)
         elif verdict.damaged:
-            damaged.append(verdict.name)
+            damaged.append(name)
     return whole, damaged
 
 

@@ -57,9 +57,9 @@ def plan(store: FolderStore, step: int) -> Rewinding:
         from_step=base.step,
         from_pair=base.pair,
     )
-    ours = {_name(commit) for commit in (*line, *(one for one in commits if one.job_uid == top.job_uid))}
-    cut = {_name(commit) for commit in commits if fencing.cuts(claim, commit)}
-    newer = sorted(ours & cut, key=lambda name: (name.step, name.pair))
+    ours = {commit.name for commit in (*line, *(one for one in commits if one.job_uid == top.job_uid))}
+    cut = {commit.name for commit in commits if fencing.cuts(claim, commit)}
+    newer = sorted(ours & cut)
     return Rewinding(claim=claim, base=base, newer=tuple(newer))
 
 
@@ -77,7 +77,7 @@ def carry_out(root: Path, rewinding: Rewinding) -> None:
 
 
 def _base(store: FolderStore, line: Sequence[Commit], step: int) -> CheckpointName:
-    found = next((_name(commit) for commit in line if commit.step == step), None)
+    found = next((commit.name for commit in line if commit.step == step), None)
     if found is None:
         there = ", ".join(str(commit.step) for commit in reversed(line)) or "none"
         raise UsageError(f"{store.url} has no commit of step {step} that the job would read; it has steps: {there}")
@@ -85,7 +85,3 @@ def _base(store: FolderStore, line: Sequence[Commit], step: int) -> CheckpointNa
     if not verdict.whole:
         raise DamagedError(f"{found} is not whole, so nothing was changed: {verdict.reason or verdict.unknown}")
     return found
-
-
-def _name(commit: Commit) -> CheckpointName:
-    return CheckpointName(step=commit.step, pair=commit.pair)

@@ -230,7 +230,7 @@ class PeerStore:
         """The manifest of a commit."""
         told = self._peer.ask({"op": "manifest", "name": str(name), "jobs": self._jobs})
         manifest = decode(str(told.get("manifest")).encode(errors="replace"))  # what it cannot have has no seal
-        if (manifest.step, manifest.pair) != (name.step, name.pair):
+        if manifest.name != name:
             raise DamagedError(f"{MANIFEST} is that of step {manifest.step}, attempt {manifest.pair}")
         return manifest
 

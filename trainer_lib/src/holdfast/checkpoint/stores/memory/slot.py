@@ -279,7 +279,7 @@ def manifest_of(slot: Slot, content: Content) -> Manifest | None:
     raw = bytearray(content.manifest.nbytes)
     slot.read(content, content.manifest, 0, memoryview(raw))
     manifest = decode(bytes(raw))
-    if (manifest.step, manifest.pair) != (content.name.step, content.name.pair):
+    if manifest.name != content.name:
         raise DamagedError(f"{MANIFEST} is that of step {manifest.step}, attempt {manifest.pair}")
     return manifest
 

@@ -138,7 +138,7 @@ class MemoryStore:
         """What has its manifest here."""
         with self._opened() as slots:
             names = {content.name for _, content in slots if content.manifest is not None}
-        return tuple(sorted(names, key=lambda name: (name.step, name.pair)))
+        return tuple(sorted(names))
 
     def claims(self) -> tuple[Claim, ...]:
         """None: claims are where all can see them, on the shared tier and in the membership."""

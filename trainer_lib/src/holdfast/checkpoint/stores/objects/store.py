@@ -342,7 +342,7 @@ class ObjectStore:
     def manifest(self, name: CheckpointName) -> Manifest:
         """The manifest of a commit."""
         manifest = decode(self._bucket.read(self._key(name, MANIFEST), LARGEST))
-        if (manifest.step, manifest.pair) != (name.step, name.pair):
+        if manifest.name != name:
             raise DamagedError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.pair}")
         return manifest
 

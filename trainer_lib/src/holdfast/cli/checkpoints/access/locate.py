@@ -99,18 +99,14 @@ def choose(place: CheckpointLocation, step: int | None) -> CheckpointName:
         raise CheckpointError(f"{place.store.url} has no {what}")
     claims = place.store.claims()
     free = [name for name in names if not fenced(place.store, name, claims)]
-    return max(free or names, key=_age)
+    return max(free or names)
 
 
 def every(place: CheckpointLocation, step: int | None = None) -> list[CheckpointName]:
     """The commits that are meant, the newest first: all of them where none was named."""
     if place.name is not None or step is not None:
         return [choose(place, step)]
-    return sorted(place.store.commits(), key=_age, reverse=True)
-
-
-def _age(name: CheckpointName) -> tuple[int, int, int]:
-    return name.step, name.pair.generation, name.pair.attempt
+    return sorted(place.store.commits(), reverse=True)
 
 
 def read_manifest(store: CheckpointStore, name: CheckpointName) -> Manifest:
@@ -133,5 +129,5 @@ def _owned(store: CheckpointStore, name: CheckpointName) -> fencing.Commit:
     try:
         manifest = store.manifest(name)
     except (DamagedError, UnknownFormatError):
-        return fencing.Commit(step=name.step, pair=name.pair)
-    return fencing.Commit(step=name.step, pair=name.pair, job_uid=manifest.job_uid, publication=manifest.publication)
+        return fencing.Commit.named(name)
+    return fencing.Commit.named(name, manifest.job_uid, manifest.publication)

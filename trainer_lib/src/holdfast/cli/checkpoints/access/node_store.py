@@ -49,7 +49,7 @@ class NearStore:
     def commits(self) -> tuple[CheckpointName, ...]:
         """What has a manifest on any shelf."""
         names = {name for shelf in self._shelves for name in shelf.store.commits()}
-        return tuple(sorted(names, key=lambda name: (name.step, name.pair)))
+        return tuple(sorted(names))
 
     def claims(self) -> tuple[Claim, ...]:
         """None: claims are where all can see them."""
