@@ -20,12 +20,13 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
+from holdfast.checkpoint.attempt_info import Attempt
 from holdfast.checkpoint.dcp.writer import StorageWriter
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.io.direct_writer import aligned
 from holdfast.checkpoint.io.huge_pages import fault_in, fresh
 from holdfast.checkpoint.io.staging_buffer import anonymous
-from holdfast.checkpoint.manager import Attempt, CheckpointManager
+from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.save.background import Saving

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from nothing_managed import snapshot
 
+from holdfast.checkpoint.attempt_info import Attempt, attempt_by_hand
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.folder import claims as claims_module
 from holdfast.checkpoint.folder.claims import list_claims, write_claim
@@ -23,7 +24,7 @@ from holdfast.checkpoint.folder.publish import begin, publish
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import Piece, TensorSpec
 from holdfast.checkpoint.io.durable_files import RIGHT
-from holdfast.checkpoint.manager import NO_RULES, Attempt, CheckpointManager, attempt_by_hand
+from holdfast.checkpoint.manager import NO_RULES, CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.retention import Rules
 from holdfast.checkpoint.ranks.exchange import Alone
@@ -163,7 +164,7 @@ def test_a_base_that_a_zombie_deletes_leaves_no_claim_and_the_next_attempt_start
     if when == "before the claim":
         zombie.commits(20)
     else:
-        monkeypatch.setattr("holdfast.checkpoint.manager.write_claim", late)
+        monkeypatch.setattr("holdfast.checkpoint.fence.write_claim", late)
     with pytest.raises(ClaimError, match=r"step-10\.g1\.a1 .* was deleted after this attempt read it"):
         engine.claim(step=found.step, pair=found.pair)
     assert [claim.pair for claim in list_claims(tmp_path)] == [AttemptId(1, 1)]
@@ -670,10 +671,10 @@ def test_copies_that_stay_away_may_hold_what_a_volume_had_that_was_rolled_back(
     shutil.rmtree(tmp_path / "shared" / "step-20.g1.a1")
     away[0] = 1000
     engine = entered(tmp_path / "shared", "s3://copies/job")
-    engine.enter(replace(engine._attempt, durable=20), Alone())
+    engine.enter(replace(engine._fence.attempt, durable=20), Alone())
     with pytest.raises(UnavailableError, match="no network"):
         engine.restore()
-    engine.enter(replace(engine._attempt, durable=10), Alone())
+    engine.enter(replace(engine._fence.attempt, durable=10), Alone())
     assert engine.restore().step == 10, "nothing newer was there"
 
 

@@ -53,13 +53,14 @@ from unittest import mock
 import xxhash
 from tasks import BUCKET, VOLUME, Bucket, Fault, Outages, Task, seams
 
+from holdfast.checkpoint.attempt_info import Attempt
 from holdfast.checkpoint.folder import upload_marker
 from holdfast.checkpoint.folder.claims import list_claims
 from holdfast.checkpoint.format.file_names import DELETED_MANIFEST, MANIFEST, QUARANTINE, CheckpointName, parse_commit
 from holdfast.checkpoint.format.manifest import Manifest, decode, encode
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.rate_limit import Pace
-from holdfast.checkpoint.manager import Attempt, CheckpointManager
+from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone

@@ -17,11 +17,12 @@ import xxhash
 from command_line import Commands
 from nothing_managed import snapshot
 
+from holdfast.checkpoint.attempt_info import Attempt
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.folder.claims import list_claims, write_claim
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.manager import Attempt, CheckpointManager
+from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.retention import Rules
 from holdfast.checkpoint.ranks.exchange import Alone

@@ -18,6 +18,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from holdfast.checkpoint.attempt_info import Attempt
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.format import manifest as manifests
 from holdfast.checkpoint.format.file_names import CheckpointName
@@ -26,7 +27,7 @@ from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.rate_limit import Pace
 from holdfast.checkpoint.io.staging_buffer import Arena
-from holdfast.checkpoint.manager import Attempt, CheckpointManager
+from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.search import restore

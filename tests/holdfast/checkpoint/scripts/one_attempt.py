@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np  # noqa: F401
 
+from holdfast.checkpoint.attempt_info import Attempt
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
-from holdfast.checkpoint.manager import Attempt, CheckpointManager
+from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.save.protocol import Snapshot

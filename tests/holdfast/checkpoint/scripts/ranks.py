@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.checkpoint.attempt_info import Attempt
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
-from holdfast.checkpoint.manager import Attempt, CheckpointManager
+from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.save.protocol import Snapshot

@@ -15,12 +15,13 @@ from uuid import uuid4
 
 import pytest
 
+from holdfast.checkpoint.attempt_info import Attempt
 from holdfast.checkpoint.folder.claims import write_claim
 from holdfast.checkpoint.folder.upload_marker import held, on_its_way
 from holdfast.checkpoint.format.failure_causes import FailureCause
 from holdfast.checkpoint.format.file_names import UPLOADING, CheckpointName
 from holdfast.checkpoint.io.rate_limit import Pace
-from holdfast.checkpoint.manager import Attempt, CheckpointManager
+from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.retention import Rules
 from holdfast.checkpoint.ranks.exchange import Alone

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from nothing_managed import snapshot
 
+from holdfast.checkpoint.attempt_info import Attempt
 from holdfast.checkpoint.folder import catalog
-from holdfast.checkpoint.manager import Attempt, CheckpointManager
+from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.cli.checkpoints.main import main

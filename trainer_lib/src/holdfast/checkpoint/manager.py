@@ -1,42 +1,33 @@
-"""The checkpoints of a job: look, claim, save, keep. No torch.
-
-Before its first step an attempt has restored what it goes on from and has written its claim; from then on nothing
-that an older attempt commits beyond that point is ever read.
-"""
+"""The checkpoints of a job: look, claim, save, keep. No torch."""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
-from uuid import uuid4
 
-from holdfast.checkpoint.folder import catalog
-from holdfast.checkpoint.folder.claims import highest_generation, list_claims, remove_claims, write_claim
+from holdfast.checkpoint.attempt_info import Attempt
+from holdfast.checkpoint.expiry import Expiry
+from holdfast.checkpoint.fence import Fence
 from holdfast.checkpoint.folder.publish import exists
-from holdfast.checkpoint.folder.upload_marker import on_its_way
 from holdfast.checkpoint.format.failure_causes import FailureCause
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import DATA_ALIGNMENT, Holding, TensorSpec
-from holdfast.checkpoint.io.durable_files import make_folder
 from holdfast.checkpoint.io.rate_limit import UNHINDERED, WRITERS, Pace
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.policy import fencing, retention
-from holdfast.checkpoint.policy.fencing_context import FencingContext
-from holdfast.checkpoint.policy.interval import retry_after
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.restore.rank_reader import Select
 from holdfast.checkpoint.restore.search import Restored, newest, none_whole, restore
-from holdfast.checkpoint.save.background import Saving
-from holdfast.checkpoint.save.checkpoint_index import Ages
+from holdfast.checkpoint.save.background import PendingSave, Saving
 from holdfast.checkpoint.save.incremental import Chain
 from holdfast.checkpoint.save.protocol import SaveResult, Snapshot, Staged, commit, plan
 from holdfast.checkpoint.save.write_plan import Planner
+from holdfast.checkpoint.storage_wait import until_usable
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
@@ -45,50 +36,16 @@ from holdfast.checkpoint.tiers.local_disk_tier import LocalSettings, LocalTier
 from holdfast.checkpoint.tiers.memory_settings import MemorySettings
 from holdfast.checkpoint.tiers.memory_tier import MemoryTier, tier_of
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.errors import CheckpointError, ClaimError, ForeignClaimError, NoneWholeError, UnavailableError
+from holdfast.core.errors import CheckpointError, NoneWholeError, UnavailableError
 from holdfast.core.tier_names import OBJECT_TIER, SHARED_TIER
 
 _log = logging.getLogger("holdfast.checkpoint")
 
-# The owner of what a script makes that was started by hand.
-BY_HAND: Final = "by-hand"
 NO_RULES: Final = retention.Rules()
 # A file's header grows with what it says of its commit.
 HEADER_SPARE: Final = DATA_ALIGNMENT
 # A store that answers only some requests would let a restore begin again without end.
 _LOOKS: Final = 5
-_SLICE_SECONDS: Final = 0.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """Who commits. `known` are the claims of the membership, `durable` the step of the newest checkpoint that the
-    volume is known to have had."""
-
-    pair: AttemptId
-    job_uid: str
-    publication: str
-    run_id: str
-    known: tuple[Claim, ...] = ()
-    durable: int = 0
-
-
-def attempt_by_hand(root: Path | None, exchange: Exchange, run_id: str = "") -> Attempt:
-    """Without an operator, the folder itself says which attempts there were: this is the next generation."""
-
-    def choose() -> dict[str, str | int]:
-        highest = 0 if root is None else highest_generation(root)
-        return {"generation": highest + 1, "publication": uuid4().hex}
-
-    chosen = lead(exchange, choose)
-    known = () if root is None else tuple(Claim.from_json(c) for c in lead(exchange, lambda: _listed(root)))
-    return Attempt(
-        pair=AttemptId(int(chosen["generation"]), 1),
-        job_uid=BY_HAND,
-        publication=str(chosen["publication"]),
-        run_id=run_id or BY_HAND,
-        known=known,
-    )
 
 
 def _nothing() -> None:
@@ -97,41 +54,6 @@ def _nothing() -> None:
 
 def _untold(result: SaveResult) -> None:
     """Nobody waits to hear it."""
-
-
-def _listed(root: Path) -> list[dict[str, object]]:
-    return [claim.to_json() for claim in list_claims(root)]
-
-
-class _Save:
-    """One save: a thread copies, and perhaps another commits."""
-
-    def __init__(
-        self,
-        staged: Staged,
-        commits: Callable[[], SaveResult],
-        ended: Callable[[SaveResult], None],
-        *,
-        called: float,
-    ) -> None:
-        self._staged = staged
-        self._commits = commits
-        self._ended = ended
-        self._called = called
-        self._copied = math.inf
-
-    def copy(self) -> None:
-        """All for which training waits."""
-        self._staged.copy()
-        self._copied = time.monotonic()
-
-    def commit(self) -> SaveResult:
-        """The rest, and say how it ended."""
-        result, now = self._commits(), time.monotonic()
-        copied = min(self._copied, now)
-        result = replace(result, stalled=copied - self._called, seconds=now - copied)
-        self._ended(result)
-        return result
 
 
 class CheckpointManager:
@@ -159,15 +81,9 @@ class CheckpointManager:
         self._copies = FallbackStore(copies, shared, in_flight=copies_in_flight) if copies else None
         self._where: tuple[CheckpointStore, ...] = (shared,) if self._copies is None else (shared, self._copies)
         self._keep_last = keep_last
-        self._rules = rules
-        self._clock = clock
-        self._ages = Ages(FolderStore(root))
-        self._resume = resume
-        self._on_foreign = on_foreign
-        self._verified: set[CheckpointName] = set()
-        self._fence: tuple[Claim, ...] = ()
+        self._expiry = Expiry(root, keep_last=keep_last, rules=rules, clock=clock)
+        self._fence = Fence(root, self._where, resume, on_foreign)
         self._base_here: CheckpointName | None = None
-        self._attempt = Attempt(pair=AttemptId(0, 0), job_uid="", publication="", run_id="")
         self._exchange: Exchange = Alone()
         self._arena = arena or Arena()
         self._planner = Planner()
@@ -194,9 +110,9 @@ class CheckpointManager:
         `aside` gives each save, by its number, an exchange beside it, for a thread; `check` raises when the attempt
         is over.
         """
-        self._attempt, self._exchange = attempt, exchange
+        self._exchange = exchange
         self._aside, self._check, self._saves = aside, check, 0
-        self._fence = fencing.union(self._fence, attempt.known)
+        self._fence.enter(attempt)
         self._chain = Chain(every=self._full_every, threshold=self._delta_threshold) if self._full_every > 1 else None
 
     def enter_memory(
@@ -252,8 +168,8 @@ class CheckpointManager:
             raise CheckpointError("there is no local tier")
         called = time.monotonic()
         staged, exchange = self._staged(snapshot, local.pace())
-        terms, check = self._terms(), self._check
-        saves = _Save(staged, lambda: local.commit(staged, exchange, terms, check=check), told, called=called)
+        terms, check = self._fence.context, self._check
+        saves = PendingSave(staged, lambda: local.commit(staged, exchange, terms, check=check), told, called=called)
         self._saving = Saving(saves.commit)
         saves.copy()
         return self._saving
@@ -271,7 +187,7 @@ class CheckpointManager:
         """Commit into memory, and with copies into that of other nodes; `copy`: also if none is due."""
         if self._memory is None:
             raise CheckpointError("there is no memory tier")
-        return self._memory.save(self._owned(snapshot), self._terms(), copy=copy)
+        return self._memory.save(self._owned(snapshot), self._fence.context, copy=copy)
 
     def is_durable(self, name: CheckpointName) -> bool:
         """Whether the shared tier has this commit. Every rank calls it."""
@@ -286,22 +202,23 @@ class CheckpointManager:
         """
 
         def look(_: bool) -> list[int]:
-            self._look()
+            self._fence.look()
             found = self._newest_in((*self._near(), self._where[0])) or self._newest_copy()
             return [] if found is None else [found.step, found.pair.generation, found.pair.attempt]
 
-        answer = lead(self._exchange, lambda: self._until_usable(look, waits))
+        answer = lead(self._exchange, lambda: until_usable(look, waits, self._check))
         return CheckpointName(step=answer[0], pair=AttemptId(answer[1], answer[2])) if answer else None
 
     def _newest_in(self, where: Sequence[CheckpointStore]) -> CheckpointName | None:
-        found = newest(where, claims=self._fence, job_uid=self._attempt.job_uid, resume=self._resume)
+        known = self._fence.context
+        found = newest(where, claims=known.claims, job_uid=known.job_uid, resume=known.resume)
         return None if found is None else found[0]
 
     def _newest_copy(self) -> CheckpointName | None:
         if len(self._where) == 1:
             return None
         try:
-            self._look_everywhere()
+            self._fence.look_everywhere()
             return self._newest_in(self._where)
         except UnavailableError as error:
             _log.warning("whether copies hold a newer commit cannot be seen: %s", error)
@@ -328,7 +245,7 @@ class CheckpointManager:
         if found.loaded is not None:
             if self._where[0].url in found.stores and exists(self._root, found.loaded.name):
                 self._base_here = found.loaded.name  # and was not moved aside for a damaged file
-            self._verified.add(found.loaded.name)
+            self._expiry.verified.add(found.loaded.name)
             if self._memory is not None:
                 self._memory.restored(found.loaded.name)
         return found
@@ -352,26 +269,20 @@ class CheckpointManager:
         commits are lost, if there is none, or if what was found is older than what the highest claim continues or
         the volume is known to have had.
         """
-        if self._copies is None or not (lost or step == 0 or step < max(self._base(), self._attempt.durable)):
+        if self._copies is None or not (lost or step == 0 or step < self._fence.known_step):
             return False
         return bool(lead(self._exchange, self._copies.insist))
 
-    def _base(self) -> int:
-        """The step that the highest claim of this job's line continues."""
-        line = fencing.binding(self._fence, self._attempt.job_uid)
-        top = line[0] if line else None
-        others = top is not None and top.job_uid != self._attempt.job_uid
-        return 0 if top is None or (others and self._resume is fencing.Resume.NEVER) else top.from_step
-
     def _restored(self, select: Select | None) -> Restored:
-        claims = lead(self._exchange, self._look_everywhere)
-        self._fence = tuple(map(Claim.from_json, claims))
+        claims = lead(self._exchange, self._fence.look_everywhere)
+        self._fence.claims = tuple(map(Claim.from_json, claims))
+        known = self._fence.context
         return restore(
             (*self._near(), *self._where),
             self._exchange,
-            claims=self._fence,
-            job_uid=self._attempt.job_uid,
-            resume=self._resume,
+            claims=known.claims,
+            job_uid=known.job_uid,
+            resume=known.resume,
             select=select,
             again=self._insists,
             first=self._keep_last > 1,  # as many are there once as many were made
@@ -391,17 +302,19 @@ class CheckpointManager:
         `newest`.
         """
         claim = Claim(
-            pair=self._attempt.pair,
-            job_uid=self._attempt.job_uid,
-            publication=self._attempt.publication,
+            pair=self._fence.attempt.pair,
+            job_uid=self._fence.attempt.job_uid,
+            publication=self._fence.attempt.publication,
             from_step=step,
             from_pair=pair,
         )
 
-        def write(again: bool) -> None:
-            self._write(claim, again=again)
+        base = self._base_here
 
-        lead(self._exchange, lambda: self._until_usable(write, waits))
+        def write(again: bool) -> None:
+            self._fence.write(claim, base, again=again)
+
+        lead(self._exchange, lambda: until_usable(write, waits, self._check))
         return claim
 
     def prepare(self, specs: Sequence[TensorSpec], holding: Holding | None = None) -> None:
@@ -442,28 +355,28 @@ class CheckpointManager:
         """Let the save that is on its way go as fast as the disk takes it: somebody waits for the next one."""
         self._pace.lift()
 
-    def _planned(self, snapshot: Snapshot, told: Callable[[SaveResult], None], *, spare: bool = False) -> _Save:
+    def _planned(self, snapshot: Snapshot, told: Callable[[SaveResult], None], *, spare: bool = False) -> PendingSave:
         called = time.monotonic()
         total = self._bytes_per_second
         pace = Pace(total and total / self._exchange.size, self._max_in_flight)
         staged, exchange = self._staged(snapshot, pace)
         owned = staged.snapshot
-        chain, attempt, check = self._chain, self._attempt, self._check
+        chain, attempt, check = self._chain, self._fence.attempt, self._check
 
         def ended(result: SaveResult) -> None:
             if result.committed:
-                self._verified.add(owned.name)
+                self._expiry.verified.add(owned.name)
             told(result)
             if result.committed and exchange.rank == 0:
                 if chain is None:  # else the manifest says on what it stands
-                    self._ages.learn(owned)
+                    self._expiry.learn(owned)
                 if not spare:
-                    self._expire(attempt)
+                    self._expiry.expire(attempt, self._fence.claims)
 
         def commits() -> SaveResult:
             return commit(self._root, staged, exchange, check=check, chain=chain)
 
-        return _Save(staged, commits, ended, called=called)
+        return PendingSave(staged, commits, ended, called=called)
 
     def _staged(self, snapshot: Snapshot, pace: Pace) -> tuple[Staged, Exchange]:
         """Room for this rank's share, once the last save has left it, and over what ranks exchange for this one."""
@@ -479,119 +392,14 @@ class CheckpointManager:
     def _owned(self, snapshot: Snapshot) -> Snapshot:
         return replace(
             snapshot,
-            job_uid=self._attempt.job_uid,
-            publication=self._attempt.publication,
-            run_id=self._attempt.run_id,
+            job_uid=self._fence.attempt.job_uid,
+            publication=self._fence.attempt.publication,
+            run_id=self._fence.attempt.run_id,
         )
 
     def _near(self) -> tuple[CheckpointStore, ...]:
         """This node's memory and disk, then those of others."""
-        terms = self._terms()
+        terms = self._fence.context
         memory = [] if self._memory is None else self._memory.stores(terms)
         disk = [] if self._local is None else self._local.stores(terms)
         return (*memory[:1], *disk[:1], *memory[1:], *disk[1:])
-
-    def _terms(self) -> FencingContext:
-        return FencingContext(claims=self._fence, job_uid=self._attempt.job_uid, resume=self._resume)
-
-    def _look(self) -> None:
-        make_folder(self._root)
-        self._heed(list_claims(self._root))
-
-    def _look_everywhere(self) -> list[dict[str, object]]:
-        """Copies may be all that is left, claims included. Asking for them is nothing for an attempt in a hurry."""
-        self._look()
-        self._heed(fencing.union(*(store.claims() for store in self._where)))
-        return [claim.to_json() for claim in self._fence]
-
-    def _heed(self, on_tier: Sequence[Claim]) -> None:
-        self._refuse_foreign(on_tier)
-        self._fence = fencing.union(on_tier, self._attempt.known)
-
-    def _until_usable(self, action: Callable[[bool], Any], waits: Callable[[], None] | None) -> Any:
-        """Try again for as long as the folder cannot be used; `action` is told whether it was tried before."""
-        failed = 0
-        while True:
-            try:
-                return action(failed > 0)
-            except (OSError, ClaimError) as error:
-                if waits is None or not (isinstance(error, OSError) or isinstance(error.__cause__, OSError)):
-                    raise
-                failed += 1
-                pause = max(1.0, retry_after(failed))
-                _log.error("%s. Training waits with its state in memory; next try in %.0f s", error, pause)
-            waits()
-            until = time.monotonic() + pause
-            while (left := until - time.monotonic()) > 0:
-                self._check()
-                time.sleep(min(left, _SLICE_SECONDS))
-
-    def _write(self, claim: Claim, *, again: bool) -> None:
-        self._insist_on_base(claim)
-        try:
-            write_claim(self._root, claim, again=again)
-        except ClaimError:
-            self._refuse_foreign(list_claims(self._root))  # if it was another job that took the name first
-            raise
-        try:
-            self._insist_on_base(claim)
-        except ClaimError:
-            remove_claims(self._root, [claim])
-            raise
-        on_tier = list_claims(self._root)
-        self._refuse_foreign([other for other in on_tier if other != claim])
-        self._fence = fencing.union(on_tier, self._fence)
-        catalog.clean(self._root, own=claim.pair)
-        remove_claims(self._root, fencing.superfluous(on_tier, claim))
-
-    def _insist_on_base(self, claim: Claim) -> None:
-        base = self._base_here
-        if base is None or (base.step, base.pair) != (claim.from_step, claim.from_pair):
-            return
-        if not exists(self._root, base):
-            raise ClaimError(
-                f"{base} in {self._root} was deleted after this attempt read it: an attempt that this one replaces"
-                " still saves there; nothing else is lost, and the next attempt starts from what it saved"
-            )
-
-    def _refuse_foreign(self, on_tier: Sequence[Claim]) -> None:
-        found = fencing.foreign(
-            on_tier,
-            known=self._attempt.known,
-            job_uid=self._attempt.job_uid,
-            pair=self._attempt.pair,
-            publication=self._attempt.publication,
-        )
-        if found:
-            self._on_foreign(found)
-            named = ", ".join(f"{claim.pair} of job {claim.job_uid}" for claim in found)
-            raise ForeignClaimError(
-                f"{self._root} holds claims that this attempt does not know ({named}): another job or operator "
-                "uses the folder; give each job a folder of its own, or stop the other one and start again"
-            )
-
-    def _expire(self, attempt: Attempt) -> None:
-        """Let go of old commits; not once a newer attempt has claimed, which may stand on any of them.
-
-        On a save's thread: `attempt` is the one that made it, and the engine may be in another by now.
-        """
-        try:
-            on_tier = list_claims(self._root)
-            fence = fencing.union(on_tier, self._fence)
-            if any(claim.pair > attempt.pair for claim in on_tier):
-                _log.warning("a newer attempt than %s has claimed: no commit is deleted", attempt.pair)
-                return
-            decided = retention.decide(
-                self._ages.look(),
-                fence,
-                job_uid=attempt.job_uid,
-                own=attempt.pair,
-                verified=frozenset(self._verified),
-                keep_last=self._keep_last,
-                rules=self._rules,
-                now=self._clock(),
-                uploading=on_its_way(self._root),
-            )
-            catalog.delete(self._root, retention.leaving(decided))
-        except (OSError, CheckpointError) as error:
-            _log.warning("retention could not look through %s: %s", self._root, error)

@@ -19,13 +19,15 @@ memory, and a restore, which may find just this commit.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from holdfast.checkpoint.io.direct_writer import step_back
-from holdfast.checkpoint.save.protocol import SaveResult
+from holdfast.checkpoint.save.protocol import SaveResult, Staged
 from holdfast.core.errors import PeerLostError
 
 _SLICE: Final = 0.02
@@ -36,6 +38,37 @@ class _Outcome:
     result: SaveResult | None = None
     error: BaseException | None = None
     ended: threading.Event = field(default_factory=threading.Event)
+
+
+class PendingSave:
+    """One save: a thread copies, and perhaps another commits."""
+
+    def __init__(
+        self,
+        staged: Staged,
+        commits: Callable[[], SaveResult],
+        ended: Callable[[SaveResult], None],
+        *,
+        called: float,
+    ) -> None:
+        self._staged = staged
+        self._commits = commits
+        self._ended = ended
+        self._called = called
+        self._copied = math.inf
+
+    def copy(self) -> None:
+        """All for which training waits."""
+        self._staged.copy()
+        self._copied = time.monotonic()
+
+    def commit(self) -> SaveResult:
+        """The rest, and say how it ended."""
+        result, now = self._commits(), time.monotonic()
+        copied = min(self._copied, now)
+        result = replace(result, stalled=copied - self._called, seconds=now - copied)
+        self._ended(result)
+        return result
 
 
 class Saving:

@@ -14,8 +14,9 @@ from typing import Any, Final
 import torch
 from torch._C._distributed_c10d import TCPStore
 
+from holdfast.checkpoint.attempt_info import Attempt, attempt_by_hand
 from holdfast.checkpoint.format.shard_layout import Holding
-from holdfast.checkpoint.manager import Attempt, CheckpointManager, attempt_by_hand
+from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.rank_reader import Select

@@ -1,0 +1,50 @@
+"""Who saves: the attempt, and what it knows of the ones before it. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from holdfast.checkpoint.folder.claims import highest_generation, list_claims
+from holdfast.checkpoint.ranks.exchange import Exchange, lead
+from holdfast.core.attempt import AttemptId, Claim
+
+# The owner of what a script makes that was started by hand.
+BY_HAND: Final = "by-hand"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """Who commits. `known` are the claims of the membership, `durable` the step of the newest checkpoint that the
+    volume is known to have had."""
+
+    pair: AttemptId
+    job_uid: str
+    publication: str
+    run_id: str
+    known: tuple[Claim, ...] = ()
+    durable: int = 0
+
+
+def attempt_by_hand(root: Path | None, exchange: Exchange, run_id: str = "") -> Attempt:
+    """Without an operator, the folder itself says which attempts there were: this is the next generation."""
+
+    def choose() -> dict[str, str | int]:
+        highest = 0 if root is None else highest_generation(root)
+        return {"generation": highest + 1, "publication": uuid4().hex}
+
+    chosen = lead(exchange, choose)
+    known = () if root is None else tuple(Claim.from_json(c) for c in lead(exchange, lambda: _listed(root)))
+    return Attempt(
+        pair=AttemptId(int(chosen["generation"]), 1),
+        job_uid=BY_HAND,
+        publication=str(chosen["publication"]),
+        run_id=run_id or BY_HAND,
+        known=known,
+    )
+
+
+def _listed(root: Path) -> list[dict[str, object]]:
+    return [claim.to_json() for claim in list_claims(root)]

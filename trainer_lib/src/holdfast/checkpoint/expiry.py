@@ -1,0 +1,64 @@
+"""Deleting the checkpoints of one shared folder that retention lets go. No torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from holdfast.checkpoint.attempt_info import Attempt
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.folder.claims import list_claims
+from holdfast.checkpoint.folder.upload_marker import on_its_way
+from holdfast.checkpoint.format.file_names import CheckpointName
+from holdfast.checkpoint.policy import fencing, retention
+from holdfast.checkpoint.save.checkpoint_index import Ages
+from holdfast.checkpoint.save.protocol import Snapshot
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.core.attempt import Claim
+from holdfast.core.errors import CheckpointError
+
+_log = logging.getLogger("holdfast.checkpoint")
+
+
+class Expiry:
+    """Retention of one folder; `verified` are the checkpoints that were written or read back whole."""
+
+    def __init__(self, root: Path, *, keep_last: int, rules: retention.Rules, clock: Callable[[], datetime]) -> None:
+        self.verified: set[CheckpointName] = set()
+        self._root = root
+        self._keep_last = keep_last
+        self._rules = rules
+        self._clock = clock
+        self._ages = Ages(FolderStore(root))
+
+    def learn(self, snapshot: Snapshot) -> None:
+        """What was just committed, so that it need not be read."""
+        self._ages.learn(snapshot)
+
+    def expire(self, attempt: Attempt, claims: tuple[Claim, ...]) -> None:
+        """Let go of old commits; not once a newer attempt has claimed, which may stand on any of them.
+
+        On a save's thread: `attempt` is the one that made it, and its job may be in another by now.
+        """
+        try:
+            on_tier = list_claims(self._root)
+            fence = fencing.union(on_tier, claims)
+            if any(claim.pair > attempt.pair for claim in on_tier):
+                _log.warning("a newer attempt than %s has claimed: no commit is deleted", attempt.pair)
+                return
+            decided = retention.decide(
+                self._ages.look(),
+                fence,
+                job_uid=attempt.job_uid,
+                own=attempt.pair,
+                verified=frozenset(self.verified),
+                keep_last=self._keep_last,
+                rules=self._rules,
+                now=self._clock(),
+                uploading=on_its_way(self._root),
+            )
+            catalog.delete(self._root, retention.leaving(decided))
+        except (OSError, CheckpointError) as error:
+            _log.warning("retention could not look through %s: %s", self._root, error)

@@ -1,0 +1,118 @@
+"""The claims that decide which checkpoints an attempt reads, and the one that it writes. No torch.
+
+Before its first step an attempt has restored what it goes on from and has written its claim; from then on nothing
+that an older attempt commits beyond that point is ever read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from holdfast.checkpoint.attempt_info import Attempt
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.folder.claims import list_claims, remove_claims, write_claim
+from holdfast.checkpoint.folder.publish import exists
+from holdfast.checkpoint.format.file_names import CheckpointName
+from holdfast.checkpoint.io.durable_files import make_folder
+from holdfast.checkpoint.policy import fencing
+from holdfast.checkpoint.policy.fencing_context import FencingContext
+from holdfast.checkpoint.stores.base import CheckpointStore
+from holdfast.core.attempt import AttemptId, Claim
+from holdfast.core.errors import ClaimError, ForeignClaimError
+
+
+class Fence:
+    """The claims of one shared folder and its copies, as one attempt after the other sees them."""
+
+    def __init__(
+        self,
+        root: Path,
+        where: Sequence[CheckpointStore],
+        resume: fencing.Resume,
+        on_foreign: Callable[[tuple[Claim, ...]], None],
+    ) -> None:
+        self.resume = resume
+        self.claims: tuple[Claim, ...] = ()
+        self.attempt = Attempt(pair=AttemptId(0, 0), job_uid="", publication="", run_id="")
+        self._root = root
+        self._where = where
+        self._on_foreign = on_foreign
+
+    def enter(self, attempt: Attempt) -> None:
+        """From now on this attempt claims."""
+        self.attempt = attempt
+        self.claims = fencing.union(self.claims, attempt.known)
+
+    @property
+    def context(self) -> FencingContext:
+        """By which commits are told from those that do not count."""
+        return FencingContext(claims=self.claims, job_uid=self.attempt.job_uid, resume=self.resume)
+
+    def look(self) -> None:
+        """Read the claims of the shared folder."""
+        make_folder(self._root)
+        self._heed(list_claims(self._root))
+
+    def look_everywhere(self) -> list[dict[str, object]]:
+        """Copies may be all that is left, claims included. Asking for them is nothing for an attempt in a hurry."""
+        self.look()
+        self._heed(fencing.union(*(store.claims() for store in self._where)))
+        return [claim.to_json() for claim in self.claims]
+
+    def _heed(self, on_tier: Sequence[Claim]) -> None:
+        self._refuse_foreign(on_tier)
+        self.claims = fencing.union(on_tier, self.attempt.known)
+
+    @property
+    def known_step(self) -> int:
+        """The step that the highest claim of this job's line continues, or that the volume is known to have had."""
+        line = fencing.binding(self.claims, self.attempt.job_uid)
+        top = line[0] if line else None
+        others = top is not None and top.job_uid != self.attempt.job_uid
+        continued = 0 if top is None or (others and self.resume is fencing.Resume.NEVER) else top.from_step
+        return max(continued, self.attempt.durable)
+
+    def write(self, claim: Claim, base: CheckpointName | None, *, again: bool) -> None:
+        """Make a claim durable. `base` is what it continues, if that was read from the shared folder."""
+        self._insist_on_base(claim, base)
+        try:
+            write_claim(self._root, claim, again=again)
+        except ClaimError:
+            self._refuse_foreign(list_claims(self._root))  # if it was another job that took the name first
+            raise
+        try:
+            self._insist_on_base(claim, base)
+        except ClaimError:
+            remove_claims(self._root, [claim])
+            raise
+        on_tier = list_claims(self._root)
+        self._refuse_foreign([other for other in on_tier if other != claim])
+        self.claims = fencing.union(on_tier, self.claims)
+        catalog.clean(self._root, own=claim.pair)
+        remove_claims(self._root, fencing.superfluous(on_tier, claim))
+
+    def _insist_on_base(self, claim: Claim, base: CheckpointName | None) -> None:
+        if base is None or (base.step, base.pair) != (claim.from_step, claim.from_pair):
+            return
+        if not exists(self._root, base):
+            raise ClaimError(
+                f"{base} in {self._root} was deleted after this attempt read it: an attempt that this one replaces"
+                " still saves there; nothing else is lost, and the next attempt starts from what it saved"
+            )
+
+    def _refuse_foreign(self, on_tier: Sequence[Claim]) -> None:
+        found = fencing.foreign(
+            on_tier,
+            known=self.attempt.known,
+            job_uid=self.attempt.job_uid,
+            pair=self.attempt.pair,
+            publication=self.attempt.publication,
+        )
+        if found:
+            self._on_foreign(found)
+            named = ", ".join(f"{claim.pair} of job {claim.job_uid}" for claim in found)
+            raise ForeignClaimError(
+                f"{self._root} holds claims that this attempt does not know ({named}): another job or operator "
+                "uses the folder; give each job a folder of its own, or stop the other one and start again"
+            )
