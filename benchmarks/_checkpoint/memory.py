@@ -45,8 +45,8 @@ from holdfast.checkpoint.stores.memory.peer_server import PeerServer  # noqa: E4
 from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter  # noqa: E402
 from holdfast.checkpoint.stores.memory.slots import SlotSet  # noqa: E402
 from holdfast.checkpoint.stores.memory.store import MemoryStore  # noqa: E402
-from holdfast.checkpoint.tiers.memory_settings import MemorySettings  # noqa: E402
 from holdfast.checkpoint.tiers.memory_tier import MemoryTier  # noqa: E402
+from holdfast.checkpoint.tiers.settings import MemorySettings  # noqa: E402
 from holdfast.core.attempt import AttemptId  # noqa: E402
 
 KEY = b"k" * 32

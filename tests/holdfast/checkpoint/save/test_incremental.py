@@ -28,7 +28,7 @@ from holdfast.checkpoint.save.incremental import Chain
 from holdfast.checkpoint.save.protocol import Planner, SaveResult, Snapshot, stage
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
-from holdfast.checkpoint.tiers.memory_settings import MemorySettings, announced
+from holdfast.checkpoint.tiers.settings import MemorySettings, announced
 from holdfast.checkpoint.tiers.uploader import Uploader, UploadSettings
 from holdfast.cli.checkpoints.access.progress_bar import progress
 from holdfast.cli.checkpoints.copy import Uncopied, copy, copy_all, lineage

@@ -25,8 +25,9 @@ from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.local_disk import LocalStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
-from holdfast.checkpoint.tiers.local_disk_tier import LocalSettings, LocalTier
+from holdfast.checkpoint.tiers.local_disk_tier import LocalTier
 from holdfast.checkpoint.tiers.memory_tier import tier_of
+from holdfast.checkpoint.tiers.settings import TierSettings
 from holdfast.core.attempt import AttemptId, Claim
 
 KEY = b"k" * 32
@@ -64,7 +65,7 @@ class Disks:
         self.servers: dict[str, PeerServer] = {}
         self.made.append(self)
         self._settings = {
-            node: LocalSettings(
+            node: TierSettings(
                 folder=root / node, limit=limit, interval=1, per_second=None, me=self._at(root, node), key=KEY
             )
             for node in ranks

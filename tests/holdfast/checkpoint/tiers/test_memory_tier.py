@@ -33,8 +33,8 @@ from holdfast.checkpoint.stores.memory.peer_client import Neighbour, Peer, PeerS
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
 from holdfast.checkpoint.stores.memory.slot import FileRange
 from holdfast.checkpoint.stores.memory.store import MemoryStore
-from holdfast.checkpoint.tiers.memory_settings import MemorySettings
 from holdfast.checkpoint.tiers.memory_tier import MemoryTier
+from holdfast.checkpoint.tiers.settings import MemorySettings
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError, PeerLostError
 

@@ -21,9 +21,9 @@ from holdfast.checkpoint.save.protocol import Snapshot, stage
 from holdfast.checkpoint.save.write_plan import Planner
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
-from holdfast.checkpoint.tiers.local_disk_tier import LocalSettings, LocalTier
-from holdfast.checkpoint.tiers.memory_settings import MemorySettings
+from holdfast.checkpoint.tiers.local_disk_tier import LocalTier
 from holdfast.checkpoint.tiers.memory_tier import MemoryTier
+from holdfast.checkpoint.tiers.settings import MemorySettings, TierSettings
 from holdfast.cli.checkpoints.access.node_store import near_store
 from holdfast.cli.checkpoints.verify import verify
 from holdfast.core.attempt import AttemptId
@@ -98,7 +98,7 @@ def disk(tmp_path: Path, world: World) -> Path:
     def act(exchange: Any) -> None:
         node = "ab"[exchange.rank]
         folder = tmp_path / node / "launcher-0"
-        settings = LocalSettings(folder=folder, limit=None, interval=1, per_second=None, me=at(node), key=KEY)
+        settings = TierSettings(folder=folder, limit=None, interval=1, per_second=None, me=at(node), key=KEY)
         staged = stage(snapshot_of(3, exchange.rank), Arena(), Planner(), rank=exchange.rank, size=exchange.size)
         assert LocalTier(settings, 0).commit(staged, exchange, TERMS).committed
 

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
-from holdfast.checkpoint.tiers.memory_settings import MemorySettings
+from holdfast.checkpoint.tiers.settings import MemorySettings
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "sharded.py"
 STEPS = 10

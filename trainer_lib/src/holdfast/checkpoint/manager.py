@@ -32,9 +32,9 @@ from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
-from holdfast.checkpoint.tiers.local_disk_tier import LocalSettings, LocalTier
-from holdfast.checkpoint.tiers.memory_settings import MemorySettings
+from holdfast.checkpoint.tiers.local_disk_tier import LocalTier
 from holdfast.checkpoint.tiers.memory_tier import MemoryTier, tier_of
+from holdfast.checkpoint.tiers.settings import MemorySettings, TierSettings
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, NoneWholeError, UnavailableError
 from holdfast.core.tier_names import OBJECT_TIER, SHARED_TIER
@@ -148,7 +148,7 @@ class CheckpointManager:
         """Commit on this node's disk too, if every rank's launcher has a folder there; `members` says so, by rank."""
         if self._local is not None:
             self._local.close()
-        settings, self._local = LocalSettings.from_optional(said), None
+        settings, self._local = TierSettings.from_optional(said), None
         theirs = [one for one in members if one is not None]
         if settings is not None and len(theirs) == len(members):
             settings = replace(settings, interval=int(theirs[0]["interval"]))

@@ -35,32 +35,16 @@ from holdfast.checkpoint.io.fill_progress import Filling
 from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
 from holdfast.checkpoint.io.slice_digests import LEAST_BYTES, Slicer
 from holdfast.core.errors import CheckpointError
+from holdfast.core.json_fields import JsonFields
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardRecord:
+class ShardRecord(JsonFields):
     """What one rank wrote: its files, and where each tensor's piece lies; with deltas, also files of before."""
 
     files: Mapping[str, FileRecord]
     chunks: Mapping[str, tuple[Chunk, ...]]
     patches: Mapping[str, Patch] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """As it travels to the rank that writes the manifest."""
-        return {
-            "files": {name: record.to_json() for name, record in self.files.items()},
-            "chunks": {name: [chunk.to_json() for chunk in chunks] for name, chunks in self.chunks.items()},
-            "patches": {name: patch.to_json() for name, patch in self.patches.items()},
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> ShardRecord:
-        """Read what travelled."""
-        return cls(
-            files={name: FileRecord.from_json(record) for name, record in value["files"].items()},
-            chunks={name: tuple(map(Chunk.from_json, chunks)) for name, chunks in value["chunks"].items()},
-            patches={name: Patch.from_json(patch) for name, patch in value.get("patches", {}).items()},
-        )
 
 
 def begin(root: Path, name: CheckpointName) -> str:

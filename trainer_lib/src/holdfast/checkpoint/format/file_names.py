@@ -44,6 +44,18 @@ class CheckpointName:
     def __str__(self) -> str:
         return f"step-{self.step}.g{self.pair.generation}.a{self.pair.attempt}"
 
+    def to_json(self) -> str:
+        """Return the folder's name."""
+        return str(self)
+
+    @classmethod
+    def from_json(cls, value: str) -> CheckpointName:
+        """Read a folder's name; ValueError if it is nobody's commit."""
+        name = parse_commit(value)
+        if name is None:
+            raise ValueError(f"{value[:80]!r} is no commit's name")
+        return name
+
 
 def step_number(value: object) -> int:
     """A step that a commit's name can say; UsageError for anything else."""

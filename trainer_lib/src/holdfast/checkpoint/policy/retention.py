@@ -71,6 +71,15 @@ class Rules:
                 )
         return cls(**counts, best=tuple(best))
 
+    def to_json(self) -> str:
+        """Return the text that `parse` reads."""
+        return str(self)
+
+    @classmethod
+    def from_json(cls, value: str) -> Rules:
+        """Read it."""
+        return cls.parse(value)
+
     def __str__(self) -> str:
         counted = [f"{name}={getattr(self, name)}" for name in _COUNTED if getattr(self, name)]
         return ",".join([*counted, *map(str, self.best)])

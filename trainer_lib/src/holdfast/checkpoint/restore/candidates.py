@@ -29,6 +29,7 @@ from holdfast.checkpoint.stores.base import CheckpointStore, manifest_of
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, DamagedError, UnknownFormatError
+from holdfast.core.json_fields import JsonFields
 
 _log = logging.getLogger("holdfast.checkpoint.reader")
 
@@ -49,7 +50,7 @@ _BOTH: Final = frozenset({True, False})
 
 
 @dataclass(frozen=True, kw_only=True)
-class _View:
+class _View(JsonFields):
     """What one rank sees of a commit's manifest."""
 
     seal: str = ""
@@ -58,15 +59,6 @@ class _View:
     faults: tuple[Fault, ...] = ()
     foreign: str = ""
     error: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """To the other ranks."""
-        return {**vars(self), "faults": [vars(fault) for fault in self.faults]}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> _View:
-        """From another rank."""
-        return cls(**{**value, "faults": tuple(Fault(**fault) for fault in value["faults"])})
 
 
 @dataclass(kw_only=True)

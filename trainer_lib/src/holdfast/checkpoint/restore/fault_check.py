@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+
+from holdfast.core.json_fields import JsonFields
 
 Part = tuple[str, str, int, int]
 """A store's URL, a file of the commit at hand, and where the bytes begin and end; 0 and 0: its length and header."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class Fault(JsonFields):
     """What a rank found wrong with a copy. `own`: its word is enough, as nobody else sees the copy, or as looking
     again changes nothing."""
 
@@ -34,7 +35,7 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(JsonFields):
     """What came of one rank's reading; `damage` and `error` are why it has not got everything."""
 
     host: str
@@ -42,16 +43,6 @@ class Outcome:
     faults: tuple[Fault, ...]
     damage: str = ""
     error: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """To the other ranks."""
-        return {**vars(self), "used": list(self.used), "faults": [vars(fault) for fault in self.faults]}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Outcome:
-        """From another rank."""
-        faults = tuple(Fault(**fault) for fault in value["faults"])
-        return cls(**{**value, "used": tuple(value["used"]), "faults": faults})
 
     def without(self, cleared: Collection[Part]) -> Outcome:
         """But for the faults that are none."""

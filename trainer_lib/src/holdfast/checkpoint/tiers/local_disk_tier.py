@@ -38,7 +38,9 @@ from holdfast.checkpoint.save.protocol import SaveResult, Staged, manifest_by, w
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.local_disk import LocalStore, own_folder, own_folders
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour, Peer, PeerStore
-from holdfast.core.errors import CheckpointError, DocumentError
+from holdfast.checkpoint.tiers.settings import TierSettings
+from holdfast.core.errors import CheckpointError
+from holdfast.core.json_fields import JsonFields
 from holdfast.core.tier_names import LOCAL_TIER
 
 _log = logging.getLogger("holdfast.checkpoint.local")
@@ -48,55 +50,7 @@ _BESIDE: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSettings:
-    """What the launcher says of the folder that it owns on its node's disk. The interval is in steps."""
-
-    folder: Path
-    limit: int | None
-    interval: int
-    per_second: int | None
-    me: Neighbour
-    key: bytes
-    in_flight: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """As it travels over the agent socket, which only this user can read."""
-        return {
-            "folder": str(self.folder),
-            "limit": self.limit,
-            "interval": self.interval,
-            "perSecond": self.per_second,
-            "me": self.me.to_json(),
-            "key": self.key.hex(),
-            "inFlight": self.in_flight,
-        }
-
-    @classmethod
-    def from_optional(cls, value: Mapping[str, Any] | None) -> LocalSettings | None:
-        """Read what travelled; None where there is no such tier."""
-        if not value:
-            return None
-        try:
-            return cls(
-                folder=Path(value["folder"]),
-                limit=value["limit"],
-                interval=int(value["interval"]),
-                per_second=value["perSecond"],
-                me=Neighbour.from_json(value["me"]),
-                key=bytes.fromhex(value["key"]),
-                in_flight=value.get("inFlight"),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise DocumentError(f"not a local tier: {error!r}") from error
-
-
-def announced(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What the other ranks must know of this rank's local tier: where it is served, and how often it commits."""
-    return None if not said else {name: said[name] for name in ("me", "interval")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldFiles:
+class HeldFiles(JsonFields):
     """What one node's ranks have of a commit: its owner, all files that it is made of, and which of them are here."""
 
     job_uid: str
@@ -105,18 +59,9 @@ class HeldFiles:
     here: frozenset[str]
     nbytes: int
 
-    def to_json(self) -> dict[str, Any]:
-        """To rank 0."""
-        return {**vars(self), "files": sorted(self.files), "here": sorted(self.here)}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> HeldFiles:
-        """From another rank."""
-        return cls(**{**value, "files": frozenset(value["files"]), "here": frozenset(value["here"])})
-
 
 @dataclass(frozen=True, kw_only=True)
-class LocalDiskReport:
+class LocalDiskReport(JsonFields):
     """What one rank says before a commit: what lies on its node, and what its part needs."""
 
     rank: int
@@ -127,20 +72,9 @@ class LocalDiskReport:
     error: str = ""
     cause: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """To rank 0."""
-        return {**vars(self), "held": {str(name): one.to_json() for name, one in self.held.items()}}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> LocalDiskReport:
-        """From another rank."""
-        named = ((parse_commit(text), one) for text, one in value["held"].items())
-        held = {name: HeldFiles.from_json(one) for name, one in named if name is not None}
-        return cls(**{**value, "held": held})
-
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class Decision(JsonFields):
     """Which commit every rank spares, and why none is made."""
 
     keep: CheckpointName | None
@@ -198,7 +132,7 @@ class LocalTier:
 
     def __init__(
         self,
-        settings: LocalSettings,
+        settings: TierSettings,
         local_rank: int,
         members: frozenset[Neighbour] = frozenset(),
         check: Callable[[], None] = lambda: None,
@@ -259,12 +193,9 @@ class LocalTier:
 
     def _agree(self, staged: Staged, exchange: Exchange, terms: FencingContext) -> Decision:
         told = exchange.gather(self._tell(staged, exchange.rank, terms).to_json())
-        decided: dict[str, Any] = {}
-        if exchange.rank == 0:
-            decision = decide([LocalDiskReport.from_json(one) for one in told], terms)
-            decided = {**vars(decision), "keep": decision.keep and str(decision.keep)}
-        decided = exchange.share(decided)
-        return Decision(**{**decided, "keep": parse_commit(decided["keep"] or "")})
+        own = exchange.rank == 0
+        decided = decide([LocalDiskReport.from_json(one) for one in told], terms).to_json() if own else None
+        return Decision.from_json(exchange.share(decided))
 
     def _tell(self, staged: Staged, rank: int, terms: FencingContext) -> LocalDiskReport:
         need = staged.plan.nbytes + len(encode_json(staged.snapshot.alone)) + _beside(staged)

@@ -41,8 +41,8 @@ from holdfast.checkpoint.stores.memory.peer_client import STREAMS, Copy, Neighbo
 from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter
 from holdfast.checkpoint.stores.memory.slots import SlotSet
 from holdfast.checkpoint.stores.memory.store import MemoryStore
-from holdfast.checkpoint.tiers.memory_settings import MemorySettings
 from holdfast.checkpoint.tiers.rank_files import RankFiles
+from holdfast.checkpoint.tiers.settings import MemorySettings
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, NoRoomError
 from holdfast.core.tier_names import LOCAL_TIER, MEMORY_TIER, PEER_TIER

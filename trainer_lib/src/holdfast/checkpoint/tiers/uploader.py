@@ -8,13 +8,13 @@ has arrived. What went wrong is told, and tried again; what is given up leaves n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from holdfast.checkpoint.format.failure_causes import FailureCause, cause_of
 from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit
@@ -26,6 +26,7 @@ from holdfast.checkpoint.save.checkpoint_index import Ages
 from holdfast.checkpoint.stores.base import CheckpointStore, Incoming
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, DamagedError, UnavailableError, UsageError
+from holdfast.core.json_fields import JsonFields
 
 _SHORTEST_WAIT: Final = 1.0
 _LONGEST_WAIT: Final = 60.0
@@ -45,7 +46,7 @@ class Target(CheckpointStore, Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UploadSettings:
+class UploadSettings(JsonFields):
     """Where commits go, how often, how fast, and how many stay."""
 
     url: str
@@ -59,15 +60,6 @@ class UploadSettings:
         standing = self.bytes_per_second is not None and self.bytes_per_second <= 0
         if self.interval_seconds < 0 or self.keep_last < 1 or standing:
             raise UsageError("an object store needs an interval of 0 s or more, 1 or more to keep, a limit above 0")
-
-    def to_json(self) -> dict[str, Any]:
-        """As it travels to the process that uploads."""
-        return {**vars(self), "rules": str(self.rules)}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> UploadSettings:
-        """Read what travelled."""
-        return cls(**{**value, "rules": retention.Rules.parse(value["rules"])})
 
 
 # What to do next. Pure.

@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.checkpoint.stores.local_disk import LocalStore, own_folders
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
-from holdfast.checkpoint.tiers.local_disk_tier import LocalSettings
+from holdfast.checkpoint.tiers.settings import TierSettings
 from holdfast.launcher.status.status_document import Identity
 from holdfast.launcher.tiers.options import TierOptions
 from holdfast.launcher.tiers.tier_host import TierHost
@@ -32,7 +32,7 @@ class LocalHost(TierHost):
             return None
         me, key = served
         options = self._options
-        return LocalSettings(
+        return TierSettings(
             folder=self._folder,
             limit=options.limit,
             interval=options.interval,

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour, successor
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
 from holdfast.checkpoint.stores.memory.slot import remove
-from holdfast.checkpoint.tiers.memory_settings import MemorySettings
+from holdfast.checkpoint.tiers.settings import MemorySettings
 from holdfast.core.tier_names import MEMORY_TIER, PEER_TIER
 from holdfast.launcher.drain.last_checkpoint_plan import Speed, Tier
 from holdfast.launcher.membership.document import Member

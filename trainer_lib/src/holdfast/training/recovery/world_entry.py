@@ -23,8 +23,7 @@ from holdfast.checkpoint.restore.rank_reader import Select
 from holdfast.checkpoint.restore.search import Restored
 from holdfast.checkpoint.save.lossy_delta import told
 from holdfast.checkpoint.state.dtensor import is_sharded
-from holdfast.checkpoint.tiers import local_disk_tier as local_tier
-from holdfast.checkpoint.tiers.memory_settings import announced
+from holdfast.checkpoint.tiers.settings import announced
 from holdfast.core.attempt import AttemptId
 from holdfast.core.environment import publish
 from holdfast.core.errors import DamagedError, ForeignClaimError, PeerLostError, UsageError
@@ -241,7 +240,7 @@ class WorldEntry:
         own = {"standing": lineage.standing.to_json(), "claimed": lineage.claimed, "saved": lineage.saved_step}
         before = {"trained": None if trained is None else trained.to_json()}
         memory = None if self._engine is None else announced(self._agent.memory)
-        local = None if self._engine is None else local_tier.announced(self._agent.local)
+        local = None if self._engine is None else announced(self._agent.local)
         model = {"outline": digest(self._outline)}
         told = team.group.gather({**own, **before, **model, "shard": shard, "memory": memory, "local": local})
         self._check_outlines(team.group, told)

@@ -34,6 +34,7 @@ from holdfast.checkpoint.stores.memory.slot import FileRange
 from holdfast.checkpoint.stores.memory.slot_writer import PADDING
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
+from holdfast.core.json_fields import JsonFields
 from holdfast.core.tier_names import MEMORY_TIER
 
 _log = logging.getLogger("holdfast.checkpoint.peer")
@@ -44,22 +45,13 @@ _OWNER: Final = re.compile(r"[a-z0-9-]{1,80}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
-class Neighbour:
+class Neighbour(JsonFields):
     """A launcher that keeps commits in memory: on which node, and where it is reached."""
 
     node: str
     pod: str
     host: str
     port: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Wire form."""
-        return vars(self).copy()
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Neighbour:
-        """Read it; what a newer release adds is left out."""
-        return cls(node=str(value["node"]), pod=str(value["pod"]), host=str(value["host"]), port=int(value["port"]))
 
 
 def derive(job_key: bytes) -> bytes:
