@@ -32,7 +32,7 @@ from holdfast.checkpoint.save.protocol import Snapshot, save
 from holdfast.checkpoint.state import flatten as state
 from holdfast.checkpoint.state.dtypes import DTYPES
 from holdfast.checkpoint.state.flatten import check_savable, flatten, flatten_values
-from holdfast.checkpoint.state.rng import apply, capture
+from holdfast.checkpoint.state.rng import capture, read
 from holdfast.checkpoint.state.unflatten import adopt, unflatten
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.verify import verify
@@ -492,7 +492,7 @@ def test_all_random_generators_go_on_as_they_were() -> None:
     saved = capture()
     expected = draw()
     draw()
-    apply(saved)
+    read(saved).apply()
     assert draw() == expected
 
 

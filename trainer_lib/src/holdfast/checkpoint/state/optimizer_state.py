@@ -96,7 +96,7 @@ def rehearse(optimizer: torch.optim.Optimizer) -> Any:
     """
     if getattr(optimizer, "state", None):
         return None  # it has stepped: its state speaks for itself
-    before = rng.capture()
+    before = rng.States.current()
     try:
         copied = _understudy(optimizer)
         with torch.enable_grad():
@@ -106,7 +106,7 @@ def rehearse(optimizer: torch.optim.Optimizer) -> Any:
         _log.debug("the first step of %s cannot be rehearsed: %s", type(optimizer).__name__, error)
         return None
     finally:
-        rng.apply(before)
+        before.apply()
 
 
 def foreseen(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.dtype, tuple[int, ...]]]:

@@ -13,41 +13,56 @@ import torch
 from holdfast.core.errors import StateError
 
 
-def capture() -> dict[str, Any]:
-    """Python's, numpy's, torch's and every CUDA device's generator."""
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    version, internal, gauss = random.getstate()
-    return {
-        "python": {"version": version, "state": list(internal), "gauss": gauss},
-        "numpy": {
-            "kind": kind,
-            "keys": _pack(np.asarray(keys, dtype="<u4").tobytes()),
-            "position": int(position),
-            "hasGauss": int(has_gauss),
-            "cachedGaussian": float(cached),
-        },
-        "torch": _pack(torch.get_rng_state().numpy().tobytes()),
-        "cuda": [_pack(state.numpy().tobytes()) for state in _cuda_states()],
-    }
-
-
 @dataclass(frozen=True, kw_only=True)
 class States:
-    """Captured states, read and found good; `apply` sets the generators to them."""
+    """The states of all generators."""
 
     python: tuple[Any, ...]
-    numpy: tuple[str, Any, int, int, float]
+    numpy: Any
     cpu: torch.Tensor
     cuda: tuple[torch.Tensor, ...]
 
+    @classmethod
+    def current(cls) -> States:
+        """Python's, numpy's, torch's and every CUDA device's generator, without waking a device that nobody uses."""
+        devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+        return cls(
+            python=random.getstate(),
+            numpy=np.random.get_state(legacy=True),
+            cpu=torch.get_rng_state(),
+            cuda=tuple(generator.get_state() for generator in devices),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `read` reads."""
+        version, internal, gauss = self.python
+        kind, keys, position, has_gauss, cached = self.numpy
+        return {
+            "python": {"version": version, "state": list(internal), "gauss": gauss},
+            "numpy": {
+                "kind": kind,
+                "keys": _pack(np.asarray(keys, dtype="<u4").tobytes()),
+                "position": int(position),
+                "hasGauss": int(has_gauss),
+                "cachedGaussian": float(cached),
+            },
+            "torch": _pack(self.cpu.numpy().tobytes()),
+            "cuda": [_pack(state.numpy().tobytes()) for state in self.cuda],
+        }
+
     def apply(self) -> None:
-        """Devices that are not there are left out."""
+        """Set the generators. Devices that are not there are left out."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
         if torch.cuda.is_available():
             for device, state in enumerate(self.cuda[: torch.cuda.device_count()]):
                 torch.cuda.set_rng_state(state, device)
+
+
+def capture() -> dict[str, Any]:
+    """The states of all generators, as a rank saves them for itself."""
+    return States.current().to_json()
 
 
 def of(alone: Any) -> Any:
@@ -76,20 +91,11 @@ def read(captured: Any) -> States:
     return states
 
 
-def apply(captured: dict[str, Any]) -> None:
-    """Set the generators to what was captured."""
-    read(captured).apply()
-
-
 def seed(value: int) -> None:
     """Seed all generators: for a rank that was not there when the checkpoint was made."""
     random.seed(value)
     np.random.seed(value & 0xFFFFFFFF)
     torch.manual_seed(value)
-
-
-def _cuda_states() -> list[torch.Tensor]:
-    return list(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else []
 
 
 def _pack(data: bytes) -> str:

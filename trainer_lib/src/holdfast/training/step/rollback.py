@@ -6,14 +6,14 @@ other buffers, drawn random numbers, and an AMP scaler may have looked at the gr
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+
+from holdfast.checkpoint.state import rng
 
 # Larger buffers are copied only when torch counted a write to them. The count misses writes of some kernels, the
 # running statistics of batch normalisation among them, so smaller ones are copied always.
@@ -41,7 +41,7 @@ class Undo:
         self._tables: list[dict[str, torch.Tensor | None]] = [part._buffers for part in parts.values()]
         self._scaler = scaler
         self._buffers: list[dict[str, _Buffer | None]] = [{} for _ in self._tables]
-        self._random: dict[str, Any] = {}
+        self._random: rng.States | None = None
         self._scaled: dict[str, Any] = {}
 
     def remember(self) -> None:
@@ -50,17 +50,17 @@ class Undo:
             for table, known in zip(self._tables, self._buffers, strict=True):
                 if table or known:
                     _look(table, known)
-        self._random = _generators()
+        self._random = rng.States.current()
         self._scaled = {} if self._scaler is None else _held(vars(self._scaler))
 
     def restore(self) -> None:
         """Give back what was remembered. Buffers that were replaced, added or removed since are put right as well."""
-        if not self._random:
+        if self._random is None:
             return
         for table, known in zip(self._tables, self._buffers, strict=True):
             if table or known:
                 _put_back(table, known)
-        _seed(self._random)
+        self._random.apply()
         if self._scaler is not None:
             vars(self._scaler).update(_held(self._scaled))
 
@@ -106,33 +106,6 @@ def _version(tensor: torch.Tensor) -> int | None:
 def _moved(kept: _Buffer) -> bool:
     version = _version(kept.tensor)
     return version is None or version != kept.version or kept.tensor.nbytes <= ALWAYS_COPIED_BYTES
-
-
-# Random numbers
-
-
-def _generators() -> dict[str, Any]:
-    numpy = sys.modules.get("numpy.random")
-    return {
-        "python": random.getstate(),
-        "numpy": None if numpy is None else numpy.get_state(legacy=True),
-        "torch": torch.get_rng_state(),
-        "cuda": [generator.get_state() for generator in _cuda()],
-    }
-
-
-def _seed(states: dict[str, Any]) -> None:
-    random.setstate(states["python"])
-    if states["numpy"] is not None:
-        sys.modules["numpy.random"].set_state(states["numpy"])
-    torch.set_rng_state(states["torch"])
-    for generator, state in zip(_cuda(), states["cuda"], strict=False):
-        generator.set_state(state)
-
-
-def _cuda() -> tuple[torch.Generator, ...]:
-    """The devices' generators, without waking a device that nobody uses."""
-    return tuple(torch.cuda.default_generators) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
 
 
 # AMP
