@@ -31,34 +31,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from holdfast.core.attempt import AttemptId, highest
-from holdfast.core.protocol import Cause
-from holdfast.launcher.membership import events, messages, proposals
-from holdfast.launcher.membership.attempt_end import (
-    budgets,
-    completion,
-    drain,
-    failures,
-    foreign_claims,
-    incidents,
-    leaving,
-    root_cause,
-)
-from holdfast.launcher.membership.document import Member, Membership
-from holdfast.launcher.membership.events import (
-    Action,
-    Event,
-    How,
-    KeepStacks,
-    Note,
-    RequestCheckpoint,
-    Send,
-    StartRanks,
-)
-from holdfast.launcher.membership.messages import Failure, Hello, Priority, ShareMembership
+from holdfast.core.attempt import AttemptId
+from holdfast.launcher.membership import events, messages
+from holdfast.launcher.membership.attempt_end import completion, drain, failures, foreign_claims, incidents, leaving
+from holdfast.launcher.membership.document import Member
+from holdfast.launcher.membership.events import Action, Event, How, Note, RequestCheckpoint, Send, StartRanks
+from holdfast.launcher.membership.formation import acceptance, proposals, pursuit
+from holdfast.launcher.membership.hello import describe, gossip
+from holdfast.launcher.membership.membership_update import ask, see
+from holdfast.launcher.membership.peers import peer_down, peer_up, received
 from holdfast.launcher.membership.quorum import NOTHING, Weakened
-from holdfast.launcher.membership.state import Peer, Phase, State
-from holdfast.launcher.membership.transition import Transition, lost
+from holdfast.launcher.membership.state import State
+from holdfast.launcher.membership.transition import Transition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,19 +71,19 @@ def _follow(turn: Transition) -> None:
     drain.settle_quiesced(turn)
     failures.settle_failures(turn)
     drain.settle_drain(turn)
-    proposals.accept(turn)
-    proposals.pursue(turn)
-    proposals.remind(turn)
+    acceptance.accept(turn)
+    pursuit.pursue(turn)
+    pursuit.remind(turn)
     completion.complete(turn)
     waiting = _propose(turn)
-    proposals.accept(turn)
-    proposals.pursue(turn)
-    _gossip(turn)
-    _describe(turn, waiting)
+    acceptance.accept(turn)
+    pursuit.pursue(turn)
+    gossip(turn)
+    describe(turn, waiting)
     leaving.settle_leaving(turn)
 
 
-def _propose(turn: Transition) -> proposals.Waiting:
+def _propose(turn: Transition) -> acceptance.Waiting:
     state = turn.state
     if state.leaving is not None or state.drain is not None or state.pending is not None:
         return state.phase, state.message
@@ -130,9 +114,6 @@ def lost_members(state: State) -> tuple[tuple[str, float, How], ...]:
     )
 
 
-# Events
-
-
 def _ready(turn: Transition, _: events.Ready) -> None:
     turn.set(ready=True)
 
@@ -147,55 +128,6 @@ def _tick(turn: Transition, _: events.Tick) -> None:
 
 def _membership_seen(turn: Transition, event: events.MembershipSeen) -> None:
     see(turn, event.membership)
-
-
-def see(turn: Transition, membership: Membership) -> None:
-    """Rule 1: seeing a generation changes nothing but what may be proposed and accepted."""
-    known = turn.membership
-    if known is not None and _conflicts(known, membership.generation, membership.publication):
-        turn.set(conflict=known.generation)
-        return
-    if known is not None and membership.newness <= known.newness:
-        return
-    new = known is None or membership.generation > known.generation
-    incidents = tuple(i for i in turn.state.incidents if i.pair not in membership.acknowledged)
-    turn.set(membership=membership, incidents=incidents, seen_at=turn.now if new else turn.state.seen_at)
-    foreign_claims.stop_for(turn, ())
-    if membership.checkpoint is not None:
-        _ask(turn, membership.checkpoint.id, membership.checkpoint.reason)
-    if turn.state.me in membership.drain:
-        reason = f"the operator asked in revision {membership.revision}"
-        drain.begin_drain(turn, events.DrainAsked(id=f"drain-{membership.revision}", reason=reason, cause=None))
-
-
-def _conflicts(known: Membership, generation: int, publication: str) -> bool:
-    return known.generation == generation and known.publication != publication
-
-
-def _peer_up(turn: Transition, event: events.PeerUp) -> None:
-    turn.set_peer(event.pod_uid, Peer(up=True, since=turn.now, met=True))
-    if turn.state.hello is not None:
-        turn.send(event.pod_uid, turn.state.hello)
-
-
-def _peer_down(turn: Transition, event: events.PeerDown) -> None:
-    known = turn.state.peers.get(event.pod_uid, Peer(up=False, since=turn.now))
-    if known.how is not None and not known.up:
-        return
-    turn.set_peer(event.pod_uid, replace(known, up=False, since=turn.now, how=event.how))
-    _member_lost(turn, event.pod_uid, event.how)
-
-
-def _member_lost(turn: Transition, uid: str, how: How) -> None:
-    attempt = turn.attempt
-    member = next((m for m in attempt.world.members if m.pod_uid == uid), None) if attempt else None
-    if attempt is None or member is None:
-        return
-    said = turn.state.peers[uid].hello
-    if said is not None and said.draining:
-        turn.set_attempt(quiesced_at=attempt.quiesced_at or turn.now)
-    else:
-        turn.fail(lost(member, how, turn.now))
 
 
 def _store_opened(turn: Transition, event: events.StoreOpened) -> None:
@@ -281,20 +213,7 @@ def _foreign_claims(turn: Transition, event: events.ForeignClaims) -> None:
 
 
 def _checkpoint_asked(turn: Transition, event: events.CheckpointAsked) -> None:
-    _ask(turn, event.id, event.reason)
-
-
-def _ask(turn: Transition, id_: str, reason: str) -> None:
-    """Pass a request on once; before the first step of an attempt it waits for that."""
-    state = turn.state
-    if id_ in state.requests:
-        return
-    turn.set(requests=state.requests | {id_})
-    attempt = turn.attempt
-    if attempt is not None and attempt.step is not None and not attempt.done:
-        turn.do(RequestCheckpoint(pair=attempt.world.pair, id=id_, reason=reason))
-    else:
-        turn.set(waiting_requests=(*state.waiting_requests, (id_, reason)))
+    ask(turn, event.id, event.reason)
 
 
 def _drain_asked(turn: Transition, event: events.DrainAsked) -> None:
@@ -303,182 +222,6 @@ def _drain_asked(turn: Transition, event: events.DrainAsked) -> None:
 
 def _is_present(turn: Transition, pair: AttemptId) -> bool:
     return turn.attempt is not None and turn.attempt.world.pair == pair
-
-
-# Messages
-
-
-def _received(turn: Transition, event: events.Received) -> None:
-    if not turn.up(event.sender):
-        return
-    message = event.message
-    match message:
-        case Hello():
-            _hello(turn, event.sender, message)
-        case ShareMembership():
-            see(turn, message.membership)
-        case messages.Propose():
-            proposals.consider(turn, event.sender, message)
-        case messages.Accept():
-            proposals.accepted_by(turn, event.sender, message.world)
-        case messages.Refuse():
-            proposals.refused_by(turn, event.sender, message)
-        case messages.Start():
-            proposals.enter(turn, message)
-        case _:
-            _received_of_the_end(turn, event.sender, message)
-
-
-def _received_of_the_end(turn: Transition, sender: str, message: messages.Message) -> None:
-    match message:
-        case messages.Confirm():
-            completion.confirm(turn, sender, message.pair)
-        case messages.Confirmed():
-            completion.confirmed_by(turn, sender, message.pair)
-        case messages.Complete():
-            completion.completed(turn, message.pair)
-        case messages.GiveUp():
-            budgets.give_up(turn, message.incident, message.message)
-        case messages.Hang():
-            _hang_elsewhere(turn, sender, message)
-        case messages.Leaving():
-            completion.left(turn, sender, message.code)
-            _member_lost(turn, sender, How.LEFT)
-
-
-def _hang_elsewhere(turn: Transition, sender: str, hang: messages.Hang) -> None:
-    attempt = turn.attempt
-    if attempt is not None and attempt.world.pair == hang.pair and sender in attempt.world.uids:
-        turn.do(KeepStacks(pair=hang.pair, message=hang.message))
-
-
-def _hello(turn: Transition, sender: str, hello: Hello) -> None:
-    peer = turn.state.peers[sender]
-    answered = hello.accepted is not None and hello.accepted == turn.state.accepted
-    muted_until = 0.0 if answered else peer.muted_until
-    turn.set_peer(sender, replace(peer, hello=hello, muted_until=muted_until))
-    turn.set(started=highest(turn.state.started, hello.started))
-    _share(turn, sender, hello)
-    if hello.foreign:
-        foreign_claims.stop_for(turn, hello.foreign)
-    drain.join_drain(turn, sender, hello)
-    _compare(turn, sender, hello)
-
-
-def _share(turn: Transition, sender: str, hello: Hello) -> None:
-    """Give the newest membership to who has an older one: only one sidecar needs to reach the operator."""
-    membership, peer = turn.membership, turn.state.peers[sender]
-    if membership is None:
-        return
-    if _conflicts(membership, hello.generation, hello.publication):
-        turn.set(conflict=membership.generation)
-    elif (hello.generation, hello.revision) < membership.newness and turn.now >= peer.shared_at + turn.rules.resend:
-        turn.set_peer(sender, replace(peer, shared_at=turn.now))
-        turn.send(sender, ShareMembership(membership=membership))
-
-
-def _compare(turn: Transition, sender: str, hello: Hello) -> None:
-    """What a member says of our attempt: it failed there, or was left for a higher one."""
-    attempt = turn.attempt
-    if hello.failed is not None and hello.failure is not None and not hello.draining:
-        incidents.know_better(turn, hello.failed, hello.failure)
-    if attempt is None or sender not in attempt.world.uids:
-        return
-    pair = attempt.world.pair
-    if hello.failed == pair and hello.failure is not None and not hello.draining:
-        turn.fail(hello.failure)
-    elif hello.left is not None and hello.left >= pair and (hello.draining or root_cause.drains(turn, attempt)):
-        # Whoever heard first that the agreed commit is made may be told to have gone before our own rank says so.
-        turn.set_attempt(quiesced_at=attempt.quiesced_at or turn.now)
-    elif (highest(hello.accepted, _next(hello.left)) or pair) > pair and turn.state.pending is None:
-        turn.fail(_moved_on(attempt.world.members, sender))
-
-
-def _next(pair: AttemptId | None) -> AttemptId | None:
-    return None if pair is None else AttemptId(pair.generation, pair.attempt + 1)
-
-
-def _moved_on(members: tuple[Member, ...], sender: str) -> Failure:
-    member = next(m for m in members if m.pod_uid == sender)
-    return Failure(
-        cause=Cause.INFRASTRUCTURE,
-        reason=failures.MOVED_ON,
-        message=f"{member.pod or sender} is in this attempt no more",
-        priority=Priority.PEER_LOST,
-        pod=member.pod,
-        node=member.node,
-    )
-
-
-# What is said and shown
-
-
-def _gossip(turn: Transition) -> None:
-    """Say the whole present to all: on every change, and once a second."""
-    hello = _present(turn)
-    if hello == turn.state.hello and turn.now < turn.state.hello_at + turn.rules.resend:
-        return
-    turn.set(hello=hello, hello_at=turn.now)
-    turn.broadcast(hello)
-
-
-def _present(turn: Transition) -> Hello:
-    state, attempt = turn.state, turn.attempt
-    failed, failure = state.failed, state.failure
-    drained = root_cause.drain_incident(turn)
-    if drained is not None:
-        failed, failure = drained
-    elif attempt is not None and attempt.failures:
-        failed, failure = attempt.world.pair, root_cause.root_cause(turn, attempt)
-    return Hello(
-        generation=state.membership.generation if state.membership else 0,
-        revision=state.membership.revision if state.membership else 0,
-        publication=state.membership.publication if state.membership else "",
-        accepted=state.accepted,
-        started=state.started,
-        world=attempt.world if attempt is not None and not attempt.failures else None,
-        left=state.last,
-        ready=state.ready and state.leaving is None,
-        prepared=state.prepared,
-        draining=state.drain is not None,
-        stays=drain.would_stay(turn),
-        notice=drain.notice(turn),
-        done=attempt is not None and attempt.done,
-        failed=failed,
-        failure=failure,
-        foreign=state.foreign,
-        stalls=state.stalls,
-        held=state.held,
-    )
-
-
-def _describe(turn: Transition, waiting: proposals.Waiting) -> None:
-    phase, message = _phase(turn, waiting)
-    if (phase, message) == (turn.state.phase, turn.state.message):
-        return
-    if phase != turn.state.phase:
-        turn.do(Note(phase=phase, message=message))
-    turn.set(phase=phase, message=message)
-
-
-def _phase(turn: Transition, waiting: proposals.Waiting) -> proposals.Waiting:
-    state = turn.state
-    if state.leaving is not None:
-        if state.leaving.code == 0:
-            return Phase.COMPLETE, state.leaving.message
-        return (Phase.FAILED if state.leaving.final else Phase.DRAINING), state.leaving.message
-    if state.drain is not None:
-        return Phase.DRAINING, f"commits and leaves: {state.drain.reason}"
-    if state.pending is not None:
-        return Phase.FORMING, f"goes over to {state.pending.world.pair}"
-    if state.attempt is None and state.postponed is not None:
-        return waiting[0], f"{waiting[1]}; then commits and leaves: {state.postponed.reason}"
-    if state.attempt is None:
-        return waiting
-    if state.attempt.done:
-        return Phase.RUNNING, "done here; waits for the others"
-    size = len(state.membership.members) if state.membership else len(state.attempt.world.members)
-    return Phase.RUNNING, f"training with {len(state.attempt.world.members)} of {size} workers"
 
 
 def check_invariants(before: State, after: State, actions: list[Action]) -> None:
@@ -505,9 +248,9 @@ _HANDLERS: Final[dict[type[Any], Callable[[Transition, Any], None]]] = {
     events.Tick: _tick,
     events.Prepared: _prepared,
     events.MembershipSeen: _membership_seen,
-    events.PeerUp: _peer_up,
-    events.PeerDown: _peer_down,
-    events.Received: _received,
+    events.PeerUp: peer_up,
+    events.PeerDown: peer_down,
+    events.Received: received,
     events.StoreOpened: _store_opened,
     events.StoreFailed: _store_failed,
     events.Entered: _entered,

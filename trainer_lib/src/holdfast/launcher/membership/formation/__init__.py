@@ -1,0 +1,1 @@
+"""How worlds are formed: who proposes what, who accepts, when a world starts. Pure."""

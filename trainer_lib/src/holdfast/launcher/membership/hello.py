@@ -1,0 +1,79 @@
+"""What this launcher shows of itself: its `Hello` to peers, and its phase for the status."""
+
+from __future__ import annotations
+
+from holdfast.launcher.membership.attempt_end import drain, root_cause
+from holdfast.launcher.membership.events import Note
+from holdfast.launcher.membership.formation import acceptance
+from holdfast.launcher.membership.messages import Hello
+from holdfast.launcher.membership.state import Phase
+from holdfast.launcher.membership.transition import Transition
+
+
+def gossip(turn: Transition) -> None:
+    """Say the whole present to all: on every change, and once a second."""
+    hello = _present(turn)
+    if hello == turn.state.hello and turn.now < turn.state.hello_at + turn.rules.resend:
+        return
+    turn.set(hello=hello, hello_at=turn.now)
+    turn.broadcast(hello)
+
+
+def _present(turn: Transition) -> Hello:
+    state, attempt = turn.state, turn.attempt
+    failed, failure = state.failed, state.failure
+    drained = root_cause.drain_incident(turn)
+    if drained is not None:
+        failed, failure = drained
+    elif attempt is not None and attempt.failures:
+        failed, failure = attempt.world.pair, root_cause.root_cause(turn, attempt)
+    return Hello(
+        generation=state.membership.generation if state.membership else 0,
+        revision=state.membership.revision if state.membership else 0,
+        publication=state.membership.publication if state.membership else "",
+        accepted=state.accepted,
+        started=state.started,
+        world=attempt.world if attempt is not None and not attempt.failures else None,
+        left=state.last,
+        ready=state.ready and state.leaving is None,
+        prepared=state.prepared,
+        draining=state.drain is not None,
+        stays=drain.would_stay(turn),
+        notice=drain.notice(turn),
+        done=attempt is not None and attempt.done,
+        failed=failed,
+        failure=failure,
+        foreign=state.foreign,
+        stalls=state.stalls,
+        held=state.held,
+    )
+
+
+def describe(turn: Transition, waiting: acceptance.Waiting) -> None:
+    """Keep phase and message; note a new phase."""
+    phase, message = _phase(turn, waiting)
+    if (phase, message) == (turn.state.phase, turn.state.message):
+        return
+    if phase != turn.state.phase:
+        turn.do(Note(phase=phase, message=message))
+    turn.set(phase=phase, message=message)
+
+
+def _phase(turn: Transition, waiting: acceptance.Waiting) -> acceptance.Waiting:
+    state = turn.state
+    if state.leaving is not None:
+        if state.leaving.code == 0:
+            return Phase.COMPLETE, state.leaving.message
+        return (Phase.FAILED if state.leaving.final else Phase.DRAINING), state.leaving.message
+    if state.drain is not None:
+        return Phase.DRAINING, f"commits and leaves: {state.drain.reason}"
+    if state.pending is not None:
+        return Phase.FORMING, f"goes over to {state.pending.world.pair}"
+    if state.attempt is None and state.postponed is not None:
+        return waiting[0], f"{waiting[1]}; then commits and leaves: {state.postponed.reason}"
+    if state.attempt is None:
+        return waiting
+    if state.attempt.done:
+        return Phase.RUNNING, "done here; waits for the others"
+    size = len(state.membership.members) if state.membership else len(state.attempt.world.members)
+    return Phase.RUNNING, f"training with {len(state.attempt.world.members)} of {size} workers"

@@ -1,0 +1,156 @@
+"""Peers: their channels, and what their messages change here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.core.attempt import AttemptId, highest
+from holdfast.core.protocol import Cause
+from holdfast.launcher.membership import events, messages
+from holdfast.launcher.membership.attempt_end import (
+    budgets,
+    completion,
+    drain,
+    failures,
+    foreign_claims,
+    incidents,
+    root_cause,
+)
+from holdfast.launcher.membership.document import Member
+from holdfast.launcher.membership.events import How, KeepStacks
+from holdfast.launcher.membership.formation import acceptance, pursuit
+from holdfast.launcher.membership.membership_update import conflicts, see
+from holdfast.launcher.membership.messages import Failure, Hello, Priority, ShareMembership
+from holdfast.launcher.membership.state import Peer
+from holdfast.launcher.membership.transition import Transition, lost
+
+
+def peer_up(turn: Transition, event: events.PeerUp) -> None:
+    """A channel is open: the peer gets our newest `Hello`."""
+    turn.set_peer(event.pod_uid, Peer(up=True, since=turn.now, met=True))
+    if turn.state.hello is not None:
+        turn.send(event.pod_uid, turn.state.hello)
+
+
+def peer_down(turn: Transition, event: events.PeerDown) -> None:
+    """A channel is lost, and with it perhaps a member of the attempt."""
+    known = turn.state.peers.get(event.pod_uid, Peer(up=False, since=turn.now))
+    if known.how is not None and not known.up:
+        return
+    turn.set_peer(event.pod_uid, replace(known, up=False, since=turn.now, how=event.how))
+    _member_lost(turn, event.pod_uid, event.how)
+
+
+def _member_lost(turn: Transition, uid: str, how: How) -> None:
+    attempt = turn.attempt
+    member = next((m for m in attempt.world.members if m.pod_uid == uid), None) if attempt else None
+    if attempt is None or member is None:
+        return
+    said = turn.state.peers[uid].hello
+    if said is not None and said.draining:
+        turn.set_attempt(quiesced_at=attempt.quiesced_at or turn.now)
+    else:
+        turn.fail(lost(member, how, turn.now))
+
+
+def received(turn: Transition, event: events.Received) -> None:
+    """A message of a live peer."""
+    if not turn.up(event.sender):
+        return
+    message = event.message
+    match message:
+        case Hello():
+            _hello(turn, event.sender, message)
+        case ShareMembership():
+            see(turn, message.membership)
+        case messages.Propose():
+            acceptance.consider(turn, event.sender, message)
+        case messages.Accept():
+            pursuit.accepted_by(turn, event.sender, message.world)
+        case messages.Refuse():
+            pursuit.refused_by(turn, event.sender, message)
+        case messages.Start():
+            pursuit.enter(turn, message)
+        case _:
+            _received_of_the_end(turn, event.sender, message)
+
+
+def _received_of_the_end(turn: Transition, sender: str, message: messages.Message) -> None:
+    match message:
+        case messages.Confirm():
+            completion.confirm(turn, sender, message.pair)
+        case messages.Confirmed():
+            completion.confirmed_by(turn, sender, message.pair)
+        case messages.Complete():
+            completion.completed(turn, message.pair)
+        case messages.GiveUp():
+            budgets.give_up(turn, message.incident, message.message)
+        case messages.Hang():
+            _hang_elsewhere(turn, sender, message)
+        case messages.Leaving():
+            completion.left(turn, sender, message.code)
+            _member_lost(turn, sender, How.LEFT)
+
+
+def _hang_elsewhere(turn: Transition, sender: str, hang: messages.Hang) -> None:
+    attempt = turn.attempt
+    if attempt is not None and attempt.world.pair == hang.pair and sender in attempt.world.uids:
+        turn.do(KeepStacks(pair=hang.pair, message=hang.message))
+
+
+def _hello(turn: Transition, sender: str, hello: Hello) -> None:
+    peer = turn.state.peers[sender]
+    answered = hello.accepted is not None and hello.accepted == turn.state.accepted
+    muted_until = 0.0 if answered else peer.muted_until
+    turn.set_peer(sender, replace(peer, hello=hello, muted_until=muted_until))
+    turn.set(started=highest(turn.state.started, hello.started))
+    _share(turn, sender, hello)
+    if hello.foreign:
+        foreign_claims.stop_for(turn, hello.foreign)
+    drain.join_drain(turn, sender, hello)
+    _compare(turn, sender, hello)
+
+
+def _share(turn: Transition, sender: str, hello: Hello) -> None:
+    """Give the newest membership to who has an older one: only one sidecar needs to reach the operator."""
+    membership, peer = turn.membership, turn.state.peers[sender]
+    if membership is None:
+        return
+    if conflicts(membership, hello.generation, hello.publication):
+        turn.set(conflict=membership.generation)
+    elif (hello.generation, hello.revision) < membership.newness and turn.now >= peer.shared_at + turn.rules.resend:
+        turn.set_peer(sender, replace(peer, shared_at=turn.now))
+        turn.send(sender, ShareMembership(membership=membership))
+
+
+def _compare(turn: Transition, sender: str, hello: Hello) -> None:
+    """What a member says of our attempt: it failed there, or was left for a higher one."""
+    attempt = turn.attempt
+    if hello.failed is not None and hello.failure is not None and not hello.draining:
+        incidents.know_better(turn, hello.failed, hello.failure)
+    if attempt is None or sender not in attempt.world.uids:
+        return
+    pair = attempt.world.pair
+    if hello.failed == pair and hello.failure is not None and not hello.draining:
+        turn.fail(hello.failure)
+    elif hello.left is not None and hello.left >= pair and (hello.draining or root_cause.drains(turn, attempt)):
+        # Whoever heard first that the agreed commit is made may be told to have gone before our own rank says so.
+        turn.set_attempt(quiesced_at=attempt.quiesced_at or turn.now)
+    elif (highest(hello.accepted, _next(hello.left)) or pair) > pair and turn.state.pending is None:
+        turn.fail(_moved_on(attempt.world.members, sender))
+
+
+def _next(pair: AttemptId | None) -> AttemptId | None:
+    return None if pair is None else AttemptId(pair.generation, pair.attempt + 1)
+
+
+def _moved_on(members: tuple[Member, ...], sender: str) -> Failure:
+    member = next(m for m in members if m.pod_uid == sender)
+    return Failure(
+        cause=Cause.INFRASTRUCTURE,
+        reason=failures.MOVED_ON,
+        message=f"{member.pod or sender} is in this attempt no more",
+        priority=Priority.PEER_LOST,
+        pod=member.pod,
+        node=member.node,
+    )
