@@ -10,23 +10,22 @@ import logging
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.tiers.uploader import UploadSettings
 from holdfast.core.attempt import AttemptId
-from holdfast.core.errors import DocumentError, StoreError
+from holdfast.core.errors import DocumentError
 from holdfast.core.log_format import LogContext, rfc3339
 from holdfast.core.protocol import Cause, ExitCode
-from holdfast.core.tier_names import OBJECT_TIER, PEER_TIER, SHARED_TIER
+from holdfast.core.tier_names import OBJECT_TIER
 from holdfast.launcher.accounting.event_recorder import EventRecorder
 from holdfast.launcher.accounting.timeline import Timeline
-from holdfast.launcher.drain.last_checkpoint_plan import Plan, Tier, plan
+from holdfast.launcher.action_executor import ActionExecutor
+from holdfast.launcher.config import LauncherConfig
+from holdfast.launcher.drain.last_checkpoint import LastCheckpoint
 from holdfast.launcher.drain.touch_file import Request, TouchFile
+from holdfast.launcher.event_pump import EventPump
 from holdfast.launcher.hang.detectors.observation import HangSettings
 from holdfast.launcher.hang.monitor import HangWatch, Scene
 from holdfast.launcher.hang.stall_reports import NOBODY, Elsewhere
@@ -39,18 +38,17 @@ from holdfast.launcher.membership import messages, state_machine
 from holdfast.launcher.membership.document import Membership, Rules
 from holdfast.launcher.membership.messages import Failure, Priority
 from holdfast.launcher.membership.state import State
-from holdfast.launcher.network.control_channel import CONTROL_PORT, Address, ControlChannel
-from holdfast.launcher.network.tcp_store import STORE_PORT, StoreHost
+from holdfast.launcher.network.control_channel import Address, ControlChannel
+from holdfast.launcher.network.tcp_store import StoreHost
 from holdfast.launcher.process import script_imports
 from holdfast.launcher.process.child import Reaper, is_child
 from holdfast.launcher.process.spawn_pool import Pool
 from holdfast.launcher.ranks.event_adapter import LocalRanks
 from holdfast.launcher.ranks.rank_socket import AgentSocket, RankMessage
-from holdfast.launcher.ranks.supervisor import Command, Supervisor
+from holdfast.launcher.ranks.supervisor import Supervisor
 from holdfast.launcher.status import status_document
 from holdfast.launcher.status.recovered_state import remembered
 from holdfast.launcher.status.status_file import StatusFile
-from holdfast.launcher.tiers.options import MemoryOptions, TierOptions
 from holdfast.launcher.tiers.upload_client import Uploads
 
 if TYPE_CHECKING:
@@ -62,7 +60,6 @@ _TICK_SECONDS = 0.1
 _TICKS_ALIVE = 5
 _TICKS_REFILL = 50
 _POLL_SECONDS = 0.05
-_PLAIN_GRACE_SECONDS = 2.0
 _LEAVE_SECONDS = 5.0
 # Who coordinates now, and who would if that one were lost.
 _WARM_STORES = 2
@@ -75,39 +72,15 @@ _UPLOAD_SECONDS = 3600.0
 _UPLOAD_MARGIN_SECONDS = 2.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentConfig:
-    """What a launcher must know before it hears of any membership."""
-
-    run_dir: Path
-    identity: status_document.Identity
-    host: str  # where peers reach this launcher
-    command: Command
-    control_port: int = CONTROL_PORT
-    store_port: int = STORE_PORT
-    grace_seconds: float = 30.0
-    termination_log: Path | None = None
-    membership_from_file: bool = True
-    timeline: Path | None = None  # in the run directory if not given
-    stand_by: bool = True  # start the script before its world is known
-    checkpoint_dir: Path | None = None
-    upload: UploadSettings | None = None
-    memory: MemoryOptions | None = None
-    local: TierOptions | None = None
-
-
 class Launcher:
     """One launcher."""
 
-    def __init__(self, config: AgentConfig, context: LogContext) -> None:
+    def __init__(self, config: LauncherConfig, context: LogContext) -> None:
         argv = config.command.argv
         self._config = config
         self._context = context
         self._me = config.identity.pod_uid
         self._origin = time.time() - time.monotonic()
-        self._state = remembered(config.run_dir, config.identity)
-        self._queue: deque[e.Event] = deque()
-        self._feeding = False
         self._key: bytes | None = None
         self._configured: tuple[object, ...] = ()
         self._notices: list[dict[str, Any]] = []
@@ -116,7 +89,6 @@ class Launcher:
         self._signals = 0
         self._strangers = 0
         self._terminated_at: float | None = None
-        self._plan: Plan | None = None  # while this worker leaves because it must
         self._stands_by = config.stand_by and script_imports.speaks(argv) and not script_imports.reads_place(argv)
         self._idle_since: float | None = None
         self.listening = asyncio.Event()
@@ -150,6 +122,34 @@ class Launcher:
         self._status = StatusFile(config.run_dir, self._document)
         self._membership = MembershipFile(config.run_dir, self.see_membership)
         self._reaper = Reaper(is_child)
+        self._last_checkpoint = LastCheckpoint(
+            now=self.now,
+            node=config.identity.node,
+            local=self._local,
+            memory=self._memory,
+            uploads=self._uploads,
+        )
+        self._actions = ActionExecutor(
+            state=lambda: self.state,
+            feed=self.feed,
+            finish=self._finish,
+            now=self.now,
+            host=config.host,
+            control=self._control,
+            store=self._store,
+            local=self._local,
+            supervisor=self._supervisor,
+            hangs=self._hangs,
+            last_checkpoint=self._last_checkpoint,
+        )
+        observers = (self._label_log, self._reconnect, self._prepare, self._last_checkpoint.observe)
+        self._pump = EventPump(
+            remembered(config.run_dir, config.identity),
+            self.now,
+            observers=(*observers, self._chronicle.follow),
+            execute=self._actions.execute,
+            show=self._show,
+        )
 
     def now(self) -> float:
         """The core's clock: Unix time that never jumps."""
@@ -158,12 +158,16 @@ class Launcher:
     @property
     def state(self) -> State:
         """What the core knows."""
-        return self._state
+        return self._pump.state
 
     @property
     def control_port(self) -> int:
         """Where the control channel listens."""
         return self._control.port
+
+    def feed(self, event: e.Event) -> None:
+        """Let the state machine see an event, and do what it decides."""
+        self._pump.feed(event)
 
     # Life
 
@@ -232,7 +236,7 @@ class Launcher:
             self._look_for_hangs()
             if (ticks := ticks + 1) % _TICKS_ALIVE == 0:
                 self._status.alive()
-            if ticks % _TICKS_REFILL == 0 and self._trains(self._state):
+            if ticks % _TICKS_REFILL == 0 and self._trains(self.state):
                 self._pool.refill()  # for what has died meanwhile
             await asyncio.sleep(_TICK_SECONDS)
 
@@ -253,7 +257,7 @@ class Launcher:
             elsewhere=self._elsewhere(pair),
         )
         stalls = self._hangs.look(scene)
-        if stalls is not None and stalls != self._state.stalls:
+        if stalls is not None and stalls != self.state.stalls:
             self.feed(e.Stalled(stalls=stalls))
 
     def _hang_found(self, pair: AttemptId, message: str) -> None:
@@ -261,11 +265,11 @@ class Launcher:
 
     def _elsewhere(self, pair: AttemptId) -> Elsewhere:
         """What the other launchers of the present attempt say of their ranks."""
-        world = self._state.world
+        world = self.state.world
         if world is None or world.pair != pair:
             return NOBODY
         others = world.uids - {self._me}
-        hellos = [peer.hello for uid in others if (peer := self._state.peers.get(uid)) and peer.hello]
+        hellos = [peer.hello for uid in others if (peer := self.state.peers.get(uid)) and peer.hello]
         return Elsewhere(
             stalls=tuple(stall for hello in hellos for stall in hello.stalls if stall.pair == pair),
             unheard=not all(self._control.heard_lately(uid) for uid in others),
@@ -282,7 +286,7 @@ class Launcher:
         fields = {"code": ending.code, "reason": ending.reason}
         _log.info("launcher leaves: %s", ending.message or ending.reason, extra={"fields": fields})
         self._pool.close()
-        await self._supervisor.close(self._grace(0.0))
+        await self._supervisor.close(self._actions.grace(0.0))
         await self._control.close()
         await self._socket.close()
         self._store.close()
@@ -295,7 +299,7 @@ class Launcher:
 
     def _upload_seconds(self) -> float:
         """What is left for the last upload: of the pod's grace period once that runs; nothing if it would be late."""
-        if self._plan is not None and OBJECT_TIER not in self._plan.tiers:
+        if not self._last_checkpoint.uploaded:
             return 0.0
         if self._terminated_at is None:
             return _UPLOAD_SECONDS
@@ -339,71 +343,26 @@ class Launcher:
 
     # What happens
 
-    def feed(self, event: e.Event) -> None:
-        """Let the core see an event and do what it decides, in order also when one leads to the next."""
-        self._queue.append(event)
-        if self._feeding:
-            return
-        self._feeding = True
-        try:
-            while self._queue:
-                self._step(self._queue.popleft())
-        finally:
-            self._feeding = False
-
-    def _step(self, event: e.Event) -> None:
-        before = self._state
-        decision = state_machine.step(before, event, self.now())
-        self._state = decision.state
-        self._follow(before)
-        self._chronicle.follow(before, self._state)
-        for action in decision.actions:
-            self._do(action)
-        if _transition(before, self._state):
-            self._status.soon()
-        elif before is not self._state:
-            self._status.changed()
-
-    def _follow(self, before: State) -> None:
-        """Connect to whom the new state knows; label the log."""
-        after = self._state
+    def _label_log(self, before: State, after: State) -> None:
         if after.world is not before.world:
             pair = after.world.pair if after.world else None
             self._context.update(generation=pair.generation if pair else None, attempt=pair.attempt if pair else None)
+
+    def _reconnect(self, before: State, after: State) -> None:
         if after.membership is not before.membership or after.accepted_world is not before.accepted_world:
             self._connect()
+
+    def _prepare(self, before: State, after: State) -> None:
+        """For the next failure. Not before a world has made its first step: that would cost it time."""
         if self._trains(after) and not self._trains(before):
-            self._make_ready()
-        if after.drain is not None and after.drain != before.drain and after.drain.cause is not None:
-            self._hurry(after.drain.until)
+            self._keep_store_warm()
+            self._pool.refill()
 
-    def _near(self) -> bool:
-        """Whether the last commit is to lie on another node's memory, due there or not."""
-        return self._plan is not None and PEER_TIER in self._plan.tiers
-
-    def _hurry(self, until: float) -> None:
-        """Choose where the last commit of this worker goes."""
-        step = self._local.progress.step_seconds or 0.0
-        self._plan = made = plan(self._tiers(), until - self.now(), wait=step, going=self._going())
-        chosen = " and ".join(made.tiers)
-        if SHARED_TIER not in made.tiers:
-            chosen += f" (and then to {SHARED_TIER}, though late)"
-        if made.certain:
-            _log.info("the last commit goes to %s: %s", chosen, made.reason)
-        else:
-            _log.warning("the last commit may come too late, and is tried to %s: %s", chosen, made.reason)
-
-    def _tiers(self) -> list[Tier]:
-        """In the order in which a last commit fills them."""
-        world, speeds = self._state.world, self._local.speeds
-        near = [] if self._memory is None or world is None else self._memory.tiers(speeds, world.members)
-        copies = [self._uploads.speed.tier(OBJECT_TIER, source=SHARED_TIER)] if self._uploads.wanted else []
-        return [*near, speeds[SHARED_TIER].tier(SHARED_TIER), *copies]
-
-    def _going(self) -> frozenset[str]:
-        """The nodes whose memory is lost: this worker's goes with its pod, if not with the whole node."""
-        said = [peer.hello.notice for peer in self._state.peers.values() if peer.hello and peer.hello.notice]
-        return frozenset({self._config.identity.node, *(notice.node for notice in said)})
+    def _show(self, before: State, after: State) -> None:
+        if _transition(before, after):
+            self._status.soon()
+        elif before is not after:
+            self._status.changed()
 
     def _trains(self, state: State) -> bool:
         """A script without Holdfast's loop never shows a step."""
@@ -412,35 +371,30 @@ class Launcher:
             return False
         return attempt.step is not None or (attempt.entered and not self._supervisor.speaks_holdfast)
 
-    def _make_ready(self) -> None:
-        """For the next failure. Not before a world has made its first step: that would cost it time."""
-        self._keep_store_warm()
-        self._pool.refill()
-
     def _connect(self) -> None:
-        membership = self._state.membership
+        membership = self.state.membership
         if membership is None or self._key is None:
             return
-        members = state_machine.contacts(self._state)
+        members = state_machine.contacts(self.state)
         self._control.configure(
             key=self._key,
             peers={uid: Address(host=m.host, port=m.control_port) for uid, m in members.items()},
             heartbeat=membership.rules.heartbeat,
             dead_after=membership.rules.dead_after,
         )
-        if self._state.attempt is None:
+        if self.state.attempt is None:
             self._keep_store_warm()
 
     def _keep_store_warm(self) -> None:
         """Never while a world forms: importing torch would cost it time."""
-        known = [self._state.membership, self._state.world]
+        known = [self.state.membership, self.state.world]
         first = {member.pod_uid for group in known if group is not None for member in group.members[:_WARM_STORES]}
         if self._me in first:
             self._store.warm()
 
     def _stand_by(self) -> None:
         """Waiting for a world for longer than a moment: let the script get ready meanwhile."""
-        state = self._state
+        state = self.state
         busy = state.attempt is not None or state.ranks is not None
         if busy or state.membership is None or state.drain is not None or state.leaving is not None:
             self._idle_since = None
@@ -485,7 +439,7 @@ class Launcher:
         self._status.changed()
 
     def _store_lost(self, pair: AttemptId, message: str) -> None:
-        attempt = self._state.attempt
+        attempt = self.state.attempt
         if attempt is None or attempt.world.pair != pair:
             self.feed(e.StoreFailed(pair=pair, message=message))
             return
@@ -522,58 +476,18 @@ class Launcher:
 
     def _until(self, request: Request) -> float | None:
         """The earlier of the request's deadline and the job's own for a checkpoint; None: only the latter."""
-        ends_at, membership = request.ends_at(), self._state.membership
+        ends_at, membership = request.ends_at(), self.state.membership
         if ends_at is None:
             return None
         rules = membership.rules if membership else Rules()
         return min(max(ends_at, self.now() + _LEAST_DRAIN_SECONDS), self.now() + rules.checkpoint_deadline)
 
-    # What the core decides
-
-    def _do(self, action: e.Action) -> None:
-        match action:
-            case e.Send(to=to, message=message):
-                self._control.send(to, messages.to_json(message))
-            case e.OpenStore(pair=pair, beside=beside):
-                self._open_store(pair, beside)
-            case e.StartRanks(world=world, master=master, trained=trained):
-                self._start_ranks(world, master, trained)
-            case e.StopRanks(pair=pair, reason=reason, grace=grace):
-                self._local.stop(pair, reason, self._grace(grace))
-            case e.QuiesceRanks(pair=pair, id=wish, reason=reason, commit=commit):
-                self._local.quiesce(pair, wish, reason, commit=commit, near=commit and self._near())
-            case e.RequestCheckpoint(pair=pair, id=wish, reason=reason):
-                self._local.checkpoint(pair, wish, reason)
-            case e.KeepStacks(pair=pair, message=message):
-                self._hangs.witness(pair, self._supervisor.ranks, message)
-            case e.Note(phase=phase, message=text):
-                _log.info("%s", text, extra={"fields": {"phase": phase}})
-            case e.Exit():
-                self._finish(_ending(action))
-
-    def _open_store(self, pair: AttemptId, beside: AttemptId | None) -> None:
-        try:
-            master = self._store.open(pair, self._config.host, beside=beside)
-        except StoreError as error:
-            self.feed(e.StoreFailed(pair=pair, message=str(error)))
-            return
-        self.feed(e.StoreOpened(pair=pair, master=master))
-
-    def _start_ranks(self, world: messages.World, master: messages.Master, trained: AttemptId | None) -> None:
-        if self._state.membership is not None:
-            self._local.start(world, master, self._state.membership, trained)
-
-    def _grace(self, wanted: float) -> float:
-        """A script without Holdfast's loop may have a SIGTERM handler of its own; the loop needs no warning."""
-        if self._supervisor.speaks_holdfast:
-            return wanted
-        drain = self._state.drain
-        return max(wanted, _PLAIN_GRACE_SECONDS if drain is None else drain.until - self.now())
+    # What it shows
 
     def _document(self) -> dict[str, Any]:
         return status_document.status(
             identity=self._config.identity,
-            state=self._state,
+            state=self.state,
             ranks=self._supervisor.ranks,
             progress=self._local.progress,
             control_port=self._control.port,
@@ -589,7 +503,7 @@ class Launcher:
         )
 
 
-def _memory_host(config: AgentConfig) -> MemoryHost | None:
+def _memory_host(config: LauncherConfig) -> MemoryHost | None:
     if config.memory is None:
         return None
     from holdfast.launcher.tiers import memory_tier  # most launchers have none, and need not load it
@@ -597,7 +511,7 @@ def _memory_host(config: AgentConfig) -> MemoryHost | None:
     return memory_tier.MemoryHost(config.memory, identity=config.identity, host=config.host)
 
 
-def _local_host(config: AgentConfig) -> LocalHost | None:
+def _local_host(config: LauncherConfig) -> LocalHost | None:
     if config.local is None:
         return None
     from holdfast.launcher.tiers import local_disk_tier
@@ -638,14 +552,3 @@ def _notice(request: Request, moment: float) -> dict[str, Any]:
         "deadline": request.deadline,
         "observedAt": request.requested_at or rfc3339(moment),
     }
-
-
-def _ending(action: e.Exit) -> Ending:
-    return Ending(
-        code=action.code,
-        cause=str(action.cause or ""),
-        reason=action.reason,
-        message=action.message,
-        traceback=action.traceback,
-        final=action.final,
-    )

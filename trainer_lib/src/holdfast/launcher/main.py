@@ -28,9 +28,10 @@ from holdfast.core.errors import UsageError
 from holdfast.core.log_format import LogContext, configure
 from holdfast.core.protocol import Cause, ExitCode
 from holdfast.launcher import command_check
+from holdfast.launcher.config import LauncherConfig
 from holdfast.launcher.host import gpus, preflight, termination_log
 from holdfast.launcher.host.termination_log import Ending
-from holdfast.launcher.launcher import AgentConfig, Launcher
+from holdfast.launcher.launcher import Launcher
 from holdfast.launcher.network.control_channel import CONTROL_PORT
 from holdfast.launcher.network.tcp_store import STORE_PORT
 from holdfast.launcher.options import RunOptions
@@ -95,7 +96,7 @@ async def _under_operator(options: RunOptions, environment: Environment, context
     preflight.start(environment, environment.object_url or options.object_url)
     if options.endpoint is not None or options.max_nodes > 1:
         _log.warning("under the operator --nnodes and --rdzv-endpoint do nothing: the resource says who trains")
-    config = AgentConfig(
+    config = LauncherConfig(
         run_dir=environment.run_dir or Path(),
         identity=Identity(pod_uid=environment.pod_uid, pod=pod, node=environment.node_name, gpus=gpus.visible()),
         host=environment.pod_ip,
@@ -146,7 +147,7 @@ async def _alone(options: RunOptions, environment: Environment, context: LogCont
         if environment.checkpoint_dir is not None and place.elsewhere is None:
             let_go = await folder_lock.hold(environment.checkpoint_dir, f"the run of {name}")
         context.update(pod=name)
-        config = AgentConfig(
+        config = LauncherConfig(
             run_dir=run_dir,
             identity=Identity(pod_uid=f"{name}-{secrets.token_hex(4)}", pod=name, node=socket.gethostname()),
             host=place.host,
@@ -297,7 +298,9 @@ def _secret(environment: Environment, host: str, address: str) -> bytes:
 class _Standalone:
     """A launcher, and beside it either the endpoint's part or the membership of one."""
 
-    def __init__(self, config: AgentConfig, context: LogContext, place: _LauncherAddress, terms: RunRequest) -> None:
+    def __init__(
+        self, config: LauncherConfig, context: LogContext, place: _LauncherAddress, terms: RunRequest
+    ) -> None:
         self._place = place
         self._config = config
         self._terms = terms

@@ -1,0 +1,106 @@
+"""What the state machine decides, done by the parts of the launcher."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from holdfast.core.attempt import AttemptId
+from holdfast.core.errors import StoreError
+from holdfast.launcher.drain.last_checkpoint import LastCheckpoint
+from holdfast.launcher.hang.monitor import HangWatch
+from holdfast.launcher.host.termination_log import Ending
+from holdfast.launcher.membership import events as e
+from holdfast.launcher.membership import messages
+from holdfast.launcher.membership.state import State
+from holdfast.launcher.network.control_channel import ControlChannel
+from holdfast.launcher.network.tcp_store import StoreHost
+from holdfast.launcher.ranks.event_adapter import LocalRanks
+from holdfast.launcher.ranks.supervisor import Supervisor
+
+_log = logging.getLogger("holdfast.launcher")
+_PLAIN_GRACE_SECONDS = 2.0
+
+
+class ActionExecutor:
+    """Does one action after the other."""
+
+    def __init__(
+        self,
+        *,
+        state: Callable[[], State],
+        feed: Callable[[e.Event], None],
+        finish: Callable[[Ending], None],
+        now: Callable[[], float],
+        host: str,
+        control: ControlChannel,
+        store: StoreHost,
+        local: LocalRanks,
+        supervisor: Supervisor,
+        hangs: HangWatch,
+        last_checkpoint: LastCheckpoint,
+    ) -> None:
+        self._state = state
+        self._feed = feed
+        self._finish = finish
+        self._now = now
+        self._host = host
+        self._control = control
+        self._store = store
+        self._local = local
+        self._supervisor = supervisor
+        self._hangs = hangs
+        self._last_checkpoint = last_checkpoint
+
+    def execute(self, action: e.Action) -> None:
+        """Do it; what comes of it is an event."""
+        match action:
+            case e.Send(to=to, message=message):
+                self._control.send(to, messages.to_json(message))
+            case e.OpenStore(pair=pair, beside=beside):
+                self._open_store(pair, beside)
+            case e.StartRanks(world=world, master=master, trained=trained):
+                self._start_ranks(world, master, trained)
+            case e.StopRanks(pair=pair, reason=reason, grace=grace):
+                self._local.stop(pair, reason, self.grace(grace))
+            case e.QuiesceRanks(pair=pair, id=wish, reason=reason, commit=commit):
+                self._local.quiesce(pair, wish, reason, commit=commit, near=commit and self._last_checkpoint.near)
+            case e.RequestCheckpoint(pair=pair, id=wish, reason=reason):
+                self._local.checkpoint(pair, wish, reason)
+            case e.KeepStacks(pair=pair, message=message):
+                self._hangs.witness(pair, self._supervisor.ranks, message)
+            case e.Note(phase=phase, message=text):
+                _log.info("%s", text, extra={"fields": {"phase": phase}})
+            case e.Exit():
+                self._finish(_ending(action))
+
+    def _open_store(self, pair: AttemptId, beside: AttemptId | None) -> None:
+        try:
+            master = self._store.open(pair, self._host, beside=beside)
+        except StoreError as error:
+            self._feed(e.StoreFailed(pair=pair, message=str(error)))
+            return
+        self._feed(e.StoreOpened(pair=pair, master=master))
+
+    def _start_ranks(self, world: messages.World, master: messages.Master, trained: AttemptId | None) -> None:
+        membership = self._state().membership
+        if membership is not None:
+            self._local.start(world, master, membership, trained)
+
+    def grace(self, wanted: float) -> float:
+        """A script without Holdfast's loop may have a SIGTERM handler of its own; the loop needs no warning."""
+        if self._supervisor.speaks_holdfast:
+            return wanted
+        drain = self._state().drain
+        return max(wanted, _PLAIN_GRACE_SECONDS if drain is None else drain.until - self._now())
+
+
+def _ending(action: e.Exit) -> Ending:
+    return Ending(
+        code=action.code,
+        cause=str(action.cause or ""),
+        reason=action.reason,
+        message=action.message,
+        traceback=action.traceback,
+        final=action.final,
+    )

@@ -1,0 +1,34 @@
+"""What a launcher is given at its start, under the operator or without one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.checkpoint.tiers.uploader import UploadSettings
+from holdfast.launcher.network.control_channel import CONTROL_PORT
+from holdfast.launcher.network.tcp_store import STORE_PORT
+from holdfast.launcher.ranks.supervisor import Command
+from holdfast.launcher.status.status_document import Identity
+from holdfast.launcher.tiers.options import MemoryOptions, TierOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherConfig:
+    """What a launcher must know before it hears of any membership."""
+
+    run_dir: Path
+    identity: Identity
+    host: str  # where peers reach this launcher
+    command: Command
+    control_port: int = CONTROL_PORT
+    store_port: int = STORE_PORT
+    grace_seconds: float = 30.0
+    termination_log: Path | None = None
+    membership_from_file: bool = True
+    timeline: Path | None = None  # in the run directory if not given
+    stand_by: bool = True  # start the script before its world is known
+    checkpoint_dir: Path | None = None
+    upload: UploadSettings | None = None
+    memory: MemoryOptions | None = None
+    local: TierOptions | None = None
