@@ -21,7 +21,8 @@ from holdfast.checkpoint.save.protocol import Snapshot, commit, stage
 from holdfast.checkpoint.save.write_plan import Planner
 from holdfast.checkpoint.state.flatten import flatten_values
 from holdfast.core.attempt import AttemptId
-from holdfast.training.distributed.process_group import CancelToken, store_client
+from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.distributed.process_group import store_client
 from holdfast.training.distributed.store_exchange import StoreClient, StoreExchange
 from holdfast_testbed.ports import free_port
 

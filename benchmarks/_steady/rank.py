@@ -24,7 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import holdfast
 from _steady.workload import SHAPES, Samples, Shape, batch, build, loss_of
-from holdfast.training.distributed.process_group import CancelToken, Group
+from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.distributed.process_group import Group
 from holdfast.training.step.gradient_reducer import Reducer
 
 RANKS = 2
@@ -81,7 +82,7 @@ class Averaging(Contestant):
             rank=rank,
             size=RANKS,
             device=torch.device("cpu"),
-            over=CancelToken(),
+            cancel=CancelToken(),
             timeout=60,
         )
         self._reducer = Reducer(self.model.parameters(), optimizer=self.optimizer)

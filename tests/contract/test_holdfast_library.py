@@ -17,7 +17,8 @@ import pytest
 
 from holdfast.checkpoint.folder.claims import list_claims, write_claim
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.training.launcher_client.agent_client import LauncherClient, Parting, Requests
+from holdfast.training.launcher_client.agent_client import LauncherClient
+from holdfast.training.launcher_client.connection import Parting, Requests
 from holdfast.training.launcher_client.placement import RankPlacement
 
 HERE = Path(__file__).parent

@@ -29,10 +29,10 @@ from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.environment import read_environment
 from holdfast.telemetry.activity import Meter
 from holdfast.telemetry.rank_time import Ledger
-from holdfast.training.distributed.process_group import CancelToken
+from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.init import PhaseTeller
 from holdfast.training.job import Job
-from holdfast.training.launcher_client.agent_client import Parting, Requests
+from holdfast.training.launcher_client.connection import Parting, Requests
 from holdfast.training.launcher_client.placement import RankPlacement
 from holdfast.training.options.config import effective
 
@@ -64,7 +64,7 @@ class Recorder:
     local: Mapping[str, Any] | None = None
     pair: AttemptId | None = None  # None: the folder says which attempt is next
     given: bool = False
-    over: CancelToken = field(default_factory=CancelToken)
+    cancel: CancelToken = field(default_factory=CancelToken)
 
     def send(self, kind: str, **body: Any) -> None:
         self.told.append((kind, body))
@@ -89,7 +89,7 @@ class Recorder:
         )
 
     def enter(self, place: RankPlacement) -> CancelToken:
-        return self.over
+        return self.cancel
 
     def known_claims(self) -> tuple[Claim, ...]:
         return ()
@@ -101,7 +101,7 @@ class Recorder:
         return None
 
     def stay(self) -> None:
-        self.over.check()
+        self.cancel.check()
 
     def go(self) -> None:
         return None
@@ -110,10 +110,10 @@ class Recorder:
         return False
 
     def leave(self, reason: str) -> None:
-        self.over.set(reason)
+        self.cancel.set(reason)
 
     def lose_peers(self, message: str) -> None:
-        self.over.set(message)
+        self.cancel.set(message)
 
     def requests(self) -> Requests:
         return self.wanted

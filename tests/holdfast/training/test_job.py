@@ -18,7 +18,7 @@ from holdfast import DataError, NonFiniteError, StateError, UsageError
 from holdfast.checkpoint.folder.claims import write_claim
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.training.checkpointing import scheduler
-from holdfast.training.launcher_client.agent_client import Requests
+from holdfast.training.launcher_client.connection import Requests
 from holdfast.training.options.elasticity import Elasticity
 from holdfast.training.step.stepper import let_go
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import holdfast
 from holdfast import UsageError
-from holdfast.training.distributed.process_group import CancelToken
+from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.launcher_client import exception_reporter
 
 Make = Callable[..., Any]
@@ -53,27 +53,27 @@ def trainer(**changes: Any) -> holdfast.Trainer:
 def test_a_broken_collective_is_a_lost_peer_once_the_launchers_say_so(error: Exception) -> None:
     said, later = CancelToken(), CancelToken()
     said.set("rank 1 is gone")
-    assert exception_reporter.lost(error, over=said, alone=False) == "rank 1 is gone"
+    assert exception_reporter.lost(error, cancel=said, alone=False) == "rank 1 is gone"
     threading.Timer(0.2, later.set, ["rank 2 is gone"]).start()
-    assert exception_reporter.lost(error, over=later, alone=False) == "rank 2 is gone"
+    assert exception_reporter.lost(error, cancel=later, alone=False) == "rank 2 is gone"
 
 
 def test_a_broken_collective_of_which_the_launchers_say_nothing_is_the_scripts_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(exception_reporter, "_WORD_SECONDS", 0.2)
-    assert not exception_reporter.lost(BROKEN[0], over=CancelToken(), alone=False)
+    assert not exception_reporter.lost(BROKEN[0], cancel=CancelToken(), alone=False)
 
 
 @pytest.mark.parametrize("error", OWN, ids=repr)
 def test_an_error_of_the_script_is_not_waited_for_and_never_a_lost_peer(error: Exception) -> None:
-    over = CancelToken()
+    cancel = CancelToken()
     began = time.monotonic()
-    assert not exception_reporter.lost(error, over=over, alone=False)
-    assert not exception_reporter.lost(BROKEN[0], over=over, alone=True), "a world of one has no peer"
+    assert not exception_reporter.lost(error, cancel=cancel, alone=False)
+    assert not exception_reporter.lost(BROKEN[0], cancel=cancel, alone=True), "a world of one has no peer"
     assert time.monotonic() - began < 5
-    over.set("rank 1 is gone")
-    assert not exception_reporter.lost(error, over=over, alone=False)
+    cancel.set("rank 1 is gone")
+    assert not exception_reporter.lost(error, cancel=cancel, alone=False)
 
 
 def test_an_error_in_fn_is_raised_as_it_is_and_the_batch_may_be_tried_again(solo: Make) -> None:

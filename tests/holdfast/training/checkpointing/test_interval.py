@@ -221,5 +221,5 @@ def test_only_the_coordinators_clock_asks(solo: Callable[..., Any], clock: Clock
     run.job.manage(model=model, optimizer=torch.optim.SGD(model.parameters()))
     clock.now += 10 * MOST_SECONDS
     assert run.job._committer.overdue()
-    run.job._committer.begin(coordinator=False, over=run.launcher.over)
+    run.job._committer.begin(coordinator=False, cancel=run.launcher.cancel)
     assert not run.job._committer.overdue()

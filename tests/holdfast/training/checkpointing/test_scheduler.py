@@ -25,9 +25,10 @@ from holdfast.checkpoint.save import protocol
 from holdfast.checkpoint.save.background import Saving
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import PeerLostError
-from holdfast.training.distributed.process_group import CancelToken, store_client
+from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.distributed.process_group import store_client
 from holdfast.training.distributed.store_exchange import StoreClient, StoreExchange
-from holdfast.training.launcher_client.agent_client import Requests
+from holdfast.training.launcher_client.connection import Requests
 
 Make = Callable[..., Any]
 PATIENCE = 240.0
@@ -212,7 +213,7 @@ def test_a_script_that_fails_does_not_wait_for_a_save_whose_attempt_is_over(
 ) -> None:
     run = solo(tmp_path, interval="2")
     Steps(run.job).make(3)
-    run.launcher.over.set("a peer is lost")
+    run.launcher.cancel.set("a peer is lost")
     run.job.close(failed=lambda: True)
     assert told(run) == []
 
@@ -248,7 +249,7 @@ def test_what_is_on_its_way_when_the_attempt_ends_moves_nothing_and_is_asked_for
     steps.make()
     committer = run.job._committer
     assert not committer.overdue()  # one is on its way
-    run.launcher.over.set("a peer is lost")
+    run.launcher.cancel.set("a peer is lost")
     with pytest.raises(PeerLostError):
         committer.settle()
     committer.leave()
@@ -266,8 +267,8 @@ def store() -> TCPStore:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
 
 
-def client_of(store: TCPStore, over: CancelToken) -> StoreClient:
-    return StoreClient(lambda: store_client("127.0.0.1", store.port, "saves", 60), over)
+def client_of(store: TCPStore, cancel: CancelToken) -> StoreClient:
+    return StoreClient(lambda: store_client("127.0.0.1", store.port, "saves", 60), cancel)
 
 
 def staged(rank: int, step: int, data: bytes, size: int = 2) -> protocol.Staged:
@@ -306,11 +307,11 @@ def test_ranks_commit_through_the_store_and_leave_nothing_of_earlier_saves_in_it
 
 
 def test_a_peer_lost_in_the_middle_of_a_save_leaves_nothing_half_done(store: TCPStore, tmp_path: Path) -> None:
-    over = CancelToken()
-    exchange = StoreExchange(client_of(store, over), rank=0, size=2, number=1)
-    saving = Saving(lambda: protocol.commit(tmp_path, staged(0, 1, b"x" * 100), exchange, check=over.check))
+    cancel = CancelToken()
+    exchange = StoreExchange(client_of(store, cancel), rank=0, size=2, number=1)
+    saving = Saving(lambda: protocol.commit(tmp_path, staged(0, 1, b"x" * 100), exchange, check=cancel.check))
     until(lambda: any(path.name.startswith("step-1.") for path in tmp_path.iterdir()))
-    over.set("rank 1 is gone")
+    cancel.set("rank 1 is gone")
     saving.settle(lambda: None)
     assert "rank 1 is gone" in saving.lost
     assert [path.name for path in tmp_path.iterdir()] == []

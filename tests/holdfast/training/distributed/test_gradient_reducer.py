@@ -11,7 +11,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from holdfast.core.errors import PeerLostError, UsageError
-from holdfast.training.distributed.process_group import CancelToken, Group, Pending
+from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.distributed.process_group import Group, Pending
 from holdfast.training.step.gradient_reducer import Reducer, check_devices
 
 CPU = torch.device("cpu")
@@ -26,7 +27,7 @@ class Twin(Group):
     """A world of two in which the other rank has the very same gradients; remembers what was launched."""
 
     def __init__(self) -> None:
-        super().__init__(rank=0, size=2, device=CPU, over=CancelToken())
+        super().__init__(rank=0, size=2, device=CPU, cancel=CancelToken())
         self.sums: list[torch.Tensor] = []
         self.failing = False
 
@@ -263,7 +264,7 @@ def test_backward_ends_at_the_next_gradient_when_the_attempt_is_over() -> None:
     step, twin = _attached([first, second])
     loss = second.sum() * (first * 3).sum()
     for parameter in (first, second):  # whichever comes first
-        parameter.register_post_accumulate_grad_hook(lambda _: twin.over.set("a peer is lost"))  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(lambda _: twin.cancel.set("a peer is lost"))  # type: ignore[no-untyped-call]
     with step.reducer.leaving(), pytest.raises(PeerLostError, match="a peer is lost"):
         step.backward(loss)
     (first * second).sum().backward()  # type: ignore[no-untyped-call]  # of the script's own

@@ -11,7 +11,8 @@ import torch
 
 from holdfast.core.errors import PeerLostError
 from holdfast.training.distributed import process_group
-from holdfast.training.distributed.process_group import CancelToken, Group, address_towards
+from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.distributed.process_group import Group, address_towards
 
 CPU = torch.device("cpu")
 OPERATIONS = ["sum", "agree", "broadcast", "gather", "share", "send", "receive", "barrier", "backward"]
@@ -65,23 +66,23 @@ def test_a_world_whose_store_is_gone_is_not_entered() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-    over = CancelToken()
-    threading.Timer(0.1, over.set, ("told",)).start()
+    cancel = CancelToken()
+    threading.Timer(0.1, cancel.set, ("told",)).start()
     with pytest.raises(PeerLostError):
-        _connect(port, over, timeout=60)
+        _connect(port, cancel, timeout=60)
 
 
 def test_an_attempt_that_is_over_is_not_entered() -> None:
-    over = CancelToken()
-    over.set("first")
-    over.set("second")
+    cancel = CancelToken()
+    cancel.set("first")
+    cancel.set("second")
     with pytest.raises(PeerLostError, match="the attempt is over: first"):
-        _connect(1, over, timeout=60)
+        _connect(1, cancel, timeout=60)
 
 
 def test_a_group_that_was_left_launches_nothing(store: int) -> None:
-    over = CancelToken()
-    groups = _both(store, over)
+    cancel = CancelToken()
+    groups = _both(store, cancel)
     groups[0].abandon()
     with pytest.raises(PeerLostError, match="left"):
         groups[0].sum_(torch.ones(1))
@@ -129,12 +130,12 @@ def store() -> Any:
     del server
 
 
-def _both(port: int, over: CancelToken, *, interface: str = "") -> dict[int, Group]:
+def _both(port: int, cancel: CancelToken, *, interface: str = "") -> dict[int, Group]:
     """The groups of two ranks that met, by rank."""
     groups: dict[int, Group] = {}
 
     def meet(rank: int) -> None:
-        groups[rank] = _connect(port, over, rank, interface=interface)
+        groups[rank] = _connect(port, cancel, rank, interface=interface)
 
     threads = [threading.Thread(target=meet, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
@@ -144,7 +145,7 @@ def _both(port: int, over: CancelToken, *, interface: str = "") -> dict[int, Gro
     return groups
 
 
-def _connect(port: int, over: CancelToken, rank: int = 0, timeout: float = 240.0, interface: str = "") -> Group:
+def _connect(port: int, cancel: CancelToken, rank: int = 0, timeout: float = 240.0, interface: str = "") -> Group:
     return Group.connect(
         host="127.0.0.1",
         port=port,
@@ -152,7 +153,7 @@ def _connect(port: int, over: CancelToken, rank: int = 0, timeout: float = 240.0
         rank=rank,
         size=2,
         device=CPU,
-        over=over,
+        cancel=cancel,
         timeout=timeout,
         interface=interface,
     )

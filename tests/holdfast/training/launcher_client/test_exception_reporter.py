@@ -12,13 +12,13 @@ import torch.distributed
 from holdfast.core.limits import MAX_LINE_BYTES
 from holdfast.core.protocol import EXIT_PEER_LOST
 from holdfast.training.launcher_client import exception_reporter
-from holdfast.training.launcher_client.agent_client import NoAgent
+from holdfast.training.launcher_client.no_launcher import NoLauncher
 from holdfast.training.launcher_client.placement import RankPlacement
 
 HUGE = "\N{GRINNING FACE}" * 1_000_000
 
 
-class Told(NoAgent):
+class Told(NoLauncher):
     """A launcher's ear."""
 
     def __init__(self) -> None:

@@ -18,8 +18,7 @@ from typing import NoReturn
 import pytest
 
 from holdfast.core.protocol import EXIT_PEER_LOST
-from holdfast.training.launcher_client import agent_client
-from holdfast.training.launcher_client.exit_watch import WARN_SECONDS, exit_now, keepers, outlast
+from holdfast.training.launcher_client.exit_watch import WARN_SECONDS, exit_now, exit_peer_lost, keepers, outlast
 
 
 class Ended:
@@ -93,7 +92,7 @@ class Full(io.StringIO):
 
 @pytest.mark.parametrize(
     ("leave", "status"),
-    [(partial(exit_now, 3), 3), (partial(agent_client.end, "the launcher closed its socket"), EXIT_PEER_LOST)],
+    [(partial(exit_now, 3), 3), (partial(exit_peer_lost, "the launcher closed its socket"), EXIT_PEER_LOST)],
     ids=["exit_now", "the launcher is gone"],
 )
 def test_a_process_that_must_end_ends_also_where_its_output_cannot_be_written(

@@ -35,7 +35,7 @@ class Dead(Store):
 @pytest.fixture(autouse=True)
 def answers_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of a thread that asks."""
-    monkeypatch.setattr("holdfast.training.step.call_mismatch.aside", lambda ask, *words: ask(*words))
+    monkeypatch.setattr("holdfast.training.step.call_mismatch.run_aside", lambda ask, *words: ask(*words))
 
 
 def world(store: Store, size: int = 2) -> list[Calls]:

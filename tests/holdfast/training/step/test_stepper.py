@@ -16,7 +16,8 @@ from holdfast.checkpoint.folder.claims import list_claims
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import NonFiniteError, PeerLostError
-from holdfast.training.distributed.process_group import CancelToken, Group
+from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.distributed.process_group import Group
 from holdfast.training.launcher_client.placement import RankPlacement
 from holdfast.training.step.train_state import TrainState
 
@@ -81,7 +82,7 @@ def moves_on(launcher: Any, monkeypatch: pytest.MonkeyPatch, generation: int = 1
 
     def follow() -> RankPlacement:
         count[0] += 1
-        launcher.over = CancelToken()
+        launcher.cancel = CancelToken()
         return replace(first, pair=AttemptId(generation if count[0] > 1 else 1, count[0]))
 
     monkeypatch.setattr(launcher, "next_place", follow)
@@ -300,7 +301,7 @@ def test_a_claim_that_a_lost_peer_broke_off_is_made_in_the_next_attempt(
     monkeypatch.setattr(CheckpointManager, "claim", breaks)
     for batch in batches(run.job, 4):
         if run.job.committed_step == 2 and not lost:
-            run.launcher.over.set("a new generation")
+            run.launcher.cancel.set("a new generation")
         run.job.step(loss(made, batch))
     assert lost
     assert [str(claim.pair) for claim in list_claims(tmp_path)] == ["1.1", "2.3"], (

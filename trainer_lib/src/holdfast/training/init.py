@@ -29,8 +29,10 @@ from holdfast.telemetry.rank_time import Ledger
 from holdfast.training.checkpointing.pinned_memory import PinnedMemory
 from holdfast.training.job import Job
 from holdfast.training.launcher_client import exception_reporter, placement
-from holdfast.training.launcher_client.agent_client import LauncherClient, LauncherConnection, NoAgent
+from holdfast.training.launcher_client.agent_client import LauncherClient
+from holdfast.training.launcher_client.connection import LauncherConnection
 from holdfast.training.launcher_client.exit_watch import exit_now, watch_exit
+from holdfast.training.launcher_client.no_launcher import NoLauncher
 from holdfast.training.launcher_client.placement import RankPlacement
 from holdfast.training.options.config import JobConfig, effective
 
@@ -139,7 +141,7 @@ def _connect(environment: Environment) -> LauncherConnection:
         return LauncherClient(environment.agent_socket, slot=environment.slot, place=first)
     if first is None:
         raise LaunchError("HOLDFAST_STANDBY is set without HOLDFAST_AGENT_SOCKET: unset it")
-    return NoAgent(first)
+    return NoLauncher(first)
 
 
 def _engine(config: JobConfig, agent: LauncherConnection, environment: Environment) -> CheckpointManager | None:

@@ -33,10 +33,11 @@ from holdfast.training.checkpointing import final_checkpoint
 from holdfast.training.checkpointing.scheduler import CheckpointScheduler
 from holdfast.training.data import Audit, Position, expected_audit
 from holdfast.training.data.loader import Loader, MapDataset, MicroBatch, fingerprint, make_loader
+from holdfast.training.distributed.blocking_call import unless_cancelled
 from holdfast.training.distributed.fsdp import Sharding, check_sharded
-from holdfast.training.distributed.process_group import store_client, unless_over
+from holdfast.training.distributed.process_group import store_client
 from holdfast.training.launcher_client import exception_reporter
-from holdfast.training.launcher_client.agent_client import LauncherConnection, Parting
+from holdfast.training.launcher_client.connection import LauncherConnection, Parting
 from holdfast.training.launcher_client.placement import RankPlacement
 from holdfast.training.options.config import JobConfig
 from holdfast.training.options.elasticity import Elasticity, Scaler
@@ -319,11 +320,11 @@ class Job:
         and the same samples come again. Any other error of `fn` is raised as it is, and the batch is not used up.
         """
         _, team = self._parts()
-        if team.over.is_set() or (self._loader is not None and self._micro is None):
+        if team.cancel.is_set() or (self._loader is not None and self._micro is None):
             return self.step(
                 torch.zeros((), device="cpu"), samples=samples
             )  # nothing to compute: the others are not in `fn` either
-        lost = partial(exception_reporter.lost, over=team.over, alone=team.group.size == 1)
+        lost = partial(exception_reporter.lost, cancel=team.cancel, alone=team.group.size == 1)
         over = ""
         try:
             loss = fn()
@@ -344,9 +345,9 @@ class Job:
                 self._stale = False
                 return StepResult(committed=False, step=self.committed_step, reason="Retried")
             raise UsageError("job.step(loss) was called without a batch of job.batches: call it once for each batch")
-        if team.over.is_set():
+        if team.cancel.is_set():
             let_go(loss)
-            return self._retry(PeerLostError(team.over.reason))
+            return self._retry(PeerLostError(team.cancel.reason))
         try:
             return self._step(loss, micro, 1.0 if samples is None else float(samples), lost)
         except Exception as error:
@@ -447,7 +448,7 @@ class Job:
         self._ledger.reached(self._agent.reached)
         self._worlds += 1
         self._micro, self._stale = None, self._micro is not None
-        self._committer.begin(coordinator=self.is_coordinator, over=self._team.over)
+        self._committer.begin(coordinator=self.is_coordinator, cancel=self._team.cancel)
         for callback in self._callbacks:
             callback(self)
         self._meter.enter(Activity.DATA, self.committed_step)
@@ -639,11 +640,11 @@ class Job:
 
     def _fail(self, stepper: Stepper, team: Team, trace: TracebackType | None) -> None:
         """The launcher knows that this rank has failed, and waits for as long as there is something to save."""
-        over = Timer(_LAST_COMMIT_SECONDS, team.over.set, ["the last step could not be committed in time"])
+        over = Timer(_LAST_COMMIT_SECONDS, team.cancel.set, ["the last step could not be committed in time"])
         over.daemon = True
         try:
             self._agent.stay()
-            team.over.check()  # it may have failed on its way into the next one
+            team.cancel.check()  # it may have failed on its way into the next one
             over.start()
             whole = self._whole(stepper, trace)
             saves = 0 if self._engine is None else self._engine.saves
@@ -678,7 +679,7 @@ class Job:
             store = store_client(place.host, place.port or 0, f"{place.name}/failing", _LAST_COMMIT_SECONDS)
             return final_checkpoint.together(store, own, rank=place.rank, size=size, hurried=self._agent.hurried)
 
-        found: tuple[final_checkpoint.Left, ...] = unless_over(look, team.over)
+        found: tuple[final_checkpoint.Left, ...] = unless_cancelled(look, team.cancel)
         return found
 
     def _commit_last(self, left: Sequence[final_checkpoint.Left]) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import HoldfastError
-from holdfast.training.distributed.process_group import CancelToken, Group, store_client
+from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.distributed.process_group import Group, store_client
 from holdfast.training.step.gradient_reducer import Reducer
 
 LARGE = 1 << 24  # numbers; more than sockets hold
@@ -34,7 +35,7 @@ class Rank:
         self.port: int = order["port"]
         self.prefix: str = order["prefix"]
         self.fault: str = order.get("fault", "")
-        self.over = CancelToken()
+        self.cancel = CancelToken()
         self.group: Group
         self._store = store_client("127.0.0.1", self.port, f"{self.prefix}/words", PATIENCE)
 
@@ -54,7 +55,7 @@ class Rank:
             rank=self.rank,
             size=size,
             device=CPU,
-            over=self.over,
+            cancel=self.cancel,
             timeout=PATIENCE,
         )
 
@@ -74,7 +75,7 @@ class Rank:
                 time.sleep(3600)
             os.kill(os.getpid(), signal.SIGKILL if self.fault == "killed" else signal.SIGSTOP)
         if self.fault != "killed":
-            threading.Timer(0.1, self.over.set, ("a peer is silent",)).start()
+            threading.Timer(0.1, self.cancel.set, ("a peer is silent",)).start()
 
     def survive(self) -> None:
         """The next attempt, among those that are left."""
@@ -83,7 +84,7 @@ class Rank:
         self.meet_again()
 
     def meet_again(self) -> None:
-        self.over = CancelToken()
+        self.cancel = CancelToken()
         self.group = self.connect(f"{self.prefix}/next", self.size - 1)
         total = torch.tensor([self.rank + 1.0])
         self.group.sum_(total)

@@ -23,7 +23,8 @@ from torch.distributed import PrefixStore, TCPStore
 from holdfast.checkpoint.state.flatten import Flat, flatten_values
 from holdfast.checkpoint.state.unflatten import unflatten
 from holdfast.core.errors import HoldfastError
-from holdfast.training.distributed.process_group import CancelToken, Group
+from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.distributed.process_group import Group
 from holdfast.training.recovery import state_transfer
 
 CPU = torch.device("cpu")
@@ -103,8 +104,8 @@ def play(order: dict[str, Any]) -> None:
     """Nobody leaves before all have spoken: a connection that ends must not be what another hears of."""
     rank, donors, to = order["rank"], order["donors"], order["to"]
     store = client(order)
-    over = CancelToken()
-    threading.Thread(target=lambda: (store.wait(["over"]), over.set("a test says so")), daemon=True).start()
+    cancel = CancelToken()
+    threading.Thread(target=lambda: (store.wait(["over"]), cancel.set("a test says so")), daemon=True).start()
     mine = flatten_values(state(order["kinds"][rank], seed=0 if rank in donors else 1 + rank))
     before = digest(mine)
     said: dict[str, Any] = {"before": before}
@@ -115,7 +116,7 @@ def play(order: dict[str, Any]) -> None:
         rank=rank,
         size=len(donors) + len(to),
         device=CPU,
-        over=over,
+        cancel=cancel,
         timeout=PATIENCE,
     )
     fault = order["fault"] if order["fault"] and order["fault"]["rank"] == rank else {"at": -1, "act": "die"}

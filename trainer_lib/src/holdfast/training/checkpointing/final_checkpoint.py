@@ -12,29 +12,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any, Final
+
+from holdfast.training.distributed.key_value_store import KeyValueStore
 
 # Less than launchers wait for what others have to say before they end an attempt (`Rules.settle`).
 LOOK_SECONDS: Final = 0.25
 _EVERY: Final = 0.01
 _ALL: Final = "all"
 _VERDICT: Final = "verdict"
-
-
-class Store(Protocol):
-    """What is needed of the attempt's store."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Write a key."""
-
-    def get(self, key: str, /) -> bytes:
-        """Its value."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all are there."""
-
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Set a key that is not there, for `expected` of ''; what it is then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +34,7 @@ class Left:
 
 
 def together(
-    store: Store, own: Left, *, rank: int, size: int, hurried: Callable[[], bool] = lambda: False
+    store: KeyValueStore, own: Left, *, rank: int, size: int, hurried: Callable[[], bool] = lambda: False
 ) -> tuple[Left, ...]:
     """What each rank leaves, the same on all; nothing unless every rank fails. `hurried`: somebody waits for it."""
     store.set(str(rank), json.dumps(vars(own)))

@@ -20,8 +20,8 @@ from holdfast.checkpoint.save.background import Saving
 from holdfast.checkpoint.save.protocol import SaveResult, Snapshot
 from holdfast.core.errors import CheckpointError, NoRoomError, PeerLostError
 from holdfast.core.tier_names import LOCAL_TIER, MEMORY_TIER, PEER_TIER, SHARED_TIER
-from holdfast.training.distributed.process_group import CancelToken
-from holdfast.training.launcher_client.agent_client import LauncherConnection, Requests
+from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.launcher_client.connection import LauncherConnection, Requests
 from holdfast.training.options.config import Interval
 from holdfast.training.step.train_state import TrainState
 
@@ -64,7 +64,7 @@ class CheckpointScheduler:
         self._tried: frozenset[str] = frozenset()  # requests that the last commit, which failed, was to answer
         self._spoiled = 0  # of them, the last ones that failed since weights are not finite
         self._message = ""
-        self._over = CancelToken()
+        self._cancel = CancelToken()
         self._flight: _Flight | None = None
         self._broken_off = False
         self._memory_trouble = ""
@@ -83,9 +83,9 @@ class CheckpointScheduler:
         """Whether a commit is on its way."""
         return self._flight is not None
 
-    def begin(self, *, coordinator: bool, over: CancelToken) -> None:
+    def begin(self, *, coordinator: bool, cancel: CancelToken) -> None:
         """A world has lined up."""
-        self._coordinator, self._over = coordinator, over
+        self._coordinator, self._cancel = coordinator, cancel
         self._local, self._local_due = None, False
         self._lineage.failures = self._lineage.failures.told(self._agent.books)
         self._entered = time.monotonic()
@@ -149,12 +149,12 @@ class CheckpointScheduler:
             self._agent.answered(Requests(checkpoint=wanted.checkpoint))
             return
         self._broken_off = True  # until all have made it
-        taken, over = snapshot(), self._over
+        taken, cancel = snapshot(), self._cancel
         waited = time.monotonic() - started
 
         def ended(result: SaveResult) -> None:
             """On the save's thread: whoever asked hears it at once, and not from a rank in another attempt."""
-            if not over.is_set():
+            if not cancel.is_set():
                 self._tell(step, result, ids, time.monotonic() - started)
             if result.committed and self._coordinator:
                 _say(step, result, waited + result.stalled)
@@ -172,7 +172,7 @@ class CheckpointScheduler:
         flight = self._flight
         if flight is not None:
             began = time.monotonic()
-            flight.saving.settle(lambda: self._over.check_since(began))
+            flight.saving.settle(lambda: self._cancel.check_since(began))
             self._land(flight)
             if flight.saving.lost:
                 raise PeerLostError(flight.saving.lost)
@@ -187,7 +187,7 @@ class CheckpointScheduler:
         """
         until = min(self._retry_at, time.monotonic() + most)
         while (left := until - time.monotonic()) > 0:
-            self._over.check()
+            self._cancel.check()
             time.sleep(min(left, _SLICE))
         return time.monotonic() >= self._retry_at
 
@@ -242,11 +242,11 @@ class CheckpointScheduler:
             raise NoRoomError(before.saving.result.message)
         if self._engine is None:
             return
-        started, over, taken = time.monotonic(), self._over, snapshot()
+        started, cancel, taken = time.monotonic(), self._cancel, snapshot()
 
         def ended(result: SaveResult) -> None:
             """On the save's thread."""
-            if not over.is_set():
+            if not cancel.is_set():
                 self._tell(step, result, (), time.monotonic() - started, tier=LOCAL_TIER)
             if self._coordinator and result.committed:
                 _log.info(_LOCAL_DONE, step, result.stalled, result.nbytes / 1e6, result.seconds)

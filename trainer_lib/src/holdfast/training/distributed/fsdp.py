@@ -2,8 +2,8 @@
 
 FSDP2 is given a mesh whose process group does nothing but say its size and this rank's place in it; what travels goes
 over the groups of the attempt, which FSDP2 never sees. So a lost peer leaves nothing in FSDP2 to be rebuilt. Its
-collectives are called out of user code's forward and backward, where nothing may be raised: the first error ends the
-attempt for this rank (`Over`), and from then on they give zeros, until `job.step` sees that the attempt is over.
+collectives are called out of user code's forward and backward, where nothing may be raised: the first error cancels
+the attempt for this rank (`CancelToken`). From then on they give zeros, until `job.step` finds the attempt over.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import ProcessGroup, _register_process_group
 
 from holdfast.checkpoint.format.shard_layout import rows
 from holdfast.checkpoint.state.dtensor import is_sharded, local, sharded
 from holdfast.checkpoint.state.unflatten import rows_in
 from holdfast.core.errors import PeerLostError, StateError, UsageError
 from holdfast.telemetry.activity import Activity, Meter
+from holdfast.training.distributed import torch_internals
 from holdfast.training.distributed.process_group import Group
+from holdfast.training.distributed.torch_internals import ProcessGroup
 
 _numbers = count()
 
@@ -52,17 +53,11 @@ class Sharding:
     """The sharded modules of a script, and how their parts reach each other now."""
 
     def __init__(self, size: int, device: torch.device, meter: Meter) -> None:
-        from torch.distributed.device_mesh import DeviceMesh
-
         self.size = size
         self.device = device
         self._meter = meter
         self._place = _PlaceholderGroup(size)
-        name = self._place.group_name
-        _register_process_group(name, self._place)
-        self.mesh = DeviceMesh(device.type, torch.arange(size, device="cpu"), _init_backend=False, _rank=0)
-        self.mesh._dim_group_names = [name]
-        self.mesh._pg_registry[name] = self._place
+        self.mesh = torch_internals.mesh_over(self._place, self._place.group_name, device.type)
         self._modules: list[Any] = []
         # Whole parameters as the script made them, until the first world has lined up: it says who holds what.
         self._whole: dict[torch.Tensor, torch.Tensor] | None = {}
@@ -100,13 +95,10 @@ class Sharding:
         if shard == self.shard:
             return
         self.reset()
-        self._place.shard = self.mesh._rank = shard
+        self._place.shard = shard
+        torch_internals.move_to(self.mesh, shard)
         for one in self._fsdp_parameters():
-            begin, end = rows(one._orig_size[0], self.size, shard)
-            padded = torch.zeros(one.padded_sharded_param_size, dtype=one.sharded_param.dtype, device=one.device)
-            one._sharded_param_data = padded.view(-1)
-            one.sharded_size = torch.Size([end - begin, *one._orig_size[1:]])
-            one.sharded_param._local_tensor = padded[: end - begin]
+            torch_internals.hold_rows(one, *rows(torch_internals.whole_length(one), self.size, shard))
 
     def reset(self) -> None:
         """Forget a step in its middle: no gathered parameters, nothing expected of a backward that never comes."""
@@ -130,7 +122,7 @@ class Sharding:
     def watch(self) -> None:
         """Before a backward: learn which parameters get a gradient. FSDP2 makes zeros of none."""
         for one in self._fsdp_parameters():
-            whole = getattr(one, "_unsharded_param", None)
+            whole = torch_internals.gathered(one)
             if whole is not None and id(whole) not in self._watched:
                 self._watched.add(id(whole))
                 whole.register_post_accumulate_grad_hook(partial(self._use, one.sharded_param))
@@ -165,7 +157,7 @@ class Sharding:
             with self._waiting():
                 mates.launch_gather(output, part.clone()).wait()
         except PeerLostError as error:
-            mates.over.set(str(error))
+            mates.cancel.set(str(error))
             output.zero_()
 
     def scatter(self, output: torch.Tensor, parts: torch.Tensor) -> None:
@@ -175,7 +167,7 @@ class Sharding:
             with self._waiting():
                 mates.launch_scatter(output, parts).wait()
         except PeerLostError as error:
-            mates.over.set(str(error))
+            mates.cancel.set(str(error))
             output.zero_()
 
     # Inside
@@ -197,12 +189,11 @@ class Sharding:
 
     def _roots(self) -> Iterator[Any]:
         """Those that forward was called on; none before the first time."""
-        return (module for module in self._modules if module._get_fsdp_state()._is_root)
+        return (module for module in self._modules if torch_internals.is_root(module))
 
     def _fsdp_parameters(self) -> Iterator[Any]:
         for module in self._modules:
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                yield from group.fsdp_params
+            yield from torch_internals.fsdp_parameters(module)
 
 
 class _Gather:

@@ -1,4 +1,4 @@
-"""NCCL for gradients, where each rank has a GPU of its own. Written for `collectives.Group`; it never ran on a GPU.
+"""NCCL for gradients, where each rank has a GPU of its own. Written for `process_group.Group`; it never ran on a GPU.
 
 What differs from gloo: an aborted operation counts as done, so `lost` is set before any abort and asked after
 every operation; kernels may write until the device was synchronised after the abort, so whatever was in flight is
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.core.environment import nccl_leaves_errors_to_us
+from holdfast.training.distributed import torch_internals
 
 POLL: Final = 50e-6
 # One after the other: the constructor reads the environment, and an abort must end before the next one begins.
@@ -67,8 +68,7 @@ class Nccl:
         """Meet the others; blocks while one of them is missing. The first operation makes the communicator."""
         with _turn, nccl_leaves_errors_to_us():
             torch.cuda.set_device(device)  # each thread has its own current device
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timedelta(minutes=30)
+            options = torch_internals.nccl_options(timedelta(minutes=30))
             made = cls(dist.ProcessGroupNCCL(store, rank, size, options), device)
         first = made.all_reduce(torch.zeros(1, device=device), dist.ReduceOp.SUM)
         end = time.monotonic() + timeout
@@ -89,11 +89,11 @@ class Nccl:
 
     def all_gather(self, output: torch.Tensor, part: torch.Tensor) -> Flight:
         """Begin to collect every rank's part, in order of ranks."""
-        return self._fly(output, self._group._allgather_base(output, part), part)
+        return self._fly(output, torch_internals.all_gather(self._group, output, part), part)
 
     def reduce_scatter(self, output: torch.Tensor, parts: torch.Tensor) -> Flight:
         """Begin to sum, each rank getting its part."""
-        return self._fly(output, self._group._reduce_scatter_base(output, parts), parts)
+        return self._fly(output, torch_internals.reduce_scatter(self._group, output, parts), parts)
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Its operation is done."""

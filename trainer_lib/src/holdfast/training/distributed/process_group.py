@@ -13,14 +13,11 @@ waits for another, which saw it and left. Only `CancelToken` ends that, set by t
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import json
-import math
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,50 +26,16 @@ from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from holdfast.core.errors import PeerLostError
-from holdfast.training.distributed import nccl
+from holdfast.training.distributed import nccl, torch_internals
+from holdfast.training.distributed.blocking_call import CLOSING, SLICE_SECONDS, BlockingCall, peer_lost, run_aside
+from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.distributed.torch_internals import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
-SLICE: Final = timedelta(milliseconds=20)
+SLICE: Final = timedelta(seconds=SLICE_SECONDS)
 # Only a bound on waiting for a peer that says nothing at all: launchers end an attempt long before.
 COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)
-# How long an orderly end waits for its sockets to be closed.
-CLOSING: Final = 1.0
-_threads: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
-
-
-class CancelToken:
-    """'This attempt is over', said by any thread and asked in every wait. The first reason stays."""
-
-    def __init__(self) -> None:
-        self._said: list[str] = []
-        self.waited: Callable[[float], None] | None = None
-        """Asked in each slice of a wait, with the seconds that it has lasted; may raise."""
-
-    def set(self, reason: str) -> None:
-        """End the attempt for everyone who waits in it."""
-        self._said.append(reason)
-
-    def is_set(self) -> bool:
-        """Whether the attempt is over."""
-        return bool(self._said)
-
-    @property
-    def reason(self) -> str:
-        """Why; empty while it is not."""
-        return self._said[0] if self._said else ""
-
-    def check(self) -> None:
-        """Raise PeerLostError if the attempt is over."""
-        if self._said:
-            raise PeerLostError(f"the attempt is over: {self._said[0]}")
-
-    def check_since(self, began: float) -> None:
-        """The same in a wait that began then."""
-        self.check()
-        if self.waited is not None:
-            self.waited(time.monotonic() - began)
 
 
 class Pending(Protocol):
@@ -88,9 +51,9 @@ class _Done:
 
 
 class _GlooPending:
-    def __init__(self, work: Any, over: CancelToken) -> None:
+    def __init__(self, work: Any, cancel: CancelToken) -> None:
         self._work = work
-        self._over = over
+        self._cancel = cancel
 
     def wait(self) -> None:
         began = time.monotonic()
@@ -101,39 +64,39 @@ class _GlooPending:
                 return
             except RuntimeError as error:  # of an operation that failed, and of a slice that ended
                 if finished:
-                    raise lost(error) from error
-            self._over.check_since(began)
+                    raise peer_lost(error) from error
+            self._cancel.check_since(began)
 
 
 class _NcclPending:
-    def __init__(self, work: nccl.Flight, over: CancelToken) -> None:
+    def __init__(self, work: nccl.Flight, cancel: CancelToken) -> None:
         self._work = work
-        self._over = over
+        self._cancel = cancel
 
     def wait(self) -> None:
         began = time.monotonic()
         try:
             while not self._work.landed():
-                self._over.check_since(began)
+                self._cancel.check_since(began)
         except RuntimeError as error:
-            raise lost(error) from error
+            raise peer_lost(error) from error
 
 
 class Group:
     """All ranks of one attempt: over gloo, and over NCCL for tensors on GPUs where each rank has one of its own."""
 
-    def __init__(self, *, rank: int, size: int, device: torch.device, over: CancelToken, gloo: Any = None) -> None:
+    def __init__(self, *, rank: int, size: int, device: torch.device, cancel: CancelToken, gloo: Any = None) -> None:
         self.rank = rank
         self.size = size
         self.device = device
-        self.over = over
+        self.cancel = cancel
         self._gloo = gloo
         self._nccl: nccl.Nccl | None = None
 
     @classmethod
     def alone(cls, device: torch.device) -> Group:
         """A world of one: nothing to send, nobody to lose."""
-        return cls(rank=0, size=1, device=device, over=CancelToken())
+        return cls(rank=0, size=1, device=device, cancel=CancelToken())
 
     @classmethod
     def connect(
@@ -145,7 +108,7 @@ class Group:
         rank: int,
         size: int,
         device: torch.device,
-        over: CancelToken,
+        cancel: CancelToken,
         timeout: float,
         interface: str = "",
     ) -> Group:
@@ -153,17 +116,19 @@ class Group:
 
         Nobody else may ever have used the prefix. PeerLostError if the attempt ends or the time is up before all met.
         """
-        over.check()
+        cancel.check()
         if size == 1:
-            return cls(rank=rank, size=size, device=device, over=over)
+            return cls(rank=rank, size=size, device=device, cancel=cancel)
         place = _Rendezvous(
             host=host, port=port, prefix=prefix, rank=rank, size=size, timeout=timeout, interface=interface
         )
         meet = partial(_meet, place)
-        group = cls(rank=rank, size=size, device=device, over=over, gloo=_Aside(meet, over).result(timeout))
+        group = cls(
+            rank=rank, size=size, device=device, cancel=cancel, gloo=BlockingCall(meet, cancel).result(timeout)
+        )
         try:
             if group._own_gpus():
-                group._nccl = _Aside(partial(_meet_on_gpus, place, device), over).result(timeout)
+                group._nccl = BlockingCall(partial(_meet_on_gpus, place, device), cancel).result(timeout)
         except PeerLostError:
             group.abandon()
             raise
@@ -181,25 +146,25 @@ class Group:
 
     def launch_gather(self, output: torch.Tensor, part: torch.Tensor) -> Pending:
         """Begin to put every rank's part, in order of ranks, into `output`; flat tensors, all parts of one length."""
-        self.over.check()
+        self.cancel.check()
         if self.size == 1:
             output.copy_(part)
             return _Done()
         gpus = self._nccl
         if gpus is not None and part.is_cuda:
-            return _NcclPending(_launched(lambda: gpus.all_gather(output, part)), self.over)
-        return _GlooPending(self._pg()._allgather_base(output, part), self.over)
+            return _NcclPending(_launched(lambda: gpus.all_gather(output, part)), self.cancel)
+        return _GlooPending(torch_internals.all_gather(self._pg(), output, part), self.cancel)
 
     def launch_scatter(self, output: torch.Tensor, parts: torch.Tensor) -> Pending:
         """Begin to sum all ranks' `parts`, of which this rank gets its own; flat tensors."""
-        self.over.check()
+        self.cancel.check()
         if self.size == 1:
             output.copy_(parts)
             return _Done()
         gpus = self._nccl
         if gpus is not None and parts.is_cuda:
-            return _NcclPending(_launched(lambda: gpus.reduce_scatter(output, parts)), self.over)
-        return _GlooPending(self._pg()._reduce_scatter_base(output, parts), self.over)
+            return _NcclPending(_launched(lambda: gpus.reduce_scatter(output, parts)), self.cancel)
+        return _GlooPending(torch_internals.reduce_scatter(self._pg(), output, parts), self.cancel)
 
     def launch_send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> Pending:
         """Begin to send tensors on the CPU to one rank; the nth message has tag + n."""
@@ -253,8 +218,8 @@ class Group:
         padded = torch.zeros(int(lengths.max()), dtype=torch.uint8, device="cpu")
         padded[: data.numel()] = data
         parts = [torch.empty_like(padded) for _ in range(self.size)]
-        self.over.check()
-        _GlooPending(self._pg().allgather([parts], [padded]), self.over).wait()
+        self.cancel.check()
+        _GlooPending(self._pg().allgather([parts], [padded]), self.cancel).wait()
         return [_unpack(part[: int(length)]) for part, length in zip(parts, lengths, strict=True)]
 
     def share(self, value: Any, src: int = 0) -> Any:
@@ -293,30 +258,30 @@ class Group:
         if self._nccl is not None:
             self._nccl.lost = True
         self._gloo = self._nccl = None
-        return aside(_drop, held)
+        return run_aside(_drop, held)
 
     # Inside
 
     def _launch_all_reduce(self, tensor: torch.Tensor, op: Any) -> Pending:
-        self.over.check()
+        self.cancel.check()
         if self.size == 1:
             return _Done()
         gpus = self._nccl
         if gpus is not None and tensor.is_cuda:
-            return _NcclPending(_launched(lambda: gpus.all_reduce(tensor, op)), self.over)
-        return _GlooPending(self._pg().allreduce([tensor], op), self.over)
+            return _NcclPending(_launched(lambda: gpus.all_reduce(tensor, op)), self.cancel)
+        return _GlooPending(self._pg().allreduce([tensor], op), self.cancel)
 
     def _launch_broadcast(self, tensor: torch.Tensor, src: int) -> Pending:
-        self.over.check()
+        self.cancel.check()
         gpus = self._nccl
         if gpus is not None and tensor.is_cuda:
-            return _NcclPending(_launched(lambda: gpus.broadcast(tensor, src)), self.over)
-        return _GlooPending(self._pg().broadcast([tensor], _broadcast_options(src)), self.over)
+            return _NcclPending(_launched(lambda: gpus.broadcast(tensor, src)), self.cancel)
+        return _GlooPending(self._pg().broadcast([tensor], _broadcast_options(src)), self.cancel)
 
     def _launch_aside(self, launch: Callable[[], list[Any]]) -> Pending:
         """Point to point: gloo blocks in the wait, and to leave that wait early ruins the group."""
-        self.over.check()
-        return _Aside(partial(_wait_for, _launched(launch)), self.over)
+        self.cancel.check()
+        return BlockingCall(partial(_wait_for, _launched(launch)), self.cancel)
 
     def _pg(self) -> Any:
         if self._gloo is None:
@@ -327,69 +292,6 @@ class Group:
         """NCCL wants a GPU for each rank; ranks that share one average over gloo, through the host."""
         names = self.gather(nccl.name_of(self.device))
         return all(names) and len(set(names)) == len(names)
-
-
-class _Aside:
-    """Something that blocks, on a thread of its own. If the attempt ends first, its result dies there."""
-
-    def __init__(self, action: Callable[[], Any], over: CancelToken) -> None:
-        self._over = over
-        self._outcome: dict[str, Any] = {}
-        self._done = threading.Event()
-        aside(_run, action, self._outcome, self._done)
-
-    def wait(self) -> None:
-        self.result()
-
-    def result(self, timeout: float | None = None) -> Any:
-        """What the action returned; PeerLostError if it failed, the time is up or the attempt is over."""
-        end = math.inf if timeout is None else time.monotonic() + timeout
-        while not self._done.wait(SLICE.total_seconds()):
-            self._over.check()
-            if time.monotonic() > end:
-                raise PeerLostError(f"the ranks did not all meet within {timeout:g} s")
-        error = self._outcome.pop("error", None)
-        if isinstance(error, RuntimeError | OSError):
-            raise lost(error) from error
-        if error is not None:
-            raise error
-        return self._outcome.pop("value")
-
-
-def unless_over(action: Callable[[], Any], over: CancelToken) -> Any:
-    """What the action returns; PeerLostError if it fails, or the attempt ends first."""
-    return _Aside(action, over).result()
-
-
-def aside(target: Callable[..., None], *args: Any) -> threading.Thread:
-    """A thread for what may block for ever in the library, which must not keep the process from ending."""
-    thread = threading.Thread(target=target, args=args, name="holdfast-aside", daemon=True)
-    thread.start()
-    _threads.add(thread)
-    return thread
-
-
-@atexit.register
-def _settle() -> None:
-    """A thread that returns from the library while the interpreter ends would abort the process: wait for most."""
-    end = time.monotonic() + CLOSING
-    for thread in tuple(_threads):
-        thread.join(max(0.0, end - time.monotonic()))
-
-
-def _run(action: Callable[[], Any], outcome: dict[str, Any], done: threading.Event) -> None:
-    try:
-        outcome["value"] = action()
-    except Exception as error:  # noqa: BLE001 - carried over to the thread that waits
-        outcome["error"] = error
-    finally:
-        done.set()
-
-
-def lost(error: BaseException) -> PeerLostError:
-    """The library's error in one line of ours."""
-    lines = str(error).splitlines()
-    return PeerLostError(lines[0] if lines else type(error).__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,9 +319,7 @@ def store_client(host: str, port: int, prefix: str, timeout: float) -> Store:
 
 
 def _meet(place: _Rendezvous) -> Any:
-    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = COLLECTIVE_TIMEOUT
-    options._devices = _devices(place)
+    options = torch_internals.gloo_options(COLLECTIVE_TIMEOUT, _devices(place))
     return ProcessGroupGloo(place.store(), place.rank, place.size, options)
 
 
@@ -449,7 +349,7 @@ def _launched(launch: Callable[[], Any]) -> Any:
     try:
         return launch()
     except RuntimeError as error:
-        raise lost(error) from error
+        raise peer_lost(error) from error
 
 
 def _wait_for(works: Sequence[Any]) -> None:
@@ -465,7 +365,7 @@ def _broadcast_options(src: int) -> Any:
 
 
 def _drop(held: list[Any]) -> None:
-    time.sleep(SLICE.total_seconds())  # whoever is just launching must not be the last to hold the group
+    time.sleep(SLICE_SECONDS)  # whoever is just launching must not be the last to hold the group
     for one in held:
         if isinstance(one, nccl.Nccl):
             one.abort()

@@ -4,40 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from holdfast.training.distributed.process_group import CancelToken, unless_over
+from holdfast.training.distributed.blocking_call import unless_cancelled
+from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.distributed.key_value_store import KeyValueStore
 
 # Of one save.
 _MOST_CALLS: Final = 6
 
 
-class Store(Protocol):
-    """What is needed of the attempt's store."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Write a key."""
-
-    def get(self, key: str, /) -> bytes:
-        """Its value, once somebody wrote it."""
-
-    def delete_key(self, key: str, /) -> bool:
-        """Forget a key."""
-
-
 class StoreClient:
     """A rank's own connection of an attempt, made when the first save needs it."""
 
-    def __init__(self, connect: Callable[[], Store], over: CancelToken) -> None:
+    def __init__(self, connect: Callable[[], KeyValueStore], cancel: CancelToken) -> None:
         self._connect = connect
-        self._over = over
-        self._store: Store | None = None
+        self._cancel = cancel
+        self._store: KeyValueStore | None = None
 
-    def call(self, action: Callable[[Store], Any]) -> Any:
+    def call(self, action: Callable[[KeyValueStore], Any]) -> Any:
         """On a thread that is left behind if the attempt ends: a host that lost its power answers never."""
-        return unless_over(lambda: action(self._connected()), self._over)
+        return unless_cancelled(lambda: action(self._connected()), self._cancel)
 
-    def _connected(self) -> Store:
+    def _connected(self) -> KeyValueStore:
         self._store = self._store or self._connect()
         return self._store
 
@@ -79,7 +68,7 @@ class StoreExchange:
         self._calls += 1
         return self._calls
 
-    def _forget_the_last(self, store: Store) -> None:
+    def _forget_the_last(self, store: KeyValueStore) -> None:
         for call in range(1, _MOST_CALLS + 1):
             for rank in range(self.size):
                 store.delete_key(_key(self._number - 1, call, rank))

@@ -1,11 +1,11 @@
 """The rank's side of the agent socket: what a training process tells its launcher, and what it is asked.
 
 A thread of its own reads, so that a request is seen whatever the script is doing; the ranks act on it in their next
-step, together. Without a launcher (a script started by hand) nothing is told and nothing is asked.
+step, together.
 
 Leaving an attempt. Invariant: once `left` was said for a pair, this process votes in no pair up to it. The thread
 says it at once while the script computes; while a vote is in flight, the main thread says it when the vote is over,
-which it is within moments because every wait asks `over`.
+which it is within moments because every wait checks the `CancelToken`.
 """
 
 from __future__ import annotations
@@ -17,178 +17,23 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn, Protocol
-from uuid import uuid4
+from typing import Any, Final
 
 from holdfast.checkpoint.policy.interval import LauncherFailures
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import LaunchError, PeerLostError
 from holdfast.core.limits import MAX_TEXT
-from holdfast.core.protocol import EXIT_PEER_LOST
-from holdfast.training.distributed.process_group import CancelToken
+from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.launcher_client import placement as places
-from holdfast.training.launcher_client.exit_watch import exit_now
+from holdfast.training.launcher_client.connection import Parting, Requests
+from holdfast.training.launcher_client.exit_watch import exit_peer_lost
 from holdfast.training.launcher_client.placement import RankPlacement
 
 _log = logging.getLogger("holdfast.rank_agent")
 
 _WELCOME_SECONDS: Final = 60.0
 _RECEIVE_BYTES: Final = 1 << 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Requests:
-    """What was asked and not answered yet, by id. `quiesce` ends the attempt after a commit, `pause` without one.
-    With `near` that commit is wanted in memory and on other nodes as well, due there or not."""
-
-    checkpoint: tuple[str, ...] = ()
-    quiesce: tuple[str, ...] = ()
-    pause: tuple[str, ...] = ()
-    near: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parting:
-    """What a rank says of itself when it leaves an attempt. `keep`: it can go on in another world."""
-
-    step: int = 0
-    in_doubt: bool = False
-    keep: bool = True
-
-
-class LauncherConnection(Protocol):
-    """What the job needs of its launcher."""
-
-    connected: bool
-    parting: Callable[[], Parting]
-    reached: int  # the highest step that the job committed, as far as the launcher knows
-    durable: int  # the step of the newest checkpoint on the volume, as far as launcher and operator know
-    trained: AttemptId | None  # the highest attempt before this one that had ranks under this launcher, dead ones too
-    books: LauncherFailures | None  # the launcher's, when it welcomed this rank to its attempt
-    memory: Mapping[str, Any] | None  # the launcher's memory tier, if it has one
-    local: Mapping[str, Any] | None  # and its local one
-
-    def send(self, kind: str, **body: Any) -> None:
-        """Tell something."""
-
-    def stands_by(self) -> bool:
-        """Whether the launcher gave no place yet."""
-
-    def next_place(self) -> RankPlacement:
-        """The place in the next world; waits for it."""
-
-    def enter(self, place: RankPlacement) -> CancelToken:
-        """Take a place; the answer says when its attempt is over."""
-
-    def known_claims(self) -> tuple[Claim, ...]:
-        """The claims of the membership."""
-
-    def begin_vote(self) -> None:
-        """PeerLostError if the attempt is over. Until `end_vote` nobody says that this rank has left."""
-
-    def end_vote(self) -> None:
-        """The vote has come back, or failed for good."""
-
-    def stay(self) -> None:
-        """PeerLostError if the attempt is over. Until `go` it is not over for this rank: the script has failed, and
-        its last step may have to be committed."""
-
-    def go(self) -> None:
-        """Leave if that was asked for meanwhile."""
-
-    def hurried(self) -> bool:
-        """Whether it was."""
-
-    def leave(self, reason: str) -> None:
-        """This rank votes no more in its attempt: its last step is made."""
-
-    def lose_peers(self, message: str) -> None:
-        """A collective failed: say so, unless the launcher ended the attempt; this rank votes no more in it."""
-
-    def requests(self) -> Requests:
-        """What is asked now."""
-
-    def answered(self, requests: Requests) -> None:
-        """Forget what a commit has answered."""
-
-    def close(self) -> None:
-        """Say nothing more."""
-
-
-class NoAgent:
-    """A script that was started by hand: one world, and nobody to form another."""
-
-    connected = False
-    parting: Callable[[], Parting] = Parting
-    reached = 0
-    durable = 0
-    trained: AttemptId | None = None
-    memory: Mapping[str, Any] | None = None
-    local: Mapping[str, Any] | None = None
-
-    def __init__(self, place: RankPlacement) -> None:
-        self.books: LauncherFailures | None = LauncherFailures(id=uuid4().hex)
-        self._place: RankPlacement | None = place
-        self._over = CancelToken()
-
-    def send(self, kind: str, **body: Any) -> None:
-        """Nobody listens."""
-
-    def stands_by(self) -> bool:
-        """There is one from the beginning."""
-        return False
-
-    def next_place(self) -> RankPlacement:
-        """The only one."""
-        place, self._place = self._place, None
-        if place is None:
-            end(f"a peer is lost, and nobody forms another world: {self._over.reason}")
-        return place
-
-    def enter(self, place: RankPlacement) -> CancelToken:
-        """It is over when a peer is lost."""
-        return self._over
-
-    def known_claims(self) -> tuple[Claim, ...]:
-        """There is no membership."""
-        return ()
-
-    def begin_vote(self) -> None:
-        """Nobody ends the attempt."""
-
-    def end_vote(self) -> None:
-        """Nobody waits for it."""
-
-    def stay(self) -> None:
-        """Nobody asks to leave, but a peer may be lost."""
-        self._over.check()
-
-    def go(self) -> None:
-        """Nobody waits for it."""
-
-    def hurried(self) -> bool:
-        """Nobody asks."""
-        return False
-
-    def leave(self, reason: str) -> None:
-        """Remember why."""
-        self._over.set(reason)
-
-    def lose_peers(self, message: str) -> None:
-        """Remember why."""
-        self._over.set(message)
-
-    def requests(self) -> Requests:
-        """Nobody asks."""
-        return Requests()
-
-    def answered(self, requests: Requests) -> None:
-        """Nothing was asked."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class LauncherClient:
@@ -209,7 +54,7 @@ class LauncherClient:
         self._state = threading.Condition()  # guards what follows
         self._next = place
         self._pair: AttemptId | None = None
-        self._over = CancelToken()
+        self._cancel = CancelToken()
         self._left: AttemptId | None = None
         self._voting = False
         self._owes_left = False
@@ -240,7 +85,7 @@ class LauncherClient:
                 self._socket.sendall(line)
         except OSError as error:
             if not self._closing:
-                end(f"the launcher is gone: {error.strerror}")
+                exit_peer_lost(f"the launcher is gone: {error.strerror}")
 
     # Places
 
@@ -267,23 +112,23 @@ class LauncherClient:
             raise LaunchError("a launcher's world has a pair")
         with self._state:
             if self._pair == pair:
-                return self._over
-            self._pair, self._over, self._claims = pair, CancelToken(), None
+                return self._cancel
+            self._pair, self._cancel, self._claims = pair, CancelToken(), None
             self._requests = {"checkpoint": self._requests["checkpoint"], "quiesce": [], "pause": [], "near": []}
             if self._left is not None and self._left >= pair:
-                self._over.set("the launcher ended it before it began")
-            over = self._over
+                self._cancel.set("the launcher ended it before it began")
+            cancel = self._cancel
         self.send(
             "hello", slot=self._slot, rank=place.rank, localRank=place.local_rank, pid=os.getpid(), **pair.to_json()
         )
-        return over
+        return cancel
 
     def known_claims(self) -> tuple[Claim, ...]:
         """The claims that the launcher's welcome to this attempt named."""
         with self._state:
-            self._state.wait_for(lambda: self._claims is not None or self._over.is_set(), _WELCOME_SECONDS)
-            if self._over.is_set():
-                raise PeerLostError(self._over.reason)
+            self._state.wait_for(lambda: self._claims is not None or self._cancel.is_set(), _WELCOME_SECONDS)
+            if self._cancel.is_set():
+                raise PeerLostError(self._cancel.reason)
             if self._claims is None:
                 raise LaunchError(f"the launcher said no welcome within {_WELCOME_SECONDS:.0f} s: see its log")
             return self._claims
@@ -293,8 +138,8 @@ class LauncherClient:
     def begin_vote(self) -> None:
         """From here to `end_vote`, only the main thread says `left`."""
         with self._state:
-            if self._over.is_set():
-                raise PeerLostError(self._over.reason)
+            if self._cancel.is_set():
+                raise PeerLostError(self._cancel.reason)
             self._voting = True
 
     def end_vote(self) -> None:
@@ -308,7 +153,7 @@ class LauncherClient:
     def stay(self) -> None:
         """From here to `go`, a word to leave waits."""
         with self._state:
-            self._over.check()
+            self._cancel.check()
             self._staying = True
 
     def go(self) -> None:
@@ -331,13 +176,13 @@ class LauncherClient:
             if pair is None or (self._left is not None and self._left >= pair):
                 return
             self._left = pair
-            self._over.set(reason)
+            self._cancel.set(reason)
         self._say_left()
 
     def lose_peers(self, message: str) -> None:
         """Said before `left`: the launcher looks for who is lost while this rank waits."""
         with self._state:
-            told = self._over.is_set()
+            told = self._cancel.is_set()
         if not told:
             self.send("peerLost", step=self.parting().step, message=message[:MAX_TEXT])
         self.leave(message)
@@ -349,7 +194,7 @@ class LauncherClient:
                 return
             self._left = pair if self._left is None else max(self._left, pair)
             if self._pair is not None and self._pair <= pair:
-                self._over.set(reason)
+                self._cancel.set(reason)
             self._owes_left = self._voting
             self._state.notify_all()
             if self._owes_left:
@@ -396,7 +241,7 @@ class LauncherClient:
             for line in lines:
                 self._hear(line)
         if not self._closing:
-            end("the launcher closed its socket")
+            exit_peer_lost("the launcher closed its socket")
 
     def _receive(self) -> bytes:
         try:
@@ -450,14 +295,5 @@ class LauncherClient:
         with self._state:
             self._next = place
             if self._pair is not None and place.pair is not None and self._pair < place.pair:
-                self._over.set(f"attempt {place.pair} follows")
+                self._cancel.set(f"attempt {place.pair} follows")
             self._state.notify_all()
-
-
-def end(why: str) -> NoReturn:
-    """End this process at once: what it shares with others is gone, and that is not the script's fault.
-
-    The ordinary way out would wait for communicators that never answer.
-    """
-    _log.warning("this process ends: %s", why)
-    exit_now(EXIT_PEER_LOST)

@@ -15,8 +15,9 @@ import torch.distributed
 
 from holdfast.core.errors import PeerLostError
 from holdfast.core.limits import MAX_TEXT
-from holdfast.training.distributed.process_group import CancelToken
-from holdfast.training.launcher_client.agent_client import LauncherConnection, end
+from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.launcher_client.connection import LauncherConnection
+from holdfast.training.launcher_client.exit_watch import exit_peer_lost
 
 _TRACEBACK_LINES: Final = 20
 # What gloo and NCCL say from inside a script's own communication (DDP, a barrier) when a peer is gone.
@@ -64,7 +65,7 @@ class Reporter:
         if _lost_peer(error):
             message = str(error).splitlines()[0]
             self._agent.send("peerLost", step=self._step(), message=message[:MAX_TEXT])
-            end(f"a peer is lost: {message}")
+            exit_peer_lost(f"a peer is lost: {message}")
         if any(mark in str(error) for mark in _NO_GROUP):
             _log.error(_NO_GROUP_MEND)
         tell(self._agent, error, self._step())
@@ -93,14 +94,14 @@ def ours(error: Exception) -> str:
     return str(error) if isinstance(error, PeerLostError) else ""
 
 
-def lost(error: Exception, *, over: CancelToken, alone: bool) -> str:
+def lost(error: Exception, *, cancel: CancelToken, alone: bool) -> str:
     """The same of a script's own collectives: only the launchers can tell a lost peer from a script's mistake."""
     if alone or not _communicates(error):
         return ours(error)
     end_of_wait = time.monotonic() + _WORD_SECONDS
-    while not over.is_set() and time.monotonic() < end_of_wait:
+    while not cancel.is_set() and time.monotonic() < end_of_wait:
         time.sleep(_SLICE)
-    return over.reason
+    return cancel.reason
 
 
 def _communicates(error: Exception) -> bool:

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Final, NoReturn
 
+from holdfast.core.protocol import EXIT_PEER_LOST
+
 _log = logging.getLogger("holdfast.job")
 
 WARN_SECONDS: Final = 10.0
@@ -34,6 +36,15 @@ def exit_now(status: int) -> NoReturn:
         with contextlib.suppress(Exception):  # the script may have put anything there
             stream.flush()
     os._exit(status)
+
+
+def exit_peer_lost(why: str) -> NoReturn:
+    """End this process at once: what it shares with others is gone, and that is not the script's fault.
+
+    The ordinary way out would wait for communicators that never answer.
+    """
+    logging.getLogger("holdfast.rank_agent").warning("this process ends: %s", why)
+    exit_now(EXIT_PEER_LOST)
 
 
 def watch_exit(close: Callable[[], None], *, limit: float, failed: Callable[[], bool]) -> None:

@@ -12,7 +12,6 @@ from itertools import takewhile
 from typing import Any, Final
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 
 from holdfast.checkpoint.attempt_info import Attempt, attempt_by_hand
 from holdfast.checkpoint.format.shard_layout import Holding
@@ -28,9 +27,11 @@ from holdfast.core.attempt import AttemptId
 from holdfast.core.environment import publish
 from holdfast.core.errors import DamagedError, ForeignClaimError, PeerLostError, UsageError
 from holdfast.telemetry.activity import Activity, Meter
-from holdfast.training.distributed.process_group import CancelToken, Group, store_client
+from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.distributed.process_group import Group, store_client
 from holdfast.training.distributed.store_exchange import StoreClient, StoreExchange
-from holdfast.training.launcher_client.agent_client import LauncherConnection
+from holdfast.training.distributed.torch_internals import TCPStore
+from holdfast.training.launcher_client.connection import LauncherConnection
 from holdfast.training.launcher_client.placement import RankPlacement
 from holdfast.training.options.config import JobConfig
 from holdfast.training.protocol import shard_assignment, step_commit
@@ -54,7 +55,7 @@ class Team:
 
     place: RankPlacement
     group: Group
-    over: CancelToken
+    cancel: CancelToken
     attempt: Attempt
     calls: Calls
     deal: ShardAssignment | None = None
@@ -165,29 +166,29 @@ class WorldEntry:
     def _enter(self, place: RankPlacement) -> Team:
         self.place = place
         publish(place.torchrun)
-        over = self._agent.enter(place)
+        cancel = self._agent.enter(place)
         self._meter.enter(Activity.SYNC, self._lineage.step)
         if place.world_size > 1 and place.serves_store and place.port is not None:
             self._served = TCPStore(place.host, place.port, is_master=True, wait_for_workers=False)
-        group = self._connect(place, over)
+        group = self._connect(place, cancel)
         team = None
         try:
             attempt, calls = self._attempt(place, group), self._calls(place)
-            team = Team(place=place, group=group, over=over, attempt=attempt, calls=calls)
+            team = Team(place=place, group=group, cancel=cancel, attempt=attempt, calls=calls)
             if self._engine is not None:
-                self._engine.enter(team.attempt, group, aside=self._saves(place, over), check=over.check)
+                self._engine.enter(team.attempt, group, aside=self._saves(place, cancel), check=cancel.check)
             verdict, deal, claimed = self._agree(team)
             team = self._dealt(team, deal)
             self._follow(team, verdict, claimed=claimed)
             self._stepper.attach(group, team.pair, peers=team.peers, mates=team.mates)
-            over.waited = calls.waited
+            cancel.waited = calls.waited
         except BaseException:
             (team or group).abandon()
             raise
         return team
 
     def _connect(
-        self, place: RankPlacement, over: CancelToken, name: str = "", members: Sequence[int] | None = None
+        self, place: RankPlacement, cancel: CancelToken, name: str = "", members: Sequence[int] | None = None
     ) -> Group:
         """Of all ranks, or of some of them."""
         ranks = range(place.world_size) if members is None else members
@@ -198,17 +199,17 @@ class WorldEntry:
             rank=ranks.index(place.rank),
             size=len(ranks),
             device=self._device(place),
-            over=over,
+            cancel=cancel,
             timeout=CONNECT_SECONDS,
             interface=self._interface,
         )
 
-    def _saves(self, place: RankPlacement, over: CancelToken) -> Callable[[int], Exchange]:
+    def _saves(self, place: RankPlacement, cancel: CancelToken) -> Callable[[int], Exchange]:
         """The exchanges of saves that go on beside training."""
         if place.world_size == 1:
             return lambda number: Alone()
         name = f"{place.name}/saves"
-        client = StoreClient(lambda: store_client(place.host, place.port or 0, name, CONNECT_SECONDS), over)
+        client = StoreClient(lambda: store_client(place.host, place.port or 0, name, CONNECT_SECONDS), cancel)
         return lambda number: StoreExchange(client, rank=place.rank, size=place.world_size, number=number)
 
     def _calls(self, place: RankPlacement) -> Calls:
@@ -246,9 +247,9 @@ class WorldEntry:
         self._check_outlines(team.group, told)
         if self._engine is not None:
             members = [value["memory"] for value in told]
-            self._engine.enter_memory(self._agent.memory, members, team.place.local_rank, team.over.check)
+            self._engine.enter_memory(self._agent.memory, members, team.place.local_rank, team.cancel.check)
             disks = [value["local"] for value in told]
-            self._engine.enter_local(self._agent.local, disks, team.place.local_rank, team.over.check)
+            self._engine.enter_local(self._agent.local, disks, team.place.local_rank, team.cancel.check)
         standings = [RankState.from_json(value["standing"]) for value in told]
         held = [value["shard"] for value in told]
         verdict, deal = self._resolve(standings, held)
@@ -318,10 +319,10 @@ class WorldEntry:
             return team
         _log.info("shard %d of %d, replica %d", deal.shards[place.rank], deal.size, deal.replica(place.rank))
         team = replace(team, deal=deal)
-        peers = self._connect(place, team.over, f"/shard-{deal.shards[place.rank]}", deal.peers(place.rank))
+        peers = self._connect(place, team.cancel, f"/shard-{deal.shards[place.rank]}", deal.peers(place.rank))
         team = replace(team, peers=peers)
         try:
-            mates = self._connect(place, team.over, f"/replica-{deal.replica(place.rank)}", deal.mates(place.rank))
+            mates = self._connect(place, team.cancel, f"/replica-{deal.replica(place.rank)}", deal.mates(place.rank))
         except BaseException:
             peers.abandon()
             raise

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final
 
 from holdfast.core.errors import UsageError
-from holdfast.training.distributed.process_group import aside
+from holdfast.training.distributed.blocking_call import run_aside
+from holdfast.training.distributed.key_value_store import KeyValueStore
 
 _log = logging.getLogger("holdfast.job")
 
@@ -32,13 +33,6 @@ class Call(StrEnum):
     STEP = "step"
     SAVE = "save"
     END = "end"
-
-
-class Store(Protocol):
-    """What is needed of the attempt's store."""
-
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Set a key that is not there, for `expected` of ''; what it is then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +69,12 @@ class Calls:
 
     rank: int
     step: Callable[[], int]
-    connect: Callable[[], Store]
+    connect: Callable[[], KeyValueStore]
     _number: int = 0
     _call: Call | None = None  # between two of them
     _asked: int | None = None
     _answers: list[bytes] = field(default_factory=list)
-    _store: Store | None = None
+    _store: KeyValueStore | None = None
 
     @contextmanager
     def during(self, call: Call) -> Iterator[None]:
@@ -99,7 +93,7 @@ class Calls:
         own = Said(rank=self.rank, call=self._call, step=self.step())
         if self._asked != self._number:
             self._asked, self._answers = self._number, []
-            aside(self._ask, str(self._number), own.to_json(), self._answers)
+            run_aside(self._ask, str(self._number), own.to_json(), self._answers)
         elif self._answers:
             _compare(own, Said.from_json(self._answers.pop()))
 

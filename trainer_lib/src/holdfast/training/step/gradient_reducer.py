@@ -205,7 +205,7 @@ class Reducer:
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
         """Backward made a gradient. What raises here raises out of backward."""
         if self._leaves_backward:
-            self._everyone.over.check()
+            self._everyone.cancel.check()
         if not self._armed or self._error is not None:
             return
         try:

@@ -22,7 +22,7 @@ from holdfast.telemetry.activity import Activity, Meter
 from holdfast.training.data import Audit
 from holdfast.training.distributed.fsdp import whole_norm
 from holdfast.training.distributed.process_group import Group
-from holdfast.training.launcher_client.agent_client import LauncherConnection
+from holdfast.training.launcher_client.connection import LauncherConnection
 from holdfast.training.options.validation import Structure, check_loss
 from holdfast.training.protocol import step_ballot, step_commit
 from holdfast.training.protocol.step_ballot import Agreed, Ballot

@@ -1,0 +1,83 @@
+"""Calls of libraries that may block for ever, on threads of their own. Does not import torch."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
+
+from holdfast.core.errors import PeerLostError
+from holdfast.training.distributed.cancel_token import CancelToken
+
+SLICE_SECONDS: Final = 0.02
+# How long an orderly end waits for its sockets to be closed.
+CLOSING: Final = 1.0
+_threads: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
+
+
+class BlockingCall:
+    """A call that blocks, on a thread of its own. If the attempt ends first, its result is dropped."""
+
+    def __init__(self, action: Callable[[], Any], cancel: CancelToken) -> None:
+        self._cancel = cancel
+        self._outcome: dict[str, Any] = {}
+        self._done = threading.Event()
+        run_aside(_run, action, self._outcome, self._done)
+
+    def wait(self) -> None:
+        """Wait for the call to return, as `result` does."""
+        self.result()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return what the action returned; PeerLostError if it failed, the time is up or the attempt is over."""
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while not self._done.wait(SLICE_SECONDS):
+            self._cancel.check()
+            if time.monotonic() > end:
+                raise PeerLostError(f"the ranks did not all meet within {timeout:g} s")
+        error = self._outcome.pop("error", None)
+        if isinstance(error, RuntimeError | OSError):
+            raise peer_lost(error) from error
+        if error is not None:
+            raise error
+        return self._outcome.pop("value")
+
+
+def unless_cancelled(action: Callable[[], Any], cancel: CancelToken) -> Any:
+    """Return what the action returns; PeerLostError if it fails, or the attempt ends first."""
+    return BlockingCall(action, cancel).result()
+
+
+def run_aside(target: Callable[..., None], *args: Any) -> threading.Thread:
+    """Start a thread that may block for ever in a library and does not keep the process from ending."""
+    thread = threading.Thread(target=target, args=args, name="holdfast-aside", daemon=True)
+    thread.start()
+    _threads.add(thread)
+    return thread
+
+
+def peer_lost(error: BaseException) -> PeerLostError:
+    """Return a library's error as ours, in one line."""
+    lines = str(error).splitlines()
+    return PeerLostError(lines[0] if lines else type(error).__name__)
+
+
+@atexit.register
+def _settle() -> None:
+    """A thread that returns from the library while the interpreter ends would abort the process: wait for most."""
+    end = time.monotonic() + CLOSING
+    for thread in tuple(_threads):
+        thread.join(max(0.0, end - time.monotonic()))
+
+
+def _run(action: Callable[[], Any], outcome: dict[str, Any], done: threading.Event) -> None:
+    try:
+        outcome["value"] = action()
+    except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
+        outcome["error"] = error
+    finally:
+        done.set()
