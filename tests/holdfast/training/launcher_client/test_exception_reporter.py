@@ -64,7 +64,7 @@ def test_a_peer_lost_in_the_scripts_own_collective_fits_a_line(monkeypatch: pyte
     def end(_: str) -> NoReturn:
         raise SystemExit(EXIT_PEER_LOST)
 
-    monkeypatch.setattr(exception_reporter, "end", end)
+    monkeypatch.setattr(exception_reporter, "exit_peer_lost", end)
     agent = Told()
     error = RuntimeError("[gloo/transport/tcp/pair.cc] closed " + HUGE)
     with pytest.raises(SystemExit):
