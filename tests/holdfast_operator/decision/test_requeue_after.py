@@ -21,7 +21,7 @@ def test_with_many_jobs_progress_is_written_less_often(trained: Any) -> None:
     trained.run(10)
     written = trained.status.progress
     trained.step += 100
-    trained._report()
+    trained.report()
     soon, later = (written.time + timedelta(seconds=seconds) for seconds in (19, 20))
     seen = replace(trained.observe(), jobs=1000)
     assert decide(seen, soon).status.progress.step == written.step

@@ -122,7 +122,7 @@ def test_what_was_decided_is_told_also_where_some_of_it_could_not_be_done(passes
     """The status is written, so no later pass would tell it."""
     seen, run = passes
     seen.sim.notice("gpt-w1")
-    seen.sim._report()
+    seen.sim.report()
     seen.failure = ClusterError("POST …/pods was answered with 500: failed calling webhook")
     outcome = run()
     assert outcome.failure is seen.failure
@@ -147,7 +147,7 @@ def test_progress_is_passed_on_without_reading_anything_anew(
     before = trained.status.progress.step
     trained.now += timedelta(seconds=30)
     trained.step += 100
-    trained._report()
+    trained.report()
     run()
     assert trained.status.progress.step == before + 100
     assert not read

@@ -62,7 +62,7 @@ def test_a_worker_that_fills_its_disk_again_and_again_spends_the_budget(make_sim
     for _ in range(600):
         sim.tick()
         for body in sim.pods.values() if sim.world is not None else ():
-            sim._end(body, 137)
+            sim.end_pod(body, 137)
             body["status"] |= {"reason": "Evicted", "message": FULL}
     assert sim.status.condition("Failed").reason == "ApplicationBudgetSpent"
     assert FULL.strip() in sim.status.condition("Failed").message

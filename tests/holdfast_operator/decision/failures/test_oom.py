@@ -44,7 +44,7 @@ def tell(sim: Any, pair: tuple[int, int], word: tuple[str, str, str], part_of: t
         "lostSteps": None,
         "partOf": {"generation": part_of[0], "attempt": part_of[1]} if part_of else None,
     }
-    sim._report()
+    sim.report()
     sim.settle()
 
 

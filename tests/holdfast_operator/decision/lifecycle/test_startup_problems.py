@@ -258,7 +258,7 @@ def test_a_job_that_trained_just_now_never_fails_because_no_world_is_reported(ma
         sim.restart_operator(grace=True)
     else:
         sim.world = None
-        sim._report()
+        sim.report()
     sim.settle()
     assert not sim.status.terminal
     assert len(sim.running()) == 2
