@@ -188,7 +188,7 @@ def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str, said
 def test_the_library_says_how_to_read_what_came_through_dcp(tmp_path: Path) -> None:
     dcp.save({"model": {"weight": torch.ones(2)}}, storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
     with pytest.raises(
-        StateError, match=r"dcp\.load\(state, storage_reader=holdfast\.checkpoint\.dcp\.storage\.StorageReader"
+        StateError, match=r"dcp\.load\(state, storage_reader=holdfast\.checkpoint\.dcp\.StorageReader"
     ):
         checkpoint.load(tmp_path, model=torch.nn.Linear(2, 1))
 

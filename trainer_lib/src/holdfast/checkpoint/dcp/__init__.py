@@ -1,11 +1,16 @@
-"""Checkpoints through `torch.distributed.checkpoint`: `StorageReader` and `StorageWriter`."""
+"""Checkpoints through `torch.distributed.checkpoint`: its planners, with Holdfast's format and verification.
+
+dcp.save(state, storage_writer=StorageWriter("ckpt", step=100))
+dcp.load(state, storage_reader=StorageReader("ckpt"))        # the newest checkpoint, or that of `step`
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.checkpoint.dcp.storage import StorageReader, StorageWriter
+    from holdfast.checkpoint.dcp.reader import StorageReader
+    from holdfast.checkpoint.dcp.writer import StorageWriter
 
 __all__ = ["StorageReader", "StorageWriter"]
 
@@ -14,6 +19,6 @@ def __getattr__(name: str) -> Any:
     """What needs torch is imported when it is first asked for."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from holdfast.checkpoint.dcp import storage
+    from holdfast.checkpoint.dcp import reader, writer
 
-    return getattr(storage, name)
+    return getattr(reader if name == "StorageReader" else writer, name)
