@@ -30,6 +30,7 @@ from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.restore.lossy_delta import told
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.save import lossy_delta, protocol
 from holdfast.checkpoint.save.incremental import Chain
@@ -529,8 +530,8 @@ def test_where_all_may_be_inexact_nothing_is_said_of_others(tmp_path: Path) -> N
     for step in (1, 2):
         state = moved(state, 10, 1e-6)
         save(tmp_path, step, state, chain, forms=forms)
-    assert lossy_delta.told(manifest(tmp_path, 2)) == "all tensors are within 0.1 of what was saved"
-    assert lossy_delta.told(manifest(tmp_path, 1)) == ""
+    assert told(manifest(tmp_path, 2)) == "all tensors are within 0.1 of what was saved"
+    assert told(manifest(tmp_path, 1)) == ""
 
 
 def test_a_release_that_does_not_know_patches_refuses_them_by_name_and_reads_the_rest(

@@ -121,7 +121,7 @@ def load(
     rank is gone. UsageError for a commit's own folder, and for one of many ranks that gives neither `group` nor
     `step`.
     """
-    from holdfast.checkpoint.process_group_exchange import Together, ranks
+    from holdfast.checkpoint.process_group_exchange import Together
     from holdfast.checkpoint.state import rng
     from holdfast.checkpoint.state.dtypes import blank
     from holdfast.checkpoint.state.flatten import check_stateful
@@ -130,13 +130,8 @@ def load(
 
     check_stateful(stateful)
     root, step = local_path(folder), None if step is None else step_number(step)
-    if group is None and step is None and ranks() > 1:
-        raise UsageError(
-            f"load() was called without group= and step= in a world of {ranks()} ranks, and loaded "
-            "nothing: ranks that look for the newest checkpoint by themselves may load different ones, as a network "
-            "file system shows a new one late on some hosts. Give group= on every rank, or step= if one rank loads "
-            "alone"
-        )
+    if group is None and step is None:
+        _insist_on_one_rank()
     catalog.check_place(root)
     exchange = Alone() if group is None else Together(group)
     found = restore(root, exchange, step=step, select=lambda manifest: _not_of(manifest, stateful), lone=True)
@@ -161,6 +156,18 @@ def load(
         tell(other)
     path = root / str(loaded.name)
     return Found(step=found.step, path=path, quarantined=found.quarantined, lost=found.lost)
+
+
+def _insist_on_one_rank() -> None:
+    from holdfast.checkpoint.process_group_exchange import ranks
+
+    if ranks() > 1:
+        raise UsageError(
+            f"load() was called without group= and step= in a world of {ranks()} ranks, and loaded "
+            "nothing: ranks that look for the newest checkpoint by themselves may load different ones, as a network "
+            "file system shows a new one late on some hosts. Give group= on every rank, or step= if one rank loads "
+            "alone"
+        )
 
 
 def _not_of(manifest: Manifest, objects: Collection[str]) -> Rows:

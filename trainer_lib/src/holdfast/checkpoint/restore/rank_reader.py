@@ -15,12 +15,12 @@ from holdfast.checkpoint.format.file_names import CheckpointName, rank_file
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.safetensors_header import check_json, check_source
 from holdfast.checkpoint.ranks.exchange import Exchange
+from holdfast.checkpoint.restore import lossy_delta
 from holdfast.checkpoint.restore.chunk_reader import READERS, read_into, read_small, spare
 from holdfast.checkpoint.restore.copies import Copies, Span, whole_file
 from holdfast.checkpoint.restore.copies import Fault as CopyFault
 from holdfast.checkpoint.restore.fault_check import Fault, Outcome, Part
 from holdfast.checkpoint.restore.memory_layout import Rows, lay_out, needed
-from holdfast.checkpoint.save import lossy_delta
 from holdfast.checkpoint.stores.base import CheckpointStore, open_file
 from holdfast.core.errors import CheckpointError, DamagedError
 from holdfast.core.gc_pause import uncollected

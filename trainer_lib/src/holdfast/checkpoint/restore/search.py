@@ -20,10 +20,10 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange, each
+from holdfast.checkpoint.restore import lossy_delta
 from holdfast.checkpoint.restore.candidates import Candidates, DeletedError, Where, as_stores
 from holdfast.checkpoint.restore.fault_check import Outcome, Part, asked, suspects
 from holdfast.checkpoint.restore.rank_reader import Loaded, RankReader, Select
-from holdfast.checkpoint.save import lossy_delta
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, SuspectError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.save.lossy_delta import told
+from holdfast.checkpoint.restore.lossy_delta import told
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.cli.checkpoints.access.commit_reader import nbytes, tensor_bytes
 from holdfast.cli.checkpoints.access.locate import fenced, read_manifest

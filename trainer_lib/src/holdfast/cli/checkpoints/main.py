@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.policy.retention import Rules
-from holdfast.checkpoint.save.lossy_delta import told
+from holdfast.checkpoint.restore.lossy_delta import told
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints import list_show
 from holdfast.cli.checkpoints.access.commit_reader import Content, tensor_bytes

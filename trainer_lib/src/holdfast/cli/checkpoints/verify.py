@@ -15,10 +15,10 @@ from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName, inhe
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.format.safetensors_header import check_json, check_source
+from holdfast.checkpoint.restore import lossy_delta
 from holdfast.checkpoint.restore.chunk_reader import ChunkReader, read_into, read_small
 from holdfast.checkpoint.restore.copies import Copies, Span
 from holdfast.checkpoint.restore.memory_layout import Extent
-from holdfast.checkpoint.save import lossy_delta
 from holdfast.checkpoint.stores.base import CheckpointStore, open_file
 from holdfast.cli.checkpoints.access.node_store import NearStore
 from holdfast.cli.checkpoints.access.progress_bar import Progress, progress

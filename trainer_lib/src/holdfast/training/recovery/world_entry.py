@@ -18,9 +18,9 @@ from holdfast.checkpoint.format.shard_layout import Holding
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.restore.lossy_delta import told
 from holdfast.checkpoint.restore.rank_reader import Select
 from holdfast.checkpoint.restore.search import Restored
-from holdfast.checkpoint.save.lossy_delta import told
 from holdfast.checkpoint.state.dtensor import is_sharded
 from holdfast.checkpoint.tiers.settings import announced
 from holdfast.core.attempt import AttemptId

@@ -14,9 +14,9 @@ from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.records import CHUNK_BYTES, Chunk, TensorRecord
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES
 from holdfast.checkpoint.format.tensor_boxes import runs
+from holdfast.checkpoint.restore import lossy_delta
 from holdfast.checkpoint.restore.chunk_reader import ChunkReader
 from holdfast.checkpoint.restore.copies import Copies, Span
-from holdfast.checkpoint.save import lossy_delta
 from holdfast.checkpoint.stores.base import CheckpointStore, open_file
 from holdfast.cli.checkpoints.access.locate import read_manifest
 
