@@ -23,7 +23,7 @@ from holdfast.launcher.membership.events import How
 from holdfast.launcher.membership.messages import Failure, Incident, Priority, Remedy, World
 from holdfast.launcher.membership.state import Attempt, Master, Peer, Phase, State
 from holdfast.launcher.ranks.environ import RankPlace, world_message
-from holdfast.launcher.ranks.event_adapter import Progress, Wish
+from holdfast.launcher.ranks.progress import Progress, Wish
 from holdfast.launcher.ranks.rank_process import Rank
 from holdfast.launcher.ranks.rank_socket import AgentSocket, RankMessage
 from holdfast.launcher.status.status_document import Identity, status

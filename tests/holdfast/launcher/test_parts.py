@@ -37,9 +37,9 @@ from holdfast.launcher.network import tcp_store
 from holdfast.launcher.network.tcp_store import StoreHost
 from holdfast.launcher.process import child
 from holdfast.launcher.process.child import ChildProcess, ProcessExit
-from holdfast.launcher.ranks.event_adapter import Progress
 from holdfast.launcher.ranks.exit_cause import FailureContext, RankEnd, judge, not_started, raised
 from holdfast.launcher.ranks.oom_counter import OomCounter
+from holdfast.launcher.ranks.progress import Progress
 from holdfast.launcher.ranks.rank_socket import AgentSocket
 from holdfast.launcher.ranks.supervisor import _recorded as recorded
 from holdfast.launcher.rendezvous.roster import GONE_SECONDS, Joined, Record, Roster, RunRequest

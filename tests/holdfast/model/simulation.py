@@ -24,7 +24,7 @@ from holdfast.launcher.membership.document import Membership, Rules
 from holdfast.launcher.membership.messages import Failure, Master, Message, Priority, World
 from holdfast.launcher.membership.quorum import NOTHING, Weakened
 from holdfast.launcher.membership.state import State
-from holdfast.launcher.ranks.event_adapter import Progress
+from holdfast.launcher.ranks.progress import Progress
 from holdfast.launcher.status import status_document as report
 from holdfast.launcher.status.recovered_state import remembered
 from holdfast.launcher.status.status_document import Identity

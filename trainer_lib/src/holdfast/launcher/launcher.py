@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import DocumentError
-from holdfast.core.log_format import LogContext, rfc3339
+from holdfast.core.log_format import LogContext
 from holdfast.core.protocol import Cause, ExitCode
 from holdfast.core.tier_names import OBJECT_TIER
 from holdfast.launcher.accounting.event_recorder import EventRecorder
@@ -24,18 +24,19 @@ from holdfast.launcher.accounting.timeline import Timeline
 from holdfast.launcher.action_executor import ActionExecutor
 from holdfast.launcher.config import LauncherConfig
 from holdfast.launcher.drain.last_checkpoint import LastCheckpoint
-from holdfast.launcher.drain.touch_file import Request, TouchFile
+from holdfast.launcher.drain.requests import LEAST_DRAIN_SECONDS, Requests
+from holdfast.launcher.drain.touch_file import TouchFile
 from holdfast.launcher.event_pump import EventPump
 from holdfast.launcher.hang.detectors.observation import HangSettings
-from holdfast.launcher.hang.monitor import HangWatch, Scene
-from holdfast.launcher.hang.stall_reports import NOBODY, Elsewhere
+from holdfast.launcher.hang.monitor import HangWatch
+from holdfast.launcher.hang.rank_watch import RankWatch
 from holdfast.launcher.host import termination_log as termination
 from holdfast.launcher.host.membership_file import MembershipFile
 from holdfast.launcher.host.run_dir import AGENT_SOCKET_FILE, TIMELINE_FILE, clean
 from holdfast.launcher.host.termination_log import Ending
 from holdfast.launcher.membership import events as e
 from holdfast.launcher.membership import messages, state_machine
-from holdfast.launcher.membership.document import Membership, Rules
+from holdfast.launcher.membership.document import Membership
 from holdfast.launcher.membership.messages import Failure, Priority
 from holdfast.launcher.membership.state import State
 from holdfast.launcher.network.control_channel import Address, ControlChannel
@@ -59,14 +60,11 @@ _log = logging.getLogger("holdfast.launcher")
 _TICK_SECONDS = 0.1
 _TICKS_ALIVE = 5
 _TICKS_REFILL = 50
-_POLL_SECONDS = 0.05
 _LEAVE_SECONDS = 5.0
 # Who coordinates now, and who would if that one were lost.
 _WARM_STORES = 2
 # Without a world for so long, the script is started to stand by.
 _IDLE_SECONDS = 0.5
-# A deadline that has passed while we still run leaves this much to say goodbye.
-_LEAST_DRAIN_SECONDS = 1.0
 # Nobody presses a launcher whose job is over: so long its last upload may take.
 _UPLOAD_SECONDS = 3600.0
 _UPLOAD_MARGIN_SECONDS = 2.0
@@ -83,7 +81,6 @@ class Launcher:
         self._origin = time.time() - time.monotonic()
         self._key: bytes | None = None
         self._configured: tuple[object, ...] = ()
-        self._notices: list[dict[str, Any]] = []
         self._ending: Ending | None = None
         self._exit: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._signals = 0
@@ -128,6 +125,22 @@ class Launcher:
             local=self._local,
             memory=self._memory,
             uploads=self._uploads,
+        )
+        self._requests = Requests(
+            touch=self._touch,
+            local=self._local,
+            node=config.identity.node,
+            state=lambda: self.state,
+            feed=self.feed,
+            now=self.now,
+        )
+        self._rank_watch = RankWatch(
+            me=self._me,
+            hangs=self._hangs,
+            supervisor=self._supervisor,
+            control=self._control,
+            state=lambda: self.state,
+            feed=self.feed,
         )
         self._actions = ActionExecutor(
             state=lambda: self.state,
@@ -200,7 +213,7 @@ class Launcher:
             self._local.await_standbys()
         self.feed(e.Ready())
         self.listening.set()
-        work = [self._tick(), self._watch_touch_file()]
+        work = [self._tick(), self._requests.watch()]
         return [*work, self._membership.watch()] if self._config.membership_from_file else work
 
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
@@ -233,47 +246,15 @@ class Launcher:
             self.feed(e.Tick())
             self._reaper.reap()
             self._stand_by()
-            self._look_for_hangs()
+            self._rank_watch.look()
             if (ticks := ticks + 1) % _TICKS_ALIVE == 0:
                 self._status.alive()
             if ticks % _TICKS_REFILL == 0 and self._trains(self.state):
                 self._pool.refill()  # for what has died meanwhile
             await asyncio.sleep(_TICK_SECONDS)
 
-    def _look_for_hangs(self) -> None:
-        """Of the ranks of the present world, and of those that left an earlier one."""
-        pair = self._supervisor.pair or AttemptId(0, 0)
-        now = time.monotonic()
-        trains = [rank for rank in self._supervisor.ranks if rank.greeted and rank.alive and not rank.parked]
-        ranks = [rank for rank in trains if not rank.ends(now)]
-        strays = self._supervisor.strays
-        size = next((rank.place.world_size for rank in (*trains, *strays) if rank.place), 0)
-        self._hangs.keep_boards(self._supervisor.slots)
-        scene = Scene(
-            pair=pair,
-            world_size=size,
-            ranks=ranks,
-            strays=[(rank, rank.left_at or 0.0, not rank.parked) for rank in strays],
-            elsewhere=self._elsewhere(pair),
-        )
-        stalls = self._hangs.look(scene)
-        if stalls is not None and stalls != self.state.stalls:
-            self.feed(e.Stalled(stalls=stalls))
-
     def _hang_found(self, pair: AttemptId, message: str) -> None:
         self.feed(e.HangFound(pair=pair, message=message))
-
-    def _elsewhere(self, pair: AttemptId) -> Elsewhere:
-        """What the other launchers of the present attempt say of their ranks."""
-        world = self.state.world
-        if world is None or world.pair != pair:
-            return NOBODY
-        others = world.uids - {self._me}
-        hellos = [peer.hello for uid in others if (peer := self.state.peers.get(uid)) and peer.hello]
-        return Elsewhere(
-            stalls=tuple(stall for hello in hellos for stall in hello.stalls if stall.pair == pair),
-            unheard=not all(self._control.heard_lately(uid) for uid in others),
-        )
 
     async def _leave(self, ending: Ending) -> None:
         """End the ranks, say why, close everything. What peers must still hear is sent first."""
@@ -329,7 +310,7 @@ class Launcher:
         self._terminated_at = self._terminated_at or self.now()
         if self._ending is not None:
             return  # what is left is the last upload, which now has to hurry
-        until = self.now() + max(_LEAST_DRAIN_SECONDS, self._config.grace_seconds - _LEAVE_SECONDS)
+        until = self.now() + max(LEAST_DRAIN_SECONDS, self._config.grace_seconds - _LEAVE_SECONDS)
         _log.info("SIGTERM: this worker leaves after an agreed commit")
         self.feed(e.DrainAsked(id="sigterm", reason="SIGTERM", until=until))
 
@@ -454,34 +435,6 @@ class Launcher:
         )
         self.feed(e.RankFailed(pair=pair, failure=failure))
 
-    async def _watch_touch_file(self) -> None:
-        while True:
-            request = self._touch.take()
-            if request is not None:
-                self._requested(request)
-            await asyncio.sleep(_POLL_SECONDS)
-
-    def _requested(self, request: Request) -> None:
-        fields = {"id": request.id, "drain": request.drain, "source": request.source}
-        _log.info("checkpoint asked for: %s", request.reason, extra={"fields": fields})
-        if request.document:
-            self._notices.append(_notice(request, self.now()))
-        self._local.expect_answer(request.id)
-        if request.drain:
-            node = self._config.identity.node if request.node_goes else ""
-            until = self._until(request)
-            self.feed(e.DrainAsked(id=request.id, reason=request.reason, until=until, node=node))
-        else:
-            self.feed(e.CheckpointAsked(id=request.id, reason=request.reason))
-
-    def _until(self, request: Request) -> float | None:
-        """The earlier of the request's deadline and the job's own for a checkpoint; None: only the latter."""
-        ends_at, membership = request.ends_at(), self.state.membership
-        if ends_at is None:
-            return None
-        rules = membership.rules if membership else Rules()
-        return min(max(ends_at, self.now() + _LEAST_DRAIN_SECONDS), self.now() + rules.checkpoint_deadline)
-
     # What it shows
 
     def _document(self) -> dict[str, Any]:
@@ -492,7 +445,7 @@ class Launcher:
             progress=self._local.progress,
             control_port=self._control.port,
             store_port=self._config.store_port,
-            notices=self._notices,
+            notices=self._requests.notices,
             ending=self._ending,
             accounting=self._chronicle.document(),
             warm_processes=self._pool.ready,
@@ -541,14 +494,3 @@ def _key(document: Mapping[str, Any]) -> bytes:
     if len(key) < 16:
         raise DocumentError("membership.json has a jobKey of fewer than 16 bytes")
     return key
-
-
-def _notice(request: Request, moment: float) -> dict[str, Any]:
-    return {
-        "id": request.id,
-        "reason": request.reason,
-        "source": request.source,
-        "action": "drain" if request.drain else "checkpoint",
-        "deadline": request.deadline,
-        "observedAt": request.requested_at or rfc3339(moment),
-    }

@@ -6,15 +6,13 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import DocumentError
 from holdfast.core.protocol import Cause, RankPhase
-from holdfast.core.tier_names import MEMORY_TIER, PEER_TIER, SHARED_TIER, SURVIVOR
-from holdfast.launcher.accounting.checkpoint_counters import CheckpointCounters
+from holdfast.core.tier_names import MEMORY_TIER, PEER_TIER, SHARED_TIER
 from holdfast.launcher.accounting.event_recorder import EventRecorder
 from holdfast.launcher.drain.last_checkpoint_plan import Speed
 from holdfast.launcher.drain.touch_file import TouchFile
@@ -36,6 +34,7 @@ from holdfast.launcher.membership.held_shards import HeldShards
 from holdfast.launcher.membership.messages import Failure, Master, Priority, World
 from holdfast.launcher.ranks import exit_cause
 from holdfast.launcher.ranks.exit_cause import FailureContext, RankEnd
+from holdfast.launcher.ranks.progress import Progress, Wish, origin, set_aside, smoothed
 from holdfast.launcher.ranks.rank_process import Rank
 from holdfast.launcher.ranks.rank_socket import RankMessage
 from holdfast.launcher.ranks.supervisor import Supervisor
@@ -43,39 +42,6 @@ from holdfast.launcher.ranks.supervisor import Supervisor
 _log = logging.getLogger("holdfast.launcher.local")
 # A script that has not said hello by then is one without Holdfast's loop: it gets signals instead of messages.
 _PLAIN_AFTER_SECONDS = 20.0
-
-
-@dataclass(kw_only=True)
-class Progress:
-    """What the ranks told of their training, for the status."""
-
-    committed_step: int | None = None
-    committed_at: float | None = None
-    loss: float | None = None
-    throughput: float | None = None
-    step_seconds: float | None = None
-    gradient_norm: float | None = None
-    checkpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
-    tallies: CheckpointCounters = field(default_factory=CheckpointCounters)
-    claims: dict[AttemptId, Claim] = field(default_factory=dict)
-    quarantined: list[dict[str, str]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wish:
-    """A `checkpoint` or `quiesce` for the ranks of an attempt, also for those that say hello later."""
-
-    type: str
-    pair: AttemptId
-    id: str
-    reason: str
-    commit: bool = True
-    near: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Wire form."""
-        commit = {"commit": self.commit, "near": self.near} if self.type == "quiesce" else {}
-        return {"type": self.type, "id": self.id, "reason": self.reason, **commit}
 
 
 class LocalRanks:
@@ -219,9 +185,9 @@ class LocalRanks:
             case "hello":
                 self._greet(rank)
             case "restored":
-                self._restored, self._origin = int(body["step"]), _origin(body)
+                self._restored, self._origin = int(body["step"]), origin(body)
                 self.progress.tallies.restored(pair, body)
-                self.progress.quarantined = [_set_aside(bad, body) for bad in body["quarantined"]]
+                self.progress.quarantined = [set_aside(bad, body) for bad in body["quarantined"]]
                 self._tell_step(pair)
                 self._tell_held()
             case "claim":
@@ -288,8 +254,8 @@ class LocalRanks:
         self.progress.gradient_norm = None if norm is None else float(norm)
         if seconds > 0:
             rate = float(body["samples"]) / seconds
-            self.progress.throughput = _smoothed(self.progress.throughput, rate)
-            self.progress.step_seconds = _smoothed(self.progress.step_seconds, seconds)
+            self.progress.throughput = smoothed(self.progress.throughput, rate)
+            self.progress.step_seconds = smoothed(self.progress.step_seconds, seconds)
         if step != self.progress.committed_step:
             self.progress.committed_step, self.progress.committed_at = step, self._now()
             self._untold = step
@@ -446,21 +412,3 @@ class LocalRanks:
 
     def _place(self) -> FailureContext:
         return FailureContext(pod=self._pod, node=self._node, at=self._now())
-
-
-def _smoothed(known: float | None, value: float) -> float:
-    return value if known is None else 0.8 * known + 0.2 * value
-
-
-def _origin(body: Mapping[str, Any]) -> str:
-    """Where the state that goes on was, in a word for each tier; nothing for a fresh start."""
-    return SURVIVOR if body.get("source") == "memory" else ", ".join(map(str, body.get("tiers", ())))
-
-
-def _set_aside(bad: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, str]:
-    """A damaged commit, why, and what became of its step."""
-    stores = ", ".join(map(str, body.get("stores", ())))
-    lost = any(gone["path"] == bad["path"] for gone in body.get("lost", ()))
-    since = f"training went on from step {body['step']}{stores and f' of {stores}'}"
-    instead = f"no good copy of it was left, {since}" if lost else "another copy was good"
-    return {"path": str(bad["path"]), "reason": f"{bad['reason']}; {instead}"}

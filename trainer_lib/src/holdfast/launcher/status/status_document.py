@@ -14,7 +14,7 @@ from holdfast.launcher.host.termination_log import Ending, redact
 from holdfast.launcher.membership import state_machine
 from holdfast.launcher.membership.messages import Incident, World
 from holdfast.launcher.membership.state import Attempt, State
-from holdfast.launcher.ranks.event_adapter import Progress
+from holdfast.launcher.ranks.progress import Progress
 from holdfast.launcher.ranks.rank_process import Rank
 
 _MAX_MESSAGE = 1000

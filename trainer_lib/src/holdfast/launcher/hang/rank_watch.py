@@ -1,0 +1,67 @@
+"""What the hang monitor looks at: the ranks here, those that left an earlier world, and the other launchers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from holdfast.core.attempt import AttemptId
+from holdfast.launcher.hang.monitor import HangWatch, Scene
+from holdfast.launcher.hang.stall_reports import NOBODY, Elsewhere
+from holdfast.launcher.membership.events import Event, Stalled
+from holdfast.launcher.membership.state import State
+from holdfast.launcher.network.control_channel import ControlChannel
+from holdfast.launcher.ranks.supervisor import Supervisor
+
+
+class RankWatch:
+    """Shows the ranks to the monitor, and reports to the state machine what the other launchers must know."""
+
+    def __init__(
+        self,
+        *,
+        me: str,
+        hangs: HangWatch,
+        supervisor: Supervisor,
+        control: ControlChannel,
+        state: Callable[[], State],
+        feed: Callable[[Event], None],
+    ) -> None:
+        self._me = me
+        self._hangs = hangs
+        self._supervisor = supervisor
+        self._control = control
+        self._state = state
+        self._feed = feed
+
+    def look(self) -> None:
+        """Look once at the ranks of the present world, and at those that left an earlier one."""
+        pair = self._supervisor.pair or AttemptId(0, 0)
+        now = time.monotonic()
+        trains = [rank for rank in self._supervisor.ranks if rank.greeted and rank.alive and not rank.parked]
+        ranks = [rank for rank in trains if not rank.ends(now)]
+        strays = self._supervisor.strays
+        size = next((rank.place.world_size for rank in (*trains, *strays) if rank.place), 0)
+        self._hangs.keep_boards(self._supervisor.slots)
+        scene = Scene(
+            pair=pair,
+            world_size=size,
+            ranks=ranks,
+            strays=[(rank, rank.left_at or 0.0, not rank.parked) for rank in strays],
+            elsewhere=self._elsewhere(pair),
+        )
+        stalls = self._hangs.look(scene)
+        if stalls is not None and stalls != self._state().stalls:
+            self._feed(Stalled(stalls=stalls))
+
+    def _elsewhere(self, pair: AttemptId) -> Elsewhere:
+        """What the other launchers of the present attempt say of their ranks."""
+        world = self._state().world
+        if world is None or world.pair != pair:
+            return NOBODY
+        others = world.uids - {self._me}
+        hellos = [peer.hello for uid in others if (peer := self._state().peers.get(uid)) and peer.hello]
+        return Elsewhere(
+            stalls=tuple(stall for hello in hellos for stall in hello.stalls if stall.pair == pair),
+            unheard=not all(self._control.heard_lately(uid) for uid in others),
+        )
