@@ -15,6 +15,7 @@ CLUSTER ?= default
 CHART_CRDS := charts/holdfast/crds
 DASHBOARDS := charts/holdfast/dashboards
 CRD_REFERENCE := docs/reference/faulttolerantjob.md
+REASONS := docs/reference/reasons.md
 
 .PHONY: help demo test test-unit test-integration test-e2e test-scale lint fmt cluster cluster-down bench bench-operator bench-checkpoint drill drill-checkpoint generate verify setup setup-venv clean
 
@@ -84,6 +85,7 @@ generate: setup-venv ## make the files that are derived from others
 	@mkdir -p $(CHART_CRDS) && cp crds/*.yaml $(CHART_CRDS)/
 	@python3 tools/dashboards.py $(DASHBOARDS)
 	@$(PY) tools/crd_reference.py $(CRD_REFERENCE)
+	@python3 tools/reasons.py $(REASONS)
 
 verify: $(PY) ## fail if a derived file differs from what `make generate` makes
 	@diff -ru crds $(CHART_CRDS) || { echo "the chart's copy of the CRD is stale: run 'make generate'" >&2; exit 1; }
@@ -91,6 +93,8 @@ verify: $(PY) ## fail if a derived file differs from what `make generate` makes
 	  diff -ru "$$made" $(DASHBOARDS) || { echo "the dashboards are stale: run 'make generate'" >&2; exit 1; }
 	@made=$$(mktemp) && trap 'rm -f "$$made"' EXIT && $(PY) tools/crd_reference.py "$$made" && \
 	  diff -u "$$made" $(CRD_REFERENCE) || { echo "the CRD's reference is stale: run 'make generate'" >&2; exit 1; }
+	@made=$$(mktemp) && trap 'rm -f "$$made"' EXIT && python3 tools/reasons.py "$$made" && \
+	  diff -u "$$made" $(REASONS) || { echo "the page of reasons is stale: run 'make generate'" >&2; exit 1; }
 
 $(PY):
 	@$(BOOTSTRAP) --only venv
