@@ -144,7 +144,7 @@ async def growth(where: Bench, much: Scale) -> list[bench.Measurement]:
             what = f"{size} jobs × 3 pods"
             took = await fleet.grow(jobs_of(len(fleet.jobs), size - len(fleet.jobs), 3))
             rows.append(bench.measured("operator-1", f"{what}: last ones applied → all pods run", [took], "s"))
-            await fleet.told("LauncherNotHeard")
+            await fleet.told("NoLauncherDetected")
             starts[size] = await cold_start(where.operator, size)
             await asyncio.sleep(much.quiet_seconds / 6)
             steady[size] = await asyncio.to_thread(where.operator.cost, much.quiet_seconds / 2)
@@ -204,7 +204,7 @@ async def fleet_rows(where: Bench, much: Scale) -> list[bench.Measurement]:
         made = await fleet.grow([*trained, *silent])
         size = await fleet.pod_bytes()
         # Nobody speaks in any pod yet: once that is said of all, a start is no more than a start, and quiet is quiet.
-        await fleet.told("LauncherNotHeard")
+        await fleet.told("NoLauncherDetected")
         start = await cold_start(where.operator, much.jobs)
         stage = Stage(api, where.operator.agents_port, TRAINING)
         async with stage.open(trained):

@@ -70,7 +70,7 @@ def init_fails(job: Job) -> None:
         (no_image, "Image"),
         (no_claim, "VolumeMissing"),
         (too_big, "Unschedulable"),
-        (no_scheduler, "NotScheduled"),
+        (no_scheduler, "NoSchedulerResponse"),
         (init_fails, "its init container fetch ended with exit code 1"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -108,7 +108,7 @@ def job(stage: DrillJob) -> Elastic:
 
 def test_a_spare_takes_the_place_of_a_lost_worker_and_waits_for_no_pod(job: Elastic) -> None:
     job.ask(spares=1)
-    job.watcher.wait("a spare", lambda: "1 of 1 spares stand by" in job.says("Ready"), timeout=120)
+    job.watcher.wait("a spare", lambda: "1 of 1 spares are on standby" in job.says("Ready"), timeout=120)
     (spare,) = job.idle()
     script = f"notes-{spare.name}.*"
     job.watcher.wait("its script", lambda: any(job.stage.checkpoints.glob(script)), timeout=120)
@@ -119,9 +119,9 @@ def test_a_spare_takes_the_place_of_a_lost_worker_and_waits_for_no_pod(job: Elas
         after = tuple(spare.name if name == lost.name else name for name in before)
         job.watcher.wait("the spare in the lost one's place", lambda: job.watcher.view.members == after, timeout=60)
         job.trains(WORKERS)
-        assert "0 of 1 spares stand by" in job.says("Ready")
+        assert "0 of 1 spares are on standby" in job.says("Ready")
 
-    job.watcher.wait("another spare", lambda: "1 of 1 spares stand by" in job.says("Ready"), timeout=120)
+    job.watcher.wait("another spare", lambda: "1 of 1 spares are on standby" in job.says("Ready"), timeout=120)
     assert {pod.name for pod in job.idle()}.isdisjoint({*before, spare.name})
     assert job.watcher.view.members == after
     assert job.counted == {"Infrastructure": 1}
@@ -133,14 +133,14 @@ def test_a_lower_minimum_lets_a_job_go_on_that_takes_nobody_in_before_its_save_h
     before = job.watcher.view.generation
     with job.no_room():
         kill_launcher(job.stage, job.stage.workers()[-1])
-        job.watcher.wait("its word", lambda: "1 workers are missing" in job.says("Restarting"), timeout=60)
-        job.watcher.wait("its need", lambda: "finds no node" in job.says("Degraded"), timeout=60)
+        job.watcher.wait("its word", lambda: "1 worker missing" in job.says("Restarting"), timeout=60)
+        job.watcher.wait("its need", lambda: "unschedulable" in job.says("Degraded"), timeout=60)
 
         job.ask(minReplicas=2)
         job.trains(2)
         job.hold.touch()
         job.watcher.wait("a save that the operator has heard of", lambda: told_of_a_save(job), timeout=60)
-    waits = "is ready; waits for the end of a checkpoint"
+    waits = "is ready; waiting for the end of a checkpoint"
     job.watcher.wait("the replacement, ready", lambda: waits in job.says("Degraded"), timeout=240)
     assert job.watcher.view.generation == before
     job.hold.unlink()

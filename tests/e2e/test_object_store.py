@@ -153,7 +153,9 @@ def the_job_goes_on_from_the_copies(copied: Copied, before: Loss) -> None:
     assert any(note.do == script_log.COMMIT and note.step == first.step for note in before.noted)
     assert script_log.weights_equal(noted)
 
-    told = copied.kubectl("get", "events", "--field-selector", "reason=Resumed", "-o", "jsonpath={.items[*].message}")
+    told = copied.kubectl(
+        "get", "events", "--field-selector", "reason=TrainingResumed", "-o", "jsonpath={.items[*].message}"
+    )
     assert "state from: object" in told
     shown = copied.kubectl("exec", stage.workers()[0].name, "-c", "trainer", "--", "cat", TIMELINE)
     (restore,) = (entry for entry in map(json.loads, shown.splitlines()) if entry["kind"] == "restore")

@@ -53,7 +53,7 @@ ROWS = {
     "flaky-data": Row(
         rule={"action": "Ignore", **on_exit(42)},
         fault=told("exit", code=42),
-        matches="exit code 42; it counts in no budget",
+        matches="exit code 42; not counted towards any budget",
         counted={},
     ),
     "broken-memory": Row(
@@ -178,7 +178,7 @@ def test_what_keeps_failing_in_place_is_answered_with_more(job: Ruled) -> None:
     job.trains_without(job.before)
 
     assert (first.decision, second.decision) == ("InPlaceByDefault", "RestartGangEscalated")
-    assert second.why == f"RestartGang: InPlace was tried 1 times for {first.pod} within 3600 s"
+    assert second.why == f"RestartGang: InPlace was tried 1 time for {first.pod} within 3600 s"
     assert job.counted == {"Application": 2}
     # All leave in the pause, so no world is there that could agree on a commit: the newest one goes on.
     cost = cost_so_far(job.stage)

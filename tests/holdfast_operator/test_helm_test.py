@@ -52,7 +52,7 @@ def test_a_job_that_completes_is_told_step_by_step_and_deleted() -> None:
 
 
 def test_a_job_that_fails_says_why() -> None:
-    job = Played(status("BudgetSpent", "Failed", message="python: not found"))
+    job = Played(status("BudgetExceeded", "Failed", message="python: not found"))
     assert not job.ends_well()
     assert job.said == ["Failed: python: not found"]
     assert job.calls[-1] == "delete"

@@ -43,7 +43,7 @@ def test_a_suspended_job_gives_its_pods_back_takes_a_new_template_and_goes_on(st
     assert stage.members() == ["gpt-w2", "gpt-w3"]
     assert {stage.pod(name).spec.containers[0].image for name in stage.members()} == {"train:2"}
     assert stage.status().get("incidents", []) == []
-    assert stage.condition("Suspended")["reason"] == "JobResumed"
+    assert stage.condition("Suspended")["reason"] == "JobUnsuspended"
 
 
 def test_a_job_that_ended_is_deleted_when_its_time_is_over_with_all_that_was_its(stage: Any) -> None:

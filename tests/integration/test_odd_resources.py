@@ -114,8 +114,8 @@ def test_a_job_that_is_too_deep_or_too_large_to_be_read_is_named_and_holds_up_no
     deep = stage.job("deep")
     deep["spec"]["workers"]["template"]["spec"]["containers"][0]["args"] = "ARGUMENTS"
     post(stage, json.dumps(deep).replace('"ARGUMENTS"', "[" * 1100 + "]" * 1100))
-    assert "deeper than 64 levels" in degraded(stage, "deep", "Unreadable")
-    assert "more than 128 KiB" in degraded(stage, "large", "Unreadable")
+    assert "deeper than 64 levels" in degraded(stage, "deep", "InvalidSpec")
+    assert "more than 128 KiB" in degraded(stage, "large", "InvalidSpec")
     stage.operator.restart()
     stage.run(replicas=2)
     assert {

@@ -112,8 +112,10 @@ def test_a_node_that_fails_its_preflight_is_left_and_named_before_anything_start
     assert set(stage.members()) == {"gpt-w0", "gpt-w2", "gpt-w3"}
     assert bad not in {stage.pod(name).spec.node_name for name in stage.members()}
     (avoided,) = stage.status()["avoidedNodes"]
-    assert (avoided["node"], avoided["reason"]) == (bad, "PreflightGPU")
-    assert avoided["message"].startswith(f"gpt-w1 failed its preflight on {bad}: GPU: {message}; another node takes")
+    assert (avoided["node"], avoided["reason"], avoided["failedChecks"]) == (bad, "PreflightFailed", ["GPU"])
+    assert avoided["message"].startswith(
+        f"gpt-w1 failed its preflight on {bad}: GPU: {message}; moving to another node"
+    )
     assert stage.status().get("restartCount", 0) == 0
     events = stage.core.list_namespaced_event(stage.namespace, field_selector="reason=PreflightFailed").items
     assert {event.message for event in events} == {avoided["message"]}
@@ -558,7 +560,7 @@ def test_a_resource_that_this_version_cannot_read_says_so_and_harms_nobody(stage
     body["spec"] = {"workers": {"count": "three"}, "ofTheFuture": True}
     try:
         stage.wait(lambda: created(stage, body), "the odd job is taken")
-        stage.wait(lambda: stage.condition("Degraded", "odd")["reason"] == "Unreadable", "it says so")
+        stage.wait(lambda: stage.condition("Degraded", "odd")["reason"] == "InvalidSpec", "it says so")
     finally:
         extensions.patch_custom_resource_definition(
             name, [{"op": "replace", "path": "/spec", "value": strict["spec"]}]

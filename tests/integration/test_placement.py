@@ -41,13 +41,13 @@ def test_a_spare_takes_a_lost_workers_place_and_another_stands_by(stage: Any) ->
     stage.apply(body)
     player = stage.play()
     stage.wait(lambda: stage.members() == ["gpt-w0", "gpt-w1"], "two train")
-    stage.wait(lambda: "1 of 1 spares stand by" in stage.condition("Ready")["message"], "one stands by")
+    stage.wait(lambda: "1 of 1 spares are on standby" in stage.condition("Ready")["message"], "one stands by")
     assert stage.status()["replicas"] == 2
     nodes = [stage.pod(f"gpt-w{number}").spec.node_name for number in range(3)]
     assert nodes[2] not in nodes[:2], "it stands by on a node of its own"
     stage.lose("gpt-w1", player)
     stage.wait(lambda: stage.members() == ["gpt-w0", "gpt-w2"], "the spare has its place")
-    stage.wait(lambda: "1 of 1 spares stand by" in stage.condition("Ready")["message"], "another stands by")
+    stage.wait(lambda: "1 of 1 spares are on standby" in stage.condition("Ready")["message"], "another stands by")
     stage.wait(lambda: stage.status().get("restartCount") == 1, "the loss is counted")
     stage.wait(lambda: "gpt-w3" in [pod.metadata.name for pod in stage.pods()], "another is made")
     stage.core.delete_namespaced_pod("gpt-w3", stage.namespace)
@@ -64,7 +64,7 @@ def test_a_gang_in_a_queue_starts_when_the_last_worker_is_admitted(stage: Any) -
     stage.play()
     stage.wait(lambda: len(stage.pods()) == 3, "its pods are made")
     for number in range(3):
-        told = f"{number} of 3 workers are admitted by the queue team-a"
+        told = f"{number} of 3 workers are admitted by queue team-a"
         stage.wait(lambda told=told: told in stage.condition("Ready")["message"], told)
         assert not nodes_of(stage, "gpt")
         pod = stage.pod(f"gpt-w{number}")

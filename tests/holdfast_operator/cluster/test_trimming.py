@@ -103,9 +103,9 @@ def test_a_job_that_is_too_large_says_so_and_nothing_is_made_for_it(sim: Any) ->
     sim.body = slim_job(sim.body)
     sim.settle()
     degraded = sim.status.condition("Degraded")
-    assert (degraded.status, degraded.reason) == (True, "Unreadable")
+    assert (degraded.status, degraded.reason) == (True, "InvalidSpec")
     assert "128 KiB of the operator's memory" in degraded.message
-    assert [reason for reason, _ in sim.events] == ["Unreadable"]
+    assert [reason for reason, _ in sim.events] == ["InvalidSpec"]
     assert sim.created_names == []
 
 

@@ -178,7 +178,7 @@ def test_what_was_lost_with_all_launchers_is_counted_and_where_the_state_was_is_
     trained.run(30)
     (incident,) = trained.status.incidents
     assert (incident.lost_steps, incident.restored_from) == (reached - 70, "object")
-    told = next(message for reason, message in trained.events if reason == "Resumed")
+    told = next(message for reason, message in trained.events if reason == "TrainingResumed")
     assert told.endswith(f"{reached - 70} steps lost, state from: object")
 
 
@@ -286,7 +286,7 @@ def test_a_spent_budget_fails_the_job(make_sim: Make) -> None:
         sim.run(40, until=lambda: sim.status.terminal or len(sim.world_names()) == 3)
         sim.run(15)
     assert sim.status.holds("Failed")
-    assert sim.status.status == "InfrastructureBudgetSpent"
+    assert sim.status.status == "InfrastructureBudgetExceeded"
     assert not sim.running()
 
 
@@ -295,7 +295,7 @@ def test_two_workers_one_lost_go_on_as_one_by_the_operators_word(make_sim: Make)
     sim.run(60, until=lambda: len(sim.world_names()) == 2)
     sim.kill_node(sim.node_of("gpt-w0"))
     sim.run(60, until=lambda: sim.world_names() == ["gpt-w1"])
-    assert sim.status.condition("Degraded").reason == "Shrunk"
+    assert sim.status.condition("Degraded").reason == "RunningWithFewerWorkers"
 
 
 def test_the_only_worker_on_a_silent_node_awaits_its_fence(make_sim: Make) -> None:
@@ -330,7 +330,7 @@ def test_the_only_worker_whose_launcher_hangs_is_replaced(make_sim: Make) -> Non
     sim.freeze("gpt-w0")
     sim.run(120, until=lambda: sim.world_names() == ["gpt-w1"])
     assert sim.counted == ["Infrastructure"]
-    assert sim.status.incidents[0].reason == "LauncherSilent"
+    assert sim.status.incidents[0].reason == "LauncherUnresponsive"
 
 
 def sizes(replicas: int, minimum: int, on_failure: str, **more: Any) -> dict[str, Any]:
@@ -366,7 +366,7 @@ def test_a_worker_that_is_cut_off_on_a_node_that_is_heard_of_is_replaced_elsewhe
     sim.run(60, until=lambda: f"gpt-w{count}" in sim.world_names())
     assert len(sim.world_names()) == count
     assert sim.node_of(f"gpt-w{count}") != node
-    assert ("CutOff", node) in {(entry.reason, entry.node) for entry in sim.status.avoided}
+    assert ("PodUnreachable", node) in {(entry.reason, entry.node) for entry in sim.status.avoided}
     sim.run(60)
     assert uid not in sim.pods, "its kubelet has ended it"
     assert len(sim.created_names) == count + 1

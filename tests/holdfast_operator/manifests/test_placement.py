@@ -145,7 +145,10 @@ def test_a_gang_waits_for_room_off_spot_capacity_and_says_so(make_sim: Make) -> 
     spot(sim, "node-1", "node-2", "node-3")
     sim.run(40)
     assert all(body["spec"]["schedulingGates"] for body in sim.pods.values())
-    assert "room for 2 of 3 workers, of which 2 must be off spot capacity" in sim.status.condition("Ready").message
+    assert (
+        "capacity for 2 of 3 workers, of which 2 must not be on spot capacity"
+        in sim.status.condition("Ready").message
+    )
     sim.nodes["node-3"]["metadata"]["labels"].pop(SPOT)
     sim.run(30, until=lambda: len(sim.world_names()) == 3)
 
@@ -195,7 +198,7 @@ def test_no_gate_lifts_where_room_is_enough_but_not_in_one_domain(make_sim: Make
     zones(sim, "a", "a", "b", "b")
     sim.run(40)
     assert all(body["spec"]["schedulingGates"] for body in sim.pods.values())
-    assert f"room for 2 of 3 workers with one {ZONE}" in sim.status.condition("Ready").message
+    assert f"capacity for 2 of 3 workers with one {ZONE}" in sim.status.condition("Ready").message
 
 
 def test_a_replacement_follows_those_that_are_there(make_sim: Make) -> None:

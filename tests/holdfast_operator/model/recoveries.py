@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import CAUSES, LADDER, RULE_ACTIONS
 
 CODES = st.lists(st.integers(1, 255), min_size=1, max_size=4, unique=True)
 ASKED: dict[str, Any] = {
@@ -26,14 +27,14 @@ ASKED: dict[str, Any] = {
 }
 RULES = st.lists(
     st.fixed_dictionaries(
-        {"name": st.from_regex(r"[a-z0-9]{1,9}", fullmatch=True), "action": st.sampled_from(c.ACTIONS)},
-        optional={"cause": st.sampled_from(c.CAUSES), **ASKED},
+        {"name": st.from_regex(r"[a-z0-9]{1,9}", fullmatch=True), "action": st.sampled_from(RULE_ACTIONS)},
+        optional={"cause": st.sampled_from(CAUSES), **ASKED},
     ),
     max_size=6,
     unique_by=lambda value: value["name"],
 )
-LADDERS = st.lists(st.sampled_from(c.ESCALATION_ACTIONS), min_size=2, unique=True).map(
-    lambda found: sorted(found, key=c.ESCALATION_ACTIONS.index)
+LADDERS = st.lists(st.sampled_from(LADDER), min_size=2, unique=True).map(
+    lambda found: sorted(found, key=LADDER.index)
 )
 RECOVERIES = st.fixed_dictionaries(
     {},
@@ -50,7 +51,7 @@ RECOVERIES = st.fixed_dictionaries(
         ),
         "budgets": st.lists(
             st.fixed_dictionaries(
-                {"cause": st.sampled_from(c.CAUSES), "maxRestarts": st.integers(0, 9)},
+                {"cause": st.sampled_from(CAUSES), "maxRestarts": st.integers(0, 9)},
                 optional={"windowSeconds": st.integers(60, 2592000)},
             ),
             max_size=4,

@@ -168,9 +168,9 @@ def test_a_long_note_is_cut_by_bytes_and_keeps_its_end(trained: Any) -> None:
 
 def test_events_carry_the_same_words_and_fit(trained: Any) -> None:
     job = trained.observe().job
-    event = Event(reason="Shrunk", message="m" * 5000, warning=True)
+    event = Event(reason="RunningWithFewerWorkers", message="m" * 5000, warning=True)
     manifest = job_event(job, event, trained.now, 0, "operator-1")
-    assert manifest["reason"] == "Shrunk"
+    assert manifest["reason"] == "RunningWithFewerWorkers"
     assert len(manifest["note"].encode()) == 1024
     assert manifest["type"] == "Warning"
     assert manifest["regarding"]["uid"] == job.uid
@@ -184,7 +184,7 @@ def test_of_a_job_with_too_many_events_some_are_told_and_the_others_counted(trai
     job, events = trained.observe().job, tuple(Event(reason="R", message=str(n)) for n in range(5_000))
     told = writer.granted(job, events, trained.now)
     assert [event.message for event in told[:-1]] == [str(n) for n in range(199)]
-    assert told[-1].message == "199 (and 4800 more events, which are left out)"
+    assert told[-1].message == "199 (4800 more events suppressed)"
     assert writer.granted(job, events[:1], trained.now) == ()
     assert left_out == [4800, 1]
     later = trained.now + timedelta(seconds=1)

@@ -342,7 +342,7 @@ def test_a_node_that_came_back_into_use_is_not_terminated(world: World) -> None:
         world.run(1)
     assert set(world.cluster.nodes) == {"n0", "n1", "n2"}
     assert list(world.cluster.pods) == ["web"]
-    assert world.reasons()[-1] == "Overruled"
+    assert world.reasons()[-1] == "UncordonedExternally"
 
 
 def test_one_refused_eviction_stops_no_other_and_is_told(world: World, monkeypatch: Any) -> None:
@@ -577,7 +577,7 @@ def test_an_overruled_mark_is_counted_apart(world: World) -> None:
     world.run()
     world.run()
     assert world.metric('holdfast_nodes_marked{mode="Drain"} 0.0')
-    assert world.metric('holdfast_nodes_marked{mode="Overruled"} 1.0')
+    assert world.metric('holdfast_nodes_marked{mode="UncordonedExternally"} 1.0')
 
 
 def test_a_repeated_alert_is_heard(world: World) -> None:

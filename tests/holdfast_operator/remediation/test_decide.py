@@ -269,7 +269,7 @@ def test_a_replacement_that_was_begun_is_asked_for_again_whatever_the_alert_says
 @pytest.mark.parametrize(
     ("change", "setting", "reason"),
     [
-        ({"unschedulable": False}, Mode.REPLACE, "Overruled"),
+        ({"unschedulable": False}, Mode.REPLACE, "UncordonedExternally"),
         ({}, Mode.DRAIN, "NodeDraining"),
         ({}, Mode.CORDON, "NodeCordoned"),
         ({"pods": (pod(patience=2 * MINUTE),)}, Mode.REPLACE, "NodeDraining"),
@@ -341,7 +341,7 @@ def test_a_node_that_somebody_un_cordoned_is_left_alone_while_the_alert_lasts_an
     (action,) = made.actions
     assert isinstance(action, SetMark)
     assert (action.mark.overruled, action.cordon) == (True, False)
-    assert reasons(made) == ["Overruled"]
+    assert reasons(made) == ["UncordonedExternally"]
     later = replace(lifted, mark=action.mark)
     assert plan(later, alerts=[alert()]).actions == ()
     (release,) = plan(later, alerts=[alert(firing=False)]).actions
@@ -363,7 +363,7 @@ def test_a_gpu_that_needs_a_reset_is_not_given_back_because_its_series_vanished(
     mark = {**RESOLVED_LONG_AGO, "until_reboot": True, "boot_id": "b1"}
     made = plan(replace(marked(**mark), boot_id="b1"), alerts=[alert(firing=False)])
     assert (made.actions, reasons(made)) == ((), ["AlertsResolved"])
-    assert "un-cordoned after a reboot" in only(made).message
+    assert "uncordoned after a reboot" in only(made).message
     assert "kubectl uncordon n0" in only(made).message
 
     (released,) = plan(replace(marked(**mark), boot_id="b2"), alerts=[alert(firing=False)]).actions
@@ -440,7 +440,7 @@ def test_an_alert_that_had_not_ended_is_acted_on_at_once_again() -> None:
 def test_a_mark_that_was_overruled_ends_when_its_node_boots() -> None:
     """The exporter's gauge keeps its last XID: the alert would last, and hide the next one."""
     lifted = replace(marked(overruled=True, boot_id="b1"), unschedulable=False, boot_id="b1")
-    assert reasons(plan(lifted, alerts=[alert()])) == ["Overruled"]
+    assert reasons(plan(lifted, alerts=[alert()])) == ["UncordonedExternally"]
     made = plan(replace(lifted, boot_id="b2"), alerts=[alert()])
     (release,) = made.actions
     assert isinstance(release, Release)
@@ -469,7 +469,7 @@ def test_a_worse_alert_raises_the_mode_of_a_mark() -> None:
 @pytest.mark.parametrize("change", [{"mode": Mode.OBSERVE}, {"dry_run": True}])
 def test_marks_of_an_earlier_setting_are_told_and_not_touched(change: dict[str, Any]) -> None:
     made = plan(marked(pods=[pod()]), alerts=[alert()], **change)
-    assert (made.actions, reasons(made)) == ((), ["NodeLeftMarked"])
+    assert (made.actions, reasons(made)) == ((), ["StaleRemediationMark"])
 
 
 # What holds always

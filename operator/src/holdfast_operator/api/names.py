@@ -88,8 +88,6 @@ EXIT_START_ERROR = 128
 EXIT_SIGKILL = 137
 EXIT_UNSEEN = 255
 
-# The kubelet's reason of a pod that it evicted.
-EVICTED = "Evicted"
 TAINT_NOT_READY = "node.kubernetes.io/not-ready"
 TAINT_UNREACHABLE = "node.kubernetes.io/unreachable"
 TAINT_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -164,8 +162,6 @@ LEASE_READ = timedelta(seconds=10)
 REPORTS_NOW = timedelta(seconds=10)
 AVOID_DEAD = timedelta(minutes=10)
 AVOID_NOTICED = timedelta(hours=1)
-# A cloud advises to leave a node. It may never take it, and may advise the same of every node.
-ADVISED = "RebalanceRecommended"
 # A node that a rule calls bad is not used again by the job before this, or before it was booted anew.
 AVOID_REPLACED = timedelta(hours=24)
 # A node that failed a preflight: it may be mended at any time.
@@ -254,33 +250,11 @@ SPENT = (
     UNATTRIBUTED,
 )
 
-CAUSE_APPLICATION = "Application"
-CAUSE_INFRASTRUCTURE = "Infrastructure"
-CAUSE_INTERRUPTION = "Interruption"
-CAUSE_OOM = "OOM"
-CAUSES = (CAUSE_APPLICATION, CAUSE_INFRASTRUCTURE, CAUSE_INTERRUPTION, CAUSE_OOM)
-IN_PLACE = "InPlace"
-RECREATE_POD = "RecreatePod"
-REPLACE_NODE = "ReplaceNode"
-RESTART_GANG = "RestartGang"
-FAIL_JOB = "FailJob"
-IGNORE = "Ignore"
-# From the gentlest on: what an escalation may climb.
-ESCALATION_ACTIONS = (IN_PLACE, RECREATE_POD, REPLACE_NODE, RESTART_GANG, FAIL_JOB)
-ACTIONS = (*ESCALATION_ACTIONS, IGNORE)
 OOM_PROCESS = "Process"
 OOM_CONTAINER = "Container"
 OOM_SCOPES = (OOM_PROCESS, OOM_CONTAINER, "Any")
 IN = "In"
 NOT_IN = "NotIn"
-
-# Causes that come back at once when tried again: their replacements wait.
-CAUSES_WITH_BACKOFF = frozenset({CAUSE_APPLICATION, CAUSE_OOM})
-
-# What shows of a worker that has not failed.
-GPU_ERROR = "GpuError"
-POD_CONDITION = "PodCondition"
-SYMPTOMS = frozenset({GPU_ERROR, POD_CONDITION})
 
 # Labels by which clouds and autoscalers say that a node is spot capacity, and the values that mean it.
 SPOT_LABELS = (
@@ -315,7 +289,6 @@ BEST_MIN, BEST_MAX = "Min", "Max"
 SHARED_TIER = "shared"
 MEMORY_TIER = "memory"
 LOCAL_TIER = "local"
-AVOID_NODE = "AvoidNode"
 FAIL = "Fail"
 
 SUSPENDED = "Suspended"
@@ -324,8 +297,6 @@ RESTARTING = "Restarting"
 DEGRADED = "Degraded"
 COMPLETE = "Complete"
 FAILED = "Failed"
-# Reason of Degraded: this version of the operator cannot read the spec.
-UNREADABLE = "Unreadable"
 CONDITIONS = (SUSPENDED, READY, RESTARTING, DEGRADED, COMPLETE, FAILED)
 # An incident that is told for this long without its end is acknowledged as it is.
 ACKNOWLEDGE_AFTER = timedelta(minutes=5)

@@ -19,6 +19,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import StartupReason
 from holdfast_operator.cluster.cache import Listing, version
 from holdfast_operator.cluster.trimming import slim, slim_job, slim_pod
 from holdfast_operator.errors import BlockedError, ClusterError, ConflictError, NotFoundError, RejectedError
@@ -152,7 +153,7 @@ class Cluster:
                 return self._call("POST", every, {"fieldManager": c.FIELD_MANAGER}, manifest, JSON)
         if not _same_owner(found, manifest):
             told = "an object of this name exists and belongs to somebody else: delete it, or rename the job"
-            raise RejectedError(f"{manifest['kind']} {meta['name']}", "NameTaken", told)
+            raise RejectedError(f"{manifest['kind']} {meta['name']}", StartupReason.NAME_TAKEN, told)
         with _naming(f"{manifest['kind']} {meta['name']}"):
             exactly = {**manifest, "metadata": {**meta, "uid": found["metadata"]["uid"]}}
             return self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER, "force": "true"}, exactly, APPLY)
@@ -170,7 +171,7 @@ class Cluster:
             found = self._get(f"{path}/{meta['name']}")
             if found is not None and not _same_owner(found, manifest):
                 told = "a pod of this name exists and belongs to somebody else: delete it, or rename the job"
-                raise RejectedError(f"pod {meta['name']}", "NameTaken", told) from None
+                raise RejectedError(f"pod {meta['name']}", StartupReason.NAME_TAKEN, told) from None
             return None
 
     def lift_gate(self, namespace: str, name: str, uid: str, node_labels: Mapping[str, str]) -> None:
@@ -311,16 +312,16 @@ def _error(status: int, raw: bytes, what: str) -> ClusterError:
     return ClusterError(f"{what} was answered with {status}: {message}")
 
 
-def _reason(status: int, message: str) -> str:
+def _reason(status: int, message: str) -> StartupReason:
     if "exceeded quota" in message or "must specify" in message:
-        return "QuotaExceeded"
+        return StartupReason.QUOTA_EXCEEDED
     if "violates PodSecurity" in message:
-        return "PodSecurityViolation"
+        return StartupReason.POD_SECURITY_VIOLATION
     if "is being terminated" in message:
-        return "NamespaceTerminating"
+        return StartupReason.NAMESPACE_TERMINATING
     if "denied request" in message or "denied the request" in message:  # a policy's words, and a webhook's
-        return "AdmissionDenied"
-    return "TemplateInvalid" if status in (400, 422) else "Rejected"
+        return StartupReason.ADMISSION_DENIED
+    return StartupReason.TEMPLATE_INVALID if status in (400, 422) else StartupReason.REJECTED
 
 
 class _naming:  # noqa: N801 - reads as a statement

@@ -10,6 +10,7 @@ from holdfast_operator.api.child_names import run_id
 from holdfast_operator.api.job import Job
 from holdfast_operator.api.json import Json
 from holdfast_operator.api.quantities import quantity
+from holdfast_operator.api.reasons import Cause
 from holdfast_operator.api.spec.preflight import OBJECT_STORE, STORAGE
 from holdfast_operator.api.spec.spec import JobSpec
 from holdfast_operator.api.status import Worker
@@ -149,7 +150,7 @@ def _torchrun(job: Job, spec: JobSpec, worker: Worker, rendezvous_ip: str) -> Va
     # The host's own address: not every network leads a pod to itself by way of a Service.
     host = "$(HOLDFAST_POD_IP)" if worker.hosts else rendezvous_ip
     least = spec.min_replicas if spec.shrinkable else spec.replicas
-    budget = spec.budget(c.CAUSE_APPLICATION)
+    budget = spec.budget(Cause.APPLICATION)
     return {
         "PET_NNODES": f"{least}:{max(spec.replicas, spec.max_replicas)}",
         "PET_NPROC_PER_NODE": spec.processes_per_worker,

@@ -15,6 +15,7 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.child_names import rendezvous_service
 from holdfast_operator.api.job import Job
 from holdfast_operator.api.json import Json
+from holdfast_operator.api.reasons import StartupReason
 from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.client import Cluster
 from holdfast_operator.cluster.events import event_manifest
@@ -31,6 +32,7 @@ from holdfast_operator.decision.plan import (
     Publish,
     RestorePod,
 )
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.snapshot import CreationError
 from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError, RejectedError
 from holdfast_operator.reconcile.job_memories import JobMemory
@@ -94,7 +96,7 @@ class Actor:
                 failure = failure or error
                 stopped.add(type(action))
                 if isinstance(action, CreatePod | ApplyChildren):
-                    refusal = refusal or CreationError(reason="CreationFailed", message=str(error))
+                    refusal = refusal or CreationError(reason=StartupReason.CREATION_FAILED, message=str(error))
                     stopped.add(CreatePod)
         return _remembered(memory, plan, refusal), failure
 
@@ -133,7 +135,7 @@ class Actor:
         if more:
             self._left_out(more)
         if more and shown:
-            words = f"{shown[-1].message} (and {more} more events, which are left out)"
+            words = messages.events_suppressed(shown[-1].message, more)
             shown[-1] = replace(shown[-1], message=words)
         return tuple(shown)
 

@@ -39,12 +39,11 @@ class JobMetrics:
         if status.terminal:
             self._metrics.forget_job(job.namespace, job.name)
         elif job.spec is not None:
-            ready = status.ready.partition("/")[0]
             self._metrics.set_job(
                 job.namespace,
                 job.name,
                 workers=0 if job.spec.suspend else job.spec.replicas,
-                ready=int(ready) if ready.isdigit() else 0,
+                ready=status.ready_workers,
                 step=status.progress.step if status.progress else None,
             )
             self._metrics.set_budgets(job.namespace, job.name, budgets_of(job.spec, status, plan.decided_at))

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import NodeReason
 from holdfast_operator.api.times import format_time
 from holdfast_operator.cluster.client import Cluster
 from holdfast_operator.cluster.events import event_manifest
@@ -55,7 +56,7 @@ class Actor:
             elif error is None:
                 self._tell(decision, now)
             elif isinstance(error, CloudError):
-                self._tell(replace(decision, reason="ReplaceFailed", message=str(error)), now)
+                self._tell(replace(decision, reason=NodeReason.REPLACE_FAILED, message=str(error)), now)
         for error in failed.values():
             if isinstance(error, ClusterError):
                 raise error

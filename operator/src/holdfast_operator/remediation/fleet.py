@@ -19,7 +19,7 @@ class StayReason(StrEnum):
 
     EVICTABLE = "leaves"
     OPTED_OUT = "its job opted out of node remediation"
-    UNMANAGED = "nothing would make it again"
+    UNMANAGED = "no controller would recreate it"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 from holdfast_operator.api.node_mark import Mark, Mode, kept
+from holdfast_operator.api.reasons import NodeReason
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.remediation.fleet import Node, NodePod, StayReason
 from holdfast_operator.remediation.plan import (
     HOUR,
@@ -31,8 +33,7 @@ def tend(desk: Planner, machine: Node) -> None:
     """Bring a mark up to date, then drain, replace or release its node."""
     rules, before = desk.sight.rules, machine.mark
     if before is None or rules.dry_run or rules.mode is Mode.OBSERVE:
-        words = "the node bears a mark of an earlier setting; un-cordon it when it is well"
-        desk.say(machine, "NodeLeftMarked", words, warning=True)
+        desk.say(machine, NodeReason.STALE_REMEDIATION_MARK, messages.stale_mark(), warning=True)
         return
     mark = _brought_up_to_date(desk, machine, before)
     if _released(desk, machine, mark):
@@ -41,29 +42,22 @@ def tend(desk: Planner, machine: Node) -> None:
         desk.actions.append(SetMark(machine=machine, mark=mark))
     desk.requeue_in(POLL_MARKED)
     if mark.terminating_since is not None:
-        desk.say(machine, "NodeReplaced", f"{mark.message}; its machine is being replaced", warning=True)
+        desk.say(machine, NodeReason.NODE_REPLACED, messages.replacing(mark.message), warning=True)
         if _left(desk, machine, mark) == ():
             desk.actions.append(Terminate(machine=machine))
         desk.requeue_in(POLL_CLOUD)
     elif mark.overruled:
-        desk.say(
-            machine, "Overruled", f"{mark.message}; somebody un-cordoned it: it is left alone while the alert lasts"
-        )
+        desk.say(machine, NodeReason.UNCORDONED_EXTERNALLY, messages.uncordoned_externally(mark.message))
     elif mark.clear_since is not None:
         _say_clear(desk, machine, mark)
     elif _unheard(desk, machine, mark):
         hours = int(UNHEARD / HOUR)
-        words = (
-            f"Alertmanager has sent nothing about it for {hours} h, as when an alert is silenced; nothing more is "
-            f"done to the node, which stays cordoned. If it is well: kubectl uncordon {machine.name}"
-        )
-        desk.say(machine, "AlertUnheard", f"{mark.message}; {words}", warning=True)
+        message = messages.alert_unheard(mark.message, hours, machine.name)
+        desk.say(machine, NodeReason.ALERT_UNHEARD, message, warning=True)
     elif min(mark.mode, rules.mode) >= Mode.DRAIN:
         _drain(desk, machine, mark)
     else:
-        desk.say(
-            machine, "NodeCordoned", f"{mark.message}; the node is cordoned, mode {mark.mode.word}", warning=True
-        )
+        desk.say(machine, NodeReason.NODE_CORDONED, messages.cordoned(mark.message, mark.mode.word), warning=True)
 
 
 def _brought_up_to_date(desk: Planner, machine: Node, mark: Mark) -> Mark:
@@ -110,11 +104,11 @@ def _rebooted(machine: Node, mark: Mark) -> bool:
 def _doubt(machine: Node, mark: Mark) -> str:
     """What speaks against giving back a node whose alerts are resolved; empty if nothing does."""
     if mark.until_reboot and not _rebooted(machine, mark):
-        return "its GPU needs a reset, so that proves nothing; it is un-cordoned after a reboot"
+        return messages.gpu_needs_reset()
     if not machine.ready:
-        return "it is un-cordoned once it is Ready"
+        return messages.not_ready()
     if machine.gpus < mark.gpus:
-        return f"it has {machine.gpus} of {mark.gpus} GPUs; it is un-cordoned once it has all"
+        return messages.gpus_missing(machine.gpus, mark.gpus)
     return ""
 
 
@@ -123,33 +117,33 @@ def _released(desk: Planner, machine: Node, mark: Mark) -> bool:
     if mark.terminating_since is not None:
         return False
     if mark.overruled:
-        ends = "its alerts are resolved" if mark.clear_since is not None else ""
-        ends = ends or ("it has booted since" if _rebooted(machine, mark) else "")
-        ends = ends or ("nothing is sent about its alerts any more" if _unheard(desk, machine, mark) else "")
+        ends = messages.alerts_resolved() if mark.clear_since is not None else ""
+        ends = ends or (messages.rebooted() if _rebooted(machine, mark) else "")
+        ends = ends or (messages.alerts_silent() if _unheard(desk, machine, mark) else "")
     else:
         wait = desk.sight.rules.release_after
         over = wait is not None and mark.clear_since is not None and desk.now - mark.clear_since >= wait
-        ends = "its alerts are resolved" if over and not _doubt(machine, mark) else ""
+        ends = messages.alerts_resolved() if over and not _doubt(machine, mark) else ""
     if not ends:
         return False
     desk.actions.append(Release(machine=machine, uncordon=not mark.overruled))
     desk.note(machine, mark)
-    desk.say(machine, "NodeReleased", f"{mark.message}: {ends}; the node takes pods again")
+    desk.say(machine, NodeReason.NODE_RELEASED, messages.released(mark.message, ends))
     return True
 
 
 def _say_clear(desk: Planner, machine: Node, mark: Mark) -> None:
     wait = desk.sight.rules.release_after
     if wait is None or mark.clear_since is None:
-        desk.say(machine, "AlertsResolved", f"{mark.message}: its alerts are resolved; un-cordon it when it is well")
+        desk.say(machine, NodeReason.ALERTS_RESOLVED, messages.uncordon_yourself(mark.message))
         return
     doubt = _doubt(machine, mark)
     if doubt:
-        words = f"its alerts are resolved, but {doubt}, or when you do it: kubectl uncordon {machine.name}"
-        desk.say(machine, "AlertsResolved", f"{mark.message}: {words}", warning=True)
+        message = messages.uncordon_later(mark.message, doubt, machine.name)
+        desk.say(machine, NodeReason.ALERTS_RESOLVED, message, warning=True)
         return
     desk.requeue_in(mark.clear_since + wait - desk.now)
-    desk.say(machine, "AlertsResolved", f"{mark.message}: its alerts are resolved; it is un-cordoned if they stay so")
+    desk.say(machine, NodeReason.ALERTS_RESOLVED, messages.uncordon_soon(mark.message))
 
 
 def _left(desk: Planner, machine: Node, mark: Mark) -> tuple[NodePod, ...] | None:
@@ -188,22 +182,22 @@ def _drain(desk: Planner, machine: Node, mark: Mark) -> None:
         return
     desk.requeue_in(POLL_DRAIN if going else POLL_MARKED)
     if left and not going:
-        words = f"waits for {listed(f'{pod} ({pod.stay})' for pod in left)}"
-        desk.say(machine, "DrainWaits", f"{mark.message}; {words}", warning=True)
+        message = messages.drain_waits(mark.message, listed(f"{pod} ({pod.stay})" for pod in left))
+        desk.say(machine, NodeReason.DRAIN_WAITS, message, warning=True)
     elif left and late and not force:
-        words = f"still there past the deadline: {listed(map(str, left))}"
-        desk.say(machine, "DrainIncomplete", f"{mark.message}; {words}", warning=True)
+        message = messages.drain_incomplete(mark.message, listed(map(str, left)))
+        desk.say(machine, NodeReason.DRAIN_INCOMPLETE, message, warning=True)
     else:
-        desk.say(machine, "NodeDraining", f"{mark.message}; the node is being drained", warning=True)
+        desk.say(machine, NodeReason.NODE_DRAINING, messages.draining(mark.message), warning=True)
 
 
 def _drained(desk: Planner, machine: Node, mark: Mark) -> None:
     if min(mark.mode, desk.sight.rules.mode) < Mode.REPLACE:
-        desk.say(machine, "NodeDrained", f"{mark.message}; the node is drained and stays cordoned", warning=True)
+        desk.say(machine, NodeReason.NODE_DRAINED, messages.node_drained(mark.message), warning=True)
         return
     mark = replace(mark, terminating_since=desk.now)
     desk.note(machine, mark)
     desk.actions = [action for action in desk.actions if action.machine != machine]
     desk.actions += [SetMark(machine=machine, mark=mark), Terminate(machine=machine)]
     desk.requeue_in(POLL_CLOUD)
-    desk.say(machine, "NodeReplaced", f"{mark.message}; its machine is being replaced", warning=True)
+    desk.say(machine, NodeReason.NODE_REPLACED, messages.replacing(mark.message), warning=True)

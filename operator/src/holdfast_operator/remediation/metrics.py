@@ -7,6 +7,7 @@ from collections import Counter as Tally
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from holdfast_operator.api.node_mark import Mode
+from holdfast_operator.api.reasons import NodeReason
 from holdfast_operator.remediation.fleet import FleetSnapshot
 from holdfast_operator.remediation.inbox import RESULTS
 from holdfast_operator.remediation.settings import RemediationSettings
@@ -46,6 +47,6 @@ class RemediationMetrics:
     def seen(self, sight: FleetSnapshot) -> None:
         """How many nodes bear a mark. Nothing is done to one that somebody un-cordoned, whatever its mark's mode."""
         marks = [machine.mark for machine in sight.machines if machine.mark is not None]
-        tally = Tally("Overruled" if mark.overruled else mark.mode.word for mark in marks)
-        for word in (*(mode.word for mode in Mode if mode is not Mode.OBSERVE), "Overruled"):
+        tally = Tally(NodeReason.UNCORDONED_EXTERNALLY if mark.overruled else mark.mode.word for mark in marks)
+        for word in (*(mode.word for mode in Mode if mode is not Mode.OBSERVE), NodeReason.UNCORDONED_EXTERNALLY):
             self._marked.labels(word).set(tally[word])

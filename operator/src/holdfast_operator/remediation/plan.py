@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from holdfast_operator.api.node_mark import Mark
+from holdfast_operator.api.reasons import NodeReason
 from holdfast_operator.remediation.alerts import Alert
 from holdfast_operator.remediation.fleet import FleetSnapshot, HistoryEntry, Node, NodePod
 
@@ -58,7 +59,7 @@ class Decision:
 
     node: str
     uid: str
-    reason: str
+    reason: NodeReason
     message: str
     warning: bool = False
 
@@ -91,7 +92,7 @@ class Planner:
     begun: set[str] = field(default_factory=set)
     wake: timedelta | None = None
 
-    def say(self, machine: Node, reason: str, message: str, *, warning: bool = False) -> None:
+    def say(self, machine: Node, reason: NodeReason, message: str, *, warning: bool = False) -> None:
         """Record a decision about a node."""
         self.decisions.append(
             Decision(node=machine.name, uid=machine.uid, reason=reason, message=message, warning=warning)

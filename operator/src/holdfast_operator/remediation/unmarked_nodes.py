@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from holdfast_operator.api.node_mark import Mark, Mode, kept
+from holdfast_operator.api.reasons import NodeReason
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.remediation.alerts import Alert
 from holdfast_operator.remediation.fleet import Node
 from holdfast_operator.remediation.plan import HOUR, POLL_DRAIN, POLL_MARKED, Planner, SetMark, alert_summary
@@ -17,23 +19,22 @@ def consider(desk: Planner, machine: Node) -> None:
     told = desk.firing[machine.name]
     alerts = [alert for alert in told if machine.created is None or alert.started >= machine.created]
     if not alerts:
-        words = "it began before this node was created, so it is about another machine of this name"
-        desk.say(machine, "StaleAlert", f"{alert_summary(told)}: {words}; nothing is done unless it begins again")
+        desk.say(machine, NodeReason.STALE_ALERT, messages.alert_before_node(alert_summary(told)))
         return
     mode = min(max(alert.mode for alert in alerts), desk.sight.rules.mode)
     why = alert_summary(alerts)
     if mode is Mode.OBSERVE:
-        desk.say(machine, "NodeAlerted", f"{why}; nothing is done: the mode for it is Observe", warning=True)
+        desk.say(machine, NodeReason.NODE_ALERTED, messages.only_observed(why), warning=True)
         return
     held = _held(desk, machine, alerts)
     if held is not None:
         reason, words = held
-        desk.say(machine, reason, f"{why}; {mode.word} is held back: {words}", warning=True)
+        desk.say(machine, reason, messages.blocked(why, mode.word, words), warning=True)
         return
     desk.begun.add(machine.name)
     desk.away.add(machine.name)
     if desk.sight.rules.dry_run:
-        desk.say(machine, "DryRun", f"{why}; would be done: {mode.word}", warning=True)
+        desk.say(machine, NodeReason.DRY_RUN, messages.dry_run(why, mode.word), warning=True)
         return
     mark = Mark(
         mode=mode,
@@ -47,42 +48,41 @@ def consider(desk: Planner, machine: Node) -> None:
     )
     desk.actions.append(SetMark(machine=machine, mark=mark, cordon=True))
     desk.note(machine, mark)
-    desk.say(machine, "NodeCordoned", f"{why}; the node is cordoned, mode {mode.word}", warning=True)
+    desk.say(machine, NodeReason.NODE_CORDONED, messages.cordoned(why, mode.word), warning=True)
     desk.requeue_in(POLL_DRAIN if mode >= Mode.DRAIN else POLL_MARKED)
 
 
-def _held(desk: Planner, machine: Node, alerts: list[Alert]) -> tuple[str, str] | None:
+def _held(desk: Planner, machine: Node, alerts: list[Alert]) -> tuple[NodeReason, str] | None:
     """What keeps a node from being acted on."""
     rules = desk.sight.rules
     if machine.marked:
-        return "MarkUnreadable", "its mark cannot be read; remove the annotation holdfast.dev/remediation"
+        return NodeReason.MARK_UNREADABLE, messages.mark_unreadable()
     if machine.control_plane:
-        return "ControlPlane", "nodes of the control plane are never touched"
+        return NodeReason.CONTROL_PLANE, messages.control_plane()
     if not machine.selected(rules):
-        return "NotSelected", "nodeSelector leaves it out"
+        return NodeReason.NOT_SELECTED, messages.not_selected()
     if machine.unschedulable:
-        return "CordonedByOthers", "somebody else cordoned it"
+        return NodeReason.CORDONED_BY_OTHERS, messages.cordoned_by_others()
     released = (entry.ended for entry in desk.history if entry.node == machine.name and not entry.only_begun)
     last = max(released, default=None)
     # One that began before the release had not ended: Prometheus was away, and Alertmanager reported it as resolved.
     goes_on = last is not None and any(alert.started <= last for alert in alerts)
     if last is not None and not goes_on and desk.now - last < rules.cooldown:
         desk.requeue_in(last + rules.cooldown - desk.now)
-        return "CoolingDown", "it was acted on a short while ago (cooldownSeconds)"
+        return NodeReason.COOLING_DOWN, messages.cooling_down()
     return _broken(desk, machine, goes_on=goes_on)
 
 
-def _broken(desk: Planner, machine: Node, *, goes_on: bool) -> tuple[str, str] | None:
+def _broken(desk: Planner, machine: Node, *, goes_on: bool) -> tuple[NodeReason, str] | None:
     """The breaker: many sick nodes at once are more likely a sick alert."""
     rules = desk.sight.rules
     limit = rules.max_unavailable.of(len(desk.pool))
     if len(desk.away) + (machine.name not in desk.away) > limit:
         desk.requeue_in(POLL_HELD)
-        words = f"with it more nodes would be away than maxUnavailable allows ({limit} of {len(desk.pool)})"
-        return "BreakerOpen", words
+        return NodeReason.BREAKER_OPEN, messages.max_unavailable(limit, len(desk.pool))
     # Its own mark that could not be written is no other one.
     lately = [time for time, uid in desk.lately if not uid or uid != machine.uid]
     if not goes_on and len(lately) + len(desk.begun) >= rules.max_per_hour:
         desk.requeue_in(lately[0] + HOUR - desk.now if lately else HOUR)
-        return "RateLimited", f"maxPerHour ({rules.max_per_hour}) is reached"
+        return NodeReason.RATE_LIMITED, messages.max_per_hour(rules.max_per_hour)
     return None

@@ -21,6 +21,7 @@ from prometheus_client import (
 )
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import CAUSES, DecisionReason
 from holdfast_operator.api.spec.preflight import CHECKS
 
 _JOB_STATES = ("Pending", *c.CONDITIONS)
@@ -125,7 +126,7 @@ class Metrics:
 
     def set_budgets(self, namespace: str, job: str, budgets: Mapping[str, tuple[int, int]]) -> None:
         """By cause: incidents within its window, and how many it allows. A budget that is not named is no more."""
-        for cause in c.CAUSES:
+        for cause in CAUSES:
             if cause in budgets:
                 spent, allowed = budgets[cause]
                 self._gauges["job_restarts_in_window"].labels(namespace, job, cause).set(spent)
@@ -137,7 +138,7 @@ class Metrics:
         """The job ended or is gone: its gauges go."""
         for name in ("job_workers", "job_workers_ready", "job_committed_step"):
             _remove(self._gauges[name], namespace, job)
-        for cause in c.CAUSES:
+        for cause in CAUSES:
             self._forget_budget(namespace, job, cause)
 
     def _forget_budget(self, namespace: str, job: str, cause: str) -> None:
@@ -200,10 +201,10 @@ class Metrics:
         for check in CHECKS:
             for result in ("Passed", "Failed"):
                 self._counters["preflight_checks"].labels(check, result)
-        for cause in c.CAUSES:
+        for cause in CAUSES:
             self._counters["restarts"].labels(cause)
-            for action in ("InPlace", "RecreatePod"):
-                self._counters["recovery_decisions"].labels(cause, action, f"{action}ByDefault")
+            for reason in (DecisionReason.IN_PLACE_BY_DEFAULT, DecisionReason.RECREATE_POD_BY_DEFAULT):
+                self._counters["recovery_decisions"].labels(cause, reason.action, reason)
             self._histograms["incident_recovery_seconds"].labels(cause)
             self._counters["incident_lost_steps"].labels(cause)
 

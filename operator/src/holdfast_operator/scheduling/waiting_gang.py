@@ -8,6 +8,7 @@ from datetime import datetime
 from holdfast_operator.api import names as c
 from holdfast_operator.api.job import key_of
 from holdfast_operator.api.json import Json, objects, part
+from holdfast_operator.api.reasons import JobReason, StartupReason
 from holdfast_operator.api.spec.pod_template import check
 from holdfast_operator.api.spec.scheduling import Scheduling, parse_scheduling
 from holdfast_operator.api.status import Phase
@@ -47,7 +48,7 @@ def rival_of(body: Json) -> WaitingGang | None:
     status = part(body, "status")
     ended = any(
         condition.get("status") == "True"
-        and (condition.get("type") in (c.COMPLETE, c.FAILED) or condition.get("reason") == c.UNREADABLE)
+        and (condition.get("type") in (c.COMPLETE, c.FAILED) or condition.get("reason") == JobReason.INVALID_SPEC)
         for condition in objects(status.get("conditions"))
     )
     workers = part(part(body, "spec"), "workers")
@@ -103,7 +104,7 @@ def _cannot_lift(status: Json) -> bool:
     Unschedulable is what is left of an earlier try; whoever finds no room now keeps its turn.
     """
     trouble = part(part(status, "placement"), "trouble")
-    return bool(trouble) and trouble.get("reason") != "Unschedulable"
+    return bool(trouble) and trouble.get("reason") != StartupReason.UNSCHEDULABLE
 
 
 def _readable(pod_spec: Json) -> bool:

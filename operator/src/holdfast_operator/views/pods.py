@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.json import EMPTY, Json, items, loads, part
+from holdfast_operator.api.reasons import FailureReason
 from holdfast_operator.api.redaction import hide_secrets
 from holdfast_operator.api.spec.pod_template import trainer_container
 from holdfast_operator.api.times import parse_time
@@ -106,7 +107,7 @@ class PodView:
     @property
     def over_limit(self) -> bool:
         """The kubelet evicted it for a limit of its own, such as a volume's. For the node's sake is a disruption."""
-        return self.failure_reason == c.EVICTED and not self.disruption
+        return self.failure_reason == FailureReason.EVICTED and not self.disruption
 
     @property
     def leaving(self) -> bool:
@@ -231,7 +232,7 @@ def _exit(terminated: Json) -> Exit | None:
         return Exit(code=code, reason=reason, message=hide_secrets(str(terminated.get("message") or "")))
     return Exit(
         code=code,
-        reason=reason if reason == "OOMKilled" else str(left.get("reason") or reason),
+        reason=reason if reason == FailureReason.OOM_KILLED else str(left.get("reason") or reason),
         cause=str(left.get("cause") or ""),
         message=hide_secrets(str(left.get("message") or "")),
         traceback=tuple(hide_secrets(str(line)) for line in items(left.get("traceback"))),

@@ -11,6 +11,7 @@ from typing import Any
 from holdfast_operator.api import names as c
 from holdfast_operator.api.ids import AttemptId
 from holdfast_operator.api.json import EMPTY, Json, integer, items, objects, part
+from holdfast_operator.api.reasons import CAUSES
 from holdfast_operator.api.status import Checkpoint
 from holdfast_operator.api.status.goodput import TimeBreakdown, short
 from holdfast_operator.api.times import parse_time
@@ -394,7 +395,7 @@ def _gpu_error(value: Json) -> GpuError | None:
         kind=kind[: c.MAX_NAME],
         xid=xid if xid is not None and xid > 0 else None,
         count=max(integer(value.get("count")) or 1, 1),
-        cause=cause if (cause := values.text(value.get("cause"))) in c.CAUSES else "",
+        cause=cause if (cause := values.text(value.get("cause"))) in CAUSES else "",
         action=(values.text(value.get("action")) or "")[: c.MAX_NAME],
         message=values.words(value.get("message")),
         since=parse_time(value.get("firstTime")),

@@ -64,7 +64,7 @@ def test_a_worker_that_fills_its_disk_again_and_again_spends_the_budget(make_sim
         for body in sim.pods.values() if sim.world is not None else ():
             sim.end_pod(body, 137)
             body["status"] |= {"reason": "Evicted", "message": FULL}
-    assert sim.status.condition("Failed").reason == "ApplicationBudgetSpent"
+    assert sim.status.condition("Failed").reason == "ApplicationBudgetExceeded"
     assert FULL.strip() in sim.status.condition("Failed").message
     assert sim.counted == ["Application"] * 4
 
@@ -85,7 +85,7 @@ def test_a_worker_that_is_evicted_before_it_trains_spends_the_budget_as_well(
                     sim.end(name, code)
                 body["status"] |= {"reason": "Evicted", "message": FULL}
                 sim.heard.clear()
-    assert sim.status.condition("Failed").reason == "ApplicationBudgetSpent"
+    assert sim.status.condition("Failed").reason == "ApplicationBudgetExceeded"
     assert sim.counted == ["Application"] * 4
 
 

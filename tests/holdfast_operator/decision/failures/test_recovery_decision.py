@@ -16,6 +16,7 @@ from recoveries import RECOVERIES
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.ids import AttemptId
+from holdfast_operator.api.reasons import CAUSES, RecoveryAction
 from holdfast_operator.api.spec.recovery import Backoff
 from holdfast_operator.api.status import Incident, RestartCount, Status
 from holdfast_operator.api.status.failure_history import NodeFailures
@@ -418,7 +419,7 @@ def test_the_sidecars_advice_takes_no_worker_away_that_no_other_node_has_room_fo
     sim = advised_without_room(make_sim, minimum=3)
     assert sim.world_names() == ["gpt-w0", "gpt-w1", "gpt-w2"]
     assert decided(sim) == ["InPlaceByDefault"]
-    assert "GPU 0: XID 79, but the node is used all the same" in told(sim, "InPlaceByDefault")[0]
+    assert "GPU 0: XID 79; keeping the node" in told(sim, "InPlaceByDefault")[0]
     assert not sim.status.avoided
 
 
@@ -690,7 +691,7 @@ def test_a_node_is_not_avoided_if_no_other_has_room(make_sim: Make) -> None:
     sim.run(60, until=lambda: sim.status.status == "Training")
     fail(sim, cause="Infrastructure")
     assert not sim.status.avoided
-    assert "no other node has room" in told(sim, "RepeatOffenderKept")[0]
+    assert "no other node has capacity" in told(sim, "RepeatOffenderStillUsed")[0]
 
 
 @pytest.mark.parametrize("cause", ["Application", "OOM", "Interruption"])
@@ -742,7 +743,7 @@ def test_a_budget_of_any_size_ends_the_job_when_it_is_spent(trained: Any, budget
     trained.run(10)
     assert not trained.status.terminal
     trained.end("gpt-w1", 137)
-    trained.run(60, until=lambda: trained.status.status == "InfrastructureBudgetSpent")
+    trained.run(60, until=lambda: trained.status.status == "InfrastructureBudgetExceeded")
 
 
 # Always
@@ -764,7 +765,7 @@ def _incident(number: int, cause: str) -> Incident:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(RECOVERIES, st.lists(st.tuples(st.sampled_from(c.CAUSES), st.none() | st.integers(1, 255)), max_size=14))
+@given(RECOVERIES, st.lists(st.tuples(st.sampled_from(CAUSES), st.none() | st.integers(1, 255)), max_size=14))
 def test_each_incident_is_decided_once_and_counted_once_or_ignored(
     trained: Any, recovery: dict[str, Any], failures: list[tuple[str, int | None]]
 ) -> None:
@@ -775,7 +776,7 @@ def test_each_incident_is_decided_once_and_counted_once_or_ignored(
         worker = draft.status.workers[number % 3]
         draft = replace(draft, now=NOW + timedelta(minutes=number))
         draft = record(draft, _incident(number, cause), FailureEvidence(exit_code=code), worker)
-    ignored = sum(1 for word in draft.decided if word.action == c.IGNORE)
+    ignored = sum(1 for word in draft.decided if word.action == RecoveryAction.IGNORE)
     about_failures = [word for word in draft.decided if word.action != "AvoidNode"]
     assert len(about_failures) == len(failures)
     assert len(draft.counted) == len(failures) - ignored == sum(count.total for count in draft.status.restarts)

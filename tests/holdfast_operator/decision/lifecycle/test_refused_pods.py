@@ -46,7 +46,7 @@ def test_the_kubelets_reason_and_what_would_help_are_in_the_conditions(
     for kind, holds in (("Degraded", True), ("Ready", False)):
         condition = sim.status.condition(kind)
         assert (condition.status, condition.reason) == (holds, "PodRefused")
-        assert condition.message.startswith("the kubelet of node-")
+        assert condition.message.startswith("The kubelet of node-")
         assert f"refused gpt-w2: {': '.join(words)}" in condition.message
         assert helps in condition.message
     assert any(reason == "PodRefused" and ": ".join(words) in message for reason, message in sim.events)

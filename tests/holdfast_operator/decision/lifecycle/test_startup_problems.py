@@ -101,20 +101,20 @@ def runs_something_else(sim: Any, *, reports: bool) -> None:
 
 @pytest.mark.parametrize(
     ("reports", "mend"),
-    [(True, "its command must begin with `holdfast run`"), (False, "see the log of holdfast-sidecar")],
+    [(True, "Its command must begin with `holdfast run`"), (False, "see the log of holdfast-sidecar")],
 )
 def test_a_trainer_without_a_launcher_is_named_within_half_a_minute_with_the_mend(
     make_sim: Make, reports: bool, mend: str
 ) -> None:
     sim = make_sim(startupDeadlineSeconds=60)
     seconds = 0
-    while sim.status.status != "LauncherNotHeard":
+    while sim.status.status != "NoLauncherDetected":
         runs_something_else(sim, reports=reports)
         sim.tick()
         seconds += 1
         assert seconds < 30, sim.status.status
     message = sim.status.condition("Degraded").message
-    assert message.startswith("gpt-w0, gpt-w1, gpt-w2: the trainer runs")
+    assert message.startswith("gpt-w0, gpt-w1, gpt-w2: trainer is running")
     assert mend in message
     for _ in range(70):
         runs_something_else(sim, reports=reports)
@@ -128,7 +128,7 @@ def test_a_launcher_that_takes_its_time_to_start_is_waited_for(make_sim: Make) -
     for _ in range(25):
         runs_something_else(sim, reports=True)
         sim.tick()
-    assert sim.status.status == "LauncherNotHeard"
+    assert sim.status.status == "NoLauncherDetected"
     for body in sim.pods.values():
         body.pop("dead")
     sim.run(30, until=lambda: len(sim.world_names()) == 3)
@@ -146,12 +146,12 @@ def test_an_operator_that_just_started_blames_no_launcher(make_sim: Make) -> Non
     for _ in range(8):
         runs_something_else(sim, reports=False)
         sim.tick()
-    assert sim.status.status != "LauncherNotHeard"
+    assert sim.status.status != "NoLauncherDetected"
 
 
 def test_an_operator_that_just_started_takes_no_blame_back_that_it_cannot_judge(make_sim: Make) -> None:
     sim = make_sim()
-    while sim.status.status != "LauncherNotHeard":
+    while sim.status.status != "NoLauncherDetected":
         runs_something_else(sim, reports=False)
         sim.tick()
     before = sim.status.condition("Degraded")
@@ -164,7 +164,7 @@ def test_an_operator_that_just_started_takes_no_blame_back_that_it_cannot_judge(
 
 def test_a_launcher_that_speaks_to_a_new_operator_is_blamed_no_more(make_sim: Make) -> None:
     sim = make_sim()
-    while sim.status.status != "LauncherNotHeard":
+    while sim.status.status != "NoLauncherDetected":
         runs_something_else(sim, reports=False)
         sim.tick()
     sim.restart_operator(grace=True)
@@ -217,7 +217,7 @@ def test_an_image_without_holdfast_is_named_retried_slowly_and_burns_no_budget(
         sim.tick()
         cannot_start(sim, code, reason, message)
     assert sim.status.status == "HoldfastMissing"
-    assert "must bring the holdfast package" in sim.status.condition("Degraded").message
+    assert "must have the holdfast package" in sim.status.condition("Degraded").message
     assert sim.status.restart_count == 0
     assert 3 < len(sim.created_names) < 30
     for _ in range(40):
@@ -335,7 +335,7 @@ def test_a_replacement_whose_init_container_fails_is_named_and_made_again(make_s
     unprepared(sim.pods["uid-gpt-w3"])
     sim.run(5)
     assert sim.status.status == "InitContainerFailed"
-    said = "gpt-w3 cannot start: its init container fetch ended with exit code 1: no bucket of this name"
+    said = "Pod gpt-w3 cannot start: its init container fetch ended with exit code 1: no bucket of this name"
     assert sim.status.condition("Degraded").message == said
     sim.run(60, until=lambda: "gpt-w4" in sim.world_names())
     sim.run(5)
@@ -364,7 +364,7 @@ def test_a_sidecar_that_crashes_before_the_trainer_starts_is_named(sim: Any) -> 
         body["status"] = {"phase": "Waiting", "initContainerStatuses": [{"name": "proxy", "state": looping}]}
     sim.tick()
     assert sim.status.status == "ContainerCrashes"
-    assert "container proxy of gpt-w0 ends again and again before the trainer starts" in sim.status.trouble.message
+    assert "Container proxy of gpt-w0 keeps exiting before the trainer starts" in sim.status.trouble.message
 
 
 def test_what_a_kubelet_says_in_events_only_becomes_a_condition(sim: Any) -> None:
@@ -375,8 +375,8 @@ def test_what_a_kubelet_says_in_events_only_becomes_a_condition(sim: Any) -> Non
     pods = tuple(replace(pod, warnings=(("FailedCreatePodSandBox", note),), phase="Pending") for pod in seen.pods)
     plan = decide(replace(seen, pods=pods), sim.now)
     assert plan.status.trouble is not None
-    assert plan.status.trouble.reason == "PodNotStarted"
-    assert plan.status.trouble.message == f"gpt-w0 does not start on {sim.node_of('gpt-w0')}: {note}"
+    assert plan.status.trouble.reason == "PodStartFailed"
+    assert plan.status.trouble.message == f"Pod gpt-w0 does not start on {sim.node_of('gpt-w0')}: {note}"
 
 
 @pytest.mark.parametrize("gang", ["Gates", "None"])
@@ -385,8 +385,8 @@ def test_a_scheduler_that_does_not_exist_is_named(make_sim: Make, gang: str) -> 
     sim.body["spec"]["workers"]["template"]["spec"]["schedulerName"] = "volcanoo"
     sim.unplaceable = True
     sim.run(100, until=lambda: sim.status.trouble is not None)
-    assert sim.status.status == "NotScheduled"
-    assert "Check that a scheduler named volcanoo runs" in sim.status.condition("Degraded").message
+    assert sim.status.status == "NoSchedulerResponse"
+    assert 'is scheduler "volcanoo" running?' in sim.status.condition("Degraded").message
     sim.run(400, until=lambda: sim.status.holds("Failed"))
 
 
@@ -401,8 +401,8 @@ def test_a_warning_about_an_unscheduled_pod_goes_before_doubts_of_the_scheduler(
     pods = tuple(replace(pod, warnings=(("FailedResourceClaimCreation", note),)) for pod in seen.pods)
     trouble = decide(replace(seen, pods=pods), later).status.trouble
     assert trouble is not None
-    assert trouble.reason == "NotScheduled"
-    assert trouble.message == f"gpt-w0 has no node: FailedResourceClaimCreation: {note}"
+    assert trouble.reason == "NoSchedulerResponse"
+    assert trouble.message == f"Pod gpt-w0 is unscheduled: FailedResourceClaimCreation: {note}"
 
 
 def test_a_pod_without_a_word_of_its_kubelet_is_not_ended_by_the_garbage_collector(sim: Any) -> None:

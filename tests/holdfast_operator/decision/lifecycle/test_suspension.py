@@ -78,7 +78,7 @@ def test_a_resumed_job_starts_anew_as_a_gang_and_counts_nothing(trained: Any) ->
     assert trained.world_names() == ["gpt-w3", "gpt-w4", "gpt-w5"]
     assert trained.status.restart_count == 0
     assert not trained.status.holds("Suspended")
-    assert "JobResumed" in [reason for reason, _ in trained.events]
+    assert "JobUnsuspended" in [reason for reason, _ in trained.events]
     assert trained.document["settings"]["checkpoint"]["deadlineSeconds"] == 25
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast_operator.api.reasons import MembershipReason
 from holdfast_operator.decision.membership.rules import (
     Claim,
     Hold,
@@ -18,7 +19,6 @@ from holdfast_operator.decision.membership.rules import (
     Pair,
     Previous,
     Publication,
-    Reason,
     Report,
     Worker,
     World,
@@ -103,7 +103,7 @@ def uids(publication: Publication) -> list[str]:
 
 def test_the_first_generation_lists_the_whole_gang() -> None:
     verdict = published(None, worker("a"), worker("b"), worker("c"))
-    assert verdict.reason is Reason.FIRST_GANG
+    assert verdict.reason is MembershipReason.FIRST_GANG
     assert (verdict.membership.generation, verdict.membership.publication) == (1, "fresh")
     assert [(m.index, m.pod_uid) for m in verdict.membership.members] == [(0, "a"), (1, "b"), (2, "c")]
 
@@ -116,7 +116,7 @@ def test_it_waits_for_the_whole_gang_and_then_begins_with_enough() -> None:
 
 def test_a_job_that_may_not_shrink_waits_for_all() -> None:
     rules = replace(RULES, may_shrink=False)
-    assert held(None, worker("a"), worker("b"), rules=rules).reason is Reason.WAITING
+    assert held(None, worker("a"), worker("b"), rules=rules).reason is MembershipReason.WAITING_FOR_WORKERS
 
 
 def test_a_pod_that_is_not_ready_or_leaves_is_not_listed() -> None:
@@ -143,7 +143,7 @@ def test_nothing_new_writes_nothing() -> None:
     before = generation(1, "a", "b", "c", active=Pair(1, 1))
     world = running(1, 1, "a", "b", "c")
     verdict = held(before, *(worker(uid, world) for uid in "abc"))
-    assert verdict.reason is Reason.UP_TO_DATE
+    assert verdict.reason is MembershipReason.UP_TO_DATE
 
 
 def test_previous_is_pruned_below_the_active_generation() -> None:
@@ -161,7 +161,7 @@ def test_a_replacement_joins_at_the_lost_members_index() -> None:
     before = generation(1, "a", "b", "c", active=Pair(1, 2))
     world = running(1, 2, "a", "c")
     verdict = published(before, worker("a", world), worker("c", world), worker("d"), gone=frozenset({"b"}))
-    assert verdict.reason is Reason.JOINED
+    assert verdict.reason is MembershipReason.WORKER_JOINED
     assert [(m.index, m.pod_uid) for m in verdict.membership.members] == [(0, "a"), (1, "d"), (2, "c")]
     assert verdict.membership.previous == (Previous(generation=1, publication="p1", members=("a", "b", "c")),)
     assert verdict.membership.gone == ("b",)
@@ -171,8 +171,8 @@ def test_no_generation_is_published_for_a_shrink_that_the_launchers_made() -> No
     before = generation(1, "a", "b", "c", active=Pair(1, 2))
     world = running(1, 2, "a", "c")
     workers = (worker("a", world), worker("c", world))
-    assert same_generation(before, *workers, silent("b")).reason is Reason.WAITING
-    assert same_generation(before, *workers, gone=frozenset({"b"})).reason is Reason.WAITING
+    assert same_generation(before, *workers, silent("b")).reason is MembershipReason.WAITING_FOR_WORKERS
+    assert same_generation(before, *workers, gone=frozenset({"b"})).reason is MembershipReason.WAITING_FOR_WORKERS
 
 
 def test_a_member_that_trains_but_does_not_report_keeps_its_place() -> None:
@@ -186,22 +186,22 @@ def test_of_two_the_survivor_goes_on_when_it_has_lost_the_other() -> None:
     rules = replace(RULES, replicas=2)
     waiting = worker("a", lost=frozenset({"b"}))
     verdict = published(before, waiting, silent("b"), rules=rules)
-    assert verdict.reason is Reason.SURVIVORS
+    assert verdict.reason is MembershipReason.SURVIVORS_CONTINUE
     assert uids(verdict) == ["a"]
 
 
 def test_of_two_the_survivor_that_still_trains_with_the_other_does_not() -> None:
     before = generation(1, "a", "b", active=Pair(1, 1))
     world = running(1, 1, "a", "b")
-    assert held(before, worker("a", world), silent("b")).reason is Reason.UP_TO_DATE
+    assert held(before, worker("a", world), silent("b")).reason is MembershipReason.UP_TO_DATE
 
 
 def test_one_silent_pod_is_fenced_before_its_replacement_may_train() -> None:
     before = generation(1, "a", active=Pair(1, 1))
     rules = replace(RULES, replicas=1)
     verdict = held(before, silent("a"), worker("b"), rules=rules)
-    assert verdict.reason is Reason.AWAITING_FENCE
-    assert "a of generation 1 may still train" in verdict.message
+    assert verdict.reason is MembershipReason.AWAITING_FENCE
+    assert "a of generation 1 may still be running" in verdict.message
     assert "node.kubernetes.io/out-of-service" in verdict.message
     assert uids(published(before, worker("b"), gone=frozenset({"a"}), rules=rules)) == ["b"]
 
@@ -210,7 +210,7 @@ def test_a_generation_that_seems_never_to_have_started_still_counts() -> None:
     previous = (Previous(generation=1, publication="p1", members=("a", "b", "c")),)
     before = generation(2, "a", "d", "e", active=Pair(1, 1), previous=previous)
     verdict = same_generation(before, worker("a"), worker("f"), worker("g"), gone=frozenset({"b", "c"}))
-    assert verdict.reason is Reason.AWAITING_FENCE
+    assert verdict.reason is MembershipReason.AWAITING_FENCE
     assert "d, e of generation 2" in verdict.message
 
 
@@ -218,7 +218,7 @@ def test_a_majority_of_the_last_active_generation_that_returns_is_listed_before_
     previous = (Previous(generation=1, publication="p1", members=("a", "b", "c")),)
     before = generation(2, "a", "d", "e", active=Pair(1, 1), previous=previous)
     verdict = published(before, *(worker(uid) for uid in "abc"), gone=frozenset({"d", "e"}))
-    assert verdict.reason is Reason.RETURNED
+    assert verdict.reason is MembershipReason.WORKERS_RETURNED
     assert sorted(uids(verdict)) == ["a", "b", "c"]
 
 
@@ -235,7 +235,7 @@ def test_a_scale_down_is_published_when_the_drained_are_gone() -> None:
     going = replace(worker("c"), leaving=True)
     assert isinstance(held(before, worker("a", world), worker("b", world), going, rules=rules), Hold)
     verdict = published(before, worker("a", world), worker("b", world), gone=frozenset({"c"}), rules=rules)
-    assert verdict.reason is Reason.SCALED_DOWN
+    assert verdict.reason is MembershipReason.SCALED_DOWN
     assert uids(verdict) == ["a", "b"]
 
 
@@ -255,7 +255,7 @@ def test_three_of_four_go_on_as_two_for_the_launchers_find_no_majority_in_steps_
     before = generation(1, "a", "b", "c", "d", active=Pair(1, 1))
     waiting = [worker(uid, lost=frozenset({"d"})) for uid in "abc"]
     verdict = published(before, *waiting, silent("d"), rules=STEPS)
-    assert verdict.reason is Reason.SURVIVORS
+    assert verdict.reason is MembershipReason.SURVIVORS_CONTINUE
     assert uids(verdict) == ["a", "b", "c"], "who of them stands by is for the launchers to say"
     after, trained = verdict.membership, World(pair=Pair(2, 1), publication="fresh", members=("a", "b"))
     two = (worker("a", trained), worker("b", trained))
@@ -267,14 +267,14 @@ def test_five_of_six_go_on_as_four_by_themselves_in_steps_of_two() -> None:
     before = generation(1, *"abcdef", active=Pair(1, 1))
     waiting = [worker(uid, lost=frozenset({"f"})) for uid in "abcde"]
     verdict = same_generation(before, *waiting, silent("f"), rules=replace(STEPS, replicas=6))
-    assert verdict.message == "1 workers are missing"
+    assert verdict.message == "1 worker missing"
 
 
 @pytest.mark.parametrize("rules", [replace(STEPS, may_shrink=False), replace(STEPS, min_replicas=4)])
 def test_three_of_four_wait_where_two_may_not_train(rules: MembershipRules) -> None:
     before = generation(1, "a", "b", "c", "d", active=Pair(1, 1))
     waiting = [worker(uid, lost=frozenset({"d"})) for uid in "abc"]
-    assert same_generation(before, *waiting, silent("d"), rules=rules).reason is Reason.WAITING
+    assert same_generation(before, *waiting, silent("d"), rules=rules).reason is MembershipReason.WAITING_FOR_WORKERS
 
 
 WAITS = MembershipRules(replicas=3, min_replicas=1, shrink_after=60)
@@ -283,32 +283,34 @@ WAITS = MembershipRules(replicas=3, min_replicas=1, shrink_after=60)
 def test_workers_without_a_node_are_not_waited_for_and_starting_ones_are() -> None:
     w0, w1 = (replace(worker(uid), ready_since=NOW) for uid in ("w0", "w1"))
     starting = Worker(pod_uid="w2", pod="w2")
-    assert held(None, w0, w1, starting).reason is Reason.WAITING
-    assert held(None, w0, w1).reason is Reason.WAITING, "the third has no pod yet: it may be placed at once"
+    assert held(None, w0, w1, starting).reason is MembershipReason.WAITING_FOR_WORKERS
+    assert held(None, w0, w1).reason is MembershipReason.WAITING_FOR_WORKERS, (
+        "the third has no pod yet: it may be placed at once"
+    )
     verdict = published(None, w0, w1, replace(starting, unplaced=True))
     assert uids(verdict) == ["w0", "w1"]
-    assert "find no node" in verdict.message
+    assert "unschedulable" in verdict.message
 
 
 def test_survivors_wait_for_a_replacement_as_long_as_they_were_told_to() -> None:
     before = generation(1, "w0", "w1", "w2", active=Pair(1, 1))
     left = worker("w0", lost=frozenset({"w1", "w2"}))
     seen = replace(observed(before, left, rules=WAITS, gone=frozenset({"w1", "w2"})), stalled_since=NOW)
-    assert decide(seen, NOW).reason is Reason.WAITING
-    assert decide(seen, NOW + 59).reason is Reason.WAITING
+    assert decide(seen, NOW).reason is MembershipReason.WAITING_FOR_WORKERS
+    assert decide(seen, NOW + 59).reason is MembershipReason.WAITING_FOR_WORKERS
     after = decide(seen, NOW + 60)
     assert isinstance(after, Publication)
-    assert after.reason is Reason.SURVIVORS
+    assert after.reason is MembershipReason.SURVIVORS_CONTINUE
 
 
 def test_a_first_replacement_is_not_published_before_the_wait_is_over_unless_all_are_there() -> None:
     before = generation(1, "w0", "w1", "w2", active=Pair(1, 1))
     gone = frozenset({"w0", "w1"})
     seen = replace(observed(before, worker("w2"), worker("w3"), rules=WAITS, gone=gone), stalled_since=NOW - 10)
-    assert decide(seen, NOW).reason is Reason.WAITING
+    assert decide(seen, NOW).reason is MembershipReason.WAITING_FOR_WORKERS
     all_there = replace(seen, workers=(*seen.workers, worker("w4")))
-    assert decide(all_there, NOW).reason is Reason.JOINED
-    assert decide(seen, NOW + 51).reason is Reason.JOINED
+    assert decide(all_there, NOW).reason is MembershipReason.WORKER_JOINED
+    assert decide(seen, NOW + 51).reason is MembershipReason.WORKER_JOINED
 
 
 def test_nobody_joins_in_the_middle_of_a_checkpoint() -> None:
@@ -316,16 +318,25 @@ def test_nobody_joins_in_the_middle_of_a_checkpoint() -> None:
     before = generation(1, "w0", "w1", active=Pair(1, 1))
     busy = worker("w1", world, checkpointing=True)
     assert "end of a checkpoint" in held(before, worker("w0", world), busy, worker("w2")).message
-    assert published(before, worker("w0", world), worker("w1", world), worker("w2")).reason is Reason.JOINED
+    assert (
+        published(before, worker("w0", world), worker("w1", world), worker("w2")).reason
+        is MembershipReason.WORKER_JOINED
+    )
     elsewhere = worker("w2", checkpointing=True)
-    assert published(before, worker("w0", world), worker("w1", world), elsewhere).reason is Reason.JOINED
+    assert (
+        published(before, worker("w0", world), worker("w1", world), elsewhere).reason
+        is MembershipReason.WORKER_JOINED
+    )
 
 
 def test_a_world_that_may_not_change_its_size_waits_for_every_replacement() -> None:
     rules = MembershipRules(replicas=3, min_replicas=1, may_shrink=False)
     before = generation(1, "w0", "w1", "w2", active=Pair(1, 1))
     gone = frozenset({"w1", "w2"})
-    assert same_generation(before, worker("w0"), worker("w3"), gone=gone, rules=rules).reason is Reason.WAITING
+    assert (
+        same_generation(before, worker("w0"), worker("w3"), gone=gone, rules=rules).reason
+        is MembershipReason.WAITING_FOR_WORKERS
+    )
     all_there = published(before, worker("w0"), worker("w3"), worker("w4"), gone=gone, rules=rules)
     assert len(uids(all_there)) == 3
     larger = replace(rules, replicas=5)
@@ -338,7 +349,7 @@ def test_what_comes_together_is_taken_in_together_but_not_waited_for_long() -> N
     world = running(1, 2, "a")
     first, starting = replace(worker("d"), ready_since=NOW), Worker(pod_uid="e", pod="e")
     workers, gone = (worker("a", world), first, starting), frozenset("bc")
-    assert "waits a moment" in same_generation(before, *workers, gone=gone).message
+    assert "waiting briefly" in same_generation(before, *workers, gone=gone).message
     assert uids(published(before, *workers, gone=gone, now=NOW + 6)) == ["a", "d"]
     both = (worker("a", world), first, replace(worker("e"), ready_since=NOW + 1))
     assert uids(published(before, *both, gone=gone, now=NOW + 2)) == ["a", "d", "e"]
@@ -355,13 +366,16 @@ def test_a_foreign_claim_is_overtaken_and_known() -> None:
     before = generation(1, "a", "b", "c")
     old = claim(7, 2, "old-job")
     verdict = published(before, worker("a", foreign_claims=(old,)), worker("b"), worker("c"))
-    assert verdict.reason is Reason.FOREIGN_CLAIMS
+    assert verdict.reason is MembershipReason.FOREIGN_CLAIMS
     assert verdict.membership.generation == 8
     assert old in verdict.membership.claims
     assert "job old-job" in verdict.message
     after = verdict.membership
     assert [(entry.generation, entry.last) for entry in after.previous] == [(1, 1), (2, 7)]
-    assert held(after, worker("a", foreign_claims=(old,)), worker("b"), worker("c")).reason is Reason.UP_TO_DATE
+    assert (
+        held(after, worker("a", foreign_claims=(old,)), worker("b"), worker("c")).reason
+        is MembershipReason.UP_TO_DATE
+    )
 
 
 def test_a_foreign_claim_however_high_costs_one_entry() -> None:
@@ -376,7 +390,7 @@ def test_a_status_from_an_old_backup_is_overtaken_by_what_workers_report() -> No
     world = running(4, 1, "a", "b", "d")
     workers = [worker(uid, world, accepted=Pair(4, 1), started=Pair(4, 1)) for uid in "abd"]
     verdict = published(before, *workers)
-    assert verdict.reason is Reason.CONFLICT
+    assert verdict.reason is MembershipReason.GENERATION_CONFLICT
     assert verdict.membership.generation == 5
     assert verdict.membership.active == Pair(4, 1)
     assert [(p.generation, p.members) for p in verdict.membership.previous] == [(4, ("a", "b", "d"))]
@@ -400,14 +414,14 @@ def test_the_same_generation_under_another_publication_is_a_conflict() -> None:
     )
     twin = World(pair=Pair(2, 1), publication="twin", members=("a", "b"))
     verdict = published(before, worker("a", twin), worker("b", twin), worker("c"))
-    assert verdict.reason is Reason.CONFLICT
+    assert verdict.reason is MembershipReason.GENERATION_CONFLICT
     assert verdict.membership.generation == 3
 
 
 def test_a_generation_that_a_worker_knows_twice_is_overtaken() -> None:
     before = generation(2, "a", "b", "c", active=Pair(2, 1))
     verdict = published(before, worker("a", conflict=2), worker("b"), worker("c"))
-    assert verdict.reason is Reason.CONFLICT
+    assert verdict.reason is MembershipReason.GENERATION_CONFLICT
     assert verdict.membership.generation == 3
     assert same_generation(verdict.membership, worker("a", conflict=2), worker("b"), worker("c"))
 

@@ -20,9 +20,9 @@ def test_a_volume_that_takes_no_checkpoint_is_named_until_it_does(trained: Any) 
     assert sim.status.status == "CheckpointsFailing"
     assert sim.status.holds("Ready"), "all workers train"
     assert sim.status.condition("Degraded").message == (
-        "no checkpoint could be written since 2026-01-31T12:00:00Z (Full): rank 1: [Errno 28] No space left on "
-        "device: 'rank-1.safetensors'; training continues, but resumes from step 300 if all workers are lost: make "
-        "room on the checkpoint volume"
+        "No checkpoint could be written since 2026-01-31T12:00:00Z (Full): rank 1: [Errno 28] No space left on "
+        "device: 'rank-1.safetensors'. Training continues, but resumes from step 300 if all workers are lost: free "
+        "space on the checkpoint volume"
     )
     sim.failing = {"shared": {**FULL, "commits": 9}}
     sim.run(60)

@@ -31,7 +31,8 @@ def claim(sim: Any, *, generation: int = 1, step: int = 0, pair: dict[str, int] 
 
 
 def words(sim: Any) -> tuple[str, int, str]:
-    reason, message = next(event for event in reversed(sim.events) if event[0].startswith(("Resumes", "Starts")))
+    reasons = {"ResumesFromCheckpoint", "StartedFromStepZero"}
+    reason, message = next(event for event in reversed(sim.events) if event[0] in reasons)
     assert message == sim.status.origin.message
     return reason, sim.status.origin.step, message
 
@@ -41,19 +42,19 @@ def test_a_job_applied_again_on_an_old_folder_says_that_it_resumes(trained: Any)
     claim(trained, step=350, pair={"generation": 7, "attempt": 2})
     reason, step, message = words(trained)
     assert (reason, step) == ("ResumesFromCheckpoint", 350)
-    assert "step 350 that was in the job's folder" in message
+    assert "step 350 in the job's folder" in message
     assert trained.body["status"]["startedFrom"]["step"] == 350
 
 
 @pytest.mark.parametrize(
-    ("resume", "says"), [("Always", "there was no checkpoint"), ("Never", "neither read nor deleted")]
+    ("resume", "says"), [("Always", "no checkpoint exists"), ("Never", "neither read nor deleted")]
 )
 def test_a_job_that_starts_from_nothing_says_why(make_sim: Make, resume: str, says: str) -> None:
     sim = make_sim(checkpoint={"volume": {"claimName": "c"}, "resume": resume})
     sim.run(60, until=lambda: sim.status.status == "Training")
     claim(sim)
     reason, step, message = words(sim)
-    assert (reason, step) == ("StartsFromNothing", 0)
+    assert (reason, step) == ("StartedFromStepZero", 0)
     assert says in message
 
 
@@ -71,7 +72,7 @@ def test_it_is_said_once_and_again_only_after_a_suspension(trained: Any) -> None
     assert trained.status.origin.pair is None
     claim(trained, generation=2, step=40, pair={"generation": 1, "attempt": 1})
     assert words(trained)[:2] == ("ResumesFromCheckpoint", 40)
-    assert "goes on from the checkpoint of step 40" in words(trained)[2]
+    assert "resumes from the checkpoint of step 40" in words(trained)[2]
 
 
 def test_a_status_of_an_older_version_is_taken_over_and_nothing_is_disturbed(trained: Any) -> None:

@@ -38,10 +38,10 @@ def tainted(key: str) -> NodeView:
         (pod(exit=Exit(code=137, reason="Error")), GOOD, "Infrastructure", "Killed"),
         (pod(exit=Exit(code=1, reason="Error")), GOOD, "Application", "ExitCode"),
         (pod(exit=Exit(code=139, reason="Error")), GOOD, "Application", "ExitCode"),
-        (pod(exit=Exit(code=255, reason="Unknown")), GOOD, "Infrastructure", "EndUnseen"),
+        (pod(exit=Exit(code=255, reason="Unknown")), GOOD, "Infrastructure", "ExitStatusUnknown"),
         (pod(exit=Exit(code=255, reason="Error")), GOOD, "Application", "ExitCode"),
         (pod(exit=Exit(code=70)), GOOD, "Infrastructure", "LauncherFailed"),
-        (pod(exit=Exit(code=75)), GOOD, "Interruption", "LeftOnRequest"),
+        (pod(exit=Exit(code=75)), GOOD, "Interruption", "DrainedOnRequest"),
         (pod(exit=Exit(code=1, cause="OOM", reason="CudaOOM")), GOOD, "OOM", "CudaOOM"),
         (pod(exit=Exit(code=127)), GOOD, "", "HoldfastMissing"),
         (pod(exit=Exit(code=128, reason="StartError", message="permission denied")), GOOD, "", "ContainerFailed"),
@@ -128,9 +128,9 @@ def test_what_cannot_be_read_says_so_once_and_is_left_alone(trained: Any) -> Non
     trained.settle()
     trained.run(20)
     assert trained.names() == before
-    assert trained.status.status == "Unreadable"
+    assert trained.status.status == "InvalidSpec"
     assert "spec.workers.replicas" in trained.status.condition("Degraded").message
-    assert [reason for reason, _ in trained.events].count("Unreadable") == 1
+    assert [reason for reason, _ in trained.events].count("InvalidSpec") == 1
     assert trained.status.membership.generation == 1
 
 
@@ -311,7 +311,7 @@ def test_a_taint_that_ends_pods_on_a_node_that_is_well_is_an_interruption(traine
     trained.evict("gpt-w1", "DeletionByTaintManager")
     trained.run(60, until=lambda: "gpt-w3" in trained.world_names())
     assert trained.counted == ["Interruption"]
-    assert "not heard of" not in str(trained.events)
+    assert "stopped reporting" not in str(trained.events)
 
 
 def test_a_worker_that_does_not_leave_in_time_is_deleted(trained: Any) -> None:
@@ -359,7 +359,7 @@ def test_a_crash_before_any_world_counts_once_for_the_whole_gang(make_sim: Make)
         counts.append(sim.status.restart_count)
         if sim.status.terminal:
             break
-    assert sim.status.status == "ApplicationBudgetSpent"
+    assert sim.status.status == "ApplicationBudgetExceeded"
     assert sim.status.restart_count == 4
     assert len(sim.created_names) == 12
 

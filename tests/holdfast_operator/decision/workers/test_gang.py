@@ -44,7 +44,7 @@ def test_a_gang_that_the_cluster_cannot_hold_waits_behind_its_gates(make_sim: Ma
     sim = make_sim(replicas=3, nodes=1)
     sim.run(30)
     assert all(body["spec"]["schedulingGates"] for body in sim.pods.values())
-    assert "room for 2 of 3 workers" in sim.status.condition("Ready").message
+    assert "capacity for 2 of 3 workers" in sim.status.condition("Ready").message
     sim.nodes["node-9"] = {**sim.nodes["node-1"], "metadata": {"name": "node-9", "labels": {}}}
     sim.leases["node-9"] = sim.now
     sim.run(30, until=lambda: len(sim.world_names()) == 3)
@@ -174,7 +174,7 @@ def test_a_gang_that_never_preempts_only_goes_first(make_sim: Make) -> None:
         for one in (first, older, urgent):
             one.tick()
     assert first.status.restart_count == 0
-    assert "beside 1 of jobs that go first" in older.plan().message
+    assert "in addition to 1 worker of jobs that go first" in older.plan().message
     assert urgent.status.status == "WaitingForCapacity"
     first.complete_at = first.step + 3
     together([first, older, urgent], 90, lambda: len(urgent.world_names()) == 2)
@@ -188,7 +188,7 @@ def test_a_gang_waits_for_those_that_go_for_it_as_long_as_they_may_take(make_sim
         urgent.tick()
         first.tick()
     assert urgent.status.gang.attempts == 0
-    assert "1 of them until pods of lower priority have left theirs" in urgent.plan().message
+    assert "1 of them until pods of lower priority have left" in urgent.plan().message
     together([urgent, first], 120, lambda: len(urgent.world_names()) == 2)
     assert urgent.created_names == ["beta-w0", "beta-w1"]
 
@@ -220,7 +220,7 @@ def test_a_gang_for_which_the_scheduler_makes_no_room_any_more_is_taken_back(mak
     make_no_room_after(120, urgent, first)
     urgent.run(90, until=lambda: urgent.status.gang.attempts == 1)
     told = next(message for reason, message in urgent.events if reason == "GangTimeout")
-    assert "found no node within 18" in told, "since its gates were lifted"
+    assert "were not scheduled within 18" in told, "since its gates were lifted"
 
 
 def test_a_gang_that_waits_for_some_and_finds_no_place_for_others_is_taken_back(make_sim: Make) -> None:
@@ -285,7 +285,7 @@ def test_a_job_that_cannot_be_read_holds_back_nobody(make_sim: Make) -> None:
     younger = make_sim(name="beta", replicas=2, minimum=2, nodes=1)
     share(older, younger)
     older.settle()
-    assert older.status.status == "Unreadable"
+    assert older.status.status == "InvalidSpec"
     together([younger], 30, lambda: len(younger.world_names()) == 2)
 
 

@@ -63,10 +63,10 @@ def test_a_node_that_fails_is_left_and_named_in_the_same_words(asked: Callable[.
     assert "node-2" not in {sim.node_of(name) for name in sim.world_names()}
     (avoided,) = sim.status.avoided
     (event,) = set(told(sim, "PreflightFailed"))
-    assert (avoided.node, avoided.reason, avoided.message) == ("node-2", "PreflightGPU", event)
+    assert (avoided.node, avoided.failed_checks, avoided.message) == ("node-2", ("GPU",), event)
     assert event == (
-        "gpt-w1 failed its preflight on node-2: GPU: GPU is Failed; another node takes its place, no worker is placed"
-        " there for 1 h"
+        "gpt-w1 failed its preflight on node-2: GPU: GPU is Failed; moving to another node, and the job places no"
+        " worker there for 1 h"
     )
     assert event in shown
     assert sim.counted == []
@@ -81,7 +81,7 @@ def test_what_fails_on_each_node_leaves_none(asked: Callable[..., Any], check: s
     assert sim.status.avoided == ()
     degraded = sim.status.condition("Degraded")
     assert (degraded.status, degraded.reason) == (True, "PreflightFailed")
-    assert f"{check}: {check} is Failed; it is so on each node that tried, so none is left for it" in degraded.message
+    assert f"{check}: {check} is Failed; the check fails on every node, so no node is avoided" in degraded.message
     sim.preflights = dict.fromkeys(NODES, WELL)
     sim.run(30, until=trains(sim))
     assert not sim.status.holds("Degraded")
@@ -90,7 +90,7 @@ def test_what_fails_on_each_node_leaves_none(asked: Callable[..., Any], check: s
 def test_a_store_that_one_node_does_not_reach_is_that_nodes(asked: Callable[..., Any]) -> None:
     sim = asked(bad={"node-2": {"ObjectStore": "Failed"}}, minimum=3)
     sim.run(60, until=trains(sim))
-    assert [(entry.node, entry.reason) for entry in sim.status.avoided] == [("node-2", "PreflightObjectStore")]
+    assert [(entry.node, entry.failed_checks) for entry in sim.status.avoided] == [("node-2", ("ObjectStore",))]
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
@@ -102,8 +102,8 @@ def test_what_the_job_says_wrong_is_no_nodes(asked: Callable[..., Any], replicas
     degraded = sim.status.condition("Degraded")
     assert (degraded.status, degraded.reason) == (True, "PreflightFailed")
     assert degraded.message == (
-        "gpt-w0 failed its preflight on node-1: ObjectStore: ObjectStore is Failed; no node is to blame. A changed"
-        " secret is read by new pods only: delete those that wait"
+        "gpt-w0 failed its preflight on node-1: ObjectStore: ObjectStore is Failed; this is not a node problem."
+        " New pods read a changed Secret: delete the waiting ones"
     )
     sim.preflights = dict.fromkeys(NODES, WELL)
     sim.run(30, until=trains(sim))
@@ -155,7 +155,9 @@ def test_where_no_other_node_has_room_the_job_waits_for_the_mend(asked: Callable
     sim.run(60)
     degraded = sim.status.condition("Degraded")
     assert degraded.reason == "PreflightFailed"
-    assert "no other node has room: mend the node, add another one, or set preflight.onFailure" in degraded.message
+    assert (
+        "no other node has capacity: repair the node, add another one, or set preflight.onFailure" in degraded.message
+    )
     sim.preflights["node-1"] = WELL
     sim.run(30, until=trains(sim))
 
@@ -217,7 +219,7 @@ def test_ignore_waits_for_nothing_and_tells_once(asked: Callable[..., Any]) -> N
     sim.run(60, until=trains(sim))
     sim.run(30)
     (event,) = told(sim, "PreflightIgnored")
-    assert event.startswith("gpt-w1 failed its preflight on node-2: GPU: GPU is Failed; it joins all the same")
+    assert event.startswith("gpt-w1 failed its preflight on node-2: GPU: GPU is Failed; joining anyway")
 
 
 def test_pods_that_were_asked_nothing_join(asked: Callable[..., Any]) -> None:
@@ -250,7 +252,7 @@ def test_the_worker_that_most_others_do_not_reach_is_left(asked: Callable[..., A
     cut(sim, ("node-1", "node-2"), ("node-1", "node-3"))
     sim.run(120, until=trains(sim))
     (avoided,) = sim.status.avoided
-    assert (avoided.node, avoided.reason) == ("node-1", "PreflightNetwork")
+    assert (avoided.node, avoided.failed_checks) == ("node-1", ("Network",))
     assert "gpt-w0 failed its preflight on node-1: Network: not reached by gpt-w1, gpt-w2" in avoided.message
 
 

@@ -49,7 +49,7 @@ def test_pods_name_the_queue_and_are_held_back_also_where_there_is_no_kueue(queu
     assert list(gates(queued).values()) == [[c.GANG_GATE, c.QUEUE_GATE]] * 3
     word, message = reason(queued)
     assert word == "WaitingForQueue"
-    assert "0 of 3 workers are admitted by the queue team-a" in message
+    assert "0 of 3 workers are admitted by queue team-a" in message
     assert "Kueue, with its integration of pods" in message
     assert queued.names() == ["gpt-w0", "gpt-w1", "gpt-w2"], "who waits for nothing but the queue keeps its turn"
 
@@ -59,7 +59,7 @@ def test_the_gang_starts_when_all_are_admitted(queued: Any) -> None:
     queued.run(60)
     assert reason(queued) == (
         "WaitingForQueue",
-        "2 of 3 workers are admitted by the queue team-a; they start together",
+        "2 of 3 workers are admitted by queue team-a; they start together",
     )
     assert gates(queued)["gpt-w0"] == [c.GANG_GATE]
     admit(queued, "gpt-w1")
@@ -100,7 +100,7 @@ def test_quota_that_does_not_suffice_is_given_back_and_nothing_is_asked_for_unti
     assert queued.names() == ["gpt-w0", "gpt-w1", "gpt-w2"]
     queued.run(20, until=lambda: not queued.names())
     told = dict(queued.events)["QueueTimeout"]
-    assert "2 of 3 workers were not admitted by the queue team-a within 300 s: all are taken back" in told
+    assert "2 of 3 workers were not admitted by queue team-a within 300 s; gang cancelled" in told
     retry = queued.status.gang.retry_at
     assert timedelta(seconds=9) < retry - queued.now < timedelta(seconds=21)
     queued.run(8)
@@ -129,6 +129,6 @@ def test_a_gate_that_somebody_else_set_is_waited_for_as_well(make_sim: Make) -> 
     sim.run(120)
     assert reason(sim) == (
         "WaitingForQueue",
-        "0 of 3 workers are admitted by who set example.org/approval; they start together",
+        "0 of 3 workers are admitted by the owner of example.org/approval; they start together",
     )
     assert "GangTimeout" not in dict(sim.events)

@@ -65,7 +65,7 @@ def test_the_sidecar_waits_for_no_launcher(make_met: Make) -> None:
 
 def test_workers_run_says_the_condition_and_not_that_they_train(make_met: Make) -> None:
     sim = make_met("C10d")
-    assert (sim.status.ready, sim.status.condition("Ready").message) == ("3/3", "3 of 3 workers run")
+    assert (sim.status.ready, sim.status.condition("Ready").message) == ("3/3", "3 of 3 workers are running")
 
 
 def test_no_worker_is_made_before_the_address_is_known(make_sim: Make) -> None:
@@ -260,7 +260,7 @@ def test_codes_that_are_words_of_our_launcher_are_the_scripts_own_without_it(
         for name in sim.running():
             sim.end(name, code)
         sim.tick()
-    assert sim.status.status == "ApplicationBudgetSpent"
+    assert sim.status.status == "ApplicationBudgetExceeded"
     assert f"exit code {code}" in sim.status.condition("Failed").message
 
 

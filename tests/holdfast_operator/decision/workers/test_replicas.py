@@ -37,7 +37,7 @@ def test_a_job_does_not_wait_for_room_for_all_if_it_may_begin_with_fewer(make_si
     sim.leases["node-9"] = sim.now
     sim.run(60, until=trains(sim, 3))
     assert sim.status.restart_count == 0
-    assert "StartsWithFewer" in [reason for reason, _ in sim.events]
+    assert "StartedWithFewerWorkers" in [reason for reason, _ in sim.events]
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,11 @@ def test_a_shrunk_job_says_why_the_worker_that_is_ready_does_not_join_yet(traine
     sim = trained
     sim.saving = set(sim.names())
     sim.end("gpt-w1", 137)
-    sim.run(60, until=lambda: "waits for the end of a checkpoint" in sim.status.condition("Degraded").message)
-    assert sim.status.status == "Shrunk"
+    sim.run(60, until=lambda: "waiting for the end of a checkpoint" in sim.status.condition("Degraded").message)
+    assert sim.status.status == "RunningWithFewerWorkers"
     assert sim.status.condition("Degraded").message == (
-        "2 of 3 workers train, the others are being replaced; gpt-w3 is ready; waits for the end of a checkpoint"
+        "2 of 3 workers are training; replacements are on the way;"
+        " gpt-w3 is ready; waiting for the end of a checkpoint"
     )
     sim.saving.clear()
     sim.run(60, until=trains(sim, 3))

@@ -41,7 +41,7 @@ def test_spares_stand_by_and_count_as_nobody(make_spared: Make) -> None:
     sim = make_spared()
     assert (sim.world_names(), spares(sim)) == (["gpt-w0", "gpt-w1", "gpt-w2"], ["gpt-w3"])
     assert (sim.status.ready, sim.status.replicas) == ("3/3", 3)
-    assert "1 of 1 spares stand by" in sim.status.condition("Ready").message
+    assert "1 of 1 spares are on standby" in sim.status.condition("Ready").message
     assert sim.document["generation"] == 1
     wanted = sim.pods[sim.uid("gpt-w3")]["spec"]["affinity"]["podAntiAffinity"]
     (term,) = wanted["preferredDuringSchedulingIgnoredDuringExecution"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast_operator.api import names as c
 from holdfast_operator.api.json import Json
+from holdfast_operator.api.reasons import LADDER, RecoveryAction
 from holdfast_operator.api.spec.fields import choice, integer, mapping
 from holdfast_operator.api.spec.recovery import Rule
 from holdfast_operator.errors import UnreadableError
@@ -42,5 +42,7 @@ def parse_hang(spec: Json) -> HangSpec | None:
 def parse_hang_rule(spec: Json) -> tuple[Rule, ...]:
     """``spec.hangDetection.action`` is a rule behind all others. Raises ``UnreadableError``."""
     value = mapping(spec.get("hangDetection") or {}, _PATH)
-    action = choice(value, "action", _PATH, c.ESCALATION_ACTIONS, c.IN_PLACE)
-    return () if action == c.IN_PLACE else (Rule(name="hangDetection", action=action, hang=True),)
+    action = choice(value, "action", _PATH, LADDER, RecoveryAction.IN_PLACE)
+    if action == RecoveryAction.IN_PLACE:
+        return ()
+    return (Rule(name="hangDetection", action=RecoveryAction(action), hang=True),)

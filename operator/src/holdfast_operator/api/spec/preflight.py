@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.json import Json
+from holdfast_operator.api.reasons import RecoveryAction
 from holdfast_operator.api.spec.fields import choice, integer, items, mapping
 from holdfast_operator.errors import UnreadableError
 
@@ -27,7 +28,7 @@ class PreflightSpec:
     """What the user wants to know of each worker's node."""
 
     checks: tuple[str, ...] = CHECKS
-    on_failure: str = c.AVOID_NODE
+    on_failure: str = RecoveryAction.AVOID_NODE
     timeout_seconds: int = 60
     free_bytes: int = 1 << 30
     write_bytes: int = 1 << 20  # a second
@@ -47,7 +48,13 @@ def parse_preflight(spec: Json) -> PreflightSpec | None:
         raise UnreadableError(f"{_PATH}.checks must be some of {', '.join(CHECKS)}, not {unknown[0]!r}")
     return PreflightSpec(
         checks=tuple(checks),
-        on_failure=choice(value, "onFailure", _PATH, (c.AVOID_NODE, c.FAIL, c.IGNORE), c.AVOID_NODE),
+        on_failure=choice(
+            value,
+            "onFailure",
+            _PATH,
+            (RecoveryAction.AVOID_NODE, c.FAIL, RecoveryAction.IGNORE),
+            RecoveryAction.AVOID_NODE,
+        ),
         timeout_seconds=integer(value, "timeoutSeconds", _PATH, 60, minimum=1),
         free_bytes=_size(storage, "minFree", "1Gi"),
         write_bytes=_size(storage, "minWritePerSecond", "1Mi"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.json import Json
+from holdfast_operator.api.reasons import CAUSES, LADDER, RULE_ACTIONS, Cause, RecoveryAction
 from holdfast_operator.api.spec.fields import choice, integer, items, mapping
 from holdfast_operator.errors import UnreadableError
 
@@ -82,7 +83,7 @@ class Rule:
     """What a failure must look like (all that is given must hold), and what is then done about it."""
 
     name: str
-    action: str
+    action: RecoveryAction
     cause: str = ""  # empty: as the operator judges it
     exit_codes: ExitCodes | None = None
     signals: tuple[int, ...] = ()
@@ -101,18 +102,18 @@ class Rule:
 class Escalation:
     """Actions from the gentlest on; each is given up for the next after so many failures of its scope."""
 
-    actions: tuple[str, ...]
+    actions: tuple[RecoveryAction, ...]
     failures: int = 2
     window_seconds: int = 3600
 
 
 def parse_budgets(recovery: Json) -> tuple[Budget, ...]:
     """Return the restart budgets. Raises ``UnreadableError``."""
-    default = [{"cause": c.CAUSE_APPLICATION, "maxRestarts": 3}]
+    default = [{"cause": Cause.APPLICATION, "maxRestarts": 3}]
     path = "spec.recovery.budgets"
     return tuple(
         Budget(
-            cause=choice(mapping(item, path), "cause", path, c.CAUSES, None),
+            cause=choice(mapping(item, path), "cause", path, CAUSES, None),
             max_restarts=integer(item, "maxRestarts", path, minimum=0),
             window_seconds=integer(item, "windowSeconds", path, c.DEFAULT_WINDOW_SECONDS, minimum=1),
         )
@@ -141,9 +142,9 @@ def parse_escalation(recovery: Json) -> Escalation | None:
     if recovery.get("escalation") is None:
         return None
     value = mapping(recovery["escalation"], _ESCALATION)
-    actions = [_word(action, c.ESCALATION_ACTIONS, f"{_ESCALATION}.actions") for action in _some(value, "actions")]
+    actions = [RecoveryAction(_word(action, LADDER, f"{_ESCALATION}.actions")) for action in _some(value, "actions")]
     return Escalation(
-        actions=tuple(actions),
+        actions=tuple(sorted(actions, key=LADDER.index)),
         failures=integer(value, "failures", _ESCALATION, 2, minimum=1),
         window_seconds=integer(value, "windowSeconds", _ESCALATION, 3600, minimum=1),
     )
@@ -152,8 +153,8 @@ def parse_escalation(recovery: Json) -> Escalation | None:
 def _rule(value: Json) -> Rule:
     return Rule(
         name=str(value.get("name") or "unnamed"),
-        action=choice(value, "action", _RULES, c.ACTIONS, None),
-        cause=choice(value, "cause", _RULES, ("", *c.CAUSES), ""),
+        action=RecoveryAction(choice(value, "action", _RULES, RULE_ACTIONS, None)),
+        cause=choice(value, "cause", _RULES, ("", *CAUSES), ""),
         exit_codes=_exit_codes(value),
         signals=tuple(_signal(name) for name in items(value.get("onSignals", []), f"{_RULES}.onSignals")),
         oom=choice(value, "onOOM", _RULES, ("", *c.OOM_SCOPES), ""),

@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.json import Json
+from holdfast_operator.api.reasons import Cause
 from holdfast_operator.api.spec.checkpoint import CheckpointSpec, parse_checkpoint
 from holdfast_operator.api.spec.fields import choice, integer, items, mapping, optional_integer
 from holdfast_operator.api.spec.hang import HangSpec, parse_hang, parse_hang_rule
@@ -41,7 +42,7 @@ class JobSpec:
     on_failure: str = c.SHRINK
     shrink_after_seconds: int = 0
     grow_cooldown_seconds: int = 300
-    budgets: tuple[Budget, ...] = (Budget(cause=c.CAUSE_APPLICATION, max_restarts=3),)
+    budgets: tuple[Budget, ...] = (Budget(cause=Cause.APPLICATION, max_restarts=3),)
     backoff: Backoff = field(default_factory=Backoff)
     rules: tuple[Rule, ...] = ()
     escalation: Escalation | None = None

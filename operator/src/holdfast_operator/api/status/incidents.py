@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from holdfast_operator.api import names as c
 from holdfast_operator.api.ids import AttemptId, parse_pair
 from holdfast_operator.api.json import Json, integer, items, number
+from holdfast_operator.api.reasons import Cause, DecisionReason, FailureReason, decision_reason
 from holdfast_operator.api.status.serialization import shorten, time_or_none
 from holdfast_operator.api.times import format_time, parse_time
 
@@ -62,7 +62,7 @@ class Incident:
     resumed: datetime | None = None
     lost_steps: int | None = None
     restored_from: str | None = None
-    decision: str = ""
+    decision: DecisionReason | None = None
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Incident:
             "resumedTime": time_or_none(self.resumed),
             "lostSteps": self.lost_steps,
             "restoredFrom": self.restored_from,
-            "decision": self.decision or None,
+            "decision": self.decision,
             "why": self.why or None,
         }
 
@@ -94,9 +94,9 @@ class Incident:
         return cls(
             number=number(value.get("number")),
             pair=pair,
-            cause=str(value.get("cause") or c.CAUSE_INFRASTRUCTURE),
+            cause=str(value.get("cause") or Cause.INFRASTRUCTURE),
             action=str(value.get("action") or ""),
-            reason=reason_word(str(value.get("reason") or "Unknown")),
+            reason=reason_word(str(value.get("reason") or FailureReason.UNKNOWN)),
             message=str(value.get("message") or ""),
             pod=value.get("pod"),
             rank=integer(value.get("rank")),
@@ -105,7 +105,7 @@ class Incident:
             resumed=parse_time(value.get("resumedTime")),
             lost_steps=integer(value.get("lostSteps")),
             restored_from=value.get("restoredFrom"),
-            decision=str(value.get("decision") or ""),
+            decision=decision_reason(str(value.get("decision"))),
             why=str(value.get("why") or ""),
         )
 
@@ -113,7 +113,7 @@ class Incident:
 def reason_word(text: str) -> str:
     """A reason that the API server accepts."""
     word = _REASON.sub("", text)[:128]
-    return word if word and word[0].isalpha() else "Unknown"
+    return word if word and word[0].isalpha() else FailureReason.UNKNOWN
 
 
 def say(text: str) -> str:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from holdfast_operator.api import names as c
-from holdfast_operator.api.json import Json, integer, number
+from holdfast_operator.api.json import Json, integer, items, number
+from holdfast_operator.api.reasons import FailureReason
 from holdfast_operator.api.status.serialization import time_or_none
 from holdfast_operator.api.times import format_time, parse_time
 
@@ -21,17 +21,19 @@ class AvoidedNode:
     until: datetime
     boot_id: str = ""
     message: str = ""
+    failed_checks: tuple[str, ...] = ()  # of a preflight
 
     @property
     def required(self) -> bool:
         """Whether no new worker may go there; else one goes there only if no other node has capacity."""
-        return self.reason != c.ADVISED
+        return self.reason != FailureReason.REBALANCE_RECOMMENDED
 
     def to_json(self) -> dict[str, Any]:
         """As in the resource's status."""
         until = format_time(self.until)
         entry = {"node": self.node, "reason": self.reason, "until": until, "bootID": self.boot_id}
-        return {**entry, "message": self.message} if self.message else entry
+        more = {"message": self.message, "failedChecks": list(self.failed_checks)}
+        return {**entry, **{key: value for key, value in more.items() if value}}
 
     @classmethod
     def from_json(cls, value: Json) -> AvoidedNode:
@@ -44,6 +46,7 @@ class AvoidedNode:
             until=until,
             boot_id=str(value.get("bootID") or ""),
             message=str(value.get("message") or ""),
+            failed_checks=tuple(map(str, items(value.get("failedChecks")))),
         )
 
 

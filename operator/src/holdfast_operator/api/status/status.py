@@ -33,7 +33,8 @@ class Status:
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     status: str = ""
-    ready: str = ""
+    ready: str = ""  # for people: "2/3"
+    ready_workers: int = 0
     replicas: int = 0
     selector: str = ""
     restart_count: int = 0
@@ -98,6 +99,7 @@ class Status:
             "conditions": [condition.to_json() for condition in self.conditions],
             "status": self.status,
             "ready": self.ready,
+            "readyWorkers": self.ready_workers,
             "replicas": self.replicas,
             "selector": self.selector,
             "restartCount": self.restart_count,
@@ -141,6 +143,7 @@ class Status:
             conditions=each(value.get("conditions"), Condition.from_json),
             status=str(value.get("status") or ""),
             ready=str(value.get("ready") or ""),
+            ready_workers=max(0, number(value.get("readyWorkers"))),
             replicas=number(value.get("replicas")),
             selector=str(value.get("selector") or ""),
             restart_count=number(value.get("restartCount")),

@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast_operator.api.ids import AttemptId, parse_pair
 from holdfast_operator.api.json import Json, integer, items
+from holdfast_operator.api.reasons import RecoveryAction, decision_reason
 from holdfast_operator.api.status import goodput
 from holdfast_operator.api.status.goodput import TimeBreakdown
 from holdfast_operator.api.status.serialization import time_or_none
@@ -54,6 +55,7 @@ class Worker:
     message: str = ""
     exit_code: int | None = None
     final: bool = False
+    traceback: bool = False  # its message has the script's
     pair: AttemptId | None = None
     counted: bool = False
     ordered: bool = False  # it goes because we say so: no incident
@@ -69,6 +71,12 @@ class Worker:
     def hosts(self) -> bool:
         """Whether it hosts the store by which workers without Holdfast's launcher find each other."""
         return self.host == self.incarnation
+
+    @property
+    def removal(self) -> RecoveryAction | None:
+        """The action that removed the worker, if a decision about a failure did."""
+        decision = decision_reason(self.reason) if self.ordered else None
+        return decision.action if decision is not None else None
 
     @property
     def left_alone(self) -> bool:
@@ -108,6 +116,7 @@ class Worker:
                 "message": self.message,
                 "exitCode": self.exit_code,
                 "final": self.final,
+                "traceback": self.traceback,
                 "pair": self.pair.to_json() if self.pair else None,
                 "counted": self.counted,
                 "ordered": self.ordered,
@@ -143,6 +152,7 @@ class Worker:
             message=str(value.get("message") or ""),
             exit_code=integer(value.get("exitCode")),
             final=bool(value.get("final", False)),
+            traceback=bool(value.get("traceback", False)),
             pair=parse_pair(value.get("pair")),
             counted=bool(value.get("counted", False)),
             ordered=bool(value.get("ordered", False)),

@@ -8,28 +8,44 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 
+from holdfast_operator.api.reasons import FailureReason
 from holdfast_operator.api.status import AvoidedNode
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.views import NodeView
 
 # Why a node is avoided only as long as it shows it.
 _SHOWN: Mapping[str, Callable[[NodeView, datetime], bool]] = {
-    "NodeLost": lambda node, now: node.dead(now),
-    "NodeLeaving": lambda node, _now: bool(node.announced),
-    "NodeRemediation": lambda node, _now: node.mark is not None and node.mark.drains,
+    FailureReason.NODE_LOST: lambda node, now: node.dead(now),
+    FailureReason.NODE_LEAVING: lambda node, _now: bool(node.announced),
+    FailureReason.NODE_REMEDIATION: lambda node, _now: node.mark is not None and node.mark.drains,
 }
 
 
-def avoiding(draft: PlanDraft, node: str, reason: str, span: timedelta, message: str = "") -> PlanDraft:
+def avoiding(
+    draft: PlanDraft,
+    node: str,
+    reason: str,
+    span: timedelta,
+    *,
+    message: str = "",
+    failed_checks: tuple[str, ...] = (),
+) -> PlanDraft:
     """Avoid a node from now on, for a while."""
-    if any((entry.node, entry.reason) == (node, reason) for entry in draft.status.avoided):
+    known = ((entry.node, entry.reason, entry.failed_checks) for entry in draft.status.avoided)
+    if (node, reason, failed_checks) in known:
         return draft
     view = draft.seen.node(node)
     boot_id = view.boot_id if view is not None else ""
-    entry = AvoidedNode(node=node, reason=reason, until=draft.now + span, boot_id=boot_id, message=message)
-    return draft.with_status(
-        avoided=tuple(sorted((*draft.status.avoided, entry), key=lambda item: (item.node, item.reason)))
+    entry = AvoidedNode(
+        node=node,
+        reason=reason,
+        until=draft.now + span,
+        boot_id=boot_id,
+        message=message,
+        failed_checks=failed_checks,
     )
+    order = sorted((*draft.status.avoided, entry), key=lambda item: (item.node, item.reason, item.failed_checks))
+    return draft.with_status(avoided=tuple(order))
 
 
 def avoided_already(draft: PlanDraft, node: str, reason: str, span: timedelta) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import RecoveryAction
 from holdfast_operator.api.status import Incident, Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.avoided_nodes import avoiding
@@ -21,12 +22,12 @@ def carry_out(draft: PlanDraft, incident: Incident, decision: Decision, worker: 
     """Order what the decision asks for. In place and ignored: the launchers do what is needed."""
     node = incident.node or (worker.node if worker is not None else "")
     match decision.action:
-        case c.RECREATE_POD:
+        case RecoveryAction.RECREATE_POD:
             return _away(draft, [worker] if worker is not None else [], decision)
-        case c.REPLACE_NODE if node:
+        case RecoveryAction.REPLACE_NODE if node:
             draft = avoiding(draft, node, decision.reason, c.AVOID_REPLACED)
             return _away(draft, _bound_for(draft, node), decision)
-        case c.RESTART_GANG:
+        case RecoveryAction.RESTART_GANG:
             return _away(draft, draft.status.in_phase(Phase.WANTED), decision)
     return draft
 
@@ -48,16 +49,27 @@ def _bound_for(draft: PlanDraft, node: str) -> list[Worker]:
 
 def apply(draft: PlanDraft) -> PlanDraft:
     """Fail the job about which that was decided, once its launchers had the time to end by themselves."""
-    incident = next((item for item in draft.status.incidents if item.decision.startswith(c.FAIL_JOB)), None)
-    if incident is None:
+    incident = next((item for item in draft.status.incidents if _fails_job(item)), None)
+    if incident is None or incident.decision is None:
         return draft
     until = incident.detected + GATHER
-    ended = [worker.message for worker in draft.status.in_phase(Phase.ENDED) if worker.final]
-    awaited = launchers_live(draft) and not any("\n" in message for message in ended)
+    ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if worker.final]
+    awaited = launchers_live(draft) and not any(worker.traceback for worker in ended)
     if incident.detected <= draft.now < until and awaited:
         return draft.with_status(backoff_until=max(until, draft.status.backoff_until or until)).requeue_at(until)
-    said = max([incident.message, *ended], key=lambda text: (text.count("\n"), len(text)))
-    return finish(draft, c.FAILED, incident.decision, f"{incident.why}. {said}")
+    found = most_detailed(ended)
+    told = found is not None and (found.traceback or len(found.message) > len(incident.message))
+    detail = found.message if found is not None and told else incident.message
+    return finish(draft, c.FAILED, incident.decision, f"{incident.why}. {detail}")
+
+
+def _fails_job(incident: Incident) -> bool:
+    return incident.decision is not None and incident.decision.action is RecoveryAction.FAIL_JOB
+
+
+def most_detailed(ended: Iterable[Worker]) -> Worker | None:
+    """The worker whose message has the traceback, or the longest message."""
+    return max(ended, key=lambda worker: (worker.traceback, len(worker.message)), default=None)
 
 
 def launchers_live(draft: PlanDraft) -> bool:

@@ -9,18 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import CAUSES, Cause, FailureReason, JobReason, StartupReason
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.views import Exit, NodeView, PodView
 
 TAINT_MANAGER = "DeletionByTaintManager"
-HOLDFAST_MISSING = "HoldfastMissing"
-CONTAINER_FAILED = "ContainerFailed"
-INIT_FAILED = "InitContainerFailed"
-POD_REFUSED = "PodRefused"
-LAUNCHER_SILENT = "LauncherSilent"
-CUT_OFF = "CutOff"
-END_UNSEEN = "EndUnseen"
-LEFT = "LeftOnRequest"
-KILLED = "Killed"
 
 # By the kubelet's reason for refusing a pod: what would help.
 _HELPS = {
@@ -60,17 +53,17 @@ def of_departure(pod: PodView, node: NodeView | None, now: datetime) -> ExitCaus
     """Somebody deletes the pod, or its object is gone, and it was not us."""
     if pod.bound and (node_dead(node, now) or _cut_off(pod, node)):
         return ExitCause(
-            cause=c.CAUSE_INFRASTRUCTURE,
-            reason="NodeLost",
-            message=f"{pod.name} is lost: its node {pod.node} is not heard of",
+            cause=Cause.INFRASTRUCTURE,
+            reason=FailureReason.NODE_LOST,
+            message=messages.node_lost(pod.name, pod.node),
         )
     if pod.disruption:
-        told = ": ".join(filter(None, (pod.disruption, pod.disruption_note)))
-        return ExitCause(
-            cause=c.CAUSE_INTERRUPTION, reason=pod.disruption, message=f"{pod.name} is disrupted: {told}"
-        )
+        message = messages.pod_disrupted(pod.name, pod.disruption, pod.disruption_note)
+        return ExitCause(cause=Cause.INTERRUPTION, reason=pod.disruption, message=message)
     return ExitCause(
-        cause=c.CAUSE_INTERRUPTION, reason="PodDeleted", message=f"{pod.name} was deleted, not by the operator"
+        cause=Cause.INTERRUPTION,
+        reason=FailureReason.POD_DELETED,
+        message=messages.pod_deleted(pod.name),
     )
 
 
@@ -85,61 +78,64 @@ def of_exit(pod: PodView, node: NodeView | None, now: datetime, *, launched: boo
     What runs without our launcher answers SIGTERM with a code of its own choice, also 0.
     """
     ended = pod.exit
-    if ended is not None and ended.reason == "OOMKilled":
-        return ExitCause(cause=c.CAUSE_OOM, reason="OOMKilled", message=f"{pod.name} ran out of its memory limit")
+    if ended is not None and ended.reason == FailureReason.OOM_KILLED:
+        return ExitCause(cause=Cause.OOM, reason=FailureReason.OOM_KILLED, message=messages.oom_killed(pod.name))
     if pod.over_limit:
         # Whatever the SIGTERM before it made of the container's end: the next pod would be evicted as well.
-        message = f"the kubelet of {pod.node} evicted {pod.name} for exceeding a limit of its own: {pod.failure}"
-        return ExitCause(cause=c.CAUSE_APPLICATION, reason=c.EVICTED, message=message)
+        message = messages.pod_evicted(pod.name, pod.node, pod.failure)
+        return ExitCause(cause=Cause.APPLICATION, reason=FailureReason.EVICTED, message=message)
     if pod.leaving and (not launched or ended is None or ended.code in (c.EXIT_LEFT, c.EXIT_SIGKILL, 143)):
         return of_departure(pod, node, now)
     if ended is None and pod.unprepared:
-        return ExitCause(cause="", reason=INIT_FAILED, message=f"{pod.name} cannot start: {pod.unprepared}")
+        return ExitCause(
+            cause="",
+            reason=StartupReason.INIT_CONTAINER_FAILED,
+            message=messages.init_container_failed(pod.name, pod.unprepared),
+        )
     if ended is None:
-        return ExitCause(cause=c.CAUSE_INFRASTRUCTURE, reason=POD_REFUSED, message=_refusal(pod))
+        return ExitCause(cause=Cause.INFRASTRUCTURE, reason=StartupReason.POD_REFUSED, message=_refusal(pod))
     if launched and ended.code == c.EXIT_LEFT:
-        return ExitCause(cause=c.CAUSE_INTERRUPTION, reason=LEFT, message=f"{pod.name} left after an agreed commit")
+        return ExitCause(
+            cause=Cause.INTERRUPTION,
+            reason=FailureReason.DRAINED_ON_REQUEST,
+            message=messages.drained(pod.name),
+        )
     return _of_code(pod, ended, launched=launched)
 
 
 def _refusal(pod: PodView) -> str:
     """The kubelet's words, and what would help."""
-    said = pod.failure or "it gave no reason"
     helps = _HELPS.get("OutOf" if pod.failure_reason.startswith("OutOf") else pod.failure_reason, _COMPARE)
-    return f"the kubelet of {pod.node or 'its node'} refused {pod.name}: {said.rstrip('. ')}; {helps}"
+    return messages.pod_refused(pod.name, pod.node, pod.failure.rstrip(". "), helps)
 
 
 def _of_code(pod: PodView, ended: Exit, *, launched: bool) -> ExitCause:
     words = ended.words()
     if ended.code == c.EXIT_COMPLETE:
-        return ExitCause(cause="", reason="Completed", message=f"{pod.name} has done its part")
-    if ended.cause in c.CAUSES:
+        return ExitCause(cause="", reason=JobReason.COMPLETED, message=messages.worker_completed(pod.name))
+    if ended.cause in CAUSES:
         return ExitCause(cause=ended.cause, reason=ended.reason or ended.cause, message=f"{pod.name}: {words}")
     cannot_start = ended.reason in ("StartError", "ContainerCannotRun")
     if ended.code == c.EXIT_NOT_FOUND or cannot_start:
         return ExitCause(cause="", reason=_start_reason(ended), message=_start_message(pod, ended))
     if ended.unseen:
-        message = f"{pod.name} ended while its node, or containerd there, was down: how is not known"
-        return ExitCause(cause=c.CAUSE_INFRASTRUCTURE, reason=END_UNSEEN, message=message)
-    signal = f"signal {ended.code - 128}" if ended.code > 128 else f"exit code {ended.code}"
-    message = f"{pod.name} ended with {signal}" + (f": {words}" if words else "")
+        message = messages.exit_status_unknown(pod.name)
+        return ExitCause(cause=Cause.INFRASTRUCTURE, reason=FailureReason.EXIT_STATUS_UNKNOWN, message=message)
+    message = messages.exited(pod.name, ended.code, words)
     if ended.code in (c.EXIT_SIGKILL, 143):
-        return ExitCause(cause=c.CAUSE_INFRASTRUCTURE, reason=KILLED, message=message)
+        return ExitCause(cause=Cause.INFRASTRUCTURE, reason=FailureReason.KILLED, message=message)
     if launched and ended.code == c.EXIT_LAUNCHER:
-        return ExitCause(cause=c.CAUSE_INFRASTRUCTURE, reason="LauncherFailed", message=message)
-    return ExitCause(cause=c.CAUSE_APPLICATION, reason="ExitCode", message=message)
+        return ExitCause(cause=Cause.INFRASTRUCTURE, reason=FailureReason.LAUNCHER_FAILED, message=message)
+    return ExitCause(cause=Cause.APPLICATION, reason=FailureReason.EXIT_CODE, message=message)
 
 
 def _start_reason(ended: Exit) -> str:
     missing = ended.code == c.EXIT_NOT_FOUND or "not found" in ended.message or "no such file" in ended.message
-    return HOLDFAST_MISSING if missing else CONTAINER_FAILED
+    return StartupReason.HOLDFAST_MISSING if missing else StartupReason.CONTAINER_FAILED
 
 
 def _start_message(pod: PodView, ended: Exit) -> str:
     told = f": {ended.message}" if ended.message else f" (exit code {ended.code})"
-    if _start_reason(ended) == HOLDFAST_MISSING:
-        return (
-            f"the trainer's command cannot be started in {pod.name}{told}. Its image must bring the holdfast package"
-            " on its PATH; the command is `holdfast run -- python train.py …` (or torchrun, with rendezvous.backend)"
-        )
-    return f"the trainer container of {pod.name} cannot be started{told}"
+    if _start_reason(ended) == StartupReason.HOLDFAST_MISSING:
+        return messages.command_missing(pod.name, told)
+    return messages.container_failed(pod.name, told)

@@ -7,16 +7,11 @@ from datetime import datetime
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.child_names import pod_name
+from holdfast_operator.api.reasons import COLLATERAL, Cause, FailureReason, LauncherReason
 from holdfast_operator.api.status import Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import causes
 from holdfast_operator.views import GpuError, ReportedIncident
-
-HUNG = "Hung"
-OUT_OF_MEMORY = "OutOfMemory"
-OOM_KILLED = "OOMKilled"
-# Whoever lost its peers ends with a code of its own library's choice: that tells nothing of the script.
-COLLATERAL = frozenset({"PeerLost", "MemberLost"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +39,7 @@ def of_incident(
     return FailureEvidence(
         exit_code=_exit_code(draft, worker, told),
         oom=_oom(worker, reason),
-        hung=reason == HUNG,
+        hung=reason == LauncherReason.HUNG,
         conditions=_conditions(draft, worker),
         gpu_errors=tuple(error for error in gpu_errors(draft, worker) if _recent(error, detected)),
     )
@@ -76,16 +71,16 @@ def of_running(draft: PlanDraft, worker: Worker) -> FailureEvidence:
 def _exit_code(draft: PlanDraft, worker: Worker | None, told: ReportedIncident | None) -> int | None:
     if told is not None and told.exit_code is not None and told.reason not in COLLATERAL:
         return told.exit_code
-    if worker is None or worker.cause == c.CAUSE_INTERRUPTION or worker.reason == c.EVICTED:
+    if worker is None or worker.cause == Cause.INTERRUPTION or worker.reason == FailureReason.EVICTED:
         return None  # SIGTERM or SIGKILL made that code, not the script
     code = worker.exit_code
     return code if causes.fails(code, launched=draft.spec.launched) else None
 
 
 def _oom(worker: Worker | None, reason: str) -> str:
-    if worker is not None and worker.reason == OOM_KILLED:
+    if worker is not None and worker.reason == FailureReason.OOM_KILLED:
         return c.OOM_CONTAINER
-    return c.OOM_PROCESS if reason == OUT_OF_MEMORY else ""
+    return c.OOM_PROCESS if reason == LauncherReason.OUT_OF_MEMORY else ""
 
 
 def _conditions(draft: PlanDraft, worker: Worker | None) -> tuple[tuple[str, str, str], ...]:

@@ -13,19 +13,30 @@ from datetime import datetime, timedelta
 from holdfast_operator.api import names as c
 from holdfast_operator.api.child_names import pod_name
 from holdfast_operator.api.ids import AttemptId
+from holdfast_operator.api.reasons import (
+    CAUSES,
+    SYMPTOMS,
+    WITH_BACKOFF,
+    Cause,
+    FailureReason,
+    JobReason,
+    LauncherReason,
+    StartupReason,
+    WorkerReason,
+)
 from holdfast_operator.api.status import Incident, Phase, Worker, reason_word, say
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import causes, evidence, oom
 from holdfast_operator.decision.failures.record_incident import judged_anew, record
 from holdfast_operator.decision.plan import RecoveryMetric
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.reporting.progress import newest_progress
 from holdfast_operator.views import Report, ReportedIncident
 
-# Launchers' words for an end of which they do not know the reason.
-_MEMBER_LOST = "MemberLost"
-_DRAINED = "Drained"
+# Launchers report these for an end whose reason they do not know.
+_BLIND = frozenset({LauncherReason.MEMBER_LOST, LauncherReason.DRAINED})
 # How a container that was sent SIGTERM ended, and not why it was sent.
-_HOW = frozenset({causes.LEFT, causes.KILLED})
+_HOW = frozenset({FailureReason.DRAINED_ON_REQUEST, FailureReason.KILLED})
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
@@ -91,7 +102,7 @@ def _symptom_of(draft: PlanDraft, incident: Incident) -> Incident | None:
     faults = evidence.faults(draft, incident.pod, incident.detected)
     for known in reversed(draft.status.incidents):
         here = known.pod == incident.pod or bool(faults & evidence.faults(draft, known.pod, known.detected))
-        shown = known.pair.attempt == 0 and known.reason in c.SYMPTOMS and here
+        shown = known.pair.attempt == 0 and known.reason in SYMPTOMS and here
         if shown and abs(incident.detected - known.detected) <= c.SAME_FAILURE:
             return known
     return None
@@ -99,7 +110,7 @@ def _symptom_of(draft: PlanDraft, incident: Incident) -> Incident | None:
 
 def _end_is_due(draft: PlanDraft, told: ReportedIncident, worker: Worker | None) -> bool:
     """Launchers see at once that one is gone or was sent SIGTERM; its container's end, a moment later, says why."""
-    blind = told.reason in (_MEMBER_LOST, _DRAINED)
+    blind = told.reason in _BLIND
     if not blind or told.detected is None or worker is None or worker.phase is not Phase.WANTED:
         return False
     return timedelta(0) <= draft.now - told.detected < c.END_SEEN
@@ -109,7 +120,7 @@ def _as_told(draft: PlanDraft, told: ReportedIncident) -> Incident:
     incident = Incident(
         number=0,
         pair=told.pair,
-        cause=told.cause if told.cause in c.CAUSES else c.CAUSE_INFRASTRUCTURE,
+        cause=told.cause if told.cause in CAUSES else Cause.INFRASTRUCTURE,
         action=told.action or "Restart",
         reason=reason_word(told.reason),
         message=say(told.message),
@@ -124,12 +135,12 @@ def _as_told(draft: PlanDraft, told: ReportedIncident) -> Incident:
 def _corrected(draft: PlanDraft, incident: Incident) -> Incident:
     """Launchers see a peer vanish or a SIGTERM; who deleted it, whose node died or what it exceeded is known here."""
     worker = _worker_of(draft, incident)
-    if incident.cause not in (c.CAUSE_INFRASTRUCTURE, c.CAUSE_INTERRUPTION) or worker is None:
+    if incident.cause not in (Cause.INFRASTRUCTURE, Cause.INTERRUPTION) or worker is None:
         return incident
-    knows = worker.cause in (c.CAUSE_INFRASTRUCTURE, c.CAUSE_INTERRUPTION, c.CAUSE_OOM)
-    if worker.phase is Phase.WANTED or not (knows or worker.reason == c.EVICTED):
+    knows = worker.cause in (Cause.INFRASTRUCTURE, Cause.INTERRUPTION, Cause.OOM)
+    if worker.phase is Phase.WANTED or not (knows or worker.reason == FailureReason.EVICTED):
         return incident
-    if incident.reason != _DRAINED:
+    if incident.reason != LauncherReason.DRAINED:
         return incident if worker.cause == incident.cause else _as_of(incident, worker)
     return incident if worker.reason in _HOW else _as_of(incident, worker)
 
@@ -172,10 +183,14 @@ def _replaced(draft: PlanDraft, known: Incident, changed: Incident) -> PlanDraft
         seconds = (changed.resumed - changed.detected).total_seconds()
         recovered = RecoveryMetric(cause=changed.cause, seconds=max(0.0, seconds), lost_steps=changed.lost_steps or 0)
         draft = replace(draft, recovered=(*draft.recovered, recovered))
-        lost = f", {changed.lost_steps} steps lost" if changed.lost_steps is not None else ""
-        origin = f", state from: {changed.restored_from}" if changed.restored_from else ""
-        what = "training goes on" if draft.spec.launched else "its workers run again"
-        draft = draft.with_event("Resumed", f"{what} {seconds:.1f} s after {changed.reason}{lost}{origin}")
+        message = messages.resumed(
+            seconds,
+            changed.reason,
+            launched=draft.spec.launched,
+            lost_steps=changed.lost_steps,
+            origin=changed.restored_from or "",
+        )
+        draft = draft.with_event(JobReason.TRAINING_RESUMED, message)
     return draft
 
 
@@ -203,7 +218,9 @@ def _last_part(draft: PlanDraft, known: Incident, worker: Worker) -> PlanDraft:
 def _explained(draft: PlanDraft, worker: Worker) -> PlanDraft:
     """Why a launcher was sent SIGTERM is in its pod's last status, maybe long after it reported that it leaves."""
     name = pod_name(draft.seen.job.name, worker.incarnation)
-    of_pod = (known for known in draft.status.incidents if (known.pod, known.reason) == (name, _DRAINED))
+    of_pod = (
+        known for known in draft.status.incidents if (known.pod, known.reason) == (name, LauncherReason.DRAINED)
+    )
     known = next((known for known in of_pod if worker.pair is not None and known.pair >= worker.pair), None)
     changed = _corrected(draft, known) if known is not None and worker.phase is Phase.ENDED else known
     if known is None or changed is None or changed == known:
@@ -228,7 +245,7 @@ def _covered(draft: PlanDraft, worker: Worker) -> bool:
 
 def _taken_along(draft: PlanDraft, worker: Worker) -> bool:
     """A ``torchrun`` that gives up takes the others with it, one after the other."""
-    if draft.spec.rendezvous != c.C10D or worker.cause != c.CAUSE_APPLICATION:
+    if draft.spec.rendezvous != c.C10D or worker.cause != Cause.APPLICATION:
         return False
     moment = worker.since or draft.now
     return any(timedelta(0) <= moment - incident.detected <= c.TORCHRUNS_END for incident in draft.status.incidents)
@@ -239,16 +256,16 @@ def _at_startup(draft: PlanDraft, worker: Worker) -> PlanDraft:
 
     What was done to it while the job recovers, or while a member's loss is yet to be counted, is part of that.
     """
-    if worker.reason == causes.POD_REFUSED:
+    if worker.reason == StartupReason.POD_REFUSED:
         return draft  # nothing of it ran: ``template.pause`` answers it
     if draft.idle(worker):
         draft = draft.changed_worker(worker, counted=True)
-        return draft.with_event("SpareLost", f"a spare, in no world: {worker.message}", warning=True)
-    failed = causes.fails(worker.exit_code, launched=draft.spec.launched) or worker.reason == c.EVICTED
-    crashed = failed and worker.cause != c.CAUSE_INTERRUPTION
+        return draft.with_event(WorkerReason.SPARE_LOST, messages.spare_lost(worker.message), warning=True)
+    failed = causes.fails(worker.exit_code, launched=draft.spec.launched) or worker.reason == FailureReason.EVICTED
+    crashed = failed and worker.cause != Cause.INTERRUPTION
     if not crashed or worker.batch <= draft.status.counted_batch:
         return draft.changed_worker(worker, counted=True)
-    if worker.cause not in c.CAUSES_WITH_BACKOFF:
+    if worker.cause not in WITH_BACKOFF:
         if any(incident.resumed is None for incident in draft.status.incidents):
             wait = timedelta(seconds=draft.spec.backoff.seconds(1))
             return draft.changed_worker(worker, counted=True).with_status(backoff_until=draft.now + wait)

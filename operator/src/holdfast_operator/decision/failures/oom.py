@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.child_names import pod_name
+from holdfast_operator.api.reasons import COLLATERAL, Cause
 from holdfast_operator.api.status import Incident, Phase, Worker, reason_word, say
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import evidence
@@ -39,8 +40,8 @@ def informed(
     draft: PlanDraft, known: Incident, told: ReportedIncident, worker: Worker | None
 ) -> tuple[PlanDraft, Incident]:
     """The incident with what a launcher knows better than those who spoke first."""
-    blind = known.reason in evidence.COLLATERAL and known.cause == c.CAUSE_INFRASTRUCTURE
-    if not blind or told.cause != c.CAUSE_OOM:
+    blind = known.reason in COLLATERAL and known.cause == Cause.INFRASTRUCTURE
+    if not blind or told.cause != Cause.OOM:
         return draft, known
     changed = replace(
         known,
@@ -63,12 +64,12 @@ def told_of(draft: PlanDraft, worker: Worker) -> Incident | None:
 
 def of_container(draft: PlanDraft, worker: Worker) -> Incident | None:
     """The incident of this pod's memory that its container's end is the last part of, where no launcher says it."""
-    killed = worker.cause == c.CAUSE_OOM or worker.exit_code == c.EXIT_SIGKILL
+    killed = worker.cause == Cause.OOM or worker.exit_code == c.EXIT_SIGKILL
     if not killed or worker.phase is not Phase.ENDED:
         return None
     name, since = pod_name(draft.seen.job.name, worker.incarnation), worker.since or draft.now
     for known in reversed(draft.status.incidents):
-        ours = known.pod == name and known.cause == c.CAUSE_OOM and known.pair.attempt > 0
+        ours = known.pod == name and known.cause == Cause.OOM and known.pair.attempt > 0
         if ours and since - known.detected < c.SAME_EXHAUSTION:
             return known
     return None

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import SYMPTOMS, WITH_BACKOFF, Basis, RecoveryAction
 from holdfast_operator.api.status import Incident, RestartCount, Worker, say
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import recovery_decision as decisions
@@ -43,7 +44,7 @@ def _listed(draft: PlanDraft, incident: Incident) -> PlanDraft:
 
 def decided(incident: Incident, decision: Decision) -> Incident:
     """The incident with the decision in it. Where nothing is added, what the launchers did says more."""
-    in_place = decision.action == c.IN_PLACE and incident.action
+    in_place = decision.action == RecoveryAction.IN_PLACE and incident.action
     action = incident.action if in_place else decision.action
     return replace(incident, action=action, decision=decision.reason, why=say(decision.message))
 
@@ -52,7 +53,7 @@ def announced(draft: PlanDraft, incident: Incident, decision: Decision) -> PlanD
     """The decision in event, log and metric."""
     word = DecisionMetric(cause=incident.cause, action=decision.action, reason=decision.reason)
     return draft.with_decision_metric(word).with_event(
-        decision.reason, decision.message, warning=decision.action == c.FAIL_JOB
+        decision.reason, decision.message, warning=decision.action == RecoveryAction.FAIL_JOB
     )
 
 
@@ -92,13 +93,13 @@ def judged_anew(
     new = decided(replace(changed, cause=decision.cause), decision)
     kept = tuple(new if incident is known else incident for incident in draft.status.incidents)
     draft = draft.with_status(incidents=kept)
-    if known.action != c.IGNORE:
+    if known.action != RecoveryAction.IGNORE:
         draft = recounted(draft, known.cause, decision)
     elif decision.counts:
         draft = _counted(draft, new)
     if (known.decision, known.cause) == (new.decision, new.cause):
         return draft, new
-    if known.cause not in c.CAUSES_WITH_BACKOFF:
+    if known.cause not in WITH_BACKOFF:
         draft = draft.with_status(backoff_until=_backoff(draft, new, decision))
     return carry_out(announced(draft, new, decision), new, decision, worker), new
 
@@ -108,9 +109,9 @@ def _backoff(draft: PlanDraft, incident: Incident, decision: Decision) -> dateti
 
     What shows again of each new pod waits as well: the first time costs nothing.
     """
-    shown = incident.reason in c.SYMPTOMS
-    by_itself = incident.cause in c.CAUSES_WITH_BACKOFF or incident.pair.attempt == 0
-    if not by_itself and decision.how != decisions.ESCALATED:
+    shown = incident.reason in SYMPTOMS
+    by_itself = incident.cause in WITH_BACKOFF or incident.pair.attempt == 0
+    if not by_itself and decision.basis is not Basis.ESCALATED:
         return draft.status.backoff_until
     counted = next((len(count.times) for count in draft.status.restarts if count.cause == incident.cause), 0)
     tries = (counted if decision.counts else decisions.ignored(draft)) - shown

@@ -9,43 +9,42 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import Basis, Cause, DecisionReason, RecoveryAction
 from holdfast_operator.api.spec.recovery import Escalation
 from holdfast_operator.api.status import Incident, Phase, Worker
 from holdfast_operator.api.status.failure_history import ActionHistory
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.evidence import FailureEvidence
 from holdfast_operator.decision.failures.rules import first_match, gpu_error
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.views import GpuError
 
-BY_RULE = "ByRule"
-BY_DEFAULT = "ByDefault"
-ESCALATED = "Escalated"
-_ADVICE = (c.RECREATE_POD, c.REPLACE_NODE)
+_ADVICE = (RecoveryAction.RECREATE_POD, RecoveryAction.REPLACE_NODE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """An action with the cause that the incident counts under; ``why`` is for people."""
 
-    action: str
-    how: str
+    action: RecoveryAction
+    basis: Basis
     why: str
     cause: str
 
     @property
-    def reason(self) -> str:
+    def reason(self) -> DecisionReason:
         """One word for programs, of few."""
-        return f"{self.action}{self.how}"
+        return DecisionReason(f"{self.action}{self.basis}")
 
     @property
     def message(self) -> str:
         """The sentence that all show."""
-        return f"{self.action}: {self.why}"
+        return messages.decision(self.action, self.why)
 
     @property
     def counts(self) -> bool:
         """Whether the incident counts in a budget."""
-        return self.action != c.IGNORE
+        return self.action != RecoveryAction.IGNORE
 
 
 def of(draft: PlanDraft, incident: Incident, facts: FailureEvidence, worker: Worker | None) -> Decision:
@@ -63,21 +62,23 @@ def first(draft: PlanDraft, incident: Incident, facts: FailureEvidence, worker: 
     match = first_match(draft.spec.rules, facts)
     if match is not None:
         rule = match.rule
-        rest = "; it counts in no budget" if rule.action == c.IGNORE else ""
-        why = f"rule {rule.name} matches {match.why}{rest}"
+        why = messages.rule_matches(rule.name, match.why, counts=rule.action != RecoveryAction.IGNORE)
         error = gpu_error(rule, facts)
         cause = rule.cause or (error.cause if error is not None else "") or incident.cause
-        return Decision(action=rule.action, how=BY_RULE, why=why, cause=cause)
+        return Decision(action=rule.action, basis=Basis.RULE, why=why, cause=cause)
     error = advised(facts)
     if error is not None:
-        why = f"no rule matches; {error.message or error.kind}"
-        if error.action == c.REPLACE_NODE and not _can_leave(draft, incident, worker):
+        shown = error.message or error.kind
+        why = messages.no_rule(shown)
+        if error.action == RecoveryAction.REPLACE_NODE and not _can_leave(draft, incident, worker):
             action, rest = _default(draft, incident, worker)
-            why = f"{why}, but the node is used all the same, since no other one has room; {rest}"
-            return Decision(action=action, how=BY_DEFAULT, why=why, cause=error.cause or incident.cause)
-        return Decision(action=error.action, how=BY_DEFAULT, why=why, cause=error.cause or incident.cause)
+            why = messages.no_rule(messages.node_kept(shown, rest))
+            return Decision(action=action, basis=Basis.DEFAULT, why=why, cause=error.cause or incident.cause)
+        return Decision(
+            action=RecoveryAction(error.action), basis=Basis.DEFAULT, why=why, cause=error.cause or incident.cause
+        )
     action, why = _default(draft, incident, worker)
-    return Decision(action=action, how=BY_DEFAULT, why=f"no rule matches; {why}", cause=incident.cause)
+    return Decision(action=action, basis=Basis.DEFAULT, why=messages.no_rule(why), cause=incident.cause)
 
 
 def _can_leave(draft: PlanDraft, incident: Incident, worker: Worker | None) -> bool:
@@ -94,36 +95,35 @@ def _can_leave(draft: PlanDraft, incident: Incident, worker: Worker | None) -> b
     return draft.can_place_elsewhere(node, moved)
 
 
-def _default(draft: PlanDraft, incident: Incident, worker: Worker | None) -> tuple[str, str]:
+def _default(draft: PlanDraft, incident: Incident, worker: Worker | None) -> tuple[RecoveryAction, str]:
     """What happens without any rule: launchers go on by themselves, what is gone is replaced."""
     if incident.pod is None or (worker is not None and worker.phase is Phase.WANTED):
-        return c.IN_PLACE, "the launchers go on with the pods that there are"
+        return RecoveryAction.IN_PLACE, messages.in_place()
     node = worker.node if worker is not None else incident.node
     # Not ReplaceNode: whatever it is avoided for says for how long.
     avoided = any(entry.node == node and entry.required for entry in draft.status.avoided)
-    where = f", on another node than {node}" if avoided else ""
-    return c.RECREATE_POD, f"another pod takes the place of {incident.pod}{where}"
+    return RecoveryAction.RECREATE_POD, messages.replaced(incident.pod, (node or "") if avoided else "")
 
 
 def _escalated(draft: PlanDraft, incident: Incident, first: Decision) -> Decision:
     """Up the ladder past each action that was taken too often; what was done to the job climbs nothing."""
     ladder = draft.spec.escalation
-    if ladder is None or first.action not in ladder.actions or first.cause == c.CAUSE_INTERRUPTION:
+    if ladder is None or first.action not in ladder.actions or first.cause == Cause.INTERRUPTION:
         return first
     decision = first
     for following in ladder.actions[ladder.actions.index(first.action) + 1 :]:
         times = _taken(draft, decision.action, incident, ladder)
         if times < ladder.failures:
             break
-        of_what = incident.pod or "the job" if decision.action == c.IN_PLACE else "the job"
-        why = f"{decision.action} was tried {times} times for {of_what} within {ladder.window_seconds} s"
-        decision = replace(first, action=following, how=ESCALATED, why=why)
+        of_what = incident.pod or "the job" if decision.action == RecoveryAction.IN_PLACE else "the job"
+        why = messages.escalated(decision.action, times, of_what, ladder.window_seconds)
+        decision = replace(first, action=following, basis=Basis.ESCALATED, why=why)
     return decision
 
 
 def _scope(action: str, incident: Incident) -> str:
     """A pod that fails in place is its own scope; all else is the job's."""
-    return incident.pod or "" if action == c.IN_PLACE else ""
+    return incident.pod or "" if action == RecoveryAction.IN_PLACE else ""
 
 
 def _taken(draft: PlanDraft, action: str, incident: Incident, ladder: Escalation) -> int:
@@ -147,5 +147,5 @@ def tallied(draft: PlanDraft, incident: Incident, decision: Decision) -> PlanDra
 
 def ignored(draft: PlanDraft) -> int:
     """How many incidents were lately ignored: they count in no budget, but a tight loop still waits."""
-    found = (tally for tally in draft.status.tallies if tally.action == c.IGNORE)
+    found = (tally for tally in draft.status.tallies if tally.action == RecoveryAction.IGNORE)
     return sum(tally.within(draft.now, c.DEFAULT_WINDOW_SECONDS) for tally in found)

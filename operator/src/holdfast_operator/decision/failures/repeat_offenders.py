@@ -10,14 +10,14 @@ import math
 from datetime import timedelta
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import Cause, RecoveryAction, WorkerReason
 from holdfast_operator.api.status import Incident, Worker
 from holdfast_operator.api.status.failure_history import NodeFailures
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.avoided_nodes import avoided_already, avoiding
 from holdfast_operator.decision.plan import DecisionMetric
+from holdfast_operator.decision.reporting import messages
 
-REASON = "RepeatOffender"
-KEPT = "RepeatOffenderKept"
 _MARGIN = 0.5
 
 
@@ -25,7 +25,7 @@ def offended(draft: PlanDraft, incident: Incident, worker: Worker | None) -> Pla
     """Hold a failure against its node, and avoid the node if that was one too many."""
     limit = draft.spec.avoid_repeat_offenders
     node = incident.node or (worker.node if worker is not None else "")
-    if not limit or not node or incident.cause != c.CAUSE_INFRASTRUCTURE or incident.action == c.IGNORE:
+    if not limit or not node or incident.cause != Cause.INFRASTRUCTURE or incident.action == RecoveryAction.IGNORE:
         return draft
     offender = _known(draft, node).plus(draft.now)
     others = [entry for entry in draft.status.offenders if entry.node != node and _matters(draft, entry)]
@@ -33,7 +33,7 @@ def offended(draft: PlanDraft, incident: Incident, worker: Worker | None) -> Pla
     draft = draft.with_status(offenders=tuple(newest[-c.OFFENDERS_KEPT :]))
     weight = offender.weight(draft.now)
     span = until_below(weight, limit)
-    if weight < limit - _MARGIN or avoided_already(draft, node, REASON, span):
+    if weight < limit - _MARGIN or avoided_already(draft, node, WorkerReason.REPEAT_OFFENDER, span):
         return draft
     return _avoid(draft, offender, worker or draft.some_worker(), span)
 
@@ -44,19 +44,18 @@ def until_below(weight: float, limit: int) -> timedelta:
 
 
 def _avoid(draft: PlanDraft, offender: NodeFailures, moved: Worker, span: timedelta) -> PlanDraft:
-    count = len(offender.times)
-    times = "1 time" if count == 1 else f"{count} times"
-    message = f"node {offender.node} failed this job {times}"
+    failures = len(offender.times)
     # One avoided node too many would leave the job without a place.
     if not draft.can_place_elsewhere(offender.node, [moved]):
-        told = f"{message}; it is used all the same, since no other node has room for a worker"
-        return _said(draft, KEPT, told)
-    told = f"{message}; no worker is placed there for {span.total_seconds() / 3600:.1f} h"
-    return _said(avoiding(draft, offender.node, REASON, span), REASON, told)
+        message = messages.repeat_offender_still_used(offender.node, failures)
+        return _said(draft, WorkerReason.REPEAT_OFFENDER_STILL_USED, message)
+    message = messages.repeat_offender(offender.node, failures, span.total_seconds() / 3600)
+    draft = avoiding(draft, offender.node, WorkerReason.REPEAT_OFFENDER, span)
+    return _said(draft, WorkerReason.REPEAT_OFFENDER, message)
 
 
-def _said(draft: PlanDraft, reason: str, message: str) -> PlanDraft:
-    word = DecisionMetric(cause=c.CAUSE_INFRASTRUCTURE, action="AvoidNode", reason=reason)
+def _said(draft: PlanDraft, reason: WorkerReason, message: str) -> PlanDraft:
+    word = DecisionMetric(cause=Cause.INFRASTRUCTURE, action=RecoveryAction.AVOID_NODE, reason=reason)
     return draft.with_decision_metric(word).with_event(reason, message, warning=True)
 
 

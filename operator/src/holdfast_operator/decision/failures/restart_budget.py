@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import BUDGET_EXCEEDED, Cause
 from holdfast_operator.api.status import Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
-from holdfast_operator.decision.failures.carry_out import GATHER, launchers_live
+from holdfast_operator.decision.failures.carry_out import GATHER, launchers_live, most_detailed
 from holdfast_operator.decision.lifecycle.finished import finish
+from holdfast_operator.decision.reporting import messages
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
@@ -26,19 +28,18 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 
 def _final(draft: PlanDraft, ended: list[Worker]) -> PlanDraft:
-    told = max(ended, key=lambda worker: (worker.message.count("\n"), len(worker.message)))
+    told = most_detailed(ended) or ended[0]
     others = [worker for worker in draft.status.in_phase(Phase.WANTED) if worker.pair is not None]
     oldest = min(worker.since or draft.now for worker in ended)
-    if "\n" not in told.message and others and draft.now - oldest < GATHER:
+    if not told.traceback and others and draft.now - oldest < GATHER:
         return draft.requeue_at(oldest + GATHER)
     return finish(draft, c.FAILED, told.reason, told.message)
 
 
 def _spent(draft: PlanDraft, cause: str, count: int, limit: int, window: int) -> PlanDraft:
     last = next((incident for incident in reversed(draft.status.incidents) if incident.cause == cause), None)
-    words = f" The last one: {last.message}" if last else ""
-    message = f"{count} incidents of cause {cause} within {_span(window)}, {limit} are allowed.{words}"
-    return finish(draft, c.FAILED, f"{cause}BudgetSpent", message)
+    message = messages.budget_exceeded(count, cause, _span(window), limit, last.message if last else "")
+    return finish(draft, c.FAILED, BUDGET_EXCEEDED[Cause(cause)], message)
 
 
 def _span(seconds: int) -> str:

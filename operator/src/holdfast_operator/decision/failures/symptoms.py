@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from holdfast_operator.api import names as c
 from holdfast_operator.api.child_names import pod_name
 from holdfast_operator.api.ids import AttemptId
+from holdfast_operator.api.reasons import Basis, Cause, FailureReason, RecoveryAction, WorkerReason
 from holdfast_operator.api.status import Incident, Phase, Worker, say
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import evidence as found
@@ -20,6 +21,7 @@ from holdfast_operator.decision.failures.carry_out import carry_out
 from holdfast_operator.decision.failures.evidence import FailureEvidence
 from holdfast_operator.decision.failures.record_incident import announced, decided, record, recounted
 from holdfast_operator.decision.failures.rules import first_match
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.workers.replicas import order_away
 
 _KEPT = 64
@@ -48,13 +50,15 @@ def _unfit(draft: PlanDraft, worker: Worker, symptom: _Symptom) -> PlanDraft:
     """A spare that shows it is no incident: nobody trains with it. It leaves for what a worker would leave for."""
     draft = draft.changed_worker(worker, symptoms=(*worker.symptoms, symptom.key)[-_KEPT:])
     match, error = first_match(draft.spec.rules, symptom.facts), decisions.advised(symptom.facts)
-    action = match.rule.action if match is not None else error.action if error is not None else c.IGNORE
-    if action in (c.IGNORE, c.IN_PLACE):
+    action = match.rule.action if match is not None else error.action if error is not None else RecoveryAction.IGNORE
+    if action in (RecoveryAction.IGNORE, RecoveryAction.IN_PLACE):
         return draft
-    if action == c.REPLACE_NODE and worker.node:
+    if action == RecoveryAction.REPLACE_NODE and worker.node:
         draft = avoiding(draft, worker.node, symptom.reason, c.AVOID_REPLACED)
-    message = f"a spare, in no world: {symptom.message}"
-    return order_away(draft, worker, symptom.reason, message).with_event("SpareLost", message, warning=True)
+    message = messages.spare_lost(symptom.message)
+    return order_away(draft, worker, symptom.reason, message).with_event(
+        WorkerReason.SPARE_LOST, message, warning=True
+    )
 
 
 def _new(draft: PlanDraft, worker: Worker) -> _Symptom | None:
@@ -73,18 +77,18 @@ def _shown(draft: PlanDraft, worker: Worker) -> Iterator[_Symptom]:
     for error in facts.gpu_errors:
         yield _Symptom(
             key=f"{error.gpu}/{found.fault_of(error)}",
-            reason=c.GPU_ERROR,
-            message=f"{name}: {error.message or error.kind}",
-            cause=error.cause or c.CAUSE_INFRASTRUCTURE,
+            reason=FailureReason.GPU_ERROR,
+            message=messages.gpu_error(name, error.message or error.kind),
+            cause=error.cause or Cause.INFRASTRUCTURE,
             facts=replace(facts, gpu_errors=(error,)),
         )
     for condition in facts.conditions:
         kind, status, reason = condition
         yield _Symptom(
             key=f"{kind}={status}/{reason}",
-            reason=c.POD_CONDITION,
-            message=f"{name} has the condition {kind} {status}" + (f": {reason}" if reason else ""),
-            cause=c.CAUSE_INFRASTRUCTURE,
+            reason=FailureReason.POD_CONDITION,
+            message=messages.pod_condition(name, kind, status, reason),
+            cause=Cause.INFRASTRUCTURE,
             facts=replace(facts, conditions=(condition,), gpu_errors=()),
         )
 
@@ -131,7 +135,7 @@ def same_failure(draft: PlanDraft, incident: Incident) -> Incident | None:
 
 def _known_better(draft: PlanDraft, known: Incident, facts: FailureEvidence, worker: Worker) -> PlanDraft:
     """It was counted when the process died: now it is known what of, so its cause and what is done may change."""
-    if not known.decision.endswith(decisions.BY_DEFAULT):
+    if known.decision is None or known.decision.basis is not Basis.DEFAULT:
         return draft
     decision = decisions.of(draft, known, facts, worker)
     changed = replace(decided(known, decision), cause=decision.cause)
@@ -159,7 +163,6 @@ def _also_here(
 ) -> PlanDraft:
     """It was counted for the other pod; what the rule says is done for this one as well."""
     decision = decisions.first(draft, incident, facts, worker)
-    draft = draft.with_event(
-        decision.reason, f"{incident.pod}: {decision.message}; counted with {known.pod}", warning=True
-    )
+    message = messages.symptom_elsewhere(incident.pod or "", decision.message, known.pod or "")
+    draft = draft.with_event(decision.reason, message, warning=True)
     return carry_out(draft, incident, decision, worker)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import JobReason
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.lifecycle.finished import finish
-
-REASON = "DeadlineExceeded"
+from holdfast_operator.decision.reporting import messages
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
@@ -20,5 +20,8 @@ def apply(draft: PlanDraft) -> PlanDraft:
     if draft.now < due:
         return draft.requeue_at(due)
     return finish(
-        draft, c.FAILED, REASON, f"the job was active for {limit} s, as long as activeDeadlineSeconds allows"
+        draft,
+        c.FAILED,
+        JobReason.DEADLINE_EXCEEDED,
+        messages.deadline_exceeded(limit),
     )

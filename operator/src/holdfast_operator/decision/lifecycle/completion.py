@@ -6,9 +6,11 @@ Without any rendezvous each worker does its own part, so all are waited for.
 from __future__ import annotations
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import JobReason
 from holdfast_operator.api.status import Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.lifecycle.finished import finish
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.reporting.progress import newest_progress
 
 
@@ -18,8 +20,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
         return draft
     draft = newest_progress(draft, force=True)
     reached = draft.status.progress or draft.status.last_checkpoint
-    where = f" at step {reached.step}" if reached else ""
-    return finish(draft, c.COMPLETE, "Completed", f"training is complete{where}")
+    return finish(draft, c.COMPLETE, JobReason.COMPLETED, messages.completed(reached.step if reached else None))
 
 
 def _complete(draft: PlanDraft) -> bool:

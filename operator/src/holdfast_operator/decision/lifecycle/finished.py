@@ -77,6 +77,7 @@ def finish(draft: PlanDraft, kind: str, reason: str, message: str) -> PlanDraft:
         status,
         status=word,
         ready=f"0/{draft.spec.replicas}",
+        ready_workers=0,
         stalled_since=None,
         completion_time=draft.now,
         observed_generation=generation,

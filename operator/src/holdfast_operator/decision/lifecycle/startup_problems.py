@@ -10,12 +10,13 @@ from dataclasses import replace
 from datetime import timedelta
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import StartupReason, WaitReason
 from holdfast_operator.api.status import Phase, StartupProblem, Worker, reason_word, say
 from holdfast_operator.decision.draft import PlanDraft
-from holdfast_operator.decision.failures import causes
 from holdfast_operator.decision.failures.avoided_nodes import avoiding
 from holdfast_operator.decision.failures.backoff import start_retry
 from holdfast_operator.decision.lifecycle.finished import finish
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.reporting.progress import newest_report
 from holdfast_operator.decision.set_condition import Reason
 from holdfast_operator.decision.workers import preflight
@@ -28,8 +29,14 @@ _PULL = frozenset(
 )
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 _NAMED = 5
-_NOT_HEARD = "LauncherNotHeard"
-_ROOM = frozenset({"Unschedulable", "QuotaExceeded", "NotScheduled", "CreationFailed"})
+_ROOM = frozenset(
+    {
+        StartupReason.UNSCHEDULABLE,
+        StartupReason.QUOTA_EXCEEDED,
+        StartupReason.NO_SCHEDULER_RESPONSE,
+        StartupReason.CREATION_FAILED,
+    }
+)
 _VOLUME_EVENTS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 # The kubelet's, where containers of a bound pod are never made or do not come up.
 _START_EVENTS = frozenset(
@@ -41,7 +48,9 @@ _START_EVENTS = frozenset(
         "NetworkNotReady",
     }
 )
-_NEVER_RAN = frozenset({causes.HOLDFAST_MISSING, causes.CONTAINER_FAILED, causes.INIT_FAILED})
+_NEVER_RAN = frozenset(
+    {StartupReason.HOLDFAST_MISSING, StartupReason.CONTAINER_FAILED, StartupReason.INIT_CONTAINER_FAILED}
+)
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
@@ -68,11 +77,12 @@ def _slow(draft: PlanDraft) -> PlanDraft:
         pod = draft.pod(worker)
         if pod is not None and pod.held_by and not (pod.absent or pod.gated or worker.gated):
             words = Reason(
-                reason="WaitingForQueue", message=f"{pod.name} waits for {', '.join(pod.held_by)} to be lifted"
+                reason=WaitReason.WAITING_FOR_QUEUE,
+                message=messages.waiting_for_gates(pod.name, pod.held_by),
             )
             return replace(draft, hold=words).requeue_soon()
         if pod is not None and pod.pulling and not pod.absent:
-            words = Reason(reason="ImagePulling", message=f"{pod.name}: {pod.pulling}")
+            words = Reason(reason=WaitReason.IMAGE_PULLING, message=messages.image_pulling(pod.name, pod.pulling))
             return replace(draft, hold=words).requeue_soon()
     return draft
 
@@ -94,7 +104,7 @@ def _overdue(draft: PlanDraft) -> PlanDraft:
     if draft.now < deadline:
         return draft.requeue_at(deadline).requeue_soon()
     limit = draft.spec.startup_deadline_seconds
-    return finish(draft, c.FAILED, trouble.reason, f"{trouble.message} (for {limit} s, startupDeadlineSeconds)")
+    return finish(draft, c.FAILED, trouble.reason, messages.start_deadline(trouble.message, limit))
 
 
 def _waits_for_room(draft: PlanDraft, trouble: StartupProblem) -> bool:
@@ -115,7 +125,7 @@ def _find(draft: PlanDraft) -> Reason | None:
     placed = any(worker.node for worker in workers)
     impossible = "" if placed else no_node(draft.spec.pod_spec, draft.seen.nodes)
     if impossible:
-        return Reason(reason="Unschedulable", message=impossible)
+        return Reason(reason=StartupReason.UNSCHEDULABLE, message=impossible)
     for worker in workers:
         pod = draft.pod(worker)
         words = _of_pod(pod) if pod is not None and not pod.absent else None
@@ -132,23 +142,27 @@ def _only_spares_lack(draft: PlanDraft) -> bool:
 def _of_pod(pod: PodView) -> Reason | None:
     for container, reason, message in pod.waiting:
         if reason in _PULL:
-            told = f"the image of {container} in {pod.name} cannot be pulled: {message or reason}"
-            return Reason(reason="ImagePullFailed", message=told)
+            told = messages.image_pull_failed(container, pod.name, message or reason)
+            return Reason(reason=StartupReason.IMAGE_PULL_FAILED, message=told)
         if reason in _CONFIG:
-            told = f"container {container} of {pod.name} cannot be made: {message or reason}"
-            return Reason(reason="ContainerConfigError", message=told)
+            told = messages.container_not_created(container, pod.name, message or reason)
+            return Reason(reason=StartupReason.CONTAINER_CONFIG_ERROR, message=told)
         if reason == "CrashLoopBackOff" and pod.running_since is None:
-            told = f"container {container} of {pod.name} ends again and again before the trainer starts: {message}"
-            return Reason(reason="ContainerCrashes", message=told)
+            told = messages.container_crashes(container, pod.name, message)
+            return Reason(reason=StartupReason.CONTAINER_CRASHES, message=told)
     for reason, note in () if pod.terminal else pod.warnings:
         if reason in _VOLUME_EVENTS:
-            return Reason(reason="VolumeFailed", message=f"a volume of {pod.name} cannot be used: {note}")
+            return Reason(reason=StartupReason.VOLUME_FAILED, message=messages.volume_failed(pod.name, note))
         if reason in _START_EVENTS:
-            return Reason(reason="PodNotStarted", message=f"{pod.name} does not start on {pod.node}: {note}")
+            return Reason(
+                reason=StartupReason.POD_START_FAILED, message=messages.pod_start_failed(pod.name, pod.node, note)
+            )
     if "persistentvolumeclaim" in pod.unschedulable:
-        return Reason(reason="VolumeMissing", message=f"{pod.name} waits for a volume: {pod.unschedulable}")
+        return Reason(
+            reason=StartupReason.VOLUME_MISSING, message=messages.volume_missing(pod.name, pod.unschedulable)
+        )
     if pod.unschedulable and not pod.nominated:
-        return Reason(reason="Unschedulable", message=f"{pod.name} finds no node: {pod.unschedulable}")
+        return Reason(reason=StartupReason.UNSCHEDULABLE, message=messages.unschedulable(pod.name, pod.unschedulable))
     return None
 
 
@@ -162,7 +176,10 @@ def _unscheduled(draft: PlanDraft) -> Reason | None:
             continue
         since = max(filter(None, (worker.since, draft.status.gang.lifted_at)), default=draft.now)
         if draft.now - since >= c.SCHEDULER_HEARD:
-            return Reason(reason="NotScheduled", message=f"{pod.name} has no node: {_why_unscheduled(draft, pod)}")
+            return Reason(
+                reason=StartupReason.NO_SCHEDULER_RESPONSE,
+                message=_why_unscheduled(draft, pod),
+            )
     return None
 
 
@@ -170,9 +187,8 @@ def _why_unscheduled(draft: PlanDraft, pod: PodView) -> str:
     """The newest warning of any component; only without one the scheduler itself is in doubt."""
     if pod.warnings:
         reason, note = pod.warnings[-1]
-        return f"{reason}: {note}"
-    name = draft.spec.pod_spec.get("schedulerName") or "default-scheduler"
-    return f"no scheduler has reported why. Check that a scheduler named {name} runs"
+        return messages.unscheduled(pod.name, reason, note)
+    return messages.no_scheduler_response(pod.name, draft.spec.pod_spec.get("schedulerName") or "default-scheduler")
 
 
 def _unheard(draft: PlanDraft) -> Reason | None:
@@ -184,18 +200,19 @@ def _unheard(draft: PlanDraft) -> Reason | None:
         return _as_said(draft)
     names = ", ".join(pod.name for pod in silent[:_NAMED]) + (", …" if len(silent) > _NAMED else "")
     reports = [draft.seen.report(pod.uid) for pod in silent]
-    if any(report is not None and report.fresh(draft.now) for report in reports):
-        what = "no launcher in it is heard: its command must begin with `holdfast run`"
-        message = f"{names}: the trainer runs, and {what} (`holdfast run -- python train.py …`)"
-    else:
-        message = f"{names}: the trainer runs, and its sidecar is not heard: see the log of holdfast-sidecar"
-    return Reason(reason=_NOT_HEARD, message=message)
+    heard = any(report is not None and report.fresh(draft.now) for report in reports)
+    message = (messages.no_launcher if heard else messages.no_sidecar)(names)
+    return Reason(reason=StartupReason.NO_LAUNCHER_DETECTED, message=message)
 
 
 def _as_said(draft: PlanDraft) -> Reason | None:
     """Who has just started has heard nobody: it neither finds a launcher silent, nor takes back what was found."""
     known = draft.status.trouble
-    return Reason(reason=known.reason, message=known.message) if known and known.reason == _NOT_HEARD else None
+    return (
+        Reason(reason=known.reason, message=known.message)
+        if known and known.reason == StartupReason.NO_LAUNCHER_DETECTED
+        else None
+    )
 
 
 def _mute(draft: PlanDraft, worker: Worker, pod: PodView) -> bool:
@@ -222,24 +239,24 @@ def pause(draft: PlanDraft) -> PlanDraft:
     ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if not worker.counted and _cannot_start(worker)]
     for worker in ended:
         draft = draft.changed_worker(worker, counted=True).with_status(backoff_until=draft.now + start_retry(draft))
-        draft = _refused(draft, worker) if worker.reason == causes.POD_REFUSED else draft
+        draft = _refused(draft, worker) if worker.reason == StartupReason.POD_REFUSED else draft
     return draft
 
 
 def _cannot_start(worker: Worker) -> bool:
     """A pod that its kubelet refuses later, as after a restart of it, has trained and is an incident."""
-    refused = worker.reason == causes.POD_REFUSED and worker.pair is None
+    refused = worker.reason == StartupReason.POD_REFUSED and worker.pair is None
     return refused or (not worker.cause and worker.reason in _NEVER_RAN)
 
 
 def _refused(draft: PlanDraft, worker: Worker) -> PlanDraft:
     """Avoid the node, unless no kubelet takes such a pod or the job needs the node."""
     taken = any(pod.phase == "Running" for other in draft.needed if (pod := draft.pod(other)) is not None)
-    avoided = sum(entry.reason == causes.POD_REFUSED for entry in draft.status.avoided)
+    avoided = sum(entry.reason == StartupReason.POD_REFUSED for entry in draft.status.avoided)
     blamed = bool(worker.node) and (taken or avoided < c.REFUSING_NODES)
     if not blamed or not draft.can_place_elsewhere(worker.node, unplaced(draft)):
         return draft.with_event(worker.reason, worker.message, warning=True)
     minutes = c.AVOID_REFUSED.total_seconds() / 60
-    told = f"{worker.message}. No worker is placed there for {minutes:.0f} min"
-    draft = avoiding(draft, worker.node, causes.POD_REFUSED, c.AVOID_REFUSED)
+    told = messages.pod_refused_avoiding(worker.message, minutes)
+    draft = avoiding(draft, worker.node, StartupReason.POD_REFUSED, c.AVOID_REFUSED)
     return draft.with_event(worker.reason, told, warning=True)

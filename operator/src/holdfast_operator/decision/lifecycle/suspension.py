@@ -9,14 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import JobReason
 from holdfast_operator.api.status import GangAttempt, Phase, StartingPoint
 from holdfast_operator.decision.draft import PlanDraft
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.set_condition import Reason, set_condition
 from holdfast_operator.decision.workers.replicas import order_away
 
-SUSPENDING = "Suspending"
-RESUMED = Reason(reason="JobResumed", message="the job is no longer suspended")
-_NOTHING = Reason(reason=c.SUSPENDED, message="the job is suspended")
+RESUMED = Reason(reason=JobReason.JOB_UNSUSPENDED, message=messages.unsuspended())
+_NOTHING = Reason(reason=JobReason.SUSPENDED, message=messages.suspended())
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
@@ -28,7 +29,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
         backoff_until=None, stalled_since=None, trouble=None, gang=GangAttempt(), start_time=None
     )
     for worker in draft.status.in_phase(Phase.WANTED):
-        draft = order_away(draft, worker, c.SUSPENDED, "the job is suspended")
+        draft = order_away(draft, worker, JobReason.SUSPENDED, messages.suspended())
     # Who is lost may come back (``loss``), then it leaves like the others; reports wake nobody.
     return draft.requeue_soon() if draft.status.in_phase(Phase.LOST) else draft
 
@@ -43,36 +44,38 @@ def _resumed(draft: PlanDraft) -> PlanDraft:
 def shown(draft: PlanDraft) -> PlanDraft:
     """The conditions of a suspended job."""
     left = sum(1 for worker in draft.status.in_phase(Phase.WANTED, Phase.LEAVING) if worker.known)
-    words = _leaving(draft, left) if left else Reason(reason=c.SUSPENDED, message=_goes_on_from(draft))
+    words = (
+        _leaving(draft, left)
+        if left
+        else Reason(reason=JobReason.SUSPENDED, message=messages.no_worker_left(_resumes_from(draft)))
+    )
     if not left:
         draft = draft.with_status(origin=StartingPoint(after=draft.status.membership.generation))
     before = draft.status.condition(c.SUSPENDED)
     draft = _set(draft, c.SUSPENDED, not left, words)
     for kind in (c.READY, c.RESTARTING, c.DEGRADED):
         draft = _set(draft, kind, False, _NOTHING)
-    draft = draft.with_status(status=words.reason, ready=f"0/{draft.spec.replicas}")
+    draft = draft.with_status(status=words.reason, ready=f"0/{draft.spec.replicas}", ready_workers=0)
     if before is None or before.reason != words.reason:
         draft = draft.with_event(words.reason, words.message)
     return draft
 
 
 def _leaving(draft: PlanDraft, left: int) -> Reason:
-    message = f"{left} workers leave" if left > 1 else "one worker leaves"
-    how = "after a commit on which all agree" if draft.spec.launched else "on SIGTERM, within their grace period"
-    return Reason(reason=SUSPENDING, message=f"{message} {how}")
+    return Reason(reason=JobReason.SUSPENDING, message=messages.suspending(left, launched=draft.spec.launched))
 
 
-def _goes_on_from(draft: PlanDraft) -> str:
+def _resumes_from(draft: PlanDraft) -> str:
     if not draft.spec.launched:
-        return "no worker is left; from where the script goes on is its own affair (rendezvous.backend)"
+        return messages.script_resumes()
     newest = draft.status.last_checkpoint
     if newest is not None:
-        return f"no worker is left; the newest checkpoint known is of step {newest.step}"
+        return messages.newest_checkpoint(newest.step)
     if draft.status.membership.active is None:
-        return "no worker is left; the job has not trained yet"
+        return messages.never_trained()
     if not draft.spec.checkpoint.claim_name:
-        return "no worker is left; there is no checkpoint.volume, so the job will start from step 0"
-    return "no worker is left; no checkpoint is known"
+        return messages.starts_over()
+    return messages.no_checkpoint()
 
 
 def _set(draft: PlanDraft, kind: str, holds: bool, words: Reason) -> PlanDraft:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import JobReason
 from holdfast_operator.decision.draft import PlanDraft
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.set_condition import Reason, set_condition
-
-REASON = c.UNREADABLE
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
@@ -16,11 +16,11 @@ def apply(draft: PlanDraft) -> PlanDraft:
     job = draft.seen.job
     if job.spec is not None:
         return draft
-    message = f"this version of the operator cannot read the resource: {job.unreadable}"
+    message = messages.invalid_spec(job.unreadable)
     before = draft.status.condition(c.DEGRADED)
-    words = Reason(reason=REASON, message=message)
+    words = Reason(reason=JobReason.INVALID_SPEC, message=message)
     status = set_condition(draft.status, c.DEGRADED, True, words, generation=job.generation, now=draft.now)
-    draft = replace(draft, status=replace(status, status=REASON), ended=True)
-    if before is None or before.reason != REASON:
-        draft = draft.with_event(REASON, message, warning=True)
+    draft = replace(draft, status=replace(status, status=JobReason.INVALID_SPEC), ended=True)
+    if before is None or before.reason != JobReason.INVALID_SPEC:
+        draft = draft.with_event(JobReason.INVALID_SPEC, message, warning=True)
     return draft

@@ -13,10 +13,12 @@ from holdfast_operator.api import status as st
 from holdfast_operator.api.child_names import pod_name
 from holdfast_operator.api.ids import AttemptId, parse_pair
 from holdfast_operator.api.json import Json
+from holdfast_operator.api.reasons import MembershipReason, RecoveryAction
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import incidents, oom
 from holdfast_operator.decision.membership import rules
 from holdfast_operator.decision.plan import LabelPod, Publish
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.set_condition import Reason
 from holdfast_operator.decision.workers.fencing import proved_gone
 from holdfast_operator.manifests.common import Manifest, digest
@@ -38,31 +40,28 @@ def apply(draft: PlanDraft) -> PlanDraft:
 def _decided(draft: PlanDraft, before: st.Membership) -> PlanDraft:
     verdict = rules.decide(_observed(draft, before), draft.now.timestamp())
     if isinstance(verdict, rules.Hold):
-        quiet = verdict.reason is rules.Reason.UP_TO_DATE
-        keep = draft.hold is not None and verdict.reason is not rules.Reason.AWAITING_FENCE
-        words = (
-            draft.hold
-            if quiet or keep
-            else Reason(reason=str(verdict.reason), message=_named(draft, verdict.message))
-        )
+        quiet = verdict.reason is MembershipReason.UP_TO_DATE
+        keep = draft.hold is not None and verdict.reason is not MembershipReason.AWAITING_FENCE
+        words = draft.hold if quiet or keep else Reason(reason=verdict.reason, message=verdict.message)
         return replace(draft, hold=words)
     after = _back(verdict.membership, before)
     if after.generation > before.generation:
-        names = ", ".join(member.pod for member in after.members)
-        told = f"generation {after.generation}: {_named(draft, verdict.message)} ({names})"
-        draft = draft.with_event("GenerationPublished", told)
-    elif verdict.reason not in (rules.Reason.UP_TO_DATE, rules.Reason.RECORDED) and draft.hold is None:
-        draft = replace(draft, hold=Reason(reason=str(verdict.reason), message=_named(draft, verdict.message)))
+        pods = [member.pod for member in after.members]
+        told = messages.generation_published(after.generation, verdict.message, pods)
+        draft = draft.with_event(MembershipReason.GENERATION_PUBLISHED, told)
+    elif verdict.reason not in (MembershipReason.UP_TO_DATE, MembershipReason.RECORDED) and draft.hold is None:
+        draft = replace(draft, hold=Reason(reason=verdict.reason, message=verdict.message))
     return draft.with_status(membership=after)
 
 
-def _named(draft: PlanDraft, message: str) -> str:
-    """The message with pods and their nodes in place of UIDs, which say nothing to people."""
+def _names(draft: PlanDraft) -> dict[str, str]:
+    """Pods with their nodes, for messages: UIDs say nothing to people."""
+    names = {}
     for worker in draft.status.workers:
         if worker.known:
             where = f" (on {worker.node})" if worker.node else ""
-            message = message.replace(worker.pod_uid, f"{pod_name(draft.seen.job.name, worker.incarnation)}{where}")
-    return message
+            names[worker.pod_uid] = f"{pod_name(draft.seen.job.name, worker.incarnation)}{where}"
+    return names
 
 
 # What alone makes no revision: pods need no word of each checkpoint, only the newest at the next generation.
@@ -93,7 +92,7 @@ def _document(draft: PlanDraft) -> Manifest:
 def _restarts(draft: PlanDraft) -> dict[str, int]:
     """Those acknowledged: launchers add the others themselves."""
     acknowledged = set(draft.status.membership.acknowledged)
-    counted = [i for i in draft.status.incidents if i.pair.attempt > 0 and i.action != c.IGNORE]
+    counted = [i for i in draft.status.incidents if i.pair.attempt > 0 and i.action != RecoveryAction.IGNORE]
     pending = [incident.cause for incident in counted if incident.pair not in acknowledged]
     counts = {count.cause: len(count.times) - pending.count(count.cause) for count in draft.status.restarts}
     return {cause: max(0, count) for cause, count in counts.items()}
@@ -168,6 +167,7 @@ def _observed(draft: PlanDraft, before: st.Membership) -> rules.Observed:
         publication=f"p{before.generation + 1}-{draft.seen.nonce}",
         job_uid=draft.seen.job.uid,
         stalled_since=draft.status.stalled_since.timestamp() if draft.status.stalled_since else None,
+        names=_names(draft),
     )
 
 

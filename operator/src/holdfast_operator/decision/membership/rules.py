@@ -10,9 +10,11 @@ Invariants, asserted on every result:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from itertools import count
+
+from holdfast_operator.api.reasons import MembershipReason
+from holdfast_operator.decision.reporting import messages
 
 KEPT_CLAIMS = 64
 GATHER_SECONDS = 5.0
@@ -147,28 +149,12 @@ class MembershipRules:
     on_demand: int = 0
 
 
-class Reason(StrEnum):
-    """Machine reasons; they become conditions and events."""
-
-    FIRST_GANG = "FirstGang"
-    JOINED = "WorkerJoined"
-    SURVIVORS = "SurvivorsGoOn"
-    RETURNED = "WorkersReturned"
-    FOREIGN_CLAIMS = "ForeignClaims"
-    CONFLICT = "GenerationConflict"
-    SCALED_DOWN = "ScaledDown"
-    RECORDED = "Recorded"
-    UP_TO_DATE = "UpToDate"
-    WAITING = "WaitingForWorkers"
-    AWAITING_FENCE = "AwaitingFence"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Publication:
     """Write this membership to the status, then serve it. A higher generation is a new one, else a record."""
 
     membership: Membership
-    reason: Reason
+    reason: MembershipReason
     message: str
 
 
@@ -176,7 +162,7 @@ class Publication:
 class Hold:
     """Write nothing, and why."""
 
-    reason: Reason
+    reason: MembershipReason
     message: str
 
 
@@ -185,6 +171,7 @@ class Observed:
     """What the policy looks at. `proved_gone`: pods that cannot run again, as the fence policy proves it.
 
     `publication` is a fresh random id, used if a generation is published. `stalled_since`: nothing trains since then.
+    `names`: what messages call a pod, by its UID.
     """
 
     membership: Membership | None
@@ -194,6 +181,7 @@ class Observed:
     publication: str
     job_uid: str
     stalled_since: float | None = None
+    names: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 def decide(observed: Observed, now: float) -> Publication | Hold:
@@ -279,7 +267,7 @@ def _next_generation(observed: Observed, recorded: Membership, now: float) -> Pu
     if size is not None:
         return size
     proposed = _publish(observed, recorded, chosen)
-    fence = awaiting_fence(proposed, {worker.pod_uid: worker.pod for worker in observed.workers})
+    fence = awaiting_fence(proposed, observed.names)
     if fence is not None:
         return fence
     return Publication(membership=proposed, reason=due[0], message=due[1])
@@ -332,7 +320,7 @@ def _running(observed: Observed) -> World | None:
 
 def _due(
     observed: Observed, recorded: Membership, chosen: tuple[Worker, ...], now: float
-) -> tuple[Reason, str] | Hold:
+) -> tuple[MembershipReason, str] | Hold:
     if recorded.generation == 0:
         return _first_gang(observed, chosen, now)
     above = _above(observed, recorded)
@@ -345,23 +333,23 @@ def _due(
     return _without_newcomers(observed, recorded, uids, now)
 
 
-def _first_gang(observed: Observed, chosen: tuple[Worker, ...], now: float) -> tuple[Reason, str] | Hold:
+def _first_gang(observed: Observed, chosen: tuple[Worker, ...], now: float) -> tuple[MembershipReason, str] | Hold:
     rules = observed.rules
     if len(chosen) >= rules.replicas:
-        return Reason.FIRST_GANG, f"all {len(chosen)} workers are ready"
+        return MembershipReason.FIRST_GANG, messages.ready(len(chosen), len(chosen))
     return _partial_gang(observed, chosen, now)
 
 
-def _partial_gang(observed: Observed, chosen: tuple[Worker, ...], now: float) -> tuple[Reason, str] | Hold:
+def _partial_gang(observed: Observed, chosen: tuple[Worker, ...], now: float) -> tuple[MembershipReason, str] | Hold:
     """Fewer than all may begin once they have waited for the others that start, not for those without a node."""
     rules = observed.rules
     waited = now - min((w.ready_since for w in chosen if w.ready_since is not None), default=now)
-    message = f"{len(chosen)} of {rules.replicas} workers are ready"
+    size, wanted = len(chosen), rules.replicas
     if rules.may_shrink and len(chosen) >= rules.min_replicas and _others_find_no_node(observed, chosen):
-        return Reason.FIRST_GANG, f"{message}, the others find no node"
+        return MembershipReason.FIRST_GANG, messages.ready_without_others(size, wanted)
     if rules.may_shrink and len(chosen) >= rules.min_replicas and waited >= rules.first_wait:
-        return Reason.FIRST_GANG, f"{message} after {rules.first_wait:.0f} s"
-    return Hold(reason=Reason.WAITING, message=message)
+        return MembershipReason.FIRST_GANG, messages.ready_in_time(size, wanted, rules.first_wait)
+    return Hold(reason=MembershipReason.WAITING_FOR_WORKERS, message=messages.ready(size, wanted))
 
 
 def _others_find_no_node(observed: Observed, chosen: tuple[Worker, ...]) -> bool:
@@ -370,34 +358,32 @@ def _others_find_no_node(observed: Observed, chosen: tuple[Worker, ...]) -> bool
     return len(staying) >= observed.rules.replicas and all(w.pod_uid in known or w.unplaced for w in staying)
 
 
-def _above(observed: Observed, recorded: Membership) -> tuple[Reason, str] | None:
+def _above(observed: Observed, recorded: Membership) -> tuple[MembershipReason, str] | None:
     """Something stands at or above our generation that we did not make."""
     others = [c for c in _reported_foreign(observed) if c.pair.generation >= recorded.generation]
     if others:
         top = max(others)
-        return Reason.FOREIGN_CLAIMS, (
-            f"the checkpoint folder holds a claim of job {top.job_uid}, publication {top.publication},"
-            f" at generation {top.pair.generation}"
+        return MembershipReason.FOREIGN_CLAIMS, messages.foreign_claim(
+            top.job_uid, top.publication, top.pair.generation
         )
     highest = _highest_reported(observed)
     if highest > recorded.generation:
-        return Reason.CONFLICT, (
-            f"workers report generation {highest}, the status only {recorded.generation}:"
-            " was it restored from a backup?"
-        )
+        return MembershipReason.GENERATION_CONFLICT, messages.newer_generation(highest, recorded.generation)
     return _other_publication(observed, recorded)
 
 
-def _other_publication(observed: Observed, recorded: Membership) -> tuple[Reason, str] | None:
+def _other_publication(observed: Observed, recorded: Membership) -> tuple[MembershipReason, str] | None:
     told = [w.pod for w in observed.workers if w.report and w.report.conflict >= recorded.generation]
     if told:
-        return Reason.CONFLICT, f"{', '.join(sorted(told))} know generation {recorded.generation} twice"
+        return (
+            MembershipReason.GENERATION_CONFLICT,
+            messages.known_twice(sorted(told), recorded.generation),
+        )
     for worker in observed.workers:
         world = worker.report.world if worker.report else None
         if world and world.pair.generation == recorded.generation and world.publication != recorded.publication:
-            return Reason.CONFLICT, (
-                f"{worker.pod} trains in generation {recorded.generation} of publication {world.publication},"
-                f" the status has {recorded.publication}"
+            return MembershipReason.GENERATION_CONFLICT, messages.other_publication(
+                worker.pod, recorded.generation, world.publication, recorded.publication
             )
     return None
 
@@ -414,16 +400,22 @@ def _highest_reported(observed: Observed) -> int:
 
 def _joined(
     observed: Observed, recorded: Membership, chosen: tuple[Worker, ...], joined: frozenset[str], now: float
-) -> tuple[Reason, str] | Hold:
+) -> tuple[MembershipReason, str] | Hold:
     names = ", ".join(sorted(worker.pod for worker in chosen if worker.pod_uid in joined))
     last = _last_active(observed, recorded)
     if joined & last:
-        return Reason.RETURNED, f"{names} of the last active generation reports again"
+        return MembershipReason.WORKERS_RETURNED, messages.pods_returned(names)
     if _in_checkpoint(observed):
-        return Hold(reason=Reason.WAITING, message=f"{names} is ready; waits for the end of a checkpoint")
+        return Hold(
+            reason=MembershipReason.WAITING_FOR_WORKERS,
+            message=messages.waiting_for_checkpoint(names),
+        )
     fewest = min(len(recorded.members), observed.rules.replicas)
     if not observed.rules.may_shrink and len(chosen) < fewest:
-        return Hold(reason=Reason.WAITING, message=f"{len(chosen)} of {fewest} workers are there, all are waited for")
+        return Hold(
+            reason=MembershipReason.WAITING_FOR_WORKERS,
+            message=messages.waiting_for_all(len(chosen), fewest),
+        )
     trains = {worker.pod_uid for worker in chosen} & recorded.uids
     if not trains and len(chosen) < observed.rules.replicas:
         return _partial_gang(observed, chosen, now)
@@ -431,8 +423,11 @@ def _joined(
     if waits is not None:
         return waits
     if _more_to_come(observed, chosen, joined, now):
-        return Hold(reason=Reason.WAITING, message=f"{names} is ready; waits a moment for those that start beside it")
-    return Reason.JOINED, f"{names} is ready"
+        return Hold(
+            reason=MembershipReason.WAITING_FOR_WORKERS,
+            message=messages.waiting_for_starting(names),
+        )
+    return MembershipReason.WORKER_JOINED, messages.pods_ready(names)
 
 
 def _replacement_may_come(observed: Observed, size: int, now: float) -> Hold | None:
@@ -441,7 +436,10 @@ def _replacement_may_come(observed: Observed, size: int, now: float) -> Hold | N
     since = now if observed.stalled_since is None else observed.stalled_since
     if size >= observed.rules.replicas or now >= since + wait or _running(observed) is not None:
         return None
-    return Hold(reason=Reason.WAITING, message=f"waits up to {wait:.0f} s for a replacement (shrinkAfterSeconds)")
+    return Hold(
+        reason=MembershipReason.WAITING_FOR_WORKERS,
+        message=messages.waiting_for_replacement(wait),
+    )
 
 
 def _in_checkpoint(observed: Observed) -> bool:
@@ -461,24 +459,24 @@ def _more_to_come(observed: Observed, chosen: tuple[Worker, ...], joined: frozen
 
 def _without_newcomers(
     observed: Observed, recorded: Membership, uids: frozenset[str], now: float
-) -> tuple[Reason, str] | Hold:
+) -> tuple[MembershipReason, str] | Hold:
     """A generation of fewer: only where the launchers cannot make the shrink themselves, or it was ordered."""
     absent = recorded.uids - uids
     if not absent:
-        return Hold(reason=Reason.UP_TO_DATE, message=f"generation {recorded.generation} lists who there is")
+        return Hold(reason=MembershipReason.UP_TO_DATE, message=messages.up_to_date(recorded.generation))
     ended = absent & (observed.proved_gone | {w.pod_uid for w in observed.workers if w.terminal})
     if uids and ended == absent and len(recorded.members) > observed.rules.replicas:
-        return Reason.SCALED_DOWN, f"scaled down from {len(recorded.members)} to {len(uids)} workers"
+        return MembershipReason.SCALED_DOWN, messages.scaled_down(len(recorded.members), len(uids))
     if not uids:
-        return Hold(reason=Reason.WAITING, message="no worker of the last generation reports")
+        return Hold(reason=MembershipReason.WAITING_FOR_WORKERS, message=messages.none_reports())
     if 2 * _world_of(observed.rules, len(uids)) > len(recorded.members) or not observed.rules.may_shrink:
-        return Hold(reason=Reason.WAITING, message=f"{len(absent)} workers are missing")
+        return Hold(reason=MembershipReason.WAITING_FOR_WORKERS, message=messages.workers_missing(len(absent)))
     if not _agree_on_loss(observed, uids, absent):
-        return Hold(reason=Reason.WAITING, message="the workers that report still see those that do not")
+        return Hold(reason=MembershipReason.WAITING_FOR_WORKERS, message=messages.loss_not_agreed())
     waits = _replacement_may_come(observed, len(uids), now)
     if waits is not None:
         return waits
-    return Reason.SURVIVORS, f"{len(uids)} of {len(recorded.members)} workers go on"
+    return MembershipReason.SURVIVORS_CONTINUE, messages.survivors_continue(len(uids), len(recorded.members))
 
 
 def _agree_on_loss(observed: Observed, uids: frozenset[str], absent: frozenset[str]) -> bool:
@@ -492,10 +490,8 @@ def _agree_on_loss(observed: Observed, uids: frozenset[str], absent: frozenset[s
 def _right_size(rules: MembershipRules, chosen: tuple[Worker, ...]) -> Hold | None:
     size, world = len(chosen), _world_of(rules, len(chosen))
     if world < max(rules.min_replicas, 1) or (world < size and not rules.may_shrink):
-        wanted = f"at least {rules.min_replicas}" + (
-            f" in steps of {rules.replica_step}" if rules.replica_step > 1 else ""
-        )
-        return Hold(reason=Reason.WAITING, message=f"{size} workers are ready, a world needs {wanted}")
+        message = messages.too_few_ready(size, rules.min_replicas, rules.replica_step)
+        return Hold(reason=MembershipReason.WAITING_FOR_WORKERS, message=message)
     return None
 
 
@@ -592,11 +588,9 @@ def awaiting_fence(membership: Membership, pods: Mapping[str, str]) -> Hold | No
     for entry in membership.previous:
         left = set(entry.members) - membership.uids - set(membership.gone)
         if 2 * len(left) > len(entry.members):
-            names = ", ".join(sorted(pods.get(uid, uid) for uid in left))
+            names = sorted(pods.get(uid, uid) for uid in left)
             return Hold(
-                reason=Reason.AWAITING_FENCE,
-                message=f"{names} of generation {entry.generation} may still train. It goes on when they report"
-                " again or are proved gone: delete the Node object, or taint it with"
-                " node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, once the machine is surely off",
+                reason=MembershipReason.AWAITING_FENCE,
+                message=messages.awaiting_fence(names, entry.generation),
             )
     return None

@@ -10,23 +10,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import JobReason, MembershipReason
 from holdfast_operator.api.status import Incident, Status
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.lifecycle import suspension
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.reporting.progress import newest_living_report, reports_of_newest_world
 from holdfast_operator.decision.set_condition import Reason, set_condition
 
 RUNNING_PHASES = frozenset({"Running", "Draining"})
 # Holds that a person must do something about, or that cost training time: the rest is the way a start goes.
-_DEGRADING = frozenset({"AwaitingFence", "GenerationConflict", "ForeignClaims"})
+_DEGRADING = frozenset(
+    {MembershipReason.AWAITING_FENCE, MembershipReason.GENERATION_CONFLICT, MembershipReason.FOREIGN_CLAIMS}
+)
 # By the cause that launchers give; what else helps is in docs/reference/metrics.md.
-_MENDS = {
-    "Full": "make room on the checkpoint volume",
+_FIXES = {
+    "Full": "free space on the checkpoint volume",
     "ReadOnly": "make the checkpoint volume writable",
     "Denied": "allow the pods to write to the checkpoint volume",
-    "NonFinite": "look for the step that made a weight infinite or NaN",
+    "NonFinite": "find the step that made a weight infinite or NaN",
 }
-_LOOK = "look at the checkpoint volume and its server"
+_LOOK = "check the checkpoint volume and its server"
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
@@ -45,8 +49,12 @@ def apply(draft: PlanDraft) -> PlanDraft:
     restarting = _restarting(draft, training)
     degraded = _degraded(draft, training)
     ready = _ready(draft, training)
-    settled = _set(draft, c.RESTARTING, restarting, Reason(reason="NoIncident", message="nothing is recovered from"))
-    settled = _set(settled, c.DEGRADED, degraded, Reason(reason="AsWanted", message="nothing is missing"))
+    settled = _set(
+        draft, c.RESTARTING, restarting, Reason(reason=JobReason.NOT_RECOVERING, message=messages.no_recovery())
+    )
+    settled = _set(
+        settled, c.DEGRADED, degraded, Reason(reason=JobReason.ALL_WORKERS_TRAINING, message=messages.all_training())
+    )
     settled = _set_ready(settled, training, degraded or restarting or ready)
     return _shown(_told(draft, settled), training)
 
@@ -81,42 +89,33 @@ def _blind(draft: PlanDraft) -> bool:
 def _ready(draft: PlanDraft, training: int) -> Reason:
     wanted = draft.spec.replicas
     if training:
-        do = _verb(draft)
-        told = f"{training} of {wanted} workers {do}"
-        if training > wanted:
-            told = f"{training} workers {do}, {wanted} were asked for"
-        return Reason(reason="Training", message=_with_volume(draft, told + _standing_by(draft)))
+        told = messages.training(training, wanted, launched=draft.spec.launched)
+        return Reason(reason=JobReason.TRAINING, message=_with_volume(draft, told + _standing_by(draft)))
     if draft.hold is not None:
         return draft.hold
     phases = sorted({f"{report.phase}: {report.message}" for report in draft.seen.reports if report.phase})
-    told = f"; launchers say {'; '.join(phases[:2])}" if phases else ""
-    return Reason(reason="Starting", message=_with_volume(draft, f"the workers start{told}"))
+    return Reason(reason=JobReason.STARTING, message=_with_volume(draft, messages.starting(phases[:2])))
 
 
 def _standing_by(draft: PlanDraft) -> str:
     if not draft.spec.spares:
         return ""
     ready = sum(worker.ready_at is not None for worker in draft.spares)
-    return f"; {ready} of {draft.spec.spares} spares stand by"
-
-
-def _verb(draft: PlanDraft) -> str:
-    """Whether they train is known from Holdfast's launchers only."""
-    return "train" if draft.spec.launched else "run"
+    return f"; {messages.spares_ready(ready, draft.spec.spares)}"
 
 
 def _with_volume(draft: PlanDraft, message: str) -> str:
     if draft.spec.checkpoint.claim_name or not draft.spec.launched:
         return message
-    return f"{message}; there is no checkpoint.volume, so no checkpoint outlives the pods"
+    return f"{message}; {messages.no_volume()}"
 
 
 def _restarting(draft: PlanDraft, training: int) -> Reason | None:
     open_incident = _open(draft)
     if open_incident is None:
         lost = draft.status.membership.active is not None and not training
-        waits = draft.hold.message if draft.hold else "the workers form the next world"
-        return Reason(reason="Recovering", message=waits) if lost else None
+        waits = draft.hold.message if draft.hold else messages.recovering()
+        return Reason(reason=JobReason.RECOVERING, message=waits) if lost else None
     waits = f"; {draft.hold.message}" if draft.hold and not training else ""
     decided = f"; {open_incident.why}" if open_incident.why else ""
     message = f"{open_incident.cause}: {open_incident.message}{decided}{waits}"
@@ -139,8 +138,8 @@ def _degraded(draft: PlanDraft, training: int) -> Reason | None:
         return unsaved
     if 0 < training < draft.spec.replicas:
         waits = f"; {draft.hold.message}" if draft.hold else ""
-        told = f"{training} of {draft.spec.replicas} workers {_verb(draft)}, the others are being replaced"
-        return Reason(reason="Shrunk", message=told + waits)
+        told = messages.fewer_training(training, draft.spec.replicas, launched=draft.spec.launched)
+        return Reason(reason=JobReason.RUNNING_WITH_FEWER_WORKERS, message=told + waits)
     return None
 
 
@@ -152,11 +151,9 @@ def _unsaved(draft: PlanDraft) -> Reason | None:
         return None
     unsaved, _ = min(told, key=lambda pair: (pair[0].since, pair[1]))
     last, since = draft.status.last_checkpoint, f"{unsaved.since:%Y-%m-%dT%H:%M:%SZ}"
-    message = (
-        f"no checkpoint could be written since {since} ({unsaved.cause}): {unsaved.message}; training continues, but "
-        f"resumes from step {last.step if last else 0} if all workers are lost: {_MENDS.get(unsaved.cause, _LOOK)}"
-    )
-    return Reason(reason="CheckpointsFailing", message=message)
+    fix = _FIXES.get(unsaved.cause, _LOOK)
+    message = messages.checkpoints_failing(since, unsaved.cause, unsaved.message, last.step if last else 0, fix)
+    return Reason(reason=JobReason.CHECKPOINTS_FAILING, message=message)
 
 
 def _set(draft: PlanDraft, kind: str, words: Reason | None, otherwise: Reason) -> PlanDraft:
@@ -181,13 +178,13 @@ def _shown(draft: PlanDraft, training: int) -> PlanDraft:
     for kind in (c.DEGRADED, c.RESTARTING) if needs_help else (c.RESTARTING, c.DEGRADED):
         condition = draft.status.condition(kind)
         if condition is not None and condition.status:
-            return draft.with_status(status=condition.reason, ready=_count(draft, training))
+            return _summed_up(draft, condition.reason, training)
     ready = draft.status.condition(c.READY)
-    return draft.with_status(status=ready.reason if ready else "", ready=_count(draft, training))
+    return _summed_up(draft, ready.reason if ready else "", training)
 
 
-def _count(draft: PlanDraft, training: int) -> str:
-    return f"{training}/{draft.spec.replicas}"
+def _summed_up(draft: PlanDraft, reason: str, training: int) -> PlanDraft:
+    return draft.with_status(status=reason, ready=f"{training}/{draft.spec.replicas}", ready_workers=training)
 
 
 def _told(before: PlanDraft, after: PlanDraft) -> PlanDraft:
@@ -210,4 +207,4 @@ def summary(status: Status) -> Reason:
         if condition is not None and condition.status:
             return Reason(reason=condition.reason, message=condition.message)
     ready = status.condition(c.READY)
-    return Reason(reason=ready.reason, message=ready.message) if ready else Reason(reason="New", message="")
+    return Reason(reason=ready.reason, message=ready.message) if ready else Reason(reason=JobReason.NEW, message="")

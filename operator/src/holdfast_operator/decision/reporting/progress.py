@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import JobReason
 from holdfast_operator.api.status import Phase, Progress
 from holdfast_operator.decision.draft import PlanDraft
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.views import Report
 
 
@@ -73,6 +75,6 @@ def _quarantined(draft: PlanDraft) -> PlanDraft:
         for item in report.quarantined:
             if item.path not in known:
                 known = (*known, item.path)[-c.QUARANTINED_KEPT :]
-                told = f"checkpoint {item.path} is damaged and was set aside: {item.reason}"
-                draft = draft.with_event("CheckpointQuarantined", told, warning=True)
+                told = messages.checkpoint_quarantined(item.path, item.reason)
+                draft = draft.with_event(JobReason.CHECKPOINT_QUARANTINED, told, warning=True)
     return draft.with_status(quarantined=known)

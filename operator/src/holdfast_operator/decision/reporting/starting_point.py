@@ -9,8 +9,10 @@ from __future__ import annotations
 from holdfast_operator.api import names as c
 from holdfast_operator.api.ids import AttemptId, parse_pair
 from holdfast_operator.api.json import Json
+from holdfast_operator.api.reasons import JobReason
 from holdfast_operator.api.status import StartingPoint
 from holdfast_operator.decision.draft import PlanDraft
+from holdfast_operator.decision.reporting import messages
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
@@ -24,10 +26,10 @@ def apply(draft: PlanDraft) -> PlanDraft:
     pair, claim = first
     step = int(claim.get("fromStep") or 0)
     resumes = parse_pair(claim.get("fromPair")) is not None
-    message = _resumes(known, step) if resumes else _starts(draft, known)
+    message = messages.resumes_from(step, suspended_before=known.after > 0) if resumes else _starts(draft, known)
     origin = StartingPoint(after=known.after, pair=pair, step=step, message=message)
     return draft.with_status(origin=origin).with_event(
-        "ResumesFromCheckpoint" if resumes else "StartsFromNothing", message
+        JobReason.RESUMES_FROM_CHECKPOINT if resumes else JobReason.STARTED_FROM_STEP_ZERO, message
     )
 
 
@@ -37,15 +39,6 @@ def _first_claim(draft: PlanDraft, after: int) -> tuple[AttemptId, Json] | None:
     return min(pairs, key=lambda found: found[0], default=None)
 
 
-def _resumes(known: StartingPoint, step: int) -> str:
-    told = f"training goes on from the checkpoint of step {step}"
-    return told if known.after else f"{told} that was in the job's folder (checkpoint.resume: Always)"
-
-
 def _starts(draft: PlanDraft, known: StartingPoint) -> str:
-    if known.after or draft.spec.checkpoint.resume == c.RESUME_ALWAYS:
-        return "training starts at step 0: there was no checkpoint to go on from"
-    return (
-        "training starts at step 0 (checkpoint.resume: Never); checkpoints of earlier jobs stay in the job's folder "
-        "and are neither read nor deleted"
-    )
+    always = known.after or draft.spec.checkpoint.resume == c.RESUME_ALWAYS
+    return messages.starts_without_checkpoint() if always else messages.starts_by_request()

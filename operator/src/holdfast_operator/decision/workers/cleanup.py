@@ -9,9 +9,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import FailureReason
 from holdfast_operator.api.status import Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
-from holdfast_operator.decision.failures import causes
 from holdfast_operator.decision.lifecycle.finished import SIDE_CONTAINER
 from holdfast_operator.decision.plan import DeletePod
 from holdfast_operator.decision.reporting.progress import newest_report
@@ -48,8 +48,8 @@ def _leaving(draft: PlanDraft, worker: Worker) -> PlanDraft:
 
 def _lost(draft: PlanDraft, worker: Worker) -> PlanDraft:
     # With ``Wait`` who is cut off may come back.
-    severed = worker.reason == causes.CUT_OFF and draft.spec.on_failure != c.WAIT
-    if worker.reason == causes.LAUNCHER_SILENT or severed:
+    severed = worker.reason == FailureReason.POD_UNREACHABLE and draft.spec.on_failure != c.WAIT
+    if worker.reason == FailureReason.LAUNCHER_UNRESPONSIVE or severed:
         return _delete(draft, worker, worker.reason)
     best = newest_report(draft)
     if best is None or best.world is None or worker.pod_uid in best.world.members:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import Cause, FailureReason
 from holdfast_operator.api.status import Phase, Worker, reason_word, say
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import causes
 from holdfast_operator.decision.failures.avoided_nodes import avoiding
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.workers.replicas import unplaced
 from holdfast_operator.views import Notice, PodView
 
@@ -26,7 +28,7 @@ class _Departure:
 def apply(draft: PlanDraft) -> PlanDraft:
     """Move workers from Wanted to Leaving."""
     for node in _recommended(draft):
-        draft = avoiding(draft, node, c.ADVISED, c.AVOID_NOTICED)
+        draft = avoiding(draft, node, FailureReason.REBALANCE_RECOMMENDED, c.AVOID_NOTICED)
     # Who may leave comes after all who must: those take room first.
     for judge in (_must_go, _may_go):
         for worker in draft.status.in_phase(Phase.WANTED):
@@ -59,16 +61,16 @@ def _must_go(draft: PlanDraft, worker: Worker, pod: PodView) -> _Departure | Non
         return _Departure(verdict=causes.of_departure(pod, node, draft.now), shun_node=False)
     notice = _notice(draft, pod)
     if notice is not None:
-        words = f"{notice.source} announces that node {pod.node} of {pod.name} goes: {notice.reason}"
+        words = messages.interruption_notice(notice.source, pod.node, pod.name, notice.reason)
         reason = f"{notice.source}Notice"
         return _Departure(verdict=_interrupted(reason, words), shun_node=True)
     if node is not None and node.announced:
-        words = f"node {node.name} of {pod.name} is tainted {node.announced}: it will go"
-        return _Departure(verdict=_interrupted("NodeLeaving", words), shun_node=True)
+        words = messages.node_leaving(node.name, pod.name, node.announced)
+        return _Departure(verdict=_interrupted(FailureReason.NODE_LEAVING, words), shun_node=True)
     mark = node.mark if node is not None and not draft.spec.remediation_opt_out else None
     if mark is not None and mark.drains:
-        words = f"node {pod.node} of {pod.name} is taken out of service: {mark.message}"
-        return _Departure(verdict=_interrupted("NodeRemediation", words), shun_node=True)
+        words = messages.node_remediated(pod.node, pod.name, mark.message)
+        return _Departure(verdict=_interrupted(FailureReason.NODE_REMEDIATION, words), shun_node=True)
     return None
 
 
@@ -78,12 +80,12 @@ def _may_go(draft: PlanDraft, worker: Worker, pod: PodView) -> _Departure | None
         return None
     if not draft.can_place_elsewhere(pod.node, (worker, *unplaced(draft))):
         return None
-    words = f"node {node.name} of {pod.name} is cordoned, another one has room"
-    return _Departure(verdict=_interrupted("NodeCordoned", words), shun_node=False)
+    words = messages.node_cordoned(node.name, pod.name)
+    return _Departure(verdict=_interrupted(FailureReason.NODE_CORDONED, words), shun_node=False)
 
 
 def _interrupted(reason: str, message: str) -> causes.ExitCause:
-    return causes.ExitCause(cause=c.CAUSE_INTERRUPTION, reason=reason, message=message)
+    return causes.ExitCause(cause=Cause.INTERRUPTION, reason=reason, message=message)
 
 
 def _notice(draft: PlanDraft, pod: PodView) -> Notice | None:

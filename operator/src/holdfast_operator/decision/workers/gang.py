@@ -13,10 +13,12 @@ from datetime import datetime, timedelta
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.child_names import pod_name
+from holdfast_operator.api.reasons import WaitReason, WorkerReason
 from holdfast_operator.api.status import GangAttempt, Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.backoff import share
 from holdfast_operator.decision.plan import CreatePod, LiftGate
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.set_condition import Reason
 from holdfast_operator.decision.workers import rendezvous
 from holdfast_operator.decision.workers.replicas import order_away
@@ -62,16 +64,17 @@ def _send_away(draft: PlanDraft, missing: int) -> PlanDraft:
     if any(worker.pod_uid in named for worker in gated) or _enough(draft, len(gated) - missing)[1]:
         return _go_on_with_fewer(draft, gated, missing)
     wait = min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * 2 ** min(draft.status.gang.attempts, 10))
-    missed = f"{missing} of {len(gated)} workers found no node within {_waited(draft)} s"
-    return _taken_back(draft, gated, "GangTimeout", missed, wait)
+    message = messages.gang_timeout(missing, len(gated), _waited(draft), wait.seconds)
+    return _taken_back(draft, gated, WorkerReason.GANG_TIMEOUT, message, wait)
 
 
 def _waited(draft: PlanDraft) -> int:
     return int((draft.now - (draft.status.gang.lifted_at or draft.now)).total_seconds())
 
 
-def _taken_back(draft: PlanDraft, gated: list[Worker], reason: str, missed: str, wait: timedelta) -> PlanDraft:
-    message = f"{missed}: all are taken back, the next try is in {wait.seconds} s"
+def _taken_back(
+    draft: PlanDraft, gated: list[Worker], reason: WorkerReason, message: str, wait: timedelta
+) -> PlanDraft:
     for worker in gated:
         draft = order_away(draft, worker, reason, message)
     gang = draft.status.gang
@@ -94,10 +97,9 @@ def _give_back(draft: PlanDraft) -> PlanDraft:
         return draft.requeue_at(deadline)
     wait = min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * 2 ** min(gang.attempts, 10))
     wait *= 1.0 + share(f"{draft.seen.job.uid}/{gang.attempts}")
-    missed = (
-        f"{len(held)} of {len(gated)} workers were not admitted{_by(draft, held)} within {c.QUEUE_PATIENCE.seconds} s"
-    )
-    return _taken_back(draft, gated, "QueueTimeout", missed, wait)
+    queue = _queue(draft, held)
+    message = messages.queue_timeout(len(held), len(gated), queue, c.QUEUE_PATIENCE.seconds, wait.seconds)
+    return _taken_back(draft, gated, WorkerReason.QUEUE_TIMEOUT, message, wait)
 
 
 def _held(draft: PlanDraft, gated: list[Worker]) -> list[Worker]:
@@ -105,24 +107,22 @@ def _held(draft: PlanDraft, gated: list[Worker]) -> list[Worker]:
     return [worker for worker in gated if (pod := draft.pod(worker)) is not None and pod.held_by and not pod.absent]
 
 
-def _by(draft: PlanDraft, held: list[Worker]) -> str:
+def _queue(draft: PlanDraft, held: list[Worker]) -> str:
+    """The queue, or the scheduling gates, that the workers wait for."""
     queue = draft.spec.scheduling.queue
     gates = {gate for worker in held if (pod := draft.pod(worker)) is not None for gate in pod.held_by}
-    return f" by the queue {queue}" if queue else f" by who set {', '.join(sorted(gates))}"
+    return f"queue {queue}" if queue else f"the owner of {', '.join(sorted(gates))}"
 
 
 def _go_on_with_fewer(draft: PlanDraft, gated: list[Worker], missing: int) -> PlanDraft:
     """Enough of them were bound for a generation: what may train already is no gang that waits."""
-    message = (
-        f"{missing} of {len(gated)} workers found no node within {_waited(draft)} s:"
-        " they are made anew, the others go on"
-    )
+    message = messages.gang_shrunk(missing, len(gated), _waited(draft))
     for worker in gated:
         if worker.node:
             draft = draft.changed_worker(worker, gated=False)
         else:
-            draft = order_away(draft, worker, "GangTimeout", message)
-    return draft.with_status(gang=GangAttempt()).with_event("GangTimeout", message, warning=True)
+            draft = order_away(draft, worker, WorkerReason.GANG_TIMEOUT, message)
+    return draft.with_status(gang=GangAttempt()).with_event(WorkerReason.GANG_TIMEOUT, message, warning=True)
 
 
 def _stranded(draft: PlanDraft) -> PlanDraft:
@@ -132,7 +132,9 @@ def _stranded(draft: PlanDraft) -> PlanDraft:
         return draft
     for worker in wanted:
         if worker.domain and not worker.gated:
-            draft = order_away(draft, worker, "DomainLeft", f"nothing of the job is left in {worker.domain}")
+            draft = order_away(
+                draft, worker, WorkerReason.TOPOLOGY_DOMAIN_EMPTY, messages.domain_empty(worker.domain)
+            )
     return draft
 
 
@@ -151,7 +153,9 @@ def _outdated(draft: PlanDraft) -> PlanDraft:
         ):
             continue
         if draft.now - worker.since >= c.GANG_BIND:
-            draft = order_away(draft, worker, "AvoidedNodesChanged", "nodes that it avoided are good again")
+            draft = order_away(
+                draft, worker, WorkerReason.RESCHEDULED_AFTER_NODE_RECOVERY, messages.avoided_nodes_healthy()
+            )
         else:
             draft = draft.requeue_at(worker.since + c.GANG_BIND)
     return draft
@@ -196,33 +200,33 @@ def _wait_or_lift(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
     held = _held(draft, gated)
     draft = _queued(draft, bool(held))
     if not all(worker.known for worker in gated) and not _keeps_out(draft):
-        return _hold(draft, "WaitingForPods", "its pods are being made")
+        return _hold(draft, WaitReason.WAITING_FOR_PODS, messages.waiting_for_pods())
     retry_at = draft.status.gang.retry_at
     if retry_at is not None and draft.now < retry_at:
         return _hold(
-            draft.requeue_at(retry_at), "WaitingForGang", "not all workers found a node, the next try is due soon"
+            draft.requeue_at(retry_at),
+            WaitReason.WAITING_FOR_GANG,
+            messages.waiting_for_retry(),
         )
     line = draft.seen.line
     if line is None:  # of a moment when this job was not known
-        return _hold(draft.requeue_in(c.POLL_OPEN), "WaitingForPods", "its pods are being made")
+        return _hold(draft.requeue_in(c.POLL_OPEN), WaitReason.WAITING_FOR_PODS, messages.waiting_for_pods())
     if held and not _enough(draft, len(gated) - len(held))[1]:
-        return _hold(draft, "WaitingForQueue", _not_admitted(draft, gated, held))
+        return _hold(draft, WaitReason.WAITING_FOR_QUEUE, _not_admitted(draft, gated, held))
     places = _places(draft, line, [worker for worker in gated if worker not in held])
     placed = len(places.workers)
     if placed < len(gated):
         draft, size = _enough(draft, placed)
         if size:
             return _start_with(draft, gated, places, size)
-        return _hold(draft, "WaitingForCapacity", _lacking(draft, gated, places))
+        return _hold(draft, WaitReason.WAITING_FOR_CAPACITY, _lacking(draft, gated, places))
     gang = replace(draft.status.gang, lifted_at=draft.now, unpromised_since=draft.now)
     return _lift(*_settled(draft.with_status(gang=gang), gated, places))
 
 
 def _not_admitted(draft: PlanDraft, gated: list[Worker], held: list[Worker]) -> str:
-    told = f"{len(gated) - len(held)} of {len(gated)} workers are admitted{_by(draft, held)}; they start together"
-    if len(held) < len(gated) or not draft.spec.scheduling.queue:
-        return told
-    return f"{told} (Kueue, with its integration of pods, takes {c.QUEUE_GATE} from those that it admits)"
+    hint = len(held) == len(gated) and bool(draft.spec.scheduling.queue)
+    return messages.not_admitted(len(gated) - len(held), len(gated), _queue(draft, held), hint=hint)
 
 
 def _queued(draft: PlanDraft, queued: bool) -> PlanDraft:
@@ -239,14 +243,14 @@ def _keeps_out(draft: PlanDraft) -> bool:
 
 
 def _lacking(draft: PlanDraft, gated: list[Worker], places: _Placement) -> str:
-    scheduling = draft.spec.scheduling
-    where = f" with one {scheduling.packed_by}" if scheduling.packed_by else ""
     on_demand = sum(worker.on_demand for worker in gated)
-    if sum(worker.on_demand for worker in places.workers) < on_demand:
-        where += f", of which {on_demand} must be off spot capacity (onDemandReplicas)"
-    beside = f" beside {places.of_others} of jobs that go first" if places.of_others else ""
-    return (
-        f"the cluster has room for {len(places.workers)} of {len(gated)} workers{where}{beside}; they start together"
+    lacking = sum(worker.on_demand for worker in places.workers) < on_demand
+    return messages.waiting_for_capacity(
+        len(places.workers),
+        len(gated),
+        domain=draft.spec.scheduling.packed_by,
+        on_demand=on_demand if lacking else 0,
+        others=places.of_others,
     )
 
 
@@ -271,13 +275,17 @@ def _enough(draft: PlanDraft, placed: int) -> tuple[PlanDraft, int]:
 
 def _start_with(draft: PlanDraft, gated: list[Worker], places: _Placement, size: int) -> PlanDraft:
     """The others are made anew once these have their places, and join when there is room for them."""
-    message = f"the cluster has room for {size} of {len(gated)} workers: they begin, the others join when they can"
+    message = messages.started_with_fewer(size, len(gated))
     begin = sorted(places.workers, key=lambda worker: (not worker.on_demand, worker.incarnation))[:size]
     for worker in gated:
         if worker not in begin:
-            draft = order_away(draft, worker, "NoRoom", message)
+            draft = order_away(draft, worker, WorkerReason.INSUFFICIENT_CAPACITY, message)
     gang = replace(draft.status.gang, lifted_at=draft.now, unpromised_since=draft.now, size=size)
-    return _lift(*_settled(draft.with_status(gang=gang).with_event("StartsWithFewer", message), begin, places))
+    return _lift(
+        *_settled(
+            draft.with_status(gang=gang).with_event(WorkerReason.STARTED_WITH_FEWER_WORKERS, message), begin, places
+        )
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,8 +328,7 @@ def _lift(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
     if not waiting:
         return draft
     coming = sum(_nominated(draft, worker) for worker in waiting)
-    until = f", {coming} of them until pods of lower priority have left theirs" if coming else ""
-    return _hold(draft, "Scheduling", f"{len(waiting)} of {len(gated)} workers wait for a node{until}")
+    return _hold(draft, WaitReason.SCHEDULING, messages.scheduling(len(waiting), len(gated), coming))
 
 
 def _bound(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
@@ -330,5 +337,5 @@ def _bound(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
     return draft.with_status(gang=GangAttempt())
 
 
-def _hold(draft: PlanDraft, reason: str, message: str) -> PlanDraft:
+def _hold(draft: PlanDraft, reason: WaitReason, message: str) -> PlanDraft:
     return replace(draft, hold=Reason(reason=reason, message=message))

@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import Cause, FailureReason
 from holdfast_operator.api.status import Phase, Worker, reason_word, say
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import causes
 from holdfast_operator.decision.failures.avoided_nodes import avoiding
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.workers.network_partition import cut_off
 from holdfast_operator.views import PodView
 
@@ -54,13 +56,14 @@ def _judge(draft: PlanDraft, worker: Worker, pod: PodView | None, severed: froze
 def _ended(draft: PlanDraft, worker: Worker, pod: PodView) -> Worker:
     """Proved by the kubelet. Who was on the way out keeps the cause of that, unless memory ran out meanwhile."""
     verdict = causes.of_exit(pod, draft.node(worker), draft.now, launched=draft.spec.launched)
-    keeps = worker.phase in (Phase.LEAVING, Phase.LOST) and (worker.ordered or verdict.cause != c.CAUSE_OOM)
+    keeps = worker.phase in (Phase.LEAVING, Phase.LOST) and (worker.ordered or verdict.cause != Cause.OOM)
     worker = worker if keeps else _blamed(worker, verdict)
     return replace(
         worker,
         phase=Phase.ENDED,
         since=draft.now,
         exit_code=pod.exit_code,
+        traceback=not keeps and bool(pod.exit and pod.exit.traceback),
         final=bool(pod.exit and pod.exit.final and not worker.ordered and not draft.idle(worker)),
     )
 
@@ -89,24 +92,20 @@ def _silent(draft: PlanDraft, worker: Worker, pod: PodView) -> bool:
 
 
 def _silenced(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
-    message = f"{pod.name} is lost: its node {pod.node} is not heard of"
+    message = messages.node_lost(pod.name, pod.node)
     if worker.phase is Phase.WANTED:
-        verdict = causes.ExitCause(cause=c.CAUSE_INFRASTRUCTURE, reason="NodeLost", message=message)
+        verdict = causes.ExitCause(cause=Cause.INFRASTRUCTURE, reason=FailureReason.NODE_LOST, message=message)
         worker = _blamed(worker, verdict)
     draft = draft.with_worker(replace(worker, phase=Phase.LOST, since=draft.now))
-    return avoiding(draft, pod.node, "NodeLost", c.AVOID_DEAD)
+    return avoiding(draft, pod.node, FailureReason.NODE_LOST, c.AVOID_DEAD)
 
 
 def _severed(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
     """Its kubelet is heard of, so the pod's deletion (``disposal``) proves it gone."""
-    seconds = c.CUT_OFF.total_seconds()
-    message = (
-        f"{pod.name} is cut off: its node {pod.node} is heard of, and neither its peers nor the operator have heard"
-        f" of it for {seconds:.0f} s"
-    )
-    verdict = causes.ExitCause(cause=c.CAUSE_INFRASTRUCTURE, reason=causes.CUT_OFF, message=message)
+    message = messages.pod_unreachable(pod.name, pod.node, c.CUT_OFF.total_seconds())
+    verdict = causes.ExitCause(cause=Cause.INFRASTRUCTURE, reason=FailureReason.POD_UNREACHABLE, message=message)
     draft = draft.with_worker(replace(_blamed(worker, verdict), phase=Phase.LOST, since=draft.now))
-    return avoiding(draft, pod.node, causes.CUT_OFF, c.AVOID_DEAD)
+    return avoiding(draft, pod.node, FailureReason.POD_UNREACHABLE, c.AVOID_DEAD)
 
 
 def _hangs(draft: PlanDraft, pod: PodView) -> bool:
@@ -119,8 +118,10 @@ def _hangs(draft: PlanDraft, pod: PodView) -> bool:
 
 def _hung(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
     """Its node is well, so the pod's deletion (``disposal``) proves it gone."""
-    message = f"{pod.name} hangs: its launcher has said nothing for {c.LAUNCHER_HUNG.total_seconds():.0f} s"
-    verdict = causes.ExitCause(cause=c.CAUSE_INFRASTRUCTURE, reason=causes.LAUNCHER_SILENT, message=message)
+    message = messages.launcher_unresponsive(pod.name, c.LAUNCHER_HUNG.total_seconds())
+    verdict = causes.ExitCause(
+        cause=Cause.INFRASTRUCTURE, reason=FailureReason.LAUNCHER_UNRESPONSIVE, message=message
+    )
     return draft.with_worker(replace(_blamed(worker, verdict), phase=Phase.LOST, since=draft.now))
 
 

@@ -19,22 +19,20 @@ from enum import Enum
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.child_names import pod_name
+from holdfast_operator.api.reasons import Cause, RecoveryAction, StartupReason
 from holdfast_operator.api.spec.preflight import CLOCK, NETWORK, OBJECT_STORE, STORAGE
-from holdfast_operator.api.status import AvoidedNode, Phase, Worker, reason_word, say
+from holdfast_operator.api.status import Phase, Worker, say
 from holdfast_operator.api.status.serialization import shorten
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.avoided_nodes import avoiding
 from holdfast_operator.decision.lifecycle.finished import finish
 from holdfast_operator.decision.plan import DecisionMetric
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.set_condition import Reason
 from holdfast_operator.decision.workers.replicas import order_away, planned
 from holdfast_operator.decision.workers.unreachable_peers import to_blame
 from holdfast_operator.views import Check, Report
 
-REASON = "PreflightFailed"
-IGNORED = "PreflightIgnored"
-# With the names of the checks that failed: what a node is avoided for tells later which they were.
-_AVOIDED = "Preflight"
 _SHARED = frozenset({STORAGE, OBJECT_STORE, CLOCK})
 
 
@@ -54,7 +52,7 @@ class _FailedPreflight:
 def admits(draft: PlanDraft, own: Report) -> bool:
     """Whether the preflight lets a worker join that reports this. An older pod was asked nothing."""
     asked = draft.spec.preflight
-    return asked is None or asked.on_failure == c.IGNORE or own.preflight is None or own.preflight.passed
+    return asked is None or asked.on_failure == RecoveryAction.IGNORE or own.preflight is None or own.preflight.passed
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
@@ -62,7 +60,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
     answer = _answer(draft)
     if not answer or draft.spec.suspend:
         return draft
-    if answer == c.IGNORE:
+    if answer == RecoveryAction.IGNORE:
         for unfit in _failing(draft, joined=True):
             draft = _ignore(draft, unfit)
         return draft
@@ -76,7 +74,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 def held(draft: PlanDraft) -> Reason | None:
     """What keeps a worker out whose node is not to be left, with the mend."""
-    if _answer(draft) != c.AVOID_NODE:
+    if _answer(draft) != RecoveryAction.AVOID_NODE:
         return None
     spares = {worker.incarnation for worker in draft.spares}
     for unfit in _all_unfit(draft):
@@ -85,16 +83,15 @@ def held(draft: PlanDraft) -> Reason | None:
         told = _told(draft, unfit)
         match _blame(draft, unfit):
             case _FailureScope.JOB:
-                message = (
-                    f"{told}; no node is to blame. A changed secret is read by new pods only: delete those that wait"
-                )
-                return Reason(reason=REASON, message=message)
+                message = messages.preflight_of_job(told)
+                return Reason(reason=StartupReason.PREFLIGHT_FAILED, message=message)
             case _FailureScope.SHARED:
-                message = f"{told}; it is so on each node that tried, so none is left for it"
-                return Reason(reason=REASON, message=message)
+                message = messages.preflight_on_every_node(told)
+                return Reason(reason=StartupReason.PREFLIGHT_FAILED, message=message)
             case _FailureScope.NODE:
-                mend = "mend the node, add another one, or set preflight.onFailure to Ignore"
-                return Reason(reason=REASON, message=f"{told}; no other node has room: {mend}")
+                return Reason(
+                    reason=StartupReason.PREFLIGHT_FAILED, message=messages.preflight_without_other_node(told)
+                )
             case _:
                 continue
     return None
@@ -106,7 +103,7 @@ def _answer(draft: PlanDraft) -> str:
     if asked is None:
         return ""
     trained = draft.status.membership.active is not None
-    return c.AVOID_NODE if asked.on_failure == c.FAIL and trained else asked.on_failure
+    return RecoveryAction.AVOID_NODE if asked.on_failure == c.FAIL and trained else asked.on_failure
 
 
 def _all_unfit(draft: PlanDraft) -> list[_FailedPreflight]:
@@ -123,7 +120,7 @@ def _all_unfit(draft: PlanDraft) -> list[_FailedPreflight]:
         if worker.pod_uid in culprits and worker.pod_uid not in known:
             by = [x.worker for x in told if any(worker.pod_uid in check.unreached for check in x.failed)]
             names = ", ".join(sorted(pod_name(draft.seen.job.name, other.incarnation) for other in by))
-            check = Check(name=NETWORK, result="Failed", message=f"not reached by {names}")
+            check = Check(name=NETWORK, result="Failed", message=messages.not_reached(names))
             found.append(_FailedPreflight(worker=worker, failed=(check,)))
     return found
 
@@ -151,7 +148,7 @@ def _not_reached(draft: PlanDraft, told: Sequence[_FailedPreflight]) -> frozense
         if uid in here and uid != unfit.worker.pod_uid
     ]
     members = draft.status.membership.member_uids()
-    left = any(_names(entry, NETWORK) for entry in draft.status.avoided)
+    left = any(NETWORK in entry.failed_checks for entry in draft.status.avoided)
     # The newest first; once that did not help, the eldest.
     order = sorted(here, key=lambda uid: here[uid].incarnation, reverse=not left)
     return to_blame(pairs, [uid for uid in order if uid not in members])
@@ -160,24 +157,28 @@ def _not_reached(draft: PlanDraft, told: Sequence[_FailedPreflight]) -> frozense
 def _told(draft: PlanDraft, unfit: _FailedPreflight) -> str:
     checks = "; ".join(f"{check.name}: {check.message}" for check in unfit.failed)
     name = pod_name(draft.seen.job.name, unfit.worker.incarnation)
-    return f"{name} failed its preflight on {unfit.worker.node}: {checks}"
+    return messages.preflight_failed(name, unfit.worker.node, checks)
 
 
 def _fail(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
-    message = say(f"{_told(draft, unfit)} (preflight.onFailure: Fail)")
-    draft = draft.with_decision_metric(DecisionMetric(cause=c.CAUSE_INFRASTRUCTURE, action=c.FAIL_JOB, reason=REASON))
-    return finish(draft, c.FAILED, REASON, message)
+    message = say(messages.preflight_fails_job(_told(draft, unfit)))
+    draft = draft.with_decision_metric(
+        DecisionMetric(
+            cause=Cause.INFRASTRUCTURE, action=RecoveryAction.FAIL_JOB, reason=StartupReason.PREFLIGHT_FAILED
+        )
+    )
+    return finish(draft, c.FAILED, StartupReason.PREFLIGHT_FAILED, message)
 
 
 def _ignore(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
     """Say it once for each worker and check."""
-    keys = tuple(f"{_AVOIDED}/{check.name}" for check in unfit.failed)
+    keys = tuple(f"{StartupReason.PREFLIGHT_FAILED}/{check.name}" for check in unfit.failed)
     new = tuple(key for key in keys if key not in unfit.worker.symptoms)
     if not new:
         return draft
     draft = draft.changed_worker(unfit.worker, symptoms=(*unfit.worker.symptoms, *new))
-    message = f"{_told(draft, unfit)}; it joins all the same (preflight.onFailure: Ignore)"
-    return _said(draft, c.IGNORE, IGNORED, message)
+    message = messages.preflight_ignored(_told(draft, unfit))
+    return _said(draft, RecoveryAction.IGNORE, StartupReason.PREFLIGHT_IGNORED, message)
 
 
 def _leave(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
@@ -190,19 +191,17 @@ def _leave(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
     if blame in (_FailureScope.SHARED, _FailureScope.JOB) or not draft.can_place_elsewhere(node, moved):
         return draft
     hours = c.AVOID_UNFIT.total_seconds() / 3600
-    message = say(f"{_told(draft, unfit)}; another node takes its place, no worker is placed there for {hours:.0f} h")
+    message = say(messages.preflight_avoids_node(_told(draft, unfit), hours))
     kept = shorten(message, c.MAX_AVOIDED_MESSAGE)
-    draft = avoiding(draft, node, _word(unfit.failed), c.AVOID_UNFIT, kept)
-    return _said(order_away(draft, unfit.worker, REASON, message), c.AVOID_NODE, REASON, message)
+    failed, reason = tuple(check.name for check in unfit.failed), StartupReason.PREFLIGHT_FAILED
+    draft = avoiding(draft, node, reason, c.AVOID_UNFIT, message=kept, failed_checks=failed)
+    draft = order_away(draft, unfit.worker, reason, message)
+    return _said(draft, RecoveryAction.AVOID_NODE, reason, message)
 
 
-def _said(draft: PlanDraft, action: str, reason: str, message: str) -> PlanDraft:
-    word = DecisionMetric(cause=c.CAUSE_INFRASTRUCTURE, action=action, reason=reason)
+def _said(draft: PlanDraft, action: RecoveryAction, reason: StartupReason, message: str) -> PlanDraft:
+    word = DecisionMetric(cause=Cause.INFRASTRUCTURE, action=action, reason=reason)
     return draft.with_decision_metric(word).with_event(reason, say(message), warning=True)
-
-
-def _word(failed: Sequence[Check]) -> str:
-    return reason_word(_AVOIDED + "".join(check.name for check in failed))
 
 
 def _blame(draft: PlanDraft, unfit: _FailedPreflight) -> _FailureScope:
@@ -227,7 +226,7 @@ def _of_check(draft: PlanDraft, node: str, check: Check) -> _FailureScope:
         return _FailureScope.NODE
     if "Running" in results:
         return _FailureScope.UNKNOWN
-    before = any(_names(entry, name) for entry in draft.status.avoided if entry.node != node)
+    before = any(name in entry.failed_checks for entry in draft.status.avoided if entry.node != node)
     return _FailureScope.SHARED if before or "Failed" in results else _FailureScope.NODE
 
 
@@ -235,7 +234,7 @@ def _of_network(draft: PlanDraft) -> _FailureScope:
     """Who reaches whom tells more once all have tried; what several nodes could not mend is none of theirs."""
     if any(result == "Running" for _, result in _results(draft, NETWORK)):
         return _FailureScope.UNKNOWN
-    left = len({entry.node for entry in draft.status.avoided if _names(entry, NETWORK)})
+    left = len({entry.node for entry in draft.status.avoided if NETWORK in entry.failed_checks})
     return _FailureScope.SHARED if left >= c.UNREACHED_NODES else _FailureScope.NODE
 
 
@@ -252,17 +251,13 @@ def _results(draft: PlanDraft, name: str) -> Iterator[tuple[Worker, str]]:
             yield worker, "Running" if result in ("", "Running") else result
 
 
-def _names(entry: AvoidedNode, check: str) -> bool:
-    return entry.reason.startswith(_AVOIDED) and check in entry.reason
-
-
 def _named(draft: PlanDraft) -> PlanDraft:
     """A start that waits for another node says so in the condition too."""
     if draft.status.membership.active is not None or draft.hold is not None:
         return draft
-    left = [entry for entry in draft.status.avoided if entry.reason.startswith(_AVOIDED) and entry.message]
+    left = [entry for entry in draft.status.avoided if entry.failed_checks and entry.message]
     waits = (worker for worker in draft.status.in_phase(Phase.WANTED) if worker.ready_at is None)
     if not left or not any(waits):
         return draft
     newest = max(left, key=lambda entry: (entry.until, entry.node))
-    return replace(draft, hold=Reason(reason=REASON, message=newest.message))
+    return replace(draft, hold=Reason(reason=StartupReason.PREFLIGHT_FAILED, message=newest.message))

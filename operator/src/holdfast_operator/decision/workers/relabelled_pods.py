@@ -5,10 +5,11 @@ Such a pod still trains. It is found by a direct read, so it never counts as abs
 
 from __future__ import annotations
 
-from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import WorkerReason
 from holdfast_operator.api.status import Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.plan import RestorePod
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.manifests.common import worker_marks
 from holdfast_operator.views import PodView
 
@@ -27,12 +28,8 @@ def apply(draft: PlanDraft) -> PlanDraft:
     draft = draft.with_action(*(_restored(draft, worker, pod) for worker, pod in changed))
     names = ", ".join(pod.name for _, pod in changed[:SHOWN])
     more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
-    message = (
-        f"a label or the owner reference of {names}{more} was removed or changed, which hides a running pod from the"
-        " operator and from the job's Service; nothing was stopped, and the operator puts them back. Exclude pods"
-        f" with the label {c.LABEL_APP_MANAGED_BY}={c.MANAGED_BY} from whatever changed them"
-    )
-    return draft.with_event("PodRelabelled", message, warning=True)
+    message = messages.pods_relabelled(f"{names}{more}")
+    return draft.with_event(WorkerReason.POD_RELABELLED, message, warning=True)
 
 
 def _strayed(pod: PodView) -> bool:

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.child_names import pod_name
+from holdfast_operator.api.reasons import MembershipReason, WaitReason, WorkerReason
 from holdfast_operator.api.status import Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.set_condition import Reason
 from holdfast_operator.decision.workers.replicas import order_away
-
-HOST_LOST = "RendezvousHostLost"
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
@@ -27,13 +27,13 @@ def apply(draft: PlanDraft) -> PlanDraft:
     host = host_of(wanted)
     for worker in wanted:
         if worker.host is not None and worker.host != host:
-            draft = order_away(draft, worker, HOST_LOST, _left_behind(draft, worker.host))
+            draft = order_away(draft, worker, WorkerReason.RENDEZVOUS_HOST_LOST, _left_behind(draft, worker.host))
     return draft
 
 
 def _left_behind(draft: PlanDraft, host: int) -> str:
     name = pod_name(draft.seen.job.name, host)
-    return f"{name} hosted the store by which the workers find each other, and leaves: all begin anew"
+    return messages.rendezvous_host_lost(name)
 
 
 def waits(draft: PlanDraft) -> PlanDraft | None:
@@ -41,18 +41,13 @@ def waits(draft: PlanDraft) -> PlanDraft | None:
     if draft.spec.rendezvous != c.C10D:
         return None
     if not draft.seen.rendezvous_ip:
-        words = Reason(reason="WaitingForService", message="the Service of the rendezvous is being made")
+        words = Reason(reason=WaitReason.WAITING_FOR_SERVICE, message=messages.waiting_for_service())
         return replace(draft, hold=words).requeue_in(c.POLL_OPEN)
     before = _earlier_host(draft)
     if before is None:
         return None
-    where = f" on {before.node}" if before.node else ""
-    message = (
-        f"{pod_name(draft.seen.job.name, before.incarnation)}{where} hosted the store of the rendezvous and may still"
-        " train with others. New workers are made when it is proved gone: delete the Node object, or taint it with"
-        " node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, once the machine is surely off"
-    )
-    reason = "AwaitingFence" if before.phase is Phase.LOST else "WaitingForWorkers"
+    message = messages.waiting_for_rendezvous_host(pod_name(draft.seen.job.name, before.incarnation), before.node)
+    reason = MembershipReason.AWAITING_FENCE if before.phase is Phase.LOST else MembershipReason.WAITING_FOR_WORKERS
     return replace(draft, hold=Reason(reason=reason, message=message)).requeue_soon()
 
 

@@ -11,9 +11,11 @@ from dataclasses import replace
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.child_names import pod_name
+from holdfast_operator.api.reasons import Cause, MembershipReason, RecoveryAction, WaitReason
 from holdfast_operator.api.status import Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.backoff import start_retry
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.set_condition import Reason
 
 _NO_PLACE = 1 << 30
@@ -45,7 +47,7 @@ def _held_back(draft: PlanDraft, missing: int) -> PlanDraft:
         return draft.with_status(backoff_until=None, held_back=0)
     wanted = {worker.incarnation for worker in draft.seen.status.in_phase(Phase.WANTED)}
     gone = [w for w in draft.status.workers if w.phase is not Phase.WANTED and w.incarnation in wanted]
-    together = any(worker.ordered and worker.reason.startswith(c.RESTART_GANG) for worker in gone)
+    together = any(worker.removal is RecoveryAction.RESTART_GANG for worker in gone)
     failed = len(gone) if together else sum(map(_failed, gone))
     held = min(missing, draft.status.held_back + failed)
     draft = draft.with_status(held_back=held)
@@ -55,9 +57,9 @@ def _held_back(draft: PlanDraft, missing: int) -> PlanDraft:
 def _failed(worker: Worker) -> bool:
     """By itself, or so that it was decided to make it anew."""
     if worker.ordered:
-        return worker.reason.startswith((c.RECREATE_POD, c.REPLACE_NODE, c.RESTART_GANG))
-    at_startup = worker.cause == c.CAUSE_INFRASTRUCTURE and worker.pair is None
-    return at_startup or worker.cause not in (c.CAUSE_INTERRUPTION, c.CAUSE_INFRASTRUCTURE)
+        return worker.removal is not None
+    at_startup = worker.cause == Cause.INFRASTRUCTURE and worker.pair is None
+    return at_startup or worker.cause not in (Cause.INTERRUPTION, Cause.INFRASTRUCTURE)
 
 
 def _total(draft: PlanDraft) -> int:
@@ -76,7 +78,7 @@ def _spare_failed(draft: PlanDraft) -> bool:
     return any(
         worker.since is not None and draft.now - worker.since < start_retry(draft)
         for worker in failed
-        if not worker.ordered and worker.cause != c.CAUSE_INTERRUPTION
+        if not worker.ordered and worker.cause != Cause.INTERRUPTION
     )
 
 
@@ -88,9 +90,8 @@ def _waited_for(draft: PlanDraft) -> tuple[Worker, ...]:
 
 
 def _waits(draft: PlanDraft, workers: tuple[Worker, ...]) -> PlanDraft:
-    names = ", ".join(pod_name(draft.seen.job.name, worker.incarnation) for worker in workers)
-    message = f"waits for {names}, which is to come back or be proved gone before it is replaced (onFailure: Wait)"
-    return replace(draft, hold=Reason(reason="WaitingForLost", message=message))
+    message = messages.waiting_for_lost_worker([pod_name(draft.seen.job.name, w.incarnation) for w in workers])
+    return replace(draft, hold=Reason(reason=WaitReason.WAITING_FOR_LOST_WORKER, message=message))
 
 
 def _more(draft: PlanDraft, count: int) -> PlanDraft:
@@ -173,7 +174,7 @@ def _fewer(draft: PlanDraft, surplus: int) -> PlanDraft:
     others = [worker for worker in _dispensable(draft) if worker not in holders]
     from_holders = max(surplus - len(others), len(holders) - draft.target, 0)
     for worker in (*others[: max(surplus - from_holders, 0)], *holders[:from_holders]):
-        draft = order_away(draft, worker, "Surplus", "more workers than asked for")
+        draft = order_away(draft, worker, MembershipReason.SCALED_DOWN, messages.surplus())
     return draft
 
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import WorkerReason
 from holdfast_operator.api.status import Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
+from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.reporting.progress import newest_report
 from holdfast_operator.decision.workers.replicas import planned
 from holdfast_operator.scheduling.capacity import FreeCapacity
@@ -87,8 +89,8 @@ def _wanted_elsewhere(draft: PlanDraft) -> bool:
 def _given_back(draft: PlanDraft) -> PlanDraft:
     if not draft.status.extra:
         return draft
-    message = f"{draft.status.extra} workers beyond replicas leave: another job waits for their room"
-    return draft.with_status(extra=0, grown_at=draft.now).with_event("RoomGivenBack", message)
+    message = messages.capacity_yielded(draft.status.extra)
+    return draft.with_status(extra=0, grown_at=draft.now).with_event(WorkerReason.YIELDED_CAPACITY, message)
 
 
 def _all_is_well(draft: PlanDraft) -> bool:
@@ -121,8 +123,5 @@ def _room(draft: PlanDraft) -> bool:
 
 def _grown(draft: PlanDraft) -> PlanDraft:
     extra = draft.status.extra + draft.spec.replica_step
-    message = (
-        f"the cluster has room: the job grows to {draft.spec.replicas + extra} workers,"
-        f" {draft.spec.max_replicas} are the most it may have"
-    )
-    return draft.with_status(extra=extra, grown_at=draft.now).with_event("Growing", message)
+    message = messages.scaling_up(draft.spec.replicas + extra, draft.spec.max_replicas)
+    return draft.with_status(extra=extra, grown_at=draft.now).with_event(WorkerReason.SCALING_UP, message)
