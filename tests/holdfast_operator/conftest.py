@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from bodies import job_body
 from launchers import CONTRACT
-from sim import Sim
+from sim import Make, Sim
 
 from holdfast_operator.decision.snapshot import Observed
 
@@ -21,7 +20,7 @@ def sim() -> Sim:
 
 
 @pytest.fixture
-def make_sim() -> Callable[..., Sim]:
+def make_sim() -> Make:
     """``make_sim(replicas=2, minimum=1, nodes=3, **spec)``."""
 
     def make(*, nodes: int = 4, **job: Any) -> Sim:

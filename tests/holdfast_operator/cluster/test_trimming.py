@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sim import Sim
 
 from holdfast_operator.api.job import parse_job
 from holdfast_operator.cluster.interning import Interner
@@ -28,7 +29,7 @@ def more(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 FIELDS = [{"manager": "kubelet", "operation": "Update", "fieldsV1": {"f:status": {}}}]
 
 
-def test_a_slim_pod_reads_like_the_whole_one(trained: Any) -> None:
+def test_a_slim_pod_reads_like_the_whole_one(trained: Sim) -> None:
     for body in trained.pods.values():
         whole = copy.deepcopy(body)
         whole["metadata"] |= {"managedFields": FIELDS, "annotations": {"note": "x" * 4096}}
@@ -41,7 +42,7 @@ def test_a_slim_pod_reads_like_the_whole_one(trained: Any) -> None:
         assert slim_pod(kept) == kept
 
 
-def test_a_priority_is_kept_of_a_pod_that_has_one(trained: Any) -> None:
+def test_a_priority_is_kept_of_a_pod_that_has_one(trained: Sim) -> None:
     whole = copy.deepcopy(next(iter(trained.pods.values())))
     assert (whole["spec"]["priority"], whole["spec"]["preemptionPolicy"]) == (0, "PreemptLowerPriority")
     assert not {"priority", "preemptionPolicy"} & slim_pod(whole)["spec"].keys()
@@ -51,7 +52,7 @@ def test_a_priority_is_kept_of_a_pod_that_has_one(trained: Any) -> None:
     assert (parse_pod(kept).priority, parse_pod(kept).preempts) == (-7, False)
 
 
-def test_what_pods_have_in_common_is_in_memory_once(trained: Any) -> None:
+def test_what_pods_have_in_common_is_in_memory_once(trained: Sim) -> None:
     one, other = (slim_pod(copy.deepcopy(body)) for body in list(trained.pods.values())[:2])
     assert one != other
     assert one["spec"]["containers"] is other["spec"]["containers"]
@@ -67,7 +68,7 @@ def test_of_annotations_only_our_own_are_kept_of_a_node_and_none_of_a_job() -> N
     assert notes.keys() != own.keys(), "the given object was changed"
 
 
-def test_a_slim_job_reads_like_the_whole_one(trained: Any) -> None:
+def test_a_slim_job_reads_like_the_whole_one(trained: Sim) -> None:
     whole = copy.deepcopy(trained.body)
     whole["metadata"] |= {
         "managedFields": FIELDS,
@@ -86,7 +87,7 @@ def test_a_slim_job_reads_like_the_whole_one(trained: Any) -> None:
     [["x" * SPEC_BYTES], [{}] * (SPEC_BYTES // 64), [{str(n): str(n)} for n in range(SPEC_BYTES // 256)]],
     ids=["one text", "empty objects", "many texts"],
 )
-def test_of_a_job_that_is_too_large_nothing_is_kept_but_why(sim: Any, values: list[Any]) -> None:
+def test_of_a_job_that_is_too_large_nothing_is_kept_but_why(sim: Sim, values: list[Any]) -> None:
     sim.body["spec"]["workers"]["template"]["spec"]["containers"][0]["args"] = values
     kept = slim_job(sim.body)
     assert "spec" not in kept
@@ -98,7 +99,7 @@ def test_of_a_job_that_is_too_large_nothing_is_kept_but_why(sim: Any, values: li
     assert job.unreadable.startswith("its spec takes more than 128 KiB of the operator's memory: move large values")
 
 
-def test_a_job_that_is_too_large_says_so_and_nothing_is_made_for_it(sim: Any) -> None:
+def test_a_job_that_is_too_large_says_so_and_nothing_is_made_for_it(sim: Sim) -> None:
     sim.body["spec"]["workers"]["template"]["spec"]["containers"][0]["args"] = ["x" * SPEC_BYTES]
     sim.body = slim_job(sim.body)
     sim.settle()
@@ -110,7 +111,7 @@ def test_a_job_that_is_too_large_says_so_and_nothing_is_made_for_it(sim: Any) ->
 
 
 @pytest.mark.parametrize(("levels", "read"), [(SPEC_DEPTH - 10, True), (SPEC_DEPTH, False), (300, False)])
-def test_a_job_that_is_nested_deeper_than_any_pod_is_not_read(sim: Any, levels: int, read: bool) -> None:
+def test_a_job_that_is_nested_deeper_than_any_pod_is_not_read(sim: Sim, levels: int, read: bool) -> None:
     sim.body["spec"]["workers"]["template"]["spec"]["containers"][0]["args"] = json.loads("[" * levels + "]" * levels)
     job = parse_job(slim_job(sim.body))
     assert (job.spec is not None) is read
@@ -149,7 +150,7 @@ def test_a_shared_part_is_what_was_given(value: Any) -> None:
     assert shared[0] is shared[1]
 
 
-def test_a_slim_node_reads_like_the_whole_one(trained: Any) -> None:
+def test_a_slim_node_reads_like_the_whole_one(trained: Sim) -> None:
     for body in trained.nodes.values():
         whole = {**body, "metadata": {**body["metadata"], "managedFields": FIELDS}}
         whole["status"] = {**body["status"], "images": [{"names": ["train:1"]}]}

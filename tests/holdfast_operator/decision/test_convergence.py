@@ -8,13 +8,13 @@ all its workers again, each failure counted as often as in an undisturbed run.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from sim import Make, Sim
 
 from holdfast_operator.reconcile.act import status_patch
 
@@ -27,10 +27,8 @@ SETTINGS = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
-Make = Callable[..., Any]
 
-
-def hurt(sim: Any, fault: str, pick: int) -> None:
+def hurt(sim: Sim, fault: str, pick: int) -> None:
     """One fault on one of the running workers."""
     names = sim.running()
     if not names:
@@ -57,7 +55,7 @@ def hurt(sim: Any, fault: str, pick: int) -> None:
             sim.restart_operator(grace=True)
 
 
-def calm(sim: Any) -> None:
+def calm(sim: Sim) -> None:
     """All nodes and networks are back, and the job has the time to recover."""
     sim.cut_off.clear()
     for name in sim.nodes:
@@ -171,7 +169,7 @@ def seeds() -> list[int]:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(junk=st.lists(JUNK, min_size=1, max_size=6), seed=st.integers(0, 2**32))
-def test_whatever_agents_report_a_decision_is_made(trained: Any, junk: list[Any], seed: int) -> None:
+def test_whatever_agents_report_a_decision_is_made(trained: Sim, junk: list[Any], seed: int) -> None:
     """Agents are other programs of other versions: no field of theirs may stop a pass."""
     dice = random.Random(seed)
     for uid, (at, body) in list(trained.heard.items()):

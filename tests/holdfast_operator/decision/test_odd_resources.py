@@ -6,13 +6,13 @@ Resources are drawn from the CRD itself: see ``odd_resources``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from odd_resources import AMOUNTS, AWAY, EXPRESSION, JUNK, SPECS
+from sim import Make, Sim
 
 from holdfast_operator.api.job import parse_job
 from holdfast_operator.api.quantities import quantity
@@ -21,14 +21,13 @@ from holdfast_operator.scheduling.capacity import FreeCapacity, PodRequest, too_
 from holdfast_operator.scheduling.waiting_gang import rival_of
 from holdfast_operator.views import NodeView, parse_pod, parse_report
 
-Make = Callable[..., Any]
 Json = dict[str, Any]
 # No shrinking: it would take longer than all else here.
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 SETTINGS = settings(deadline=None, max_examples=60, phases=PHASES, suppress_health_check=list(HealthCheck))
 
 
-def odd(sim: Any, spec: Json) -> Any:
+def odd(sim: Sim, spec: Json) -> Any:
     """The job of the simulation with another spec, made before all others."""
     sim.body["spec"] = spec
     sim.body["spec"]["workers"]["replicas"] = min(spec["workers"]["replicas"], 8)
@@ -51,7 +50,7 @@ SECRET = {"checkpoint": {"object": {"url": "s3://b/p", "secretRef": {"name": "ke
 
 
 @pytest.mark.parametrize("junk", [5, "keys", {"secretRef": {"name": "keys"}}, [None]])
-def test_variables_from_what_no_pod_could_have_are_named(sim: Any, junk: Any) -> None:
+def test_variables_from_what_no_pod_could_have_are_named(sim: Sim, junk: Any) -> None:
     sim.body["spec"] |= SECRET
     sim.body["spec"]["workers"]["template"]["spec"]["containers"][0]["envFrom"] = junk
     sim.settle()
@@ -63,7 +62,7 @@ def test_variables_from_what_no_pod_could_have_are_named(sim: Any, junk: Any) ->
     ("amount", "told"),
     [("²", "0"), ("9" * 5000, "0"), ("-1", "0"), ("1k", "1000"), (2, "2"), ("4", "4"), (None, "0")],
 )
-def test_a_preflight_is_told_of_as_many_gpus_as_are_asked_for(sim: Any, amount: Any, told: str) -> None:
+def test_a_preflight_is_told_of_as_many_gpus_as_are_asked_for(sim: Sim, amount: Any, told: str) -> None:
     sim.body["spec"]["preflight"] = {}
     (trainer,) = sim.body["spec"]["workers"]["template"]["spec"]["containers"]
     trainer["resources"]["limits"] = {"nvidia.com/gpu": amount}
@@ -114,7 +113,7 @@ def test_a_template_of_endless_alternatives_is_left_to_the_scheduler() -> None:
     assert time.process_time() - started < 20
 
 
-def test_pods_of_one_job_share_their_template(trained: Any) -> None:
+def test_pods_of_one_job_share_their_template(trained: Sim) -> None:
     """A large template times a thousand workers would be more than the operator's memory."""
     seen = trained.observe()
     assert seen.job.spec is not None
@@ -135,7 +134,7 @@ def test_whatever_a_container_leaves_behind_is_read(left: str) -> None:
 
 
 @pytest.mark.parametrize("number", [10**400, float("inf"), -float("inf"), float("nan")])
-def test_numbers_that_no_status_can_hold_are_not_taken(number: float, trained: Any) -> None:
+def test_numbers_that_no_status_can_hold_are_not_taken(number: float, trained: Sim) -> None:
     (at, body), *_ = trained.heard.values()
     launcher = {**body["launcher"], "loss": number, "throughput": number}
     report = parse_report({**body, "launcherSilentSeconds": number, "launcher": launcher}, at)

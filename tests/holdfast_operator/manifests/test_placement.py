@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from sim import Make, Sim
 
 from holdfast_operator.api.spec.scheduling import Scheduling, parse_scheduling
 from holdfast_operator.errors import UnreadableError
 from holdfast_operator.manifests.placement import placed
 
-Make = Callable[..., Any]
 ZONE = "topology.kubernetes.io/zone"
 SPOT = "karpenter.sh/capacity-type"
 BARE = {"containers": [{"name": "trainer", "image": "x"}]}
@@ -23,19 +22,19 @@ def asked(scheduling: Scheduling, pod_spec: Any = BARE, **more: Any) -> dict[str
     return placed(pod_spec, scheduling, namespace="ml", job="gpt", **more)
 
 
-def zones(sim: Any, *names: str) -> None:
+def zones(sim: Sim, *names: str) -> None:
     """The nodes in their order get these zones."""
     for node, name in zip(sim.nodes.values(), names, strict=True):
         node["metadata"]["labels"][ZONE] = name
 
 
-def single(sim: Any) -> None:
+def single(sim: Sim) -> None:
     """Each node has room for one worker."""
     for node in sim.nodes.values():
         node["status"]["allocatable"]["cpu"] = "1"
 
 
-def spot(sim: Any, *names: str) -> None:
+def spot(sim: Sim, *names: str) -> None:
     for name in names:
         sim.nodes[name]["metadata"]["labels"][SPOT] = "spot"
 
@@ -44,7 +43,7 @@ def packed(**more: Any) -> dict[str, Any]:
     return {"scheduling": {"topologyKey": ZONE, "topologyPolicy": "Packed", **more}}
 
 
-def zones_of(sim: Any) -> set[str]:
+def zones_of(sim: Sim) -> set[str]:
     nodes = {body["spec"]["nodeName"] for body in sim.pods.values() if body["spec"].get("nodeName")}
     return {sim.nodes[node]["metadata"]["labels"][ZONE] for node in nodes}
 
@@ -105,7 +104,7 @@ def test_what_is_no_policy_is_refused_by_name() -> None:
 # Off spot capacity
 
 
-def on_demand_job(make_sim: Make, *, on_demand: int, **more: Any) -> Any:
+def on_demand_job(make_sim: Make, *, on_demand: int, **more: Any) -> Sim:
     sim = make_sim(**more)
     sim.body["spec"]["workers"]["onDemandReplicas"] = on_demand
     single(sim)
@@ -247,7 +246,7 @@ def test_pods_that_still_end_hold_a_resumed_job_in_no_domain(make_sim: Make) -> 
 # The node's own network
 
 
-def host_network(sim: Any) -> Any:
+def host_network(sim: Sim) -> Any:
     sim.body["spec"]["workers"]["template"]["spec"]["hostNetwork"] = True
     return sim
 

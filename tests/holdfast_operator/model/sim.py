@@ -255,3 +255,7 @@ class Sim(Launchers):
         self.applied, self.published, self.refusal, self.rendezvous_ip = "", -1, None, ""
         self.heard, self.renewals = {}, {}
         self.started_at = self.now if grace else self.started_at
+
+
+Make = Callable[..., Sim]
+"""``make_sim(replicas=2, minimum=1, nodes=3, **spec)``."""

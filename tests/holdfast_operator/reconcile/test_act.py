@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sim import Sim
 
 from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.decision.plan import CreatePod, DeletePod, Event, Publish, RestorePod
@@ -85,11 +86,11 @@ def creations(*names: str) -> tuple[CreatePod, ...]:
     return tuple(CreatePod(name=name, manifest={"metadata": {"name": name}}) for name in names)
 
 
-def plan_with(trained: Any, *actions: Any) -> Any:
+def plan_with(trained: Sim, *actions: Any) -> Any:
     return replace(trained.plan(), actions=actions)
 
 
-def test_a_refused_creation_is_remembered_and_stops_its_like_only(trained: Any) -> None:
+def test_a_refused_creation_is_remembered_and_stops_its_like_only(trained: Sim) -> None:
     api = Api(create_pod=RejectedError("pod a", "QuotaExceeded", "exceeded quota: pods"))
     plan = plan_with(trained, *creations("a", "b"), DeletePod(name="c", uid="u", why="test"))
     memory, failure = actor(api).act(trained.observe().job, plan, JobMemory())
@@ -100,7 +101,7 @@ def test_a_refused_creation_is_remembered_and_stops_its_like_only(trained: Any) 
     assert "exceeded quota" in memory.refusal.message
 
 
-def test_labels_that_cannot_be_put_back_keep_no_pod_from_being_made(trained: Any) -> None:
+def test_labels_that_cannot_be_put_back_keep_no_pod_from_being_made(trained: Sim) -> None:
     api = Api(restore_pod=RejectedError("PATCH …/pods/a", "Rejected", "labels are protected"))
     restored = [RestorePod(name=name, uid="u", marks={"labels": {}}) for name in ("a", "b")]
     memory, failure = actor(api).act(
@@ -110,7 +111,7 @@ def test_labels_that_cannot_be_put_back_keep_no_pod_from_being_made(trained: Any
     assert (memory.refusal, failure) == (None, None)
 
 
-def test_a_creation_that_succeeds_ends_the_refusal(trained: Any) -> None:
+def test_a_creation_that_succeeds_ends_the_refusal(trained: Sim) -> None:
     api = Api(create_pod=RejectedError("pod a", "QuotaExceeded", "exceeded quota: pods"))
     job = trained.observe().job
     memory, _failure = actor(api).act(job, plan_with(trained, *creations("a")), JobMemory())
@@ -120,7 +121,7 @@ def test_a_creation_that_succeeds_ends_the_refusal(trained: Any) -> None:
     assert memory.refusal is None
 
 
-def test_what_changed_meanwhile_is_left_to_the_next_pass(trained: Any) -> None:
+def test_what_changed_meanwhile_is_left_to_the_next_pass(trained: Sim) -> None:
     for error in (ConflictError("changed"), NotFoundError("gone")):
         api = Api(delete_pod=error)
         plan = plan_with(trained, *[DeletePod(name=name, uid="u", why="test") for name in ("a", "b")])
@@ -128,14 +129,14 @@ def test_what_changed_meanwhile_is_left_to_the_next_pass(trained: Any) -> None:
         assert api.calls == [("delete_pod", "a"), ("delete_pod", "b")]
 
 
-def test_a_publication_is_remembered_by_its_revision(trained: Any) -> None:
+def test_a_publication_is_remembered_by_its_revision(trained: Sim) -> None:
     plan = plan_with(trained, Publish(revision=9, document={"revision": 9}))
     memory, _failure = actor(Api()).act(trained.observe().job, plan, JobMemory())
     assert memory.published == 9
 
 
 @pytest.mark.parametrize("answer", ["was answered with 500: failed calling webhook", "failed: ReadTimeout"])
-def test_where_no_pod_can_be_made_launchers_are_told_all_the_same(trained: Any, answer: str) -> None:
+def test_where_no_pod_can_be_made_launchers_are_told_all_the_same(trained: Sim, answer: str) -> None:
     """A webhook for pods that is away answers each creation with a 500, maybe as it sat on the lost node."""
     api = Api(create_pod=ClusterError(f"POST …/pods {answer}"))
     plan = plan_with(trained, *creations("a", "b"), Publish(revision=9, document={"revision": 9}))
@@ -147,7 +148,7 @@ def test_where_no_pod_can_be_made_launchers_are_told_all_the_same(trained: Any, 
     assert (memory.refusal.reason, answer in memory.refusal.message) == ("CreationFailed", True)
 
 
-def test_what_the_api_server_does_not_answer_stops_its_like_only(trained: Any) -> None:
+def test_what_the_api_server_does_not_answer_stops_its_like_only(trained: Sim) -> None:
     api = Api(delete_pod=ClusterError("DELETE …/pods/a was answered with 503"))
     deletions = [DeletePod(name=name, uid="u", why="test") for name in ("a", "b")]
     memory, failure = actor(api).act(
@@ -158,7 +159,7 @@ def test_what_the_api_server_does_not_answer_stops_its_like_only(trained: Any) -
     assert memory.refusal is None
 
 
-def test_a_long_note_is_cut_by_bytes_and_keeps_its_end(trained: Any) -> None:
+def test_a_long_note_is_cut_by_bytes_and_keeps_its_end(trained: Sim) -> None:
     event = Event(reason="Exception", message="é" * 2000 + "x\nValueError: the last line", warning=True)
     note = job_event(trained.observe().job, event, trained.now, 0, "operator-1")["note"]
     assert 1020 < len(note.encode()) <= 1024
@@ -166,7 +167,7 @@ def test_a_long_note_is_cut_by_bytes_and_keeps_its_end(trained: Any) -> None:
     assert note.endswith("ValueError: the last line")
 
 
-def test_events_carry_the_same_words_and_fit(trained: Any) -> None:
+def test_events_carry_the_same_words_and_fit(trained: Sim) -> None:
     job = trained.observe().job
     event = Event(reason="RunningWithFewerWorkers", message="m" * 5000, warning=True)
     manifest = job_event(job, event, trained.now, 0, "operator-1")
@@ -177,7 +178,7 @@ def test_events_carry_the_same_words_and_fit(trained: Any) -> None:
     assert manifest["metadata"]["name"] != job_event(job, event, trained.now, 1, "x")["metadata"]["name"]
 
 
-def test_of_a_job_with_too_many_events_some_are_told_and_the_others_counted(trained: Any) -> None:
+def test_of_a_job_with_too_many_events_some_are_told_and_the_others_counted(trained: Sim) -> None:
     left_out: list[int] = []
     hub = AgentHub(lambda _token: None, lambda _uid: None)
     writer = Actor(cluster=cast(Any, Api()), hub=hub, identity="test", left_out=left_out.append)

@@ -6,6 +6,8 @@ import copy
 from datetime import timedelta
 from typing import Any
 
+from sim import Make, Sim
+
 from holdfast_operator.api.names import APPLY_AGAIN, LABEL_APP_MANAGED_BY
 from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.cache import Cache, Listing
@@ -50,7 +52,7 @@ class NoCluster:
         return self.events.get(uid, [])
 
 
-def owned(sim: Any, name: str, namespace: str) -> dict[str, Any]:
+def owned(sim: Sim, name: str, namespace: str) -> dict[str, Any]:
     """A pod with an owner reference to the job."""
     body: dict[str, Any] = copy.deepcopy(next(iter(sim.pods.values())))
     job = sim.body
@@ -59,7 +61,7 @@ def owned(sim: Any, name: str, namespace: str) -> dict[str, Any]:
     return body
 
 
-def observer(sim: Any, cache: Cache, hub: AgentHub, cluster: Any = None) -> JobObserver:
+def observer(sim: Sim, cache: Cache, hub: AgentHub, cluster: Any = None) -> JobObserver:
     cluster = cluster or NoCluster()
     return JobObserver(
         cluster=cluster,
@@ -72,7 +74,7 @@ def observer(sim: Any, cache: Cache, hub: AgentHub, cluster: Any = None) -> JobO
     )
 
 
-def test_pods_of_another_namespace_are_no_workers_whatever_owner_they_name(trained: Any) -> None:
+def test_pods_of_another_namespace_are_no_workers_whatever_owner_they_name(trained: Sim) -> None:
     cache, hub, bound = Cache(), AgentHub(lambda _token: None, lambda _uid: None), []
     hub.bind = lambda pod_uid, *_: bound.append(pod_uid)  # type: ignore[method-assign]
     cache.put_job(trained.body)
@@ -85,7 +87,7 @@ def test_pods_of_another_namespace_are_no_workers_whatever_owner_they_name(train
     assert bound == ["uid-own"]
 
 
-def test_a_new_process_takes_the_statuss_word_for_what_was_applied(trained: Any) -> None:
+def test_a_new_process_takes_the_statuss_word_for_what_was_applied(trained: Sim) -> None:
     cache, hub = Cache(), AgentHub(lambda _token: None, lambda _uid: None)
     trained.body["status"]["placement"]["applied"] = "digest"
     trained.started_at = trained.now
@@ -94,7 +96,7 @@ def test_a_new_process_takes_the_statuss_word_for_what_was_applied(trained: Any)
     assert [one.applied for one in seen if one is not None] == ["digest", "digest", ""]
 
 
-def test_where_there_are_many_jobs_children_are_applied_anew_seldom(trained: Any) -> None:
+def test_where_there_are_many_jobs_children_are_applied_anew_seldom(trained: Sim) -> None:
     cache, hub = Cache(), AgentHub(lambda _token: None, lambda _uid: None)
     for number in range(1000):
         meta = {**trained.body["metadata"], "name": f"job-{number}", "uid": f"uid-{number}"}
@@ -105,7 +107,7 @@ def test_where_there_are_many_jobs_children_are_applied_anew_seldom(trained: Any
     assert seen.applied == "digest"
 
 
-def test_children_are_applied_anew_after_a_while_and_not_all_jobs_at_once(trained: Any) -> None:
+def test_children_are_applied_anew_after_a_while_and_not_all_jobs_at_once(trained: Sim) -> None:
     cache, hub = Cache(), AgentHub(lambda _token: None, lambda _uid: None)
     memory = JobMemory(applied="digest", applied_at=trained.now)
     due = set()
@@ -127,7 +129,7 @@ def pulling(at: str) -> dict[str, Any]:
     return {"type": "Normal", "reason": "Pulling", "message": 'Pulling image "train:1"', "lastTimestamp": at}
 
 
-def that_pull(trained: Any, count: int) -> tuple[JobObserver, NoCluster]:
+def that_pull(trained: Sim, count: int) -> tuple[JobObserver, NoCluster]:
     """So many bound pods of a job that have pulled an image for a while."""
     cluster, cache, hub = NoCluster(), Cache(), AgentHub(lambda _token: None, lambda _uid: None)
     for number in range(count):
@@ -141,7 +143,7 @@ def that_pull(trained: Any, count: int) -> tuple[JobObserver, NoCluster]:
     return observer(trained, cache, hub, cluster), cluster
 
 
-def test_however_many_pods_pull_an_image_few_calls_ask_why(trained: Any) -> None:
+def test_however_many_pods_pull_an_image_few_calls_ask_why(trained: Sim) -> None:
     seeing, cluster = that_pull(trained, 256)
     for second in range(60):
         for look in (seeing.cached, seeing.live):
@@ -149,7 +151,7 @@ def test_however_many_pods_pull_an_image_few_calls_ask_why(trained: Any) -> None
     assert len(cluster.asked) <= 16 * 12
 
 
-def test_each_of_many_pods_gets_its_turn_and_what_was_told_is_kept(trained: Any) -> None:
+def test_each_of_many_pods_gets_its_turn_and_what_was_told_is_kept(trained: Sim) -> None:
     seeing, cluster = that_pull(trained, 256)
     mount = {"type": "Warning", "reason": "FailedMount", "message": "no such claim", "lastTimestamp": trained.stamp()}
     for uid in cluster.events:
@@ -161,7 +163,7 @@ def test_each_of_many_pods_gets_its_turn_and_what_was_told_is_kept(trained: Any)
     assert all(pod.warnings == (("FailedMount", "no such claim"),) for pod in seen.pods)
 
 
-def test_why_one_pod_does_not_start_is_known_at_once_and_asked_anew_every_few_seconds(trained: Any) -> None:
+def test_why_one_pod_does_not_start_is_known_at_once_and_asked_anew_every_few_seconds(trained: Sim) -> None:
     seeing, cluster = that_pull(trained, 1)
     told = []
     for second in range(11):
@@ -174,7 +176,7 @@ def test_why_one_pod_does_not_start_is_known_at_once_and_asked_anew_every_few_se
     assert len(cluster.asked) == 3
 
 
-def test_events_are_read_of_a_pod_about_which_no_scheduler_reports(trained: Any) -> None:
+def test_events_are_read_of_a_pod_about_which_no_scheduler_reports(trained: Sim) -> None:
     seeing, cluster = that_pull(trained, 1)
     warning = {"type": "Warning", "reason": "FailedResourceClaimCreation", "message": "no template eight"}
     cluster.events["uid-gpt-w0"] = [warning]
@@ -185,7 +187,7 @@ def test_events_are_read_of_a_pod_about_which_no_scheduler_reports(trained: Any)
     assert seen.pods[0].warnings == (("FailedResourceClaimCreation", "no template eight"),)
 
 
-def a_gang_that_waits(make_sim: Any) -> Any:
+def a_gang_that_waits(make_sim: Make) -> Any:
     sim = make_sim(replicas=3, nodes=1)
     sim.priority = 10
     sim.run(10)
@@ -193,7 +195,7 @@ def a_gang_that_waits(make_sim: Any) -> Any:
     return sim
 
 
-def standings(sim: Any, cache: Cache) -> list[GangPriority]:
+def standings(sim: Sim, cache: Cache) -> list[GangPriority]:
     hub = AgentHub(lambda _token: None, lambda _uid: None)
     for node in sim.nodes.values():
         cache.put_node(node)
@@ -202,7 +204,7 @@ def standings(sim: Any, cache: Cache) -> list[GangPriority]:
     return [rival.standing for rival in seen.line.rivals] if seen.line is not None else []
 
 
-def test_a_gang_stands_where_its_pods_say(make_sim: Any) -> None:
+def test_a_gang_stands_where_its_pods_say(make_sim: Make) -> None:
     sim, cache = a_gang_that_waits(make_sim), Cache()
     cache.put_job(sim.body)
     for name in ("one", "two"):
@@ -213,7 +215,7 @@ def test_a_gang_stands_where_its_pods_say(make_sim: Any) -> None:
     assert standings(sim, cache) == [GangPriority(priority=-5)]
 
 
-def test_a_gang_is_not_judged_before_its_pods_say_where_it_stands(make_sim: Any) -> None:
+def test_a_gang_is_not_judged_before_its_pods_say_where_it_stands(make_sim: Make) -> None:
     sim, cache = a_gang_that_waits(make_sim), Cache()
     cache.put_job(sim.body)
     assert standings(sim, cache) == []
@@ -224,7 +226,7 @@ def lowered(body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def watched(sim: Any) -> tuple[JobObserver, NoCluster, Cache]:
+def watched(sim: Sim) -> tuple[JobObserver, NoCluster, Cache]:
     """Three workers that train, all of them in the caches and in the list."""
     cluster, cache = NoCluster(), Cache()
     cluster.job_body = sim.body
@@ -242,13 +244,13 @@ def watched(sim: Any) -> tuple[JobObserver, NoCluster, Cache]:
     return observer(sim, cache, hub, cluster), cluster, cache
 
 
-def present(seeing: JobObserver, sim: Any) -> dict[str, bool]:
+def present(seeing: JobObserver, sim: Sim) -> dict[str, bool]:
     seen = seeing.live("ml/gpt", JobMemory(), sim.now)
     assert seen is not None
     return {pod.name: not pod.absent for pod in seen.pods}
 
 
-def test_a_pod_that_is_listed_no_more_is_absent_only_if_a_direct_read_says_so(trained: Any) -> None:
+def test_a_pod_that_is_listed_no_more_is_absent_only_if_a_direct_read_says_so(trained: Sim) -> None:
     seeing, cluster, cache = watched(trained)
     hidden = cluster.pod_bodies.pop()
     relabelled = copy.deepcopy(hidden)
@@ -261,7 +263,7 @@ def test_a_pod_that_is_listed_no_more_is_absent_only_if_a_direct_read_says_so(tr
     assert not present(seeing, trained)[name]
 
 
-def test_a_pod_of_the_same_name_with_another_uid_is_not_the_worker(trained: Any) -> None:
+def test_a_pod_of_the_same_name_with_another_uid_is_not_the_worker(trained: Sim) -> None:
     """Somebody recreates a pod under our name and labels: it is not ours, and ours is gone."""
     seeing, cluster, _cache = watched(trained)
     other = copy.deepcopy(cluster.pod_bodies[0])
@@ -273,7 +275,7 @@ def test_a_pod_of_the_same_name_with_another_uid_is_not_the_worker(trained: Any)
     assert [pod.absent for pod in seen.pods if pod.name == other["metadata"]["name"]] == [True]
 
 
-def test_pods_that_are_listed_or_ended_cost_no_direct_read(trained: Any) -> None:
+def test_pods_that_are_listed_or_ended_cost_no_direct_read(trained: Sim) -> None:
     trained.end("gpt-w1", 137)
     seeing, cluster, cache = watched(trained)
     ended = next(body for body in cluster.pod_bodies if body["metadata"]["name"] == "gpt-w1")
@@ -283,7 +285,7 @@ def test_pods_that_are_listed_or_ended_cost_no_direct_read(trained: Any) -> None
     assert cluster.read == []
 
 
-def test_a_node_without_a_lease_is_read_before_anything_waits_for_it(trained: Any) -> None:
+def test_a_node_without_a_lease_is_read_before_anything_waits_for_it(trained: Sim) -> None:
     """Its Lease goes with a deleted Node, whatever an old list says."""
     node = trained.node_of("gpt-w1")
     trained.node_unready(node)
@@ -296,5 +298,5 @@ def test_a_node_without_a_lease_is_read_before_anything_waits_for_it(trained: An
     assert cluster.read == [node]
 
 
-def later(sim: Any, seconds: int) -> Any:
+def later(sim: Sim, seconds: int) -> Any:
     return sim.now + timedelta(seconds=seconds)

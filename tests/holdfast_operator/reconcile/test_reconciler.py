@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from sim import Sim
 
 from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.cache import Cache
@@ -26,7 +27,7 @@ Job = dict[str, Any]
 class Seen:
     """Stands in for observer and actor: a simulated cluster, until it is deleted."""
 
-    def __init__(self, sim: Any) -> None:
+    def __init__(self, sim: Sim) -> None:
         self.sim, self.deleted = sim, False
         self.failure: ClusterError | None = None
 
@@ -54,7 +55,7 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture
-def passes(trained: Any, metrics: Metrics) -> tuple[Seen, Callable[[], Outcome]]:
+def passes(trained: Sim, metrics: Metrics) -> tuple[Seen, Callable[[], Outcome]]:
     """A training job, and a pass over it."""
     seen = Seen(trained)
     reconciler = Reconciler(
@@ -138,7 +139,7 @@ def test_a_job_that_was_deleted_leaves_no_series(passes, metrics):
 
 
 def test_progress_is_passed_on_without_reading_anything_anew(
-    passes: tuple[Seen, Callable[[], Outcome]], trained: Any
+    passes: tuple[Seen, Callable[[], Outcome]], trained: Sim
 ) -> None:
     seen, run = passes
     run()
@@ -157,7 +158,7 @@ def test_progress_is_passed_on_without_reading_anything_anew(
 
 
 def test_events_are_left_for_when_the_job_is_free_again(
-    passes: tuple[Seen, Callable[[], Outcome]], trained: Any
+    passes: tuple[Seen, Callable[[], Outcome]], trained: Sim
 ) -> None:
     seen, run = passes
     run()

@@ -3,200 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import json
-from concurrent.futures import Future
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from sick_cluster import MARK, START, Body, Crash, FakeCluster, World
 
 from holdfast_operator.api.node_mark import Mode
-from holdfast_operator.cluster.cache import Cache
-from holdfast_operator.errors import BlockedError, CloudError, ClusterError, ConflictError, RejectedError
+from holdfast_operator.errors import ClusterError, ConflictError, RejectedError
 from holdfast_operator.remediation.act import node_event
-from holdfast_operator.remediation.controller import Controller
-from holdfast_operator.remediation.metrics import RemediationMetrics
 from holdfast_operator.remediation.plan import Decision
-from holdfast_operator.remediation.settings import AlertRule, NodeLimit, RemediationSettings
-
-START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
-MARK = "holdfast.dev/remediation"
-Body = dict[str, Any]
-
-
-class Crash(BaseException):
-    """The operator dies."""
-
-
-class FakeCluster:
-    """Nodes with versions, pods, budgets, and a log of all writes. ``crash_after`` so many writes it dies."""
-
-    def __init__(self, *names: str) -> None:
-        self.nodes: dict[str, Body] = {}
-        self.pods: dict[str, Body] = {}
-        self.protected: set[str] = set()
-        self.configmaps: dict[str, dict[str, str]] = {}
-        self.events: list[Body] = []
-        self.writes: list[str] = []
-        self.crash_after: int | None = None
-        self.down = False
-        for name in names:
-            self.nodes[name] = {
-                "metadata": {"name": name, "uid": f"uid-{name}", "resourceVersion": "1"},
-                "spec": {"providerID": f"aws:///us-east-1a/{name}"},
-                "status": {"conditions": [{"type": "Ready", "status": "True"}]},
-            }
-
-    def add_pod(self, name: str, node: str, *, kind: str = "ReplicaSet", **change: Any) -> None:
-        owner = [{"kind": kind, "apiVersion": "apps/v1", "name": "web", "uid": "o", "controller": True}]
-        meta = {"name": name, "namespace": "ml", "uid": f"uid-{name}", "ownerReferences": owner if kind else []}
-        self.pods[name] = {"metadata": meta, "spec": {"nodeName": node}, "status": {"phase": "Running"}, **change}
-
-    # What Cluster has
-
-    def node(self, name: str) -> Body | None:
-        if self.down:
-            raise ClusterError("no API server")
-        return copy.deepcopy(self.nodes.get(name))
-
-    def pods_on(self, node: str) -> list[Body]:
-        return [copy.deepcopy(pod) for pod in self.pods.values() if pod["spec"]["nodeName"] == node]
-
-    def config_map(self, _namespace: str, name: str) -> Body | None:
-        return {"data": self.configmaps[name]} if name in self.configmaps else None
-
-    def apply_config_map(self, _namespace: str, name: str, data: dict[str, str]) -> None:
-        self._write(f"history {len(data['history'].splitlines())}")
-        self.configmaps[name] = data
-
-    def patch_node(self, name: str, body: Body) -> None:
-        node = self.nodes[name]
-        if body["metadata"]["resourceVersion"] != node["metadata"]["resourceVersion"]:
-            raise ConflictError(f"{name} has changed")
-        mark = body["metadata"]["annotations"][MARK]
-        unschedulable = body.get("spec", {}).get("unschedulable", "as it was")
-        self._write(f"{name} {json.loads(mark)['mode'] if mark else 'no mark'} unschedulable={unschedulable}")
-        annotations = node["metadata"].setdefault("annotations", {})
-        annotations.update({MARK: mark}) if mark else annotations.pop(MARK)
-        if "spec" in body:
-            node["spec"]["unschedulable"] = bool(unschedulable)
-        self.touch(name)
-
-    def touch(self, name: str) -> None:
-        meta = self.nodes[name]["metadata"]
-        meta["resourceVersion"] = str(int(meta["resourceVersion"]) + 1)
-
-    def evict(self, _namespace: str, name: str, uid: str) -> None:
-        assert self.pods[name]["metadata"]["uid"] == uid
-        if name in self.protected:
-            raise BlockedError(f"a disruption budget protects {name}")
-        self._write(f"evict {name}")
-        del self.pods[name]
-
-    def delete_pod(self, _namespace: str, name: str, _uid: str) -> None:
-        self._write(f"delete {name}")
-        del self.pods[name]
-
-    def tell(self, event: Body) -> None:
-        self.events.append(event)
-
-    def _write(self, what: str) -> None:
-        if self.crash_after is not None:
-            self.crash_after -= 1
-            if self.crash_after < 0:
-                raise Crash
-        self.writes.append(what)
-
-
-class FakeCloud:
-    """Takes machines away, their Node objects with them."""
-
-    def __init__(self, cluster: FakeCluster) -> None:
-        self.cluster = cluster
-        self.refuses = ""
-
-    def replace(self, provider_id: str) -> str:
-        if self.refuses:
-            raise CloudError(self.refuses)
-        name = provider_id.rpartition("/")[2]
-        self.cluster._write(f"terminate {name}")
-        self.cluster.nodes.pop(name, None)
-        return "done"
-
-
-class World:
-    """A cluster and the operator's part over time; ``restart`` forgets all that is in memory.
-
-    ``restart`` is all that makes Alertmanager tell anything twice: what it has no answer to.
-    """
-
-    def __init__(self, *names: str, **change: Any) -> None:
-        self.now = START
-        self.sent: dict[bytes, Future[None]] = {}
-        self.cluster = FakeCluster(*names)
-        self.cloud = FakeCloud(self.cluster)
-        self.rules = RemediationSettings(
-            **{
-                "mode": Mode.REPLACE,
-                "provider": "AWS",
-                "alerts": (AlertRule(alert="Hot", action=Mode.DRAIN), AlertRule(alert="Dead", action=Mode.REPLACE)),
-                "max_unavailable": NodeLimit(number=2),
-                "max_per_hour": 10,
-                "token_file": "/none",
-                **change,
-            }
-        )
-        self.jobs: list[Body] = []
-        self.restart()
-
-    def restart(self) -> None:
-        self.cache = Cache()
-        self.registry = CollectorRegistry()
-        self.keeper = Controller(
-            rules=self.rules,
-            cluster=self.cluster,  # type: ignore[arg-type]
-            cache=self.cache,
-            metrics=RemediationMetrics(self.registry),
-            cloud=self.cloud,
-            namespace="holdfast-system",
-            identity="op",
-            clock=lambda: self.now,
-        )
-        for body in [body for body, answer in self.sent.items() if not answer.done()]:
-            self._send(body)
-
-    def alert(self, node: str, name: str = "Hot", status: str = "firing") -> None:
-        labels = {"alertname": name, "node": node}
-        alerts = [{"status": status, "labels": labels, "annotations": {}, "startsAt": START.isoformat()}]
-        self._send(json.dumps({"version": "4", "alerts": alerts}).encode())
-
-    def _send(self, body: bytes) -> None:
-        self._watch()
-        assert self.keeper.inbox is not None
-        self.sent[body] = self.keeper.inbox.receive(body)
-
-    def run(self, minutes: float = 0.0) -> float | None:
-        self.now += timedelta(minutes=minutes)
-        self._watch()
-        return self.keeper.run()
-
-    def _watch(self) -> None:
-        for body in self.cluster.nodes.values():
-            self.cache.put_node(copy.deepcopy(body))
-        for body in self.cache.nodes():
-            if body["metadata"]["name"] not in self.cluster.nodes:
-                self.cache.drop_node(body)
-        for job in self.jobs:
-            self.cache.put_job(job)
-
-    def reasons(self) -> list[str]:
-        return [event["reason"] for event in self.cluster.events]
-
-    def metric(self, line: str) -> bool:
-        return line in generate_latest(self.registry).decode().splitlines()
+from holdfast_operator.remediation.settings import AlertRule
 
 
 @pytest.fixture
@@ -241,7 +59,7 @@ def test_from_an_alert_to_a_machine_that_is_replaced(world: World) -> None:
     assert world.metric('holdfast_node_actions_total{action="Terminate",result="ok"} 1.0')
 
 
-def test_a_pod_that_a_budget_protects_is_asked_for_again_until_it_may_go(world: World) -> None:
+def test_an_eviction_that_a_budget_forbids_is_retried(world: World) -> None:
     world.cluster.add_pod("web", "n0")
     world.cluster.protected.add("web")
     world.alert("n0")
@@ -281,7 +99,7 @@ def worker(world: World) -> None:
     world.cluster.pods["gpt-w0"]["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
 
 
-def test_a_jobs_worker_gets_the_time_for_its_checkpoint_before_it_is_evicted(world: World) -> None:
+def test_a_worker_gets_time_for_its_checkpoint_before_eviction(world: World) -> None:
     world.jobs.append(job())
     worker(world)
     world.alert("n0")
@@ -292,7 +110,7 @@ def test_a_jobs_worker_gets_the_time_for_its_checkpoint_before_it_is_evicted(wor
     assert world.cluster.writes[-1] == "evict gpt-w0", "a job that nobody gets away is no reason to keep a sick node"
 
 
-def test_a_job_that_opted_out_keeps_its_worker_and_the_node_under_it(world: World) -> None:
+def test_a_job_that_opted_out_keeps_its_worker_and_its_node(world: World) -> None:
     world.jobs.append(job(opt_out=True))
     worker(world)
     world.alert("n0", "Dead")
@@ -378,7 +196,7 @@ def test_a_restart_loses_nothing_that_was_begun(world: World) -> None:
     assert world.cluster.writes.count("terminate n0") == 1
 
 
-def test_a_restart_releases_nothing_until_the_end_of_the_alert_is_told(world: World) -> None:
+def test_a_restart_releases_nothing_until_the_alert_ends(world: World) -> None:
     world.alert("n0")
     world.run()
     world.restart()
@@ -454,7 +272,7 @@ def test_who_changed_the_node_meanwhile_is_not_written_over(world: World) -> Non
     assert world.reasons() == ["CordonedByOthers"]
 
 
-def test_a_conflict_is_raised_for_another_try_and_told_as_nothing_done(world: World, monkeypatch: Any) -> None:
+def test_a_conflict_is_raised_for_a_retry_and_reports_no_action(world: World, monkeypatch: Any) -> None:
     world.alert("n0")
 
     def changed(name: str, _body: Body) -> None:
@@ -469,7 +287,7 @@ def test_a_conflict_is_raised_for_another_try_and_told_as_nothing_done(world: Wo
     assert world.reasons() == ["NodeCordoned"]
 
 
-def test_an_api_server_that_is_away_changes_nothing_and_is_asked_again(world: World) -> None:
+def test_an_api_server_outage_changes_nothing_and_is_retried(world: World) -> None:
     world.alert("n0")
     world.cluster.down = True
     with pytest.raises(ClusterError):
@@ -516,7 +334,7 @@ def test_where_nothing_may_be_done_nothing_is_written_but_events(change: dict[st
     assert "Dead" in world.cluster.events[0]["note"]
 
 
-def test_an_event_is_about_the_node_and_fits_however_long_the_names() -> None:
+def test_an_event_is_about_the_node_and_fits_its_limits() -> None:
     decision = Decision(node="n" * 253, uid="u", reason="NodeCordoned", message="ä" * 5000, warning=True)
     event = node_event(decision, START, "op")
     assert event["regarding"]["kind"] == "Node"
@@ -524,7 +342,7 @@ def test_an_event_is_about_the_node_and_fits_however_long_the_names() -> None:
     assert len(event["note"].encode()) <= 1024
 
 
-def test_the_thread_works_through_what_comes_and_ends_when_told_to(world: World) -> None:
+def test_the_thread_handles_what_comes_and_ends_on_request(world: World) -> None:
     world.keeper.start()
     assert world.keeper.alive()
     world.keeper.stop()
@@ -592,7 +410,7 @@ def test_a_repeated_alert_is_heard(world: World) -> None:
     assert world.reasons()[-1] == "AlertUnheard"
 
 
-def test_a_machine_that_was_made_anew_is_not_taken_for_the_old_one(world: World) -> None:
+def test_a_recreated_machine_is_not_taken_for_the_old_one(world: World) -> None:
     """Cloud pools give the new machine the old one's name, and Prometheus keeps a series for some minutes."""
     world.alert("n0")
     del world.cluster.nodes["n0"]

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from sim import Make, Sim
 
 from holdfast_operator.api.node_mark import Mark, Mode
 from holdfast_operator.cluster.cache import Cache
@@ -16,16 +17,16 @@ NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 DRAIN = Mark(mode=Mode.DRAIN, message="alert Hot", since=NOW, alerts=("a",), draining_since=NOW)
 
 
-def mark(sim: Any, node: str, made: Mark = DRAIN) -> None:
+def mark(sim: Sim, node: str, made: Mark = DRAIN) -> None:
     sim.nodes[node]["metadata"]["annotations"] = {"holdfast.dev/remediation": made.to_json()}
     sim.nodes[node]["spec"]["unschedulable"] = True
 
 
-def trains_with(sim: Any, *names: str) -> Callable[[], bool]:
+def trains_with(sim: Sim, *names: str) -> Callable[[], bool]:
     return lambda: sim.world_names() == sorted(names)
 
 
-def test_its_worker_drains_its_replacement_is_asked_for_at_once_and_it_is_an_interruption(trained: Any) -> None:
+def test_its_worker_drains_its_replacement_is_asked_for_at_once_and_it_is_an_interruption(trained: Sim) -> None:
     node = trained.node_of("gpt-w1")
     mark(trained, node)
     trained.tick(0.5)
@@ -40,7 +41,7 @@ def test_its_worker_drains_its_replacement_is_asked_for_at_once_and_it_is_an_int
 
 
 @pytest.mark.parametrize("mode", [Mode.CORDON, Mode.DRAIN, Mode.REPLACE])
-def test_a_job_that_opted_out_stays(make_sim: Any, mode: Mode) -> None:
+def test_a_job_that_opted_out_stays(make_sim: Make, mode: Mode) -> None:
     sim = make_sim(nodeRemediation={"optOut": True})
     sim.run(60, until=trains_with(sim, "gpt-w0", "gpt-w1", "gpt-w2"))
     mark(sim, sim.node_of("gpt-w1"), replace(DRAIN, mode=mode))
@@ -50,7 +51,7 @@ def test_a_job_that_opted_out_stays(make_sim: Any, mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("change", [{"overruled": True}, {"clear_since": NOW}])
-def test_a_mark_that_drains_no_more_moves_nobody(trained: Any, change: dict[str, Any]) -> None:
+def test_a_mark_that_drains_no_more_moves_nobody(trained: Sim, change: dict[str, Any]) -> None:
     node = trained.node_of("gpt-w1")
     mark(trained, node, replace(DRAIN, **change))
     trained.nodes[node]["spec"]["unschedulable"] = False

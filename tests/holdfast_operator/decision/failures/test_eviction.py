@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sim import Make, Sim
 
-Make = Callable[..., Any]
 POD = "gpt-w1"
 FULL = 'Usage of EmptyDir volume "scratch" exceeds the limit "1Mi". '
 LOW = "The node was low on resource: memory. Container trainer was using 9Gi, request is 8Gi"
 
 
-def evict(sim: Any, *, code: int | None = 137, message: str = FULL, pressed: bool = False) -> None:
+def evict(sim: Sim, *, code: int | None = 137, message: str = FULL, pressed: bool = False) -> None:
     """What a kubelet writes once the containers have ended. Only the node's pressure is a disruption of the pod."""
     body = sim.pods[sim.uid(POD)]
     if code is not None:
@@ -26,7 +25,7 @@ def evict(sim: Any, *, code: int | None = 137, message: str = FULL, pressed: boo
         body["status"]["conditions"] = [target]
 
 
-def sigterm(sim: Any) -> None:
+def sigterm(sim: Sim) -> None:
     """The launcher reports that it leaves, and does so, before anybody knows why it was told to."""
     told = sim.incident_of(POD, cause="Interruption", reason="Drained") | {"message": f"{POD} leaves: SIGTERM"}
     sim.world = None
@@ -35,7 +34,7 @@ def sigterm(sim: Any) -> None:
 
 
 @pytest.fixture(params=["ends first", "told first", "told long before"])
-def filled(trained: Any, request: Any) -> Any:
+def filled(trained: Sim, request: Any) -> Sim:
     """A training job of which one pod was evicted for its own limit, in each order of what is heard of it."""
     if request.param == "ends first":
         evict(trained)
@@ -49,7 +48,7 @@ def filled(trained: Any, request: Any) -> Any:
     return trained
 
 
-def test_an_eviction_for_a_limit_of_its_own_counts_as_the_scripts_failure(filled: Any) -> None:
+def test_an_eviction_for_a_limit_of_its_own_counts_as_the_scripts_failure(filled: Sim) -> None:
     (incident,) = filled.status.incidents
     assert (incident.cause, incident.reason, incident.pod) == ("Application", "Evicted", POD)
     assert FULL.strip() in incident.message
@@ -91,7 +90,7 @@ def test_a_worker_that_is_evicted_before_it_trains_spends_the_budget_as_well(
 
 @pytest.mark.parametrize("later", [0, 6])
 def test_an_eviction_for_the_nodes_pressure_is_an_interruption_in_the_kubelets_words(
-    trained: Any, later: int
+    trained: Sim, later: int
 ) -> None:
     sigterm(trained)
     trained.run(later)
@@ -112,7 +111,7 @@ def test_no_rule_takes_the_code_of_an_evicted_process_for_the_scripts(make_sim: 
     assert [incident.decision for incident in sim.status.incidents] == ["RecreatePodByDefault"]
 
 
-def test_what_is_evicted_waits_before_it_is_replaced(trained: Any) -> None:
+def test_what_is_evicted_waits_before_it_is_replaced(trained: Sim) -> None:
     sigterm(trained)
     trained.run(6)
     evict(trained)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sim import Make, Sim
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.times import format_time
 
-Make = Callable[..., Any]
 POD = "gpt-w2"
 OOM = ("OOM", "OutOfMemory", POD)
 GONE = ("Infrastructure", "MemberLost", POD)
 MISSED = ("Infrastructure", "PeerLost", "gpt-w0")
 
 
-def ended(sim: Any, word: tuple[str, str, str], part_of: tuple[int, int] | None = None) -> tuple[int, int]:
+def ended(sim: Sim, word: tuple[str, str, str], part_of: tuple[int, int] | None = None) -> tuple[int, int]:
     """The world ends, and the launchers that live say why; returns its pair."""
     pair = (sim.world["generation"], sim.world["attempt"])
     sim.world = None
@@ -26,7 +23,7 @@ def ended(sim: Any, word: tuple[str, str, str], part_of: tuple[int, int] | None 
     return pair
 
 
-def tell(sim: Any, pair: tuple[int, int], word: tuple[str, str, str], part_of: tuple[int, int] | None = None) -> None:
+def tell(sim: Sim, pair: tuple[int, int], word: tuple[str, str, str], part_of: tuple[int, int] | None = None) -> None:
     cause, reason, pod = word
     sim.incidents[pair] = {
         "generation": pair[0],
@@ -48,11 +45,11 @@ def tell(sim: Any, pair: tuple[int, int], word: tuple[str, str, str], part_of: t
     sim.settle()
 
 
-def counted(sim: Any) -> dict[str, int]:
+def counted(sim: Sim) -> dict[str, int]:
     return {count.cause: len(count.times) for count in sim.status.restarts if count.times}
 
 
-def exhaust(sim: Any, *, ends: int = 3) -> None:
+def exhaust(sim: Sim, *, ends: int = 3) -> None:
     """The kernel ends a rank, the one that takes its place, and the launcher with the container."""
     first = ended(sim, OOM)
     for _ in range(ends - 2):
@@ -63,12 +60,12 @@ def exhaust(sim: Any, *, ends: int = 3) -> None:
     ended(sim, GONE, first)
 
 
-def acknowledged(sim: Any) -> set[tuple[int, int]]:
+def acknowledged(sim: Sim) -> set[tuple[int, int]]:
     assert sim.document is not None
     return {(pair["generation"], pair["attempt"]) for pair in sim.document["acknowledged"]}
 
 
-def test_all_ends_of_one_exhaustion_are_one_incident_and_all_are_acknowledged(trained: Any) -> None:
+def test_all_ends_of_one_exhaustion_are_one_incident_and_all_are_acknowledged(trained: Sim) -> None:
     exhaust(trained)
     trained.run(60, until=lambda: len(trained.world_names()) == 3)
     trained.run(20)
@@ -80,7 +77,7 @@ def test_all_ends_of_one_exhaustion_are_one_incident_and_all_are_acknowledged(tr
     assert "gpt-w3" in trained.names()
 
 
-def test_the_containers_end_is_the_last_part_also_if_the_kubelet_calls_it_killed(trained: Any) -> None:
+def test_the_containers_end_is_the_last_part_also_if_the_kubelet_calls_it_killed(trained: Sim) -> None:
     ended(trained, OOM)
     trained.tick()
     trained.world = None
@@ -89,7 +86,7 @@ def test_the_containers_end_is_the_last_part_also_if_the_kubelet_calls_it_killed
     assert counted(trained) == {"OOM": 1}
 
 
-def test_a_container_that_ends_long_after_is_another_incident(trained: Any) -> None:
+def test_a_container_that_ends_long_after_is_another_incident(trained: Sim) -> None:
     ended(trained, OOM)
     trained.run(c.SAME_EXHAUSTION.total_seconds() + 1)
     trained.end(POD, 137, reason="OOMKilled")
@@ -97,13 +94,13 @@ def test_a_container_that_ends_long_after_is_another_incident(trained: Any) -> N
     assert counted(trained) == {"OOM": 2}
 
 
-def test_a_part_of_what_nobody_told_is_an_incident_of_its_own(trained: Any) -> None:
+def test_a_part_of_what_nobody_told_is_an_incident_of_its_own(trained: Sim) -> None:
     ended(trained, OOM, (1, 0))
     trained.run(10)
     assert counted(trained) == {"OOM": 1}
 
 
-def test_lost_peers_that_were_told_first_become_what_they_came_of(trained: Any) -> None:
+def test_lost_peers_that_were_told_first_become_what_they_came_of(trained: Sim) -> None:
     pair = ended(trained, MISSED)
     assert counted(trained) == {"Infrastructure": 1}
     tell(trained, pair, OOM)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
+from sim import Make, Sim
 
 from holdfast_operator.decision.plan import DeleteJob
 
-Make = Callable[..., Any]
 
-
-def training(sim: Any) -> bool:
+def training(sim: Sim) -> bool:
     return bool(sim.status.status == "Training")
 
 
@@ -79,7 +75,7 @@ def test_at_zero_it_goes_once_nothing_of_it_runs(make_sim: Make, final_exit: str
     assert not sim.running()
 
 
-def test_without_it_a_job_stays(trained: Any) -> None:
+def test_without_it_a_job_stays(trained: Sim) -> None:
     trained.complete_at = trained.step + 3
     trained.run(30, until=lambda: trained.status.holds("Complete"))
     trained.now = trained.now.replace(year=trained.now.year + 5)

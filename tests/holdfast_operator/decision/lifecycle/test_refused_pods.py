@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any
 
 import pytest
+from sim import Make, Sim
 
 from holdfast_operator.api import names as c
 
-Make = Callable[..., Any]
 SYSCTL = ("SysctlForbidden", 'forbidden sysctl: "net.core.somaxconn" not allowlisted')
 FULL = ("OutOfcpu", "Node didn't have enough resource: cpu, requested: 900, used: 1900, capacity: 2000")
 
 
-def everywhere(sim: Any, words: tuple[str, str] = SYSCTL) -> Any:
+def everywhere(sim: Sim, words: tuple[str, str] = SYSCTL) -> Sim:
     sim.refusing = dict.fromkeys(sim.nodes, words)
     return sim
 
 
-def trains(sim: Any, count: int = 3) -> Callable[[], bool]:
+def trains(sim: Sim, count: int = 3) -> Callable[[], bool]:
     return lambda: len(sim.world_names()) == count and sim.status.holds("Ready")
 
 
@@ -39,7 +38,7 @@ def trains(sim: Any, count: int = 3) -> Callable[[], bool]:
     ],
 )
 def test_the_kubelets_reason_and_what_would_help_are_in_the_conditions(
-    sim: Any, words: tuple[str, str], helps: str
+    sim: Sim, words: tuple[str, str], helps: str
 ) -> None:
     everywhere(sim, words).run(5)
     assert sim.status.status == "PodRefused"
@@ -114,7 +113,7 @@ def test_what_refuses_all_pods_lets_the_job_keep_its_nodes(make_sim: Make) -> No
     sim.run(300, until=trains(sim))
 
 
-def test_a_worker_that_trained_and_is_refused_by_a_kubelet_that_restarted_is_an_incident(trained: Any) -> None:
+def test_a_worker_that_trained_and_is_refused_by_a_kubelet_that_restarted_is_an_incident(trained: Sim) -> None:
     body = trained.pods[trained.uid("gpt-w1")]
     body["status"] = {"phase": "Failed", "reason": "NodeAffinity", "message": "Predicate NodeAffinity failed"}
     trained.run(60, until=lambda: trains(trained)() and "gpt-w1" not in trained.world_names())
@@ -124,7 +123,7 @@ def test_a_worker_that_trained_and_is_refused_by_a_kubelet_that_restarted_is_an_
     assert (trained.status.trouble, trained.status.avoided) == (None, ())
 
 
-def test_a_job_that_trains_with_fewer_asks_ever_more_seldom_for_the_one_that_is_refused(trained: Any) -> None:
+def test_a_job_that_trains_with_fewer_asks_ever_more_seldom_for_the_one_that_is_refused(trained: Sim) -> None:
     everywhere(trained).end("gpt-w1", 137)
     trained.run(1800)
     assert trained.status.status == "PodRefused"

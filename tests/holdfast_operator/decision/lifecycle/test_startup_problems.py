@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from sim import Make, Sim
 
 from holdfast_operator.api import names as c
 from holdfast_operator.decision.decide import decide
 from holdfast_operator.decision.snapshot import CreationError
 from holdfast_operator.views import parse_pod
 
-Make = Callable[..., Any]
 
-
-def waiting(sim: Any, reason: str, message: str) -> None:
+def waiting(sim: Sim, reason: str, message: str) -> None:
     """All pods of the job hang on this reason."""
     for body in sim.pods.values():
         state = {"waiting": {"reason": reason, "message": message}}
         body["status"] = {"phase": "Waiting", "containerStatuses": [{"name": "trainer", "state": state}]}
 
 
-def cannot_start(sim: Any, code: int, reason: str, message: str) -> None:
+def cannot_start(sim: Sim, code: int, reason: str, message: str) -> None:
     for name in sim.names():
         if sim.pods[sim.uid(name)]["status"]["phase"] not in ("Failed",):
             sim.end(name, code, reason=reason, message=message)
@@ -41,7 +39,7 @@ def cannot_start(sim: Any, code: int, reason: str, message: str) -> None:
         ("CreateContainerError", "ContainerConfigError"),
     ],
 )
-def test_what_the_kubelet_says_becomes_a_condition(sim: Any, kubelet: str, shown: str) -> None:
+def test_what_the_kubelet_says_becomes_a_condition(sim: Sim, kubelet: str, shown: str) -> None:
     sim.tick()
     sim.tick()
     waiting(sim, kubelet, "manifest unknown")
@@ -52,7 +50,7 @@ def test_what_the_kubelet_says_becomes_a_condition(sim: Any, kubelet: str, shown
     assert not sim.status.terminal
 
 
-def test_a_refused_creation_becomes_a_condition_and_goes_when_it_succeeds(sim: Any) -> None:
+def test_a_refused_creation_becomes_a_condition_and_goes_when_it_succeeds(sim: Sim) -> None:
     sim.refusal = CreationError(reason="QuotaExceeded", message="exceeded quota: pods, used 4, limited to 4")
     sim.apply(sim.plan(), actions=0)
     assert sim.status.status == "QuotaExceeded"
@@ -87,7 +85,7 @@ def test_a_selector_that_fits_no_node_is_said_at_once_and_goes_when_one_has_the_
     assert not sim.status.holds("Degraded")
 
 
-def runs_something_else(sim: Any, *, reports: bool) -> None:
+def runs_something_else(sim: Sim, *, reports: bool) -> None:
     """Containers of another command: sidecars may report, and nothing speaks to them."""
     for uid, body in sim.pods.items():
         state = {"running": {"startedAt": sim.stamp()}}
@@ -181,7 +179,7 @@ def test_a_launcher_that_speaks_to_a_new_operator_is_blamed_no_more(make_sim: Ma
         ("0/4 nodes are available: 4 node(s) had untolerated taint", "Unschedulable"),
     ],
 )
-def test_the_schedulers_words_become_a_condition(sim: Any, message: str, shown: str) -> None:
+def test_the_schedulers_words_become_a_condition(sim: Sim, message: str, shown: str) -> None:
     sim.unplaceable = True
     sim.settle()
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
@@ -264,7 +262,7 @@ def test_a_job_that_trained_just_now_never_fails_because_no_world_is_reported(ma
     assert len(sim.running()) == 2
 
 
-def lacks_room(sim: Any) -> None:
+def lacks_room(sim: Sim) -> None:
     """The scheduler's word on whatever has no node."""
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}
     for body in sim.pods.values():
@@ -286,7 +284,7 @@ def test_a_job_that_has_trained_waits_for_room_past_the_startup_deadline(make_si
     sim.run(60, until=lambda: "gpt-w3" in sim.world_names())
 
 
-def test_a_quota_that_others_took_meanwhile_is_waited_for_as_room_is(trained: Any) -> None:
+def test_a_quota_that_others_took_meanwhile_is_waited_for_as_room_is(trained: Sim) -> None:
     trained.body["spec"]["startupDeadlineSeconds"] = 30
     for name in trained.running():
         trained.end(name, 137)
@@ -356,7 +354,7 @@ def test_a_job_whose_init_containers_fail_ends_with_the_startup_deadline(make_si
     assert sim.status.restart_count == 0
 
 
-def test_a_sidecar_that_crashes_before_the_trainer_starts_is_named(sim: Any) -> None:
+def test_a_sidecar_that_crashes_before_the_trainer_starts_is_named(sim: Sim) -> None:
     sim.tick()
     sim.tick()
     for body in sim.pods.values():
@@ -367,7 +365,7 @@ def test_a_sidecar_that_crashes_before_the_trainer_starts_is_named(sim: Any) -> 
     assert "Container proxy of gpt-w0 keeps exiting before the trainer starts" in sim.status.trouble.message
 
 
-def test_what_a_kubelet_says_in_events_only_becomes_a_condition(sim: Any) -> None:
+def test_what_a_kubelet_says_in_events_only_becomes_a_condition(sim: Sim) -> None:
     sim.tick()
     sim.tick()
     note = "failed to set up sandbox container: no addresses available"
@@ -390,7 +388,7 @@ def test_a_scheduler_that_does_not_exist_is_named(make_sim: Make, gang: str) -> 
     sim.run(400, until=lambda: sim.status.holds("Failed"))
 
 
-def test_a_warning_about_an_unscheduled_pod_goes_before_doubts_of_the_scheduler(sim: Any) -> None:
+def test_a_warning_about_an_unscheduled_pod_goes_before_doubts_of_the_scheduler(sim: Sim) -> None:
     """A resource claim template that is not there: the scheduler waits for the claim, and reports nothing."""
     sim.unplaceable = True
     sim.tick()
@@ -405,7 +403,7 @@ def test_a_warning_about_an_unscheduled_pod_goes_before_doubts_of_the_scheduler(
     assert trouble.message == f"Pod gpt-w0 is unscheduled: FailedResourceClaimCreation: {note}"
 
 
-def test_a_pod_without_a_word_of_its_kubelet_is_not_ended_by_the_garbage_collector(sim: Any) -> None:
+def test_a_pod_without_a_word_of_its_kubelet_is_not_ended_by_the_garbage_collector(sim: Sim) -> None:
     sim.run(5)
     body = copy.deepcopy(next(iter(sim.pods.values())))
     body["status"] = {"phase": "Failed", "reason": "OutOfcpu"}

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sim import Make, Sim
 
 from holdfast_operator.decision.decide import decide
 from holdfast_operator.scheduling.waiting_gang import rival_of
 
-Make = Callable[..., Any]
 
-
-def suspend(sim: Any, wanted: bool = True) -> None:
+def suspend(sim: Sim, wanted: bool = True) -> None:
     sim.body["spec"]["suspend"] = wanted
     sim.body["metadata"]["generation"] += 1
     sim.settle()
 
 
-def suspended(sim: Any) -> None:
+def suspended(sim: Sim) -> None:
     suspend(sim)
     sim.obey_drain()
     sim.run(60, until=lambda: sim.status.holds("Suspended"))
 
 
-def test_all_workers_are_asked_for_one_commit_and_to_leave(trained: Any) -> None:
+def test_all_workers_are_asked_for_one_commit_and_to_leave(trained: Sim) -> None:
     suspend(trained)
     assert trained.document["directives"]["drain"] == ["uid-gpt-w0", "uid-gpt-w1", "uid-gpt-w2"]
     assert trained.status.status == "Suspending"
@@ -46,7 +44,7 @@ def test_nobody_is_in_a_hurry_to_commit_when_the_job_is_suspended(make_sim: Make
     sim.run(200, until=lambda: not sim.running())
 
 
-def test_the_last_commit_is_known_though_workers_have_left_their_world_when_they_tell_of_it(trained: Any) -> None:
+def test_the_last_commit_is_known_though_workers_have_left_their_world_when_they_tell_of_it(trained: Sim) -> None:
     suspend(trained)
     trained.world = None
     trained.checkpoints = {
@@ -59,7 +57,7 @@ def test_the_last_commit_is_known_though_workers_have_left_their_world_when_they
     assert "step 321" in dict(trained.events)["Suspended"]
 
 
-def test_a_suspended_job_has_no_pods_counts_nothing_and_says_so(trained: Any) -> None:
+def test_a_suspended_job_has_no_pods_counts_nothing_and_says_so(trained: Sim) -> None:
     suspended(trained)
     trained.run(600)
     assert not trained.running()
@@ -71,7 +69,7 @@ def test_a_suspended_job_has_no_pods_counts_nothing_and_says_so(trained: Any) ->
     assert trained.plan().requeue_after is None, "it costs nothing to be suspended"
 
 
-def test_a_resumed_job_starts_anew_as_a_gang_and_counts_nothing(trained: Any) -> None:
+def test_a_resumed_job_starts_anew_as_a_gang_and_counts_nothing(trained: Sim) -> None:
     suspended(trained)
     suspend(trained, False)
     trained.run(60, until=lambda: trained.status.status == "Training")
@@ -82,7 +80,7 @@ def test_a_resumed_job_starts_anew_as_a_gang_and_counts_nothing(trained: Any) ->
     assert trained.document["settings"]["checkpoint"]["deadlineSeconds"] == 25
 
 
-def test_new_workers_have_the_template_that_was_changed_meanwhile(trained: Any) -> None:
+def test_new_workers_have_the_template_that_was_changed_meanwhile(trained: Sim) -> None:
     suspended(trained)
     trained.body["spec"]["workers"]["template"]["spec"]["containers"][0]["image"] = "train:2"
     suspend(trained, False)
@@ -111,7 +109,7 @@ def test_a_job_that_waits_for_capacity_gives_its_gates_back(make_sim: Make) -> N
     assert not sim.names()
 
 
-def test_a_worker_on_a_silent_node_holds_the_suspension_up_for_nobody(trained: Any) -> None:
+def test_a_worker_on_a_silent_node_holds_the_suspension_up_for_nobody(trained: Sim) -> None:
     trained.kill_node(trained.node_of("gpt-w1"))
     trained.run(40)
     suspended(trained)
@@ -142,7 +140,7 @@ def test_a_worker_that_comes_back_after_its_loss_was_counted_leaves_as_well(make
     assert sim.status.restart_count == 1
 
 
-def test_a_change_of_mind_before_all_have_left_replaces_who_left(trained: Any) -> None:
+def test_a_change_of_mind_before_all_have_left_replaces_who_left(trained: Sim) -> None:
     suspend(trained)
     trained.end("gpt-w0", 75)
     trained.tick()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from sim import Sim
 
 FULL = {
     "since": "2026-01-31T12:00:00.000000Z",
@@ -12,7 +12,7 @@ FULL = {
 }
 
 
-def test_a_volume_that_takes_no_checkpoint_is_named_until_it_does(trained: Any) -> None:
+def test_a_volume_that_takes_no_checkpoint_is_named_until_it_does(trained: Sim) -> None:
     sim = trained
     sim.checkpoints = {"shared": {"step": 300, "generation": 1, "attempt": 1, "time": "2026-01-31T11:50:00Z"}}
     sim.failing = {"shared": FULL}
@@ -32,7 +32,7 @@ def test_a_volume_that_takes_no_checkpoint_is_named_until_it_does(trained: Any) 
     assert (sim.status.status, sim.status.holds("Degraded")) == ("Training", False)
 
 
-def test_launchers_that_say_different_things_do_not_make_the_condition_come_and_go(trained: Any) -> None:
+def test_launchers_that_say_different_things_do_not_make_the_condition_come_and_go(trained: Sim) -> None:
     sim = trained
     first, second, third = sorted(body["metadata"]["name"] for body in sim.pods.values())
     later = {**FULL, "since": "2026-01-31T12:10:00.000000Z", "message": "another file"}
@@ -47,13 +47,13 @@ def test_launchers_that_say_different_things_do_not_make_the_condition_come_and_
     assert len(messages) <= 2, "that of before, and this one"
 
 
-def test_what_helps_is_told_by_the_cause(trained: Any) -> None:
+def test_what_helps_is_told_by_the_cause(trained: Sim) -> None:
     trained.failing = {"shared": {**FULL, "cause": "NonFinite"}}
     trained.run(5)
     assert trained.status.condition("Degraded").message.endswith("step that made a weight infinite or NaN")
 
 
-def test_a_checkpoint_alone_makes_no_revision_and_the_next_generation_hears_of_the_newest(trained: Any) -> None:
+def test_a_checkpoint_alone_makes_no_revision_and_the_next_generation_hears_of_the_newest(trained: Sim) -> None:
     sim, revision = trained, trained.document["revision"]
     sim.checkpoints = {"shared": {"step": 300, "generation": 1, "attempt": 1, "time": "2026-01-31T11:50:00Z"}}
     sim.run(5)
@@ -64,13 +64,13 @@ def test_a_checkpoint_alone_makes_no_revision_and_the_next_generation_hears_of_t
     assert sim.document["durableStep"] == 300
 
 
-def test_what_nodes_keep_for_themselves_is_no_checkpoint_that_fails(trained: Any) -> None:
+def test_what_nodes_keep_for_themselves_is_no_checkpoint_that_fails(trained: Sim) -> None:
     trained.failing = {"memory": FULL, "local": FULL}
     trained.run(5)
     assert trained.status.status == "Training"
 
 
-def test_nothing_is_said_of_checkpoints_that_cannot_be_understood(trained: Any) -> None:
+def test_nothing_is_said_of_checkpoints_that_cannot_be_understood(trained: Sim) -> None:
     trained.failing = {"shared": {"since": "soon", "cause": ["Full"]}}
     trained.run(5)
     assert trained.status.status == "Training"

@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sim import Sim
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Goodput
 from holdfast_operator.api.status.goodput import since
 from holdfast_operator.views import parse_report
 
-Make = Callable[..., Any]
 WORKERS = ("gpt-w0", "gpt-w1", "gpt-w2")
 
 
-def told(sim: Any) -> dict[str, Any]:
+def told(sim: Sim) -> dict[str, Any]:
     """As a user reads it."""
     return {key: value for key, value in sim.body["status"]["goodput"].items() if key != "time"}
 
 
-def book(sim: Any, productive: float, startup: float = 10.0, *, names: tuple[str, ...] = WORKERS) -> None:
+def book(sim: Sim, productive: float, startup: float = 10.0, *, names: tuple[str, ...] = WORKERS) -> None:
     """These launchers' books."""
     sim.books |= {name: {"productive": productive, "startup": startup} for name in names}
 
 
-def test_it_is_the_sum_over_all_launchers(trained: Any) -> None:
+def test_it_is_the_sum_over_all_launchers(trained: Sim) -> None:
     book(trained, 300.4)
     trained.run(c.GOODPUT_EVERY.seconds)
     assert told(trained) == {"ratio": 0.968, "productiveSeconds": 900, "lostSeconds": {"startup": 30}}
 
 
-def test_a_job_whose_launchers_book_nothing_has_none(trained: Any) -> None:
+def test_a_job_whose_launchers_book_nothing_has_none(trained: Sim) -> None:
     trained.run(90)
     assert "goodput" not in trained.body["status"]
 
 
-def test_it_is_written_once_a_minute_however_often_launchers_tell(trained: Any) -> None:
+def test_it_is_written_once_a_minute_however_often_launchers_tell(trained: Sim) -> None:
     written = set()
     for second in range(300):
         book(trained, float(second))
@@ -46,13 +45,13 @@ def test_it_is_written_once_a_minute_however_often_launchers_tell(trained: Any) 
     assert len(written) == 5
 
 
-def test_it_is_shown_as_soon_as_there_is_something_to_show(trained: Any) -> None:
+def test_it_is_shown_as_soon_as_there_is_something_to_show(trained: Sim) -> None:
     book(trained, 5.0)
     trained.run(10)
     assert told(trained)["productiveSeconds"] == 15
 
 
-def test_an_operator_that_starts_anew_counts_nothing_twice_and_loses_nothing(trained: Any) -> None:
+def test_an_operator_that_starts_anew_counts_nothing_twice_and_loses_nothing(trained: Sim) -> None:
     book(trained, 100.0)
     trained.run(60)
     trained.restart_operator()
@@ -61,7 +60,7 @@ def test_an_operator_that_starts_anew_counts_nothing_twice_and_loses_nothing(tra
     assert told(trained) == {"ratio": 0.962, "productiveSeconds": 750, "lostSeconds": {"startup": 30}}
 
 
-def test_the_books_of_a_lost_worker_stay_and_its_replacement_adds_its_own(trained: Any) -> None:
+def test_the_books_of_a_lost_worker_stay_and_its_replacement_adds_its_own(trained: Sim) -> None:
     book(trained, 100.0)
     trained.run(60)
     book(trained, 130.0)
@@ -75,7 +74,7 @@ def test_the_books_of_a_lost_worker_stay_and_its_replacement_adds_its_own(traine
     assert told(trained)["lostSeconds"] == {"startup": 37}
 
 
-def test_the_end_of_a_worker_is_no_reason_to_write_the_others_books(trained: Any) -> None:
+def test_the_end_of_a_worker_is_no_reason_to_write_the_others_books(trained: Sim) -> None:
     book(trained, 90.0)
     trained.run(10)
     at = trained.status.goodput.time
@@ -87,7 +86,7 @@ def test_the_end_of_a_worker_is_no_reason_to_write_the_others_books(trained: Any
     assert told(trained)["productiveSeconds"] == 90 + 90 + 100
 
 
-def test_the_end_of_the_job_counts_all_that_is_told(trained: Any) -> None:
+def test_the_end_of_the_job_counts_all_that_is_told(trained: Sim) -> None:
     book(trained, 100.0)
     trained.run(60)
     book(trained, 130.0)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sim import Make, Sim
 
 from holdfast_operator.api.status import Status
 from holdfast_operator.reconcile.act import status_patch
 
-Make = Callable[..., Any]
 
-
-def claim(sim: Any, *, generation: int = 1, step: int = 0, pair: dict[str, int] | None = None) -> None:
+def claim(sim: Sim, *, generation: int = 1, step: int = 0, pair: dict[str, int] | None = None) -> None:
     """The coordinator's launcher reports that its attempt claimed the folder."""
     told = {
         "version": 1,
@@ -30,14 +28,14 @@ def claim(sim: Any, *, generation: int = 1, step: int = 0, pair: dict[str, int] 
     sim.settle()
 
 
-def words(sim: Any) -> tuple[str, int, str]:
+def words(sim: Sim) -> tuple[str, int, str]:
     reasons = {"ResumesFromCheckpoint", "StartedFromStepZero"}
     reason, message = next(event for event in reversed(sim.events) if event[0] in reasons)
     assert message == sim.status.origin.message
     return reason, sim.status.origin.step, message
 
 
-def test_a_job_applied_again_on_an_old_folder_says_that_it_resumes(trained: Any) -> None:
+def test_a_job_applied_again_on_an_old_folder_says_that_it_resumes(trained: Sim) -> None:
     assert trained.status.origin.pair is None, "nothing is said before it is known"
     claim(trained, step=350, pair={"generation": 7, "attempt": 2})
     reason, step, message = words(trained)
@@ -58,7 +56,7 @@ def test_a_job_that_starts_from_nothing_says_why(make_sim: Make, resume: str, sa
     assert says in message
 
 
-def test_it_is_said_once_and_again_only_after_a_suspension(trained: Any) -> None:
+def test_it_is_said_once_and_again_only_after_a_suspension(trained: Sim) -> None:
     claim(trained)
     trained.run(10)
     claim(trained, generation=1, step=9, pair={"generation": 1, "attempt": 1})
@@ -75,7 +73,7 @@ def test_it_is_said_once_and_again_only_after_a_suspension(trained: Any) -> None
     assert "resumes from the checkpoint of step 40" in words(trained)[2]
 
 
-def test_a_status_of_an_older_version_is_taken_over_and_nothing_is_disturbed(trained: Any) -> None:
+def test_a_status_of_an_older_version_is_taken_over_and_nothing_is_disturbed(trained: Sim) -> None:
     """The first version knew no startedFrom and no Suspended; what it wrote is all that the next one has."""
     before = trained.names(), trained.status.membership.generation
     old = trained.body["status"]
@@ -94,7 +92,7 @@ def _sparse(worker: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in worker.items() if key in kept}
 
 
-def test_what_a_newer_version_wrote_survives_an_older_one(trained: Any) -> None:
+def test_what_a_newer_version_wrote_survives_an_older_one(trained: Sim) -> None:
     newer = copy.deepcopy(trained.body["status"])
     newer["forecast"] = {"finishes": "tomorrow"}
     newer["placement"]["shelf"] = [1, 2]
@@ -108,7 +106,7 @@ def test_what_a_newer_version_wrote_survives_an_older_one(trained: Any) -> None:
     assert after["membership"]["weather"] == "fair"
 
 
-def test_what_is_no_longer_so_is_removed(trained: Any) -> None:
+def test_what_is_no_longer_so_is_removed(trained: Sim) -> None:
     before = trained.status.to_json()
     without = Status.from_json({**before, "progress": None}).to_json()
     assert status_patch(before, without) == {"progress": None}

@@ -5,7 +5,6 @@ Whatever happens to nodes and pods, the simulator asserts in each tick that nobo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,16 +13,17 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import Phase as Part
 from hypothesis import strategies as st
+from sim import Make, Sim
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Phase, Progress, Worker
 from holdfast_operator.api.times import parse_time
 from holdfast_operator.cluster.trimming import slim
 from holdfast_operator.decision.draft import PlanDraft
+from holdfast_operator.decision.snapshot import Observed
 from holdfast_operator.decision.workers import fencing, observed_workers
 from holdfast_operator.views import NodeView, Renewals, Report, World, parse_node, read_renewal
 
-Make = Callable[..., Any]
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 GONE = Worker(
     incarnation=0,
@@ -59,7 +59,9 @@ LATE = row(since=600, first=600, last=725)
 BEATS = replace(NODE, renewals=LATE, heartbeat=seconds(610))
 
 
-def proved(observed: Any, node: NodeView, *, at: float, pod: Any = None, reports: tuple[Report, ...] = ()) -> bool:
+def proved(
+    observed: Observed, node: NodeView, *, at: float, pod: Any = None, reports: tuple[Report, ...] = ()
+) -> bool:
     pods = () if pod is None else (pod,)
     draft = PlanDraft(seen=observed, now=seconds(at), status=observed.status)
     worker = replace(GONE, left_in_time=fencing.left_in_time(draft, GONE, pod, NOW))
@@ -85,13 +87,13 @@ def proved(observed: Any, node: NodeView, *, at: float, pod: Any = None, reports
     ],
 )
 def test_only_a_kubelet_that_was_connected_all_the_time_proves_an_end(
-    observed: Any, gone_pod: Any, node: NodeView, ended: bool
+    observed: Observed, gone_pod: Any, node: NodeView, ended: bool
 ) -> None:
     assert proved(observed, node, at=726, pod=gone_pod) is ended
 
 
 def test_a_pod_that_outlived_its_deletion_was_not_ended_by_a_kubelet_that_was_there(
-    observed: Any, gone_pod: Any
+    observed: Observed, gone_pod: Any
 ) -> None:
     stuck = replace(gone_pod, deleted_at=seconds(-120))
     assert not proved(observed, NODE, at=76, pod=stuck), "its runtime does not end containers"
@@ -99,7 +101,7 @@ def test_a_pod_that_outlived_its_deletion_was_not_ended_by_a_kubelet_that_was_th
     assert proved(observed, late, at=276, pod=stuck), "a kubelet whose runtime hangs is not ready for so long"
 
 
-def test_what_is_not_known_of_a_pod_counts_as_the_worst(observed: Any) -> None:
+def test_what_is_not_known_of_a_pod_counts_as_the_worst(observed: Observed) -> None:
     assert not proved(observed, NODE, at=76)
 
 
@@ -115,7 +117,7 @@ def test_what_is_not_known_of_a_pod_counts_as_the_worst(observed: Any) -> None:
     ],
 )
 def test_an_operator_that_starts_after_a_pod_vanished_knows_by_the_status_whether_it_left_in_time(
-    observed: Any, phase: Phase, since: float, progress: float | None, in_time: bool
+    observed: Observed, phase: Phase, since: float, progress: float | None, in_time: bool
 ) -> None:
     worker = replace(GONE, phase=phase, since=seconds(since), absent_since=None)
     told = None if progress is None else Progress(step=1, time=seconds(progress))
@@ -128,7 +130,7 @@ def test_an_operator_that_starts_after_a_pod_vanished_knows_by_the_status_whethe
 
 
 def test_a_report_of_the_pod_or_of_a_peer_in_its_world_is_stronger_than_any_proof(
-    observed: Any, gone_pod: Any, reported: Report
+    observed: Observed, gone_pod: Any, reported: Report
 ) -> None:
     own = replace(reported, pod_uid="u", world=None)
     world = World(pair=reported.world.pair, publication="p", members=("u", "v"), coordinator="v")  # type: ignore[union-attr]
@@ -141,13 +143,13 @@ def test_a_report_of_the_pod_or_of_a_peer_in_its_world_is_stronger_than_any_proo
 
 
 @pytest.fixture
-def gone_pod(trained: Any) -> Any:
+def gone_pod(trained: Sim) -> Any:
     (pod, *_) = trained.observe().pods
     return replace(pod, uid="u", absent=True, deleted_at=None)
 
 
 @pytest.fixture
-def reported(trained: Any) -> Report:
+def reported(trained: Sim) -> Report:
     report: Report = trained.observe().reports[0]
     return report
 
@@ -172,14 +174,14 @@ def test_a_row_of_renewals_ends_with_a_gap_a_node_that_is_not_ready_and_reads_th
     assert after((0, 1, True), (10, 2, True), (60, 3, True)) == (60, None), "nobody read in between"
 
 
-def test_what_is_kept_of_a_node_tells_its_heartbeat(trained: Any) -> None:
+def test_what_is_kept_of_a_node_tells_its_heartbeat(trained: Sim) -> None:
     assert parse_node(slim(trained.nodes["node-1"])).heartbeat is not None
 
 
 # On simulated nodes
 
 
-def seconds_until_proved_gone(sim: Any, name: str, *, skew: int = 0) -> float:
+def seconds_until_proved_gone(sim: Sim, name: str, *, skew: int = 0) -> float:
     """Its object vanishes; the clock of its node is ahead by so many seconds, and its kubelet renews every ten."""
     node, uid = sim.node_of(name), sim.uid(name)
     sim.force_gone(name)
@@ -194,12 +196,12 @@ def seconds_until_proved_gone(sim: Any, name: str, *, skew: int = 0) -> float:
     raise AssertionError("never proved gone")
 
 
-def is_proved_gone(sim: Any, uid: str) -> bool:
+def is_proved_gone(sim: Sim, uid: str) -> bool:
     return uid not in {w.pod_uid for w in sim.status.in_phase(Phase.WANTED, Phase.LEAVING, Phase.LOST)}
 
 
 @pytest.mark.parametrize("skew", [0, -15, 90, 3600])
-def test_no_nodes_clock_proves_a_worker_gone_early_or_late(trained: Any, skew: int) -> None:
+def test_no_nodes_clock_proves_a_worker_gone_early_or_late(trained: Sim, skew: int) -> None:
     assert 60 < seconds_until_proved_gone(trained, "gpt-w1", skew=skew) <= 85
 
 
@@ -245,7 +247,7 @@ LABELS = (
 
 
 @pytest.mark.parametrize("labels", LABELS)
-def test_a_relabelled_pod_trains_on_and_gets_its_labels_back(trained: Any, labels: tuple[str, ...]) -> None:
+def test_a_relabelled_pod_trains_on_and_gets_its_labels_back(trained: Sim, labels: tuple[str, ...]) -> None:
     names = trained.world_names()
     before = {name: dict(trained.pods[trained.uid(name)]["metadata"]) for name in names}
     for name in names:
@@ -287,12 +289,12 @@ def test_whatever_befalls_nodes_and_pods_nobody_is_proved_gone_who_runs(
     sim.run(120, step=5.0)
 
 
-def freshly_reporting(sim: Any) -> set[str]:
+def freshly_reporting(sim: Sim) -> set[str]:
     alive = {uid for uid in sim.heard if sim.process_runs(uid)}
     return {uid for uid in alive if sim.now - sim.heard[uid][0] <= c.REPORTS_NOW}
 
 
-def _may_be_forced(sim: Any, node: str, name: str) -> bool:
+def _may_be_forced(sim: Sim, node: str, name: str) -> bool:
     """A runtime that began to hang a moment ago is a known limit, unless the pod is seen to outlive its deletion."""
     if node not in sim.hung or sim.now - sim.hung[node] > timedelta(minutes=4):
         return True
@@ -300,7 +302,7 @@ def _may_be_forced(sim: Any, node: str, name: str) -> bool:
     return deleted is not None and sim.now - deleted > c.GONE_MARGIN
 
 
-def befall(sim: Any, fault: str, pick: int) -> None:
+def befall(sim: Sim, fault: str, pick: int) -> None:
     """One fault on one of the nodes, or on the pod there."""
     name = f"node-{pick + 1}"
     pods = [body["metadata"]["name"] for body in sim.pods.values() if body["spec"].get("nodeName") == name]

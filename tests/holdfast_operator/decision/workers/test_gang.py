@@ -6,11 +6,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from sim import Make, Sim
+
 from holdfast_operator.decision.plan import CreatePod, LiftGate
 from holdfast_operator.decision.snapshot import CreationError
 from holdfast_operator.scheduling.waiting_gang import rival_of
-
-Make = Callable[..., Any]
 
 
 def share(*sims: Any) -> None:
@@ -29,7 +29,7 @@ def together(sims: list[Any], seconds: int, until: Callable[[], bool]) -> None:
     assert until(), [(sim.body["metadata"]["name"], sim.status.status, sim.plan().message) for sim in sims]
 
 
-def test_no_gate_lifts_before_all_pods_exist(sim: Any) -> None:
+def test_no_gate_lifts_before_all_pods_exist(sim: Sim) -> None:
     plan = sim.plan()
     assert [type(action) for action in plan.actions].count(CreatePod) == 3
     sim.apply(plan, actions=2)
@@ -297,7 +297,7 @@ def test_a_gang_in_its_back_off_lets_a_younger_one_go(make_sim: Make) -> None:
     together([younger], 30, lambda: len(younger.world_names()) == 2)
 
 
-def test_a_replacement_waits_for_no_gang(trained: Any) -> None:
+def test_a_replacement_waits_for_no_gang(trained: Sim) -> None:
     trained.end("gpt-w1", 137)
     trained.settle()
     assert "schedulingGates" not in trained.pods[trained.uid("gpt-w3")]["spec"]
@@ -339,7 +339,7 @@ def test_a_gang_that_fails_whenever_it_runs_costs_another_job_nothing(make_sim: 
     assert beside.created_names == ["beta-w0", "beta-w1", "beta-w2"]
 
 
-def failing(sim: Any) -> Callable[[], None]:
+def failing(sim: Sim) -> Callable[[], None]:
     """A tick in which whatever of this job runs ends with 1."""
 
     def tick() -> None:
@@ -350,7 +350,7 @@ def failing(sim: Any) -> Callable[[], None]:
     return tick
 
 
-def ticks_of_start_and_recovery(sim: Any, beside: Callable[[], None]) -> tuple[int, int]:
+def ticks_of_start_and_recovery(sim: Sim, beside: Callable[[], None]) -> tuple[int, int]:
     def ticks(until: Callable[[], bool]) -> int:
         for count in range(200):
             if until():

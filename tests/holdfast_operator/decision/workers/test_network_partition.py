@@ -15,6 +15,7 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.ids import AttemptId
 from holdfast_operator.api.status import Member, Membership, Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
+from holdfast_operator.decision.snapshot import Observed
 from holdfast_operator.decision.workers.network_partition import cut_off
 from holdfast_operator.views import Report, World
 
@@ -24,7 +25,7 @@ SECOND = timedelta(seconds=1)
 
 
 @pytest.fixture
-def make_draft(observed: Any) -> Make:
+def make_draft(observed: Observed) -> Make:
     """Workers of one generation: for each how many seconds ago it was heard (None: never), and whom it misses."""
 
     def make(

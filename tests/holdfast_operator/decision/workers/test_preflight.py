@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sim import Make, Sim
 
 from holdfast_operator.api.spec.preflight import PreflightSpec
 from holdfast_operator.api.spec.spec import parse_spec
 from holdfast_operator.api.status import Worker
+from holdfast_operator.decision.snapshot import Observed
 from holdfast_operator.decision.workers.unreachable_peers import to_blame
 from holdfast_operator.errors import UnreadableError
 from holdfast_operator.manifests.pod import pod as pod_manifest
@@ -24,7 +26,7 @@ NODES = ("node-1", "node-2", "node-3", "node-4")
 
 
 @pytest.fixture
-def asked(make_sim: Callable[..., Any]) -> Callable[..., Any]:
+def asked(make_sim: Make) -> Callable[..., Any]:
     """A job with a preflight, on nodes that are all well unless said otherwise."""
 
     def make(*, bad: dict[str, Body] | None = None, everywhere: Body | None = None, **more: Any) -> Any:
@@ -38,11 +40,11 @@ def asked(make_sim: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def trains(sim: Any) -> Callable[[], bool]:
+def trains(sim: Sim) -> Callable[[], bool]:
     return lambda: sim.status.status == "Training"
 
 
-def told(sim: Any, reason: str) -> list[str]:
+def told(sim: Sim, reason: str) -> list[str]:
     return [message for known, message in sim.events if known == reason]
 
 
@@ -241,7 +243,7 @@ def test_an_operator_that_dies_after_each_action_ends_up_the_same(asked: Callabl
 # The network
 
 
-def cut(sim: Any, *links: tuple[str, str]) -> None:
+def cut(sim: Sim, *links: tuple[str, str]) -> None:
     """No packet passes between these nodes; a worker that has joined has found all that it asked for before."""
     sim.preflights = {node: dict(WELL) for node in NODES}
     sim.cut_links = frozenset(frozenset(link) for link in links)
@@ -336,13 +338,13 @@ def test_a_spec_that_cannot_be_read_is_named(preflight: Any, says: str) -> None:
         spec_of(preflight)
 
 
-def env_of(observed: Any, spec: Any, container: str) -> Body:
+def env_of(observed: Observed, spec: Any, container: str) -> Body:
     made = pod_manifest(observed.job, spec, Worker(incarnation=0, batch=0), observed.platform)["spec"]
     found = next(one for one in (*made["containers"], *made["initContainers"]) if one["name"] == container)
     return {var["name"]: var.get("value") for var in found["env"] if "PREFLIGHT" in var["name"]}
 
 
-def test_each_container_is_told_its_part(observed: Any) -> None:
+def test_each_container_is_told_its_part(observed: Observed) -> None:
     gpus = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
     spec = spec_of({"storage": {"minFree": "50Gi", "minWritePerSecond": "100Mi"}, "timeoutSeconds": 30}, **gpus)
     assert env_of(observed, spec, "trainer") == {
@@ -363,12 +365,12 @@ def test_each_container_is_told_its_part(observed: Any) -> None:
     ("limits", "count"),
     [({}, "0"), ({"nvidia.com/gpu": 2}, "2"), ({"nvidia.com/mig-1g.10gb": 3}, "1"), ({"nvidia.com/gpu": "x"}, "0")],
 )
-def test_whole_gpus_are_counted(observed: Any, limits: Body, count: str) -> None:
+def test_whole_gpus_are_counted(observed: Observed, limits: Body, count: str) -> None:
     spec = spec_of({}, resources={"limits": limits})
     assert env_of(observed, spec, "holdfast-sidecar")["HOLDFAST_PREFLIGHT_GPUS"] == count
 
 
-def test_without_a_preflight_pods_are_as_ever(observed: Any) -> None:
+def test_without_a_preflight_pods_are_as_ever(observed: Observed) -> None:
     assert env_of(observed, spec_of(None), "trainer") == env_of(observed, spec_of(None), "holdfast-sidecar") == {}
     assert env_of(observed, spec_of({"checks": ["Clock"]}), "trainer") == {}
 

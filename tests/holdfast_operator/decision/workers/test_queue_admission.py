@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
+from sim import Make, Sim
 
 from holdfast_operator.api import names as c
 from holdfast_operator.scheduling.waiting_gang import rival_of
 
-Make = Callable[..., Any]
 QUEUED = {"scheduling": {"queue": "team-a"}}
 
 
 @pytest.fixture
-def queued(make_sim: Make) -> Any:
+def queued(make_sim: Make) -> Sim:
     """Three workers that start together or not at all, just made."""
     sim = make_sim(replicas=3, minimum=3, **QUEUED)
     sim.settle()
     return sim
 
 
-def admit(sim: Any, *names: str) -> None:
+def admit(sim: Sim, *names: str) -> None:
     """As Kueue does it: the gate goes, and labels of the flavor come."""
     for body in sim.pods.values():
         if body["metadata"]["name"] in names:
@@ -32,17 +30,17 @@ def admit(sim: Any, *names: str) -> None:
             body["spec"] |= {"schedulingGates": gates} if gates else {}
 
 
-def gates(sim: Any) -> dict[str, list[str]]:
+def gates(sim: Sim) -> dict[str, list[str]]:
     found = {body["metadata"]["name"]: body["spec"].get("schedulingGates", []) for body in sim.pods.values()}
     return {name: [gate["name"] for gate in listed] for name, listed in sorted(found.items())}
 
 
-def reason(sim: Any) -> tuple[str, str]:
+def reason(sim: Sim) -> tuple[str, str]:
     ready = sim.status.condition(c.READY)
     return ready.reason, ready.message
 
 
-def test_pods_name_the_queue_and_are_held_back_also_where_there_is_no_kueue(queued: Any) -> None:
+def test_pods_name_the_queue_and_are_held_back_also_where_there_is_no_kueue(queued: Sim) -> None:
     assert {body["metadata"]["labels"][c.LABEL_QUEUE] for body in queued.pods.values()} == {"team-a"}
     assert list(gates(queued).values()) == [[c.GANG_GATE, c.QUEUE_GATE]] * 3
     queued.run(600)
@@ -54,7 +52,7 @@ def test_pods_name_the_queue_and_are_held_back_also_where_there_is_no_kueue(queu
     assert queued.names() == ["gpt-w0", "gpt-w1", "gpt-w2"], "who waits for nothing but the queue keeps its turn"
 
 
-def test_the_gang_starts_when_all_are_admitted(queued: Any) -> None:
+def test_the_gang_starts_when_all_are_admitted(queued: Sim) -> None:
     admit(queued, "gpt-w0", "gpt-w2")
     queued.run(60)
     assert reason(queued) == (
@@ -94,7 +92,7 @@ def test_a_replacement_waits_for_its_quota_while_the_others_train(make_sim: Make
     sim.run(60, until=lambda: sim.world_names() == ["gpt-w0", "gpt-w2", "gpt-w3"])
 
 
-def test_quota_that_does_not_suffice_is_given_back_and_nothing_is_asked_for_until_the_next_try(queued: Any) -> None:
+def test_quota_that_does_not_suffice_is_given_back_and_nothing_is_asked_for_until_the_next_try(queued: Sim) -> None:
     admit(queued, "gpt-w0")
     queued.run(int(c.QUEUE_PATIENCE.total_seconds()) - 10)
     assert queued.names() == ["gpt-w0", "gpt-w1", "gpt-w2"]
@@ -111,7 +109,7 @@ def test_quota_that_does_not_suffice_is_given_back_and_nothing_is_asked_for_unti
     assert queued.counted == []
 
 
-def test_no_other_job_keeps_room_for_a_gang_that_its_queue_has_not_admitted(queued: Any) -> None:
+def test_no_other_job_keeps_room_for_a_gang_that_its_queue_has_not_admitted(queued: Sim) -> None:
     assert rival_of(queued.body) is None
     queued.unplaceable = True
     admit(queued, *queued.names())

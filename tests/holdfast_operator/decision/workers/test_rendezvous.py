@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-Make = Callable[..., Any]
+from sim import Make, Sim
 
 
 @pytest.fixture
@@ -24,13 +22,13 @@ def make_met(make_sim: Make) -> Make:
     return make
 
 
-def env(sim: Any, name: str) -> dict[str, str]:
+def env(sim: Sim, name: str) -> dict[str, str]:
     """What the trainer of this pod is told in plain values."""
     (trainer,) = sim.pods[sim.uid(name)]["spec"]["containers"]
     return {item["name"]: item.get("value", "") for item in trainer["env"]}
 
 
-def asked(sim: Any, name: str) -> dict[str, str]:
+def asked(sim: Sim, name: str) -> dict[str, str]:
     """The options of its torchrun."""
     return {key[4:]: value for key, value in env(sim, name).items() if key.startswith("PET_")}
 
@@ -174,7 +172,7 @@ def test_the_host_is_known_again_after_the_operators_restart(make_met: Make) -> 
     assert asked(sim, "gpt-w3")["RDZV_ENDPOINT"] == "10.96.0.7:29400"
 
 
-def send_away(sim: Any, name: str, code: int) -> None:
+def send_away(sim: Sim, name: str, code: int) -> None:
     """Evicted; the script has its own answer to SIGTERM."""
     sim.evict(name)
     sim.end(name, code)

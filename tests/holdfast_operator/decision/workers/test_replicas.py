@@ -8,21 +8,20 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-Make = Callable[..., Any]
+from sim import Make, Sim
 
 
 def elastic(minimum: int, **more: Any) -> dict[str, Any]:
     return {"elasticity": {"minReplicas": minimum, "onFailure": "Shrink", **more}}
 
 
-def full(sim: Any, cpu: int, *, but: int = 0) -> None:
+def full(sim: Sim, cpu: int, *, but: int = 0) -> None:
     """All nodes but so many have no more room than this: somebody else has come."""
     for name in list(sim.nodes)[but:]:
         sim.nodes[name]["status"]["allocatable"]["cpu"] = str(cpu)
 
 
-def trains(sim: Any, count: int) -> Callable[[], bool]:
+def trains(sim: Sim, count: int) -> Callable[[], bool]:
     return lambda: len(sim.world_names()) == count
 
 
@@ -67,7 +66,7 @@ def test_what_was_lifted_and_finds_no_node_does_not_hold_those_that_did(make_sim
     assert sim.status.restart_count == 0
 
 
-def test_a_shrunk_job_says_why_the_worker_that_is_ready_does_not_join_yet(trained: Any) -> None:
+def test_a_shrunk_job_says_why_the_worker_that_is_ready_does_not_join_yet(trained: Sim) -> None:
     sim = trained
     sim.saving = set(sim.names())
     sim.end("gpt-w1", 137)
@@ -158,7 +157,7 @@ def test_a_higher_minimum_takes_nobody_away(make_sim: Make) -> None:
     assert len(sim.world_names()) == 2
 
 
-def test_the_scale_subresource_counts_what_is_wanted_and_finds_the_pods(trained: Any) -> None:
+def test_the_scale_subresource_counts_what_is_wanted_and_finds_the_pods(trained: Sim) -> None:
     assert trained.body["status"]["replicas"] == 3
     assert trained.body["status"]["selector"] == "holdfast.dev/job-name=gpt"
     trained.body["spec"]["workers"]["replicas"] = 2

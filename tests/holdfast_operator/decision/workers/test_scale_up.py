@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-Make = Callable[..., Any]
+from sim import Make, Sim
 
 
 def may_grow(most: int, *, cooldown: int = 60, step: int = 1, minimum: int = 1) -> dict[str, Any]:
@@ -23,12 +22,12 @@ def may_grow(most: int, *, cooldown: int = 60, step: int = 1, minimum: int = 1) 
     }
 
 
-def trains(sim: Any, count: int) -> Callable[[], bool]:
+def trains(sim: Sim, count: int) -> Callable[[], bool]:
     return lambda: len(sim.world_names()) == count
 
 
 @pytest.fixture
-def grown(make_sim: Make) -> Any:
+def grown(make_sim: Make) -> Sim:
     """Two were asked for, four may be: there is room for them, and they train."""
     sim = make_sim(replicas=2, nodes=4, elasticity=may_grow(4))
     sim.run(300, until=trains(sim, 4))
@@ -100,14 +99,14 @@ def test_what_finds_no_node_after_all_is_given_up_for_a_while(make_sim: Make) ->
     assert sim.status.restart_count == 0
 
 
-def test_a_lost_worker_beyond_replicas_is_not_replaced_at_once(grown: Any) -> None:
+def test_a_lost_worker_beyond_replicas_is_not_replaced_at_once(grown: Sim) -> None:
     grown.end(grown.running()[-1], 137)
     grown.run(40)
     assert len(grown.running()) == 3
     grown.run(200, until=trains(grown, 4))
 
 
-def test_the_pause_before_a_growth_begins_anew_with_each_trouble(grown: Any) -> None:
+def test_the_pause_before_a_growth_begins_anew_with_each_trouble(grown: Sim) -> None:
     grown.run(200)
     grown.end(grown.running()[-1], 137)
     grown.run(20)
@@ -117,14 +116,14 @@ def test_the_pause_before_a_growth_begins_anew_with_each_trouble(grown: Any) -> 
     assert (grown.now - lost).total_seconds() > 30
 
 
-def test_a_worker_that_was_asked_for_is_made_up_for_by_one_beyond(grown: Any) -> None:
+def test_a_worker_that_was_asked_for_is_made_up_for_by_one_beyond(grown: Sim) -> None:
     grown.end("gpt-w0", 137)
     grown.run(20)
     assert len(grown.running()) == 3
     assert grown.status.holds("Ready")
 
 
-def test_another_job_that_waits_gets_the_room_back(grown: Any, make_sim: Make) -> None:
+def test_another_job_that_waits_gets_the_room_back(grown: Sim, make_sim: Make) -> None:
     other = make_sim(name="bert", replicas=6, minimum=6)
     other.nodes, other.leases = grown.nodes, grown.leases
     other.now = grown.now
@@ -149,7 +148,7 @@ def test_another_job_that_waits_gets_the_room_back(grown: Any, make_sim: Make) -
 
 @pytest.mark.parametrize(("minimum", "left"), [(20, 4), (6, 2)])
 def test_a_gang_that_not_even_an_empty_cluster_could_hold_takes_nobodys_growth(
-    grown: Any, make_sim: Make, minimum: int, left: int
+    grown: Sim, make_sim: Make, minimum: int, left: int
 ) -> None:
     other = make_sim(name="bert", replicas=20, minimum=minimum)
     other.nodes, other.leases, other.now = grown.nodes, grown.leases, grown.now
@@ -168,7 +167,7 @@ def test_a_gang_that_not_even_an_empty_cluster_could_hold_takes_nobodys_growth(
         assert len(grown.world_names()) == 4, "and it grows beside it"
 
 
-def test_an_old_jobs_gang_is_given_room_only_once_it_has_waited_for_a_while(grown: Any, make_sim: Make) -> None:
+def test_an_old_jobs_gang_is_given_room_only_once_it_has_waited_for_a_while(grown: Sim, make_sim: Make) -> None:
     other = make_sim(name="bert", replicas=6, minimum=6)
     other.nodes, other.leases = grown.nodes, grown.leases
     other.now = grown.now
@@ -181,7 +180,7 @@ def test_an_old_jobs_gang_is_given_room_only_once_it_has_waited_for_a_while(grow
 
 
 @pytest.mark.parametrize(("replicas", "expected"), [(1, 3), (3, 4), (4, 4)])
-def test_replicas_edited_in_flight_keeps_within_the_bounds(grown: Any, replicas: int, expected: int) -> None:
+def test_replicas_edited_in_flight_keeps_within_the_bounds(grown: Sim, replicas: int, expected: int) -> None:
     grown.body["spec"]["workers"]["replicas"] = replicas
     for _ in range(20):
         grown.tick()
@@ -189,7 +188,7 @@ def test_replicas_edited_in_flight_keeps_within_the_bounds(grown: Any, replicas:
     assert len(grown.running()) == expected
 
 
-def test_a_lower_most_is_obeyed_at_once(grown: Any) -> None:
+def test_a_lower_most_is_obeyed_at_once(grown: Sim) -> None:
     grown.body["spec"]["elasticity"]["maxReplicas"] = 3
     for _ in range(20):
         grown.tick()

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sim import Make, Sim
 
-Make = Callable[..., Any]
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
 
 
-def spares(sim: Any) -> list[str]:
+def spares(sim: Sim) -> list[str]:
     """Pods that run and are in no world."""
     return [name for name in sim.running() if name not in sim.world_names()]
 
@@ -230,7 +229,7 @@ def test_whatever_is_lost_and_wherever_passes_die_all_are_there_again(
     assert [homes[name] for name in steady if name in homes and homes[name] not in spot]
 
 
-def hurt(sim: Any, fault: str, name: str) -> None:
+def hurt(sim: Sim, fault: str, name: str) -> None:
     match fault:
         case "end":
             sim.end(name, 137)

@@ -1,0 +1,35 @@
+"""Each failure is one incident."""
+
+from __future__ import annotations
+
+from sim import Make, Sim
+
+
+def test_the_newest_ten_incidents_are_kept_and_counted_once(trained: Sim) -> None:
+    for _ in range(12):
+        trained.end(trained.running()[-1], 137)
+        trained.tick()
+        trained.run(60, until=lambda: len(trained.world_names()) == 3 and trained.status.ready == "3/3")
+    old = {"generation": 1, "attempt": 1}
+    for incident in list(trained.incidents.values())[:2]:
+        trained.incidents[(0, 0)] = {**incident, **old}
+    trained.run(5)
+    assert [incident.number for incident in trained.status.incidents] == list(range(3, 13))
+    assert trained.status.restart_count == 12
+    assert old in trained.document["acknowledged"]
+
+
+def test_a_crash_before_any_world_counts_once_for_the_whole_gang(make_sim: Make) -> None:
+    sim = make_sim(recovery={"backoff": {"initialSeconds": 5, "maxSeconds": 60}})
+    counts = []
+    for _ in range(70):
+        sim.tick()
+        for name in sim.running():
+            if sim.world is None:
+                sim.end(name, 1)
+        counts.append(sim.status.restart_count)
+        if sim.status.terminal:
+            break
+    assert sim.status.status == "ApplicationBudgetExceeded"
+    assert sim.status.restart_count == 4
+    assert len(sim.created_names) == 12
