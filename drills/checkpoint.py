@@ -275,11 +275,11 @@ def elsewhere() -> Iterator[Measurement]:
     """What tests do and no drill repeats. A test that is gone is a row that does not hold."""
     told = {
         "killed at each system call by which a save changes the disk": (
-            "checkpoint/save/test_crash.py",
+            "checkpoint/saving/test_crash.py",
             "test_a_kill_at_any_system_call_leaves_a_whole_commit",
         ),
         "writes, fsyncs and renames in a safe order (traced)": (
-            "checkpoint/save/test_crash.py",
+            "checkpoint/saving/test_crash.py",
             "test_writes_fsyncs_and_renames_come_in_the_order_that_makes_a_commit_safe",
         ),
         "S3: the connection cut at each request of an upload": (

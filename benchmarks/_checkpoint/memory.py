@@ -37,7 +37,7 @@ from holdfast.checkpoint.restore.chunk_reader import read_into  # noqa: E402
 from holdfast.checkpoint.restore.copies import Copies, whole_file  # noqa: E402
 from holdfast.checkpoint.restore.memory_layout import Extent  # noqa: E402
 from holdfast.checkpoint.restore.search import Restored, restore  # noqa: E402
-from holdfast.checkpoint.save.protocol import Snapshot, save  # noqa: E402
+from holdfast.checkpoint.saving.protocol import Snapshot, save  # noqa: E402
 from holdfast.checkpoint.stores.base import CheckpointStore  # noqa: E402
 from holdfast.checkpoint.stores.folder import FolderStore  # noqa: E402
 from holdfast.checkpoint.stores.memory.peer_client import Copy, Neighbour, Peer, PeerStore, room_for, send  # noqa: E402

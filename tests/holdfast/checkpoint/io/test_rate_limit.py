@@ -16,8 +16,8 @@ from holdfast.checkpoint.io.direct_writer import write_image
 from holdfast.checkpoint.io.rate_limit import Pace
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
-from holdfast.checkpoint.save.background import Saving
-from holdfast.checkpoint.save.protocol import Snapshot
+from holdfast.checkpoint.saving.background import Saving
+from holdfast.checkpoint.saving.protocol import Snapshot
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import PeerLostError

@@ -29,7 +29,7 @@ from holdfast.checkpoint.format.manifest import LARGEST, decode
 from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import restore
-from holdfast.checkpoint.save.checkpoint_index import Ages
+from holdfast.checkpoint.saving.checkpoint_index import Ages
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.main import Exit, main
 from holdfast.cli.checkpoints.verify import Verification, verify

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast import checkpoint
-from holdfast.checkpoint.save import protocol
+from holdfast.checkpoint.saving import protocol
 from holdfast.core.errors import PeerLostError
 
 

@@ -27,8 +27,8 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.io import durable_files
 from holdfast.checkpoint.restore.rank_reader import Loaded
 from holdfast.checkpoint.restore.search import restore
-from holdfast.checkpoint.save import protocol
-from holdfast.checkpoint.save.protocol import Snapshot, save
+from holdfast.checkpoint.saving import protocol
+from holdfast.checkpoint.saving.protocol import Snapshot, save
 from holdfast.checkpoint.state import flatten as state
 from holdfast.checkpoint.state.dtypes import DTYPES
 from holdfast.checkpoint.state.flatten import check_savable, flatten, flatten_values

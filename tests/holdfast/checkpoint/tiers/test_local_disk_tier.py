@@ -19,8 +19,8 @@ from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.fencing_context import FencingContext
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import Restored, restore
-from holdfast.checkpoint.save.protocol import SaveResult, Snapshot, save, stage
-from holdfast.checkpoint.save.write_plan import Planner
+from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot, save, stage
+from holdfast.checkpoint.saving.write_plan import Planner
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.local_disk import LocalStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour

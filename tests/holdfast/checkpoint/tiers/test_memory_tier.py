@@ -25,7 +25,7 @@ from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.fencing_context import FencingContext
-from holdfast.checkpoint.save.protocol import SaveResult, Snapshot
+from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.memory import peer_client as peers
 from holdfast.checkpoint.stores.memory import peer_server

@@ -17,8 +17,8 @@ from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.fencing_context import FencingContext
-from holdfast.checkpoint.save.protocol import Snapshot, stage
-from holdfast.checkpoint.save.write_plan import Planner
+from holdfast.checkpoint.saving.protocol import Snapshot, stage
+from holdfast.checkpoint.saving.write_plan import Planner
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
 from holdfast.checkpoint.tiers.local_disk_tier import LocalTier

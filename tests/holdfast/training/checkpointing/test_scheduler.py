@@ -21,8 +21,8 @@ from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import restore
-from holdfast.checkpoint.save import protocol
-from holdfast.checkpoint.save.background import Saving
+from holdfast.checkpoint.saving import protocol
+from holdfast.checkpoint.saving.background import Saving
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import PeerLostError
 from holdfast.training.distributed.cancel_token import CancelToken

@@ -23,10 +23,10 @@ from holdfast.checkpoint.policy import fencing, retention
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.restore.rank_reader import Select
 from holdfast.checkpoint.restore.search import Restored, newest, none_whole, restore
-from holdfast.checkpoint.save.background import PendingSave, Saving
-from holdfast.checkpoint.save.incremental import Chain
-from holdfast.checkpoint.save.protocol import SaveResult, Snapshot, Staged, commit, plan
-from holdfast.checkpoint.save.write_plan import Planner
+from holdfast.checkpoint.saving.background import PendingSave, Saving
+from holdfast.checkpoint.saving.incremental import Chain
+from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot, Staged, commit, plan
+from holdfast.checkpoint.saving.write_plan import Planner
 from holdfast.checkpoint.storage_wait import until_usable
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.fallback import FallbackStore

@@ -21,8 +21,8 @@ import torch.distributed
 
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.manager import CheckpointManager
-from holdfast.checkpoint.save.checkpoint_index import told
-from holdfast.checkpoint.save.protocol import Snapshot
+from holdfast.checkpoint.saving.checkpoint_index import told
+from holdfast.checkpoint.saving.protocol import Snapshot
 from holdfast.checkpoint.state import rng
 from holdfast.checkpoint.state.flatten import Stateful, check_savable, flatten, sampled, trained
 from holdfast.checkpoint.state.numerics import fingerprint as numerics

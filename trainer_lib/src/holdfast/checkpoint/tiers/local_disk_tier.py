@@ -34,7 +34,7 @@ from holdfast.checkpoint.io.slice_digests import LEAST_BYTES
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.policy.fencing_context import FencingContext
 from holdfast.checkpoint.ranks.exchange import Exchange
-from holdfast.checkpoint.save.protocol import SaveResult, Staged, manifest_by, write_share
+from holdfast.checkpoint.saving.protocol import SaveResult, Staged, manifest_by, write_share
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.local_disk import LocalStore, own_folder, own_folders
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour, Peer, PeerStore

@@ -33,8 +33,8 @@ from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.policy.fencing_context import FencingContext
 from holdfast.checkpoint.ranks.exchange import Exchange
-from holdfast.checkpoint.save.protocol import SaveResult, Snapshot, manifest_with, records_of
-from holdfast.checkpoint.save.write_plan import Planner
+from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot, manifest_with, records_of
+from holdfast.checkpoint.saving.write_plan import Planner
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.memory import peer_client as peers
 from holdfast.checkpoint.stores.memory.peer_client import STREAMS, Copy, Neighbour, Peer, PeerStore, successor

@@ -15,9 +15,9 @@ from holdfast.checkpoint.io.chunk_digester import ChunkDigester
 from holdfast.checkpoint.io.durable_files import encode_json
 from holdfast.checkpoint.io.thread_pool import Pool
 from holdfast.checkpoint.ranks.exchange import Exchange
-from holdfast.checkpoint.save.finite_check import Inspection
-from holdfast.checkpoint.save.protocol import Snapshot
-from holdfast.checkpoint.save.write_plan import Planner
+from holdfast.checkpoint.saving.finite_check import Inspection
+from holdfast.checkpoint.saving.protocol import Snapshot
+from holdfast.checkpoint.saving.write_plan import Planner
 from holdfast.checkpoint.stores.memory.peer_client import room_for
 from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter
 

@@ -22,7 +22,7 @@ from holdfast.checkpoint.format.manifest import digest
 from holdfast.checkpoint.io.rate_limit import Pace
 from holdfast.checkpoint.policy import retention
 from holdfast.checkpoint.restore.transfer import transfer
-from holdfast.checkpoint.save.checkpoint_index import Ages
+from holdfast.checkpoint.saving.checkpoint_index import Ages
 from holdfast.checkpoint.stores.base import CheckpointStore, Incoming
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, DamagedError, UnavailableError, UsageError

@@ -13,7 +13,7 @@ from holdfast.checkpoint.folder.upload_marker import on_its_way
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.policy.retention import Decision, Entry, Rules, decide, leaving
-from holdfast.checkpoint.save.checkpoint_index import Ages
+from holdfast.checkpoint.saving.checkpoint_index import Ages
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.verify import verify

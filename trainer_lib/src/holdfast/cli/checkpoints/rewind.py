@@ -18,7 +18,7 @@ from holdfast.checkpoint.folder.claims import highest_generation, write_claim
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.policy.fencing import Commit
-from holdfast.checkpoint.save.checkpoint_index import Ages
+from holdfast.checkpoint.saving.checkpoint_index import Ages
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.verify import verify
 from holdfast.core.attempt import AttemptId, Claim

@@ -16,8 +16,8 @@ from typing import Final
 from holdfast.checkpoint.format.failure_causes import FailureCause, cause_of
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.interval import Cadence, Failures, retry_after
-from holdfast.checkpoint.save.background import Saving
-from holdfast.checkpoint.save.protocol import SaveResult, Snapshot
+from holdfast.checkpoint.saving.background import Saving
+from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot
 from holdfast.core.errors import CheckpointError, NoRoomError, PeerLostError
 from holdfast.core.tier_names import LOCAL_TIER, MEMORY_TIER, PEER_TIER, SHARED_TIER
 from holdfast.training.distributed.cancel_token import CancelToken

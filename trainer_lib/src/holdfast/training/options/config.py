@@ -11,7 +11,7 @@ from typing import Any, Final
 from holdfast.checkpoint.io.rate_limit import WRITERS
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.retention import Rules
-from holdfast.checkpoint.save import lossy_delta
+from holdfast.checkpoint.saving import lossy_delta
 from holdfast.core.environment import Environment, checked_in_flight
 from holdfast.core.errors import UsageError
 from holdfast.core.limits import MOST_FULL_EVERY

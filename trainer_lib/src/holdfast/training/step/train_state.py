@@ -15,7 +15,7 @@ import torch
 
 from holdfast.checkpoint.policy.interval import Failures
 from holdfast.checkpoint.restore.rank_reader import Loaded
-from holdfast.checkpoint.save.checkpoint_index import History, metrics, told
+from holdfast.checkpoint.saving.checkpoint_index import History, metrics, told
 from holdfast.checkpoint.state import rng
 from holdfast.checkpoint.state.dtypes import blank
 from holdfast.checkpoint.state.flatten import Flat, Stateful, flatten

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from holdfast.checkpoint.io.direct_writer import step_back
-from holdfast.checkpoint.save.protocol import SaveResult, Staged
+from holdfast.checkpoint.saving.protocol import SaveResult, Staged
 from holdfast.core.errors import PeerLostError
 
 _SLICE: Final = 0.02

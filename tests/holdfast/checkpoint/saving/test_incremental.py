@@ -23,9 +23,9 @@ from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.search import restore
-from holdfast.checkpoint.save import incremental, protocol
-from holdfast.checkpoint.save.incremental import Chain
-from holdfast.checkpoint.save.protocol import Planner, SaveResult, Snapshot, stage
+from holdfast.checkpoint.saving import incremental, protocol
+from holdfast.checkpoint.saving.incremental import Chain
+from holdfast.checkpoint.saving.protocol import Planner, SaveResult, Snapshot, stage
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.tiers.settings import MemorySettings, announced

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holdfast.checkpoint.format.shard_layout import TensorSpec, plan_shard, whole
-from holdfast.checkpoint.save.finite_check import Inspection
+from holdfast.checkpoint.saving.finite_check import Inspection
 from holdfast.core.errors import NonFiniteWeightsError
 
 DTYPES = {

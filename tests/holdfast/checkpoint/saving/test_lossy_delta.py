@@ -32,9 +32,9 @@ from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.lossy_delta import told
 from holdfast.checkpoint.restore.search import restore
-from holdfast.checkpoint.save import lossy_delta, protocol
-from holdfast.checkpoint.save.incremental import Chain
-from holdfast.checkpoint.save.protocol import Planner, SaveResult, Snapshot, stage
+from holdfast.checkpoint.saving import lossy_delta, protocol
+from holdfast.checkpoint.saving.incremental import Chain
+from holdfast.checkpoint.saving.protocol import Planner, SaveResult, Snapshot, stage
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.tiers.uploader import Uploader, UploadSettings
 from holdfast.cli.checkpoints.access.commit_reader import Content

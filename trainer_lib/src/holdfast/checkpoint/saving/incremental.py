@@ -25,7 +25,7 @@ from holdfast.checkpoint.format.file_names import CheckpointName, tensors_file
 from holdfast.checkpoint.format.records import Chunk, FileRecord, Patch
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES, Piece, ShardPlan, lay_out
 from holdfast.checkpoint.io.staging_buffer import Arena
-from holdfast.checkpoint.save import lossy_delta
+from holdfast.checkpoint.saving import lossy_delta
 from holdfast.core.errors import UsageError
 from holdfast.core.limits import MOST_FULL_EVERY
 

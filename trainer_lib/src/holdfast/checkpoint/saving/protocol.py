@@ -28,10 +28,10 @@ from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.ranks.exchange import Exchange
 from holdfast.checkpoint.ranks.replica_check import apart, digests
-from holdfast.checkpoint.save.finite_check import Inspection
-from holdfast.checkpoint.save.incremental import Chain
-from holdfast.checkpoint.save.lossy_delta import patched
-from holdfast.checkpoint.save.write_plan import Layouts, Planner, record_of
+from holdfast.checkpoint.saving.finite_check import Inspection
+from holdfast.checkpoint.saving.incremental import Chain
+from holdfast.checkpoint.saving.lossy_delta import patched
+from holdfast.checkpoint.saving.write_plan import Layouts, Planner, record_of
 from holdfast.core.errors import CheckpointError, PeerLostError
 
 # How far an image is filled is told after a sixteenth of it, so that the disk begins, and then each time it is twice
