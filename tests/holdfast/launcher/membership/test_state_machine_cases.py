@@ -262,7 +262,7 @@ def test_one_pod_is_replaced_only_when_it_is_proved_gone() -> None:
     sim.replenish()
     assert not sim.run(10, lambda: sim.trains_with("w1"))
     assert isinstance(sim.verdict, policy.Hold)
-    assert sim.verdict.reason is policy.Reason.AWAITING_FENCE
+    assert sim.verdict.reason is policy.MembershipReason.AWAITING_FENCE
     assert "w0" in sim.verdict.message
 
     sim.crash("w0")
@@ -300,7 +300,7 @@ def test_a_partition_with_replacements_on_the_operators_minority_side_awaits_the
     sim.run(10)
     assert sim.trains_with("w1", "w2")
     assert isinstance(sim.verdict, policy.Hold)
-    assert sim.verdict.reason is policy.Reason.AWAITING_FENCE
+    assert sim.verdict.reason is policy.MembershipReason.AWAITING_FENCE
 
     sim.heal()
     assert sim.run(30, lambda: sim.trains_with("w0", "w1", "w2"))

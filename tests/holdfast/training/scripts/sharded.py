@@ -57,13 +57,13 @@ def arm(job: Any, model: Net, optimizer: torch.optim.Optimizer, faults: str) -> 
         elif point == "backward":
             model[2].register_full_backward_hook(fall)
         elif point == "vote":
-            before = stepper.marks.voted
+            before = stepper.step_commit.voted
 
             def voted(*args: Any, fall: Any = fall, before: Any = before) -> Any:
                 fall()
                 return before(*args)
 
-            stepper.marks.voted = voted
+            stepper.step_commit.voted = voted
         elif point == "poison":
             optimizer.register_step_post_hook(poison)
         elif point == "optimizer":
