@@ -108,7 +108,7 @@ def test_a_commit_that_was_never_made_or_is_missing_is_a_failure(
         ([(5, "five", "g1"), (5, "five", "g1")], "rank 0 of (1, 2) began with other random generators"),
         ([(5, "six", "g0"), (5, "six", "g1")], "bits that no rank noted"),
         ([(5, "five", "g0"), (6, "six", "g1")], "different states"),
-        ([(0, "anew", "g0"), (0, "anew", "g1")], "step 5 was committed"),
+        ([(0, "anew", "g0"), (0, "anew", "g1")], "a checkpoint of step 5 was published"),
     ],
 )
 def test_a_world_that_begins_with_something_else_is_a_failure(
@@ -152,4 +152,4 @@ def test_a_torn_commit_is_seen_and_named(kills: ModuleType, tmp_path: Path, comm
     os.truncate(file, file.stat().st_size - 1)
     found = kills.look(tmp_path)
     assert found.step == 0
-    assert "step-5.g1.a1 is damaged" in found.failures[0]
+    assert "step-5.g1.a1 is corrupt" in found.failures[0]
