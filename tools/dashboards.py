@@ -11,10 +11,10 @@ from pathlib import Path
 
 from grafana import Dashboard, Panel, Query, Row, one, render, stat
 
-_THIS = '{namespace="$namespace", job="$job"}'
+_THIS = '{namespace="$namespace", job_name="$job_name"}'
 # What is in nodes' memory or on their own disks is lost with them.
 _DURABLE = '{tier!~"memory|local"}'
-_DURABLE_OF_THIS = '{namespace="$namespace", job="$job", tier!~"memory|local"}'
+_DURABLE_OF_THIS = '{namespace="$namespace", job_name="$job_name", tier!~"memory|local"}'
 
 
 def seconds(name: str, of: str = "", by: str = "") -> str:
@@ -44,14 +44,14 @@ FLEET = Dashboard(
         Row(
             title="Now",
             panels=[
-                stat("Jobs that train", 'max(holdfast_jobs{state="Ready"})'),
-                stat("Hurt", 'sum(max by (state) (holdfast_jobs{state=~"Restarting|Degraded"}))'),
+                stat("Jobs in training", 'max(holdfast_jobs{state="Ready"})'),
+                stat("Degraded or restarting", 'sum(max by (state) (holdfast_jobs{state=~"Restarting|Degraded"}))'),
                 stat("Pending", 'max(holdfast_jobs{state="Pending"})'),
                 stat("Failed", 'max(holdfast_jobs{state="Failed"})'),
                 stat(
-                    "Workers that train",
-                    "sum(max by (namespace, job) (holdfast_job_workers_ready))"
-                    " / sum(max by (namespace, job) (holdfast_job_workers))",
+                    "Workers in training",
+                    "sum(max by (namespace, job_name) (holdfast_job_workers_ready))"
+                    " / sum(max by (namespace, job_name) (holdfast_job_workers_desired))",
                     "percentunit",
                 ),
                 stat("Goodput", goodput(), "percentunit"),
@@ -63,34 +63,34 @@ FLEET = Dashboard(
                 one("Jobs by state", "max by (state) (holdfast_jobs)", "{{state}}", stacked=True),
                 one(
                     "Goodput by job",
-                    goodput(by="namespace, job"),
-                    "{{namespace}}/{{job}}",
+                    goodput(by="namespace, job_name"),
+                    "{{namespace}}/{{job_name}}",
                     unit="percentunit",
                 ),
                 one(
-                    "Workers that are missing",
-                    "max by (namespace, job) (holdfast_job_workers)"
-                    " - max by (namespace, job) (holdfast_job_workers_ready)",
-                    "{{namespace}}/{{job}}",
+                    "Missing workers",
+                    "max by (namespace, job_name) (holdfast_job_workers_desired)"
+                    " - max by (namespace, job_name) (holdfast_job_workers_ready)",
+                    "{{namespace}}/{{job_name}}",
                     stacked=True,
                 ),
                 one(
-                    "Where the time goes",
+                    "Use of time",
                     badput(),
                     "{{cause}}",
                     unit="percentunit",
                     stacked=True,
                 ),
                 one(
-                    "Seconds since the last step",
-                    "min by (namespace, job) (holdfast_committed_step_age_seconds)",
-                    "{{namespace}}/{{job}}",
+                    "Time since the last step",
+                    "time() - max by (namespace, job_name) (holdfast_training_completed_step_timestamp_seconds)",
+                    "{{namespace}}/{{job_name}}",
                     unit="s",
                 ),
                 one(
                     "Age of the newest checkpoint",
-                    f"min by (namespace, job) (holdfast_checkpoint_age_seconds{_DURABLE})",
-                    "{{namespace}}/{{job}}",
+                    f"time() - max by (namespace, job_name) (holdfast_checkpoint_timestamp_seconds{_DURABLE})",
+                    "{{namespace}}/{{job_name}}",
                     unit="s",
                 ),
             ],
@@ -98,7 +98,9 @@ FLEET = Dashboard(
         Row(
             title="Failures",
             panels=[
-                one("Incidents", "sum by (cause) (increase(holdfast_restarts_total[$__rate_interval]))", "{{cause}}"),
+                one(
+                    "Incidents", "sum by (cause) (increase(holdfast_incidents_total[$__rate_interval]))", "{{cause}}"
+                ),
                 Panel(
                     title="From detection to the next step",
                     unit="s",
@@ -112,7 +114,7 @@ FLEET = Dashboard(
                     ],
                 ),
                 one(
-                    "Steps made again",
+                    "Lost steps",
                     "sum by (cause) (increase(holdfast_incident_lost_steps_total[$__rate_interval]))",
                     "{{cause}}",
                 ),
@@ -123,15 +125,15 @@ FLEET = Dashboard(
                 ),
                 one(
                     "Restart budgets spent",
-                    "max by (namespace, job, cause) (holdfast_job_restarts_in_window)"
-                    " / (max by (namespace, job, cause) (holdfast_job_restart_budget) > 0)",
-                    "{{namespace}}/{{job}} {{cause}}",
+                    "max by (namespace, job_name, cause) (holdfast_job_incidents_in_window)"
+                    " / (max by (namespace, job_name, cause) (holdfast_job_restart_budget) > 0)",
+                    "{{namespace}}/{{job_name}} {{cause}}",
                     unit="percentunit",
                 ),
                 one(
-                    "Sidecars that do not answer",
-                    'sum by (namespace, job) (up{container="holdfast-sidecar"} == bool 0)',
-                    "{{namespace}}/{{job}}",
+                    "Sidecars that do not respond",
+                    'sum by (namespace, job_name) (up{container="holdfast-sidecar"} == bool 0)',
+                    "{{namespace}}/{{job_name}}",
                 ),
             ],
         ),
@@ -159,18 +161,26 @@ FLEET = Dashboard(
         Row(
             title="Node remediation",
             panels=[
-                one("Nodes out of service", "max by (mode) (holdfast_nodes_marked)", "{{mode}}"),
-                one("Alerts", "sum by (result) (increase(holdfast_alerts_total[$__rate_interval]))", "{{result}}"),
-                one("Actions", "sum by (action, result) (holdfast_node_actions_total)", "{{action}}: {{result}}"),
+                one("Nodes out of service", "max by (mode) (holdfast_remediation_nodes)", "{{mode}}"),
+                one(
+                    "Alerts",
+                    "sum by (result) (increase(holdfast_remediation_alerts_total[$__rate_interval]))",
+                    "{{result}}",
+                ),
+                one(
+                    "Actions",
+                    "sum by (action, result) (holdfast_remediation_actions_total)",
+                    "{{action}}: {{result}}",
+                ),
             ],
         ),
         Row(
             title="Operator",
             panels=[
                 stat("Operators", "count(holdfast_build_info)"),
-                stat("Jobs that wait for a pass", "max(holdfast_queue_depth)"),
-                stat("Long polls held", "sum(holdfast_agent_polls_held)"),
-                stat("Until the CA expires", "min(holdfast_ca_expiry_seconds) - time()", "s"),
+                stat("Jobs in the queue", "max(holdfast_workqueue_depth)"),
+                stat("Open long polls", "sum(holdfast_agent_long_polls)"),
+                stat("Until the CA expires", "min(holdfast_ca_expiration_timestamp_seconds) - time()", "s"),
                 stat(
                     "Memory", "max(process_resident_memory_bytes and on (job, instance) holdfast_build_info)", "bytes"
                 ),
@@ -181,12 +191,12 @@ FLEET = Dashboard(
                 ),
                 one(
                     "Passes",
-                    "sum by (result) (rate(holdfast_reconcile_seconds_count[$__rate_interval]))",
+                    "sum by (result) (rate(holdfast_reconcile_duration_seconds_count[$__rate_interval]))",
                     "{{result}}",
                     unit="ops",
                 ),
                 Panel(
-                    title="A pass, and the wait for it (p99)",
+                    title="Reconcile pass: duration and queue time (p99)",
                     unit="s",
                     queries=[
                         Query(
@@ -194,13 +204,13 @@ FLEET = Dashboard(
                             legend=legend,
                         )
                         for name, legend in (
-                            ("holdfast_reconcile_seconds", "pass"),
-                            ("holdfast_queue_wait_seconds", "wait"),
+                            ("holdfast_reconcile_duration_seconds", "pass"),
+                            ("holdfast_workqueue_queue_duration_seconds", "wait"),
                         )
                     ],
                 ),
                 one(
-                    "Requests of sidecars",
+                    "Requests from sidecars",
                     "sum by (route, code) (rate(holdfast_agent_requests_total[$__rate_interval]))",
                     "{{route}} {{code}}",
                     unit="reqps",
@@ -214,35 +224,41 @@ JOB = Dashboard(
     uid="holdfast-job",
     title="Holdfast / Job",
     variables=[
-        ("namespace", "label_values(holdfast_job_workers, namespace)"),
-        ("job", 'label_values(holdfast_job_workers{namespace="$namespace"}, job)'),
+        ("namespace", "label_values(holdfast_job_workers_desired, namespace)"),
+        ("job_name", 'label_values(holdfast_job_workers_desired{namespace="$namespace"}, job_name)'),
     ],
     rows=[
         Row(
             title="Now",
             panels=[
-                stat("Step", f"max(holdfast_committed_step{_THIS})"),
-                stat("Since the last step", f"min(holdfast_committed_step_age_seconds{_THIS})", "s"),
-                stat("Workers that train", f"max(holdfast_job_workers_ready{_THIS})"),
-                stat("Workers asked for", f"max(holdfast_job_workers{_THIS})"),
+                stat("Step", f"max(holdfast_training_completed_step{_THIS})"),
+                stat(
+                    "Since the last step",
+                    f"time() - max(holdfast_training_completed_step_timestamp_seconds{_THIS})",
+                    "s",
+                ),
+                stat("Workers in training", f"max(holdfast_job_workers_ready{_THIS})"),
+                stat("Desired workers", f"max(holdfast_job_workers_desired{_THIS})"),
                 stat("Goodput", goodput(_THIS), "percentunit"),
-                stat("Newest checkpoint", f"min(holdfast_checkpoint_age_seconds{_DURABLE_OF_THIS})", "s"),
+                stat(
+                    "Newest checkpoint", f"time() - max(holdfast_checkpoint_timestamp_seconds{_DURABLE_OF_THIS})", "s"
+                ),
             ],
         ),
         Row(
             title="Training",
             panels=[
-                one("Loss", f"max(holdfast_loss{_THIS})", "loss"),
-                one("Samples a second", f"max(holdfast_samples_per_second{_THIS})", "samples/s"),
+                one("Loss", f"max(holdfast_training_loss{_THIS})", "loss"),
+                one("Samples per second", f"max(holdfast_training_samples_per_second{_THIS})", "samples/s"),
                 one(
-                    "Steps a second",
+                    "Steps per second",
                     f"max(rate(holdfast_training_steps_total{_THIS}[$__rate_interval]))",
                     "steps/s",
                 ),
                 Panel(
                     title="Workers",
                     queries=[
-                        Query(expr=f"max(holdfast_job_workers{_THIS})", legend="asked for"),
+                        Query(expr=f"max(holdfast_job_workers_desired{_THIS})", legend="desired"),
                         Query(expr=f"max(holdfast_world_workers{_THIS})", legend="in the world"),
                     ],
                 ),
@@ -253,11 +269,11 @@ JOB = Dashboard(
                         Query(expr=f"max(holdfast_world_attempt{_THIS})", legend="attempt"),
                     ],
                 ),
-                one("Committed step", f"max by (pod) (holdfast_committed_step{_THIS})", "{{pod}}"),
+                one("Completed step", f"max by (pod) (holdfast_training_completed_step{_THIS})", "{{pod}}"),
             ],
         ),
         Row(
-            title="Where the time goes",
+            title="Use of time",
             panels=[
                 one(
                     "Goodput",
@@ -286,15 +302,15 @@ JOB = Dashboard(
                     "{{phase}}",
                     unit="s",
                 ),
-                one("Steps lost", f"max(holdfast_lost_steps_total{_THIS})", "steps"),
+                one("Steps lost", f"max(holdfast_training_lost_steps_total{_THIS})", "steps"),
                 one(
                     "Expected time between failures", f"max(holdfast_mtbf_estimate_seconds{_THIS})", "MTBF", unit="s"
                 ),
                 Panel(
-                    title="Restarts within the budget's window",
+                    title="Incidents within the budget's window",
                     queries=[
                         Query(
-                            expr=f"max by (cause) (holdfast_job_restarts_in_window{_THIS})",
+                            expr=f"max by (cause) (holdfast_job_incidents_in_window{_THIS})",
                             legend="{{cause}}",
                         ),
                         Query(
@@ -309,7 +325,7 @@ JOB = Dashboard(
                     f" (increase(holdfast_sidecar_notices_total{_THIS}[$__rate_interval]))",
                     "{{pod}} {{source}} {{action}}",
                 ),
-                one("Warm processes", f"max by (pod) (holdfast_warm_processes{_THIS})", "{{pod}}"),
+                one("Standby processes", f"max by (pod) (holdfast_warm_processes{_THIS})", "{{pod}}"),
             ],
         ),
         Row(
@@ -317,7 +333,7 @@ JOB = Dashboard(
             panels=[
                 one(
                     "Age by tier",
-                    f"min by (tier) (holdfast_checkpoint_age_seconds{_THIS})",
+                    f"time() - max by (tier) (holdfast_checkpoint_timestamp_seconds{_THIS})",
                     "{{tier}}",
                     unit="s",
                     width=12,
@@ -335,19 +351,19 @@ JOB = Dashboard(
             panels=[
                 one(
                     "Phase",
-                    f"max by (pod, node, phase) (holdfast_launcher_phase{_THIS})",
+                    f"max by (pod, node, phase) (holdfast_launcher_phase{_THIS}) == 1",
                     "{{pod}} on {{node}}: {{phase}}",
                     kind="state-timeline",
                 ),
                 one(
-                    "Launcher silent",
-                    f"max by (pod) (holdfast_launcher_silent_seconds{_THIS})",
+                    "Time since the launcher's last status",
+                    f"time() - min by (pod) (holdfast_launcher_last_status_timestamp_seconds{_THIS})",
                     "{{pod}}",
                     unit="s",
                 ),
                 one(
-                    "Since the operator took a report",
-                    f"max by (pod) (holdfast_sidecar_report_age_seconds{_THIS})",
+                    "Time since the last accepted report",
+                    f"time() - min by (pod) (holdfast_sidecar_last_report_timestamp_seconds{_THIS})",
                     "{{pod}}",
                     unit="s",
                 ),

@@ -579,18 +579,20 @@ def test_the_service_monitor_finds_the_operators_metrics() -> None:
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     (endpoint,) = monitor["spec"]["endpoints"]
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
-    assert endpoint["honorLabels"] is True, "the per-job gauges name their job themselves"
+    assert endpoint["honorLabels"] is True, "the per-job gauges have their own label namespace"
 
 
 def test_the_pod_monitor_finds_the_workers_of_every_namespace_and_says_whose_they_are(worker_pod: Any) -> None:
     spec = one(render(*MONITORING), "PodMonitor")["spec"]
     assert spec["namespaceSelector"] == {"any": True}
     assert spec["selector"]["matchLabels"].items() <= worker_pod["metadata"]["labels"].items()
-    assert worker_pod["metadata"]["labels"][spec["jobLabel"]] == "gpt"
+    assert worker_pod["metadata"]["labels"]["holdfast.dev/job-name"] == "gpt"
     (endpoint,) = spec["podMetricsEndpoints"]
     (sidecar,) = worker_pod["spec"]["initContainers"]
     assert endpoint["port"] in {port["name"] for port in sidecar["ports"]}
     assert {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"} in endpoint["relabelings"]
+    named = {"sourceLabels": ["__meta_kubernetes_pod_label_holdfast_dev_job_name"], "targetLabel": "job_name"}
+    assert named in endpoint["relabelings"]
     (kept,) = endpoint["metricRelabelings"]
     assert (kept["action"], kept["regex"]) == ("keep", "holdfast_.*"), "a tenant's pod may have the same labels"
     rules = (CHART / "rules" / "holdfast.yaml").read_text()

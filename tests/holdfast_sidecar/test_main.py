@@ -327,7 +327,7 @@ def test_probes_and_metrics_answer_and_change_nothing(sidecar, operator, metadat
     counted = 'holdfast_sidecar_notices_total{action="rebalance",source="AWS"} 1.0'
     wait(lambda: counted in sidecar.get("/metrics")[1], "the notice's count")
     text = sidecar.get("/metrics")[1]
-    assert "holdfast_committed_step 412.0" in text
+    assert "holdfast_training_completed_step 412.0" in text
     assert 'holdfast_checkpoint_step{tier="shared"} 400.0' in text
     assert sidecar.get("/")[0] == 404
     assert sidecar.get("/healthz", "POST")[0] == 501

@@ -70,7 +70,7 @@ def await_count(stage: Any) -> None:
 
 def test_a_lost_worker_is_replaced_under_a_new_name_and_counted_once(stage: Any) -> None:
     stage.nodes(3)
-    before = stage.operator.metric("holdfast_restarts_total", cause="Infrastructure")
+    before = stage.operator.metric("holdfast_incidents_total", cause="Infrastructure")
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})
     lost = stage.uid("gpt-w1")
     stage.lose("gpt-w1", player)
@@ -81,9 +81,9 @@ def test_a_lost_worker_is_replaced_under_a_new_name_and_counted_once(stage: Any)
     assert status["restartCount"] == 1
     assert [(r["cause"], r["count"]) for r in status["restarts"]] == [("Infrastructure", 1)]
     stage.wait(
-        lambda: stage.operator.metric("holdfast_restarts_total", cause="Infrastructure") > before, "it is exported"
+        lambda: stage.operator.metric("holdfast_incidents_total", cause="Infrastructure") > before, "it is exported"
     )
-    assert stage.operator.metric("holdfast_restarts_total", cause="Infrastructure") == before + 1
+    assert stage.operator.metric("holdfast_incidents_total", cause="Infrastructure") == before + 1
     assert status["membership"]["generation"] == 2
     assert status["incarnations"] == 4
     shrunk = [members for generation, _attempt, members in player.worlds if generation == 1]
@@ -616,7 +616,9 @@ def test_no_key_and_no_token_stands_in_a_log_a_status_an_event_or_a_metric(stage
     kinds = "ftj,events,pods,services,configmaps,networkpolicies"
     made = cluster.kubectl("get", kinds, "-n", stage.namespace, "-o", "json", "--show-managed-fields")
     told = made + stage.operator.log() + stage.operator.get("/metrics")[1]
-    assert all(word in told for word in (agent.uid, "GenerationPublished", "holdfast_restarts_total")), "all was read"
+    assert all(word in told for word in (agent.uid, "GenerationPublished", "holdfast_incidents_total")), (
+        "all was read"
+    )
     hidden = hidden_words(stage, player)
     assert all(len(word) > 30 for words in hidden.values() for word in words)
     assert [name for name, words in hidden.items() if any(word in told for word in words)] == []

@@ -221,7 +221,7 @@ def test_a_budget_holds_a_drain_up_until_it_is_lifted_and_a_restart_between_lose
 ) -> None:
     (sick,) = stage.nodes(1)
     bare_pod(stage, "web", sick)
-    blocked = "holdfast_node_actions_total"
+    blocked = "holdfast_remediation_actions_total"
     assert tell(sick) == 200
     stage.wait(lambda: stage.operator.metric(blocked, action="Evict", result="blocked") >= 2, "it is refused, twice")
     assert on_node(stage, sick) == ["web"]

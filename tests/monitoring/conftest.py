@@ -25,9 +25,9 @@ from holdfast_operator.manifests.pod import pod
 from holdfast_operator.remediation.metrics import RemediationMetrics
 from holdfast_operator.runtime.health import HealthServer
 from holdfast_operator.runtime.metrics import Metrics as OperatorMetrics
-from holdfast_sidecar.gpu import metrics as export
 from holdfast_sidecar.gpu.monitor import GpuWatch
-from holdfast_sidecar.metrics.launcher import Metrics as SidecarMetrics
+from holdfast_sidecar.metrics import gpu as gpu_metrics
+from holdfast_sidecar.metrics.exporter import Metrics as SidecarMetrics
 from holdfast_sidecar.metrics.server import Server, metrics_page
 from holdfast_sidecar.protocol.document import format_time
 from holdfast_sidecar.protocol.notice import Notice
@@ -94,7 +94,7 @@ def make_sidecar(folder: Path) -> Sidecar:
         cast(Transport, Exporter()), POD, folder, clock, lambda low, _high: low, launcher_gpus=lambda: ["GPU-a"]
     )
     gpus.tick()
-    metrics = SidecarMetrics(clock, heartbeat.current, gpus=lambda: export.metrics(gpus.view(), clock.monotonic()))
+    metrics = SidecarMetrics(clock, heartbeat.current, gpus=lambda: gpu_metrics.metrics(gpus.view(), clock))
     metrics.report(ok=True)
     metrics.report(ok=False)
     metrics.notice(Notice.from_report(golden("report.json")["notices"][0]))
@@ -109,7 +109,7 @@ def make_operator() -> OperatorMetrics:
     metrics.set_jobs({"Ready": 1, "Degraded": 1})
     metrics.leads()
     metrics.queue_depth(lambda: 0)
-    metrics.polls_held(3)
+    metrics.long_polls(3)
     metrics.ca_expires(time.time() + 86_400)
     metrics.listed(time.time())
     for job, ready in (("gpt", 3), ("bert", 0)):
@@ -125,7 +125,7 @@ def make_operator() -> OperatorMetrics:
 
 def work(metrics: OperatorMetrics) -> None:
     """An incident, and the passes and requests that come with it."""
-    metrics.restart("Infrastructure")
+    metrics.incident("Infrastructure")
     metrics.recovered("Infrastructure", 4.0, lost_steps=3)
     metrics.reconciled("ok", 0.01)
     metrics.queue_waited(0.001)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "charts" / "holdfast" / "dashboards"
 RULES = ROOT / "charts" / "holdfast" / "rules" / "holdfast.yaml"
 METRIC = re.compile(r"\b(?:holdfast|process|DCGM|up)(?:_\w+)?\b(?=[\[{)\s,]|$)")
-CHOSEN = {"$namespace": "ml", "$job": "gpt", "$__rate_interval": "4s", "$__range": "30s"}
+CHOSEN = {"$namespace": "ml", "$job_name": "gpt", "$__rate_interval": "4s", "$__range": "30s"}
 
 DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 QUERIES = [
@@ -91,7 +91,8 @@ def test_what_the_how_to_scrapes_has_the_labels_that_alerts_and_dashboards_count
             "__name__": "up",
             "instance": "",
             "namespace": "ml",
-            "job": "gpt",
+            "job": "holdfast-workers",
+            "job_name": "gpt",
             "pod": pod,
             "node": "node-1",
             "container": "holdfast-sidecar",
@@ -100,7 +101,10 @@ def test_what_the_how_to_scrapes_has_the_labels_that_alerts_and_dashboards_count
     ]
     (operator,) = server.query('up{job="holdfast"}')
     assert operator.labels["namespace"] == "holdfast-system"
-    jobs = {(sample.labels["namespace"], sample.labels["job"]) for sample in server.query("holdfast_job_workers")}
+    jobs = {
+        (sample.labels["namespace"], sample.labels["job_name"])
+        for sample in server.query("holdfast_job_workers_desired")
+    }
     assert jobs == {("ml", "gpt"), ("ml", "bert")}
 
 

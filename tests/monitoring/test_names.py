@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.launcher.membership.state import Phase
+from holdfast_sidecar.metrics.launcher import PHASES
+
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 ROW = re.compile(r"^\| `(holdfast_\w+)` \| (\w+)(?: (`[^|]*`))? \|", re.MULTILINE)
 
@@ -44,3 +47,15 @@ def test_each_table_is_read(section):
 def test_one_name_means_one_thing(operator, sidecar, series):
     sidecar.live()
     assert series(operator).keys() & series(sidecar.metrics).keys() == set()
+
+
+def test_the_phases_are_those_of_the_launcher():
+    assert set(PHASES) == set(Phase)
+
+
+def test_names_and_labels_follow_prometheus(operator, sidecar, series):
+    sidecar.live()
+    for name, (kind, labels) in (series(operator) | series(sidecar.metrics)).items():
+        assert name.endswith("_total") == (kind == "counter"), name
+        assert not labels & {"job", "instance"}, f"{name}: Prometheus sets these labels"
+        assert not name.endswith("age_seconds"), f"{name}: export a timestamp"

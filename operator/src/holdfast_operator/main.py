@@ -117,7 +117,7 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
         nonce=lambda: f"{ids.getrandbits(32):08x}",
         started_at=now(),
     )
-    actor = Actor(cluster=cluster, hub=hub, identity=settings.identity, left_out=metrics.events_left_out)
+    actor = Actor(cluster=cluster, hub=hub, identity=settings.identity, left_out=metrics.events_dropped)
     reconciler = Reconciler(observer=observer, actor=actor, cache=cache, hub=hub, metrics=metrics, clock=now)
     nodes = make_keeper(
         settings.remediation,
@@ -155,9 +155,9 @@ def _hub(api: client.ApiClient, feed: Feed, metrics: Metrics, now: Callable[[], 
         recall=tokens.recall,
         due=tokens.due,
         clock=now,
-        on_repeat=metrics.report_repeated,
+        on_repeat=metrics.report_duplicate,
         on_check=metrics.preflight_checked,
-        on_unheard=metrics.report_unheard,
+        on_unheard=metrics.report_entries_dropped,
     )
     hub.stand_by()
     return hub
@@ -170,7 +170,7 @@ def _agents(settings: Settings, hub: AgentHub, tls: TlsKeeper, nodes: Controller
         host=settings.host or None,
         port=settings.agents_port,
         limits=Limits.within(settings.memory_bytes),
-        observer=ServerMetrics(answered=metrics.agent_request, polls=metrics.polls_held),
+        observer=ServerMetrics(answered=metrics.agent_request, polls=metrics.long_polls),
         alerts=nodes.inbox,
     )
 

@@ -15,11 +15,11 @@ from prometheus_client.core import Metric
 from holdfast_sidecar import __version__, interruptions
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import SettingsError
-from holdfast_sidecar.gpu import metrics
 from holdfast_sidecar.gpu.monitor import GpuWatch, View
 from holdfast_sidecar.interruptions.poller import InterruptionPoller
 from holdfast_sidecar.interruptions.source import Source
-from holdfast_sidecar.metrics.launcher import Metrics
+from holdfast_sidecar.metrics import gpu as gpu_metrics
+from holdfast_sidecar.metrics.exporter import Metrics
 from holdfast_sidecar.metrics.server import Pages, Server, metrics_page, probe_page
 from holdfast_sidecar.operator_api.client import OperatorApi, connect
 from holdfast_sidecar.operator_api.membership import Membership
@@ -193,7 +193,7 @@ class Sidecar:
 
     def _gpu_metrics(self) -> Iterator[Metric]:
         if self._gpus is not None:
-            yield from metrics.metrics(self._gpus.view(), self._clock.monotonic())
+            yield from gpu_metrics.metrics(self._gpus.view(), self._clock)
 
     def _stuck(self) -> list[str]:
         return [problem for loop in self._loops if (problem := loop.problem())]

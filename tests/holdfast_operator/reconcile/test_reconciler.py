@@ -72,7 +72,7 @@ def passes(trained: Sim, metrics: Metrics) -> tuple[Seen, Callable[[], Outcome]]
 def of_jobs(metrics: Metrics) -> dict[tuple[str, str], float]:
     """Name and cause → value, of the series that name the job."""
     families = text_string_to_metric_families(metrics.render().decode())
-    samples = [sample for family in families for sample in family.samples if sample.labels.get("job") == "gpt"]
+    samples = [sample for family in families for sample in family.samples if sample.labels.get("job_name") == "gpt"]
     return {(sample.name, sample.labels.get("cause", "")): sample.value for sample in samples}
 
 
@@ -81,12 +81,12 @@ def test_a_training_job_has_its_gauges_and_its_budget(passes, metrics):
     seen.sim.run(5)
     run()
     found = of_jobs(metrics)
-    assert found.pop(("holdfast_job_committed_step", "")) > 0
+    assert found.pop(("holdfast_job_completed_step", "")) > 0
     assert found == {
-        ("holdfast_job_workers", ""): 3,
+        ("holdfast_job_workers_desired", ""): 3,
         ("holdfast_job_workers_ready", ""): 3,
         ("holdfast_job_restart_budget", "Application"): 3,
-        ("holdfast_job_restarts_in_window", "Application"): 0,
+        ("holdfast_job_incidents_in_window", "Application"): 0,
     }
 
 
@@ -96,18 +96,18 @@ def test_an_incident_is_seen_in_the_budget_until_its_window_is_over(passes, metr
     seen.sim.kill_node(seen.sim.node_of("gpt-w1"))
     seen.sim.run(60, until=lambda: seen.sim.status.restart_count == 1)
     run()
-    assert of_jobs(metrics)["holdfast_job_restarts_in_window", "Infrastructure"] == 1
+    assert of_jobs(metrics)["holdfast_job_incidents_in_window", "Infrastructure"] == 1
     seen.sim.body["spec"]["recovery"]["budgets"][0]["windowSeconds"] = 1
     seen.sim.tick(5)
     run()
-    assert of_jobs(metrics)["holdfast_job_restarts_in_window", "Infrastructure"] == 0
+    assert of_jobs(metrics)["holdfast_job_incidents_in_window", "Infrastructure"] == 0
 
 
 def test_a_suspended_job_asks_for_no_workers(passes, metrics):
     seen, run = passes
     seen.sim.body["spec"]["suspend"] = True
     run()
-    assert of_jobs(metrics)["holdfast_job_workers", ""] == 0
+    assert of_jobs(metrics)["holdfast_job_workers_desired", ""] == 0
 
 
 def test_a_job_that_completed_leaves_no_series(passes, metrics):

@@ -56,7 +56,7 @@ def test_from_an_alert_to_a_machine_that_is_replaced(world: World) -> None:
         "terminate n0",
     ]
     assert world.run() is None, "the node is gone, nothing is left to do"
-    assert world.metric('holdfast_node_actions_total{action="Terminate",result="ok"} 1.0')
+    assert world.metric('holdfast_remediation_actions_total{action="Terminate",result="ok"} 1.0')
 
 
 def test_an_eviction_that_a_budget_forbids_is_retried(world: World) -> None:
@@ -66,7 +66,7 @@ def test_an_eviction_that_a_budget_forbids_is_retried(world: World) -> None:
     world.run()
     for _ in range(3):
         assert world.run(1) == 2.0
-    assert world.metric('holdfast_node_actions_total{action="Evict",result="blocked"} 3.0')
+    assert world.metric('holdfast_remediation_actions_total{action="Evict",result="blocked"} 3.0')
     world.run(15)
     assert world.reasons()[-1] == "DrainIncomplete"
     world.cluster.protected.clear()
@@ -181,7 +181,7 @@ def test_one_refused_eviction_stops_no_other_and_is_told(world: World, monkeypat
     assert list(world.cluster.pods) == ["a"]
     assert world.reasons() == ["NodeCordoned", "NodeDraining"]
     assert "a webhook says no" in world.cluster.events[-1]["note"]
-    assert world.metric('holdfast_node_actions_total{action="Evict",result="failed"} 3.0')
+    assert world.metric('holdfast_remediation_actions_total{action="Evict",result="failed"} 3.0')
 
 
 def test_a_restart_loses_nothing_that_was_begun(world: World) -> None:
@@ -389,13 +389,13 @@ def test_an_overruled_mark_is_counted_apart(world: World) -> None:
     world.alert("n0")
     world.run()
     world.run()
-    assert world.metric('holdfast_nodes_marked{mode="Drain"} 1.0')
+    assert world.metric('holdfast_remediation_nodes{mode="Drain"} 1.0')
     world.cluster.nodes["n0"]["spec"]["unschedulable"] = False
     world.cluster.touch("n0")
     world.run()
     world.run()
-    assert world.metric('holdfast_nodes_marked{mode="Drain"} 0.0')
-    assert world.metric('holdfast_nodes_marked{mode="UncordonedExternally"} 1.0')
+    assert world.metric('holdfast_remediation_nodes{mode="Drain"} 0.0')
+    assert world.metric('holdfast_remediation_nodes{mode="UncordonedExternally"} 1.0')
 
 
 def test_a_repeated_alert_is_heard(world: World) -> None:

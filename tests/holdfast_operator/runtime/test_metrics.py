@@ -17,12 +17,12 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
     return samples(metrics).get((name, frozenset(labels.items())))
 
 
-def test_restarts_are_counted_by_cause_from_zero_on() -> None:
+def test_incidents_are_counted_by_cause_from_zero() -> None:
     metrics = Metrics(process=False)
-    assert value(metrics, "holdfast_restarts_total", cause="Infrastructure") == 0
-    metrics.restart("Infrastructure")
-    assert value(metrics, "holdfast_restarts_total", cause="Infrastructure") == 1
-    assert value(metrics, "holdfast_restarts_total", cause="Application") == 0
+    assert value(metrics, "holdfast_incidents_total", cause="Infrastructure") == 0
+    metrics.incident("Infrastructure")
+    assert value(metrics, "holdfast_incidents_total", cause="Infrastructure") == 1
+    assert value(metrics, "holdfast_incidents_total", cause="Application") == 0
 
 
 def test_a_recovery_is_timed_and_its_lost_steps_are_counted() -> None:
@@ -54,7 +54,7 @@ def test_a_job_that_ended_leaves_no_series() -> None:
     before = set(samples(metrics))
     metrics.set_job("ml", "gpt", workers=3, ready=2, step=412)
     metrics.set_budgets("ml", "gpt", {"Application": (1, 3), "OOM": (0, 2)})
-    assert value(metrics, "holdfast_job_workers_ready", namespace="ml", job="gpt") == 2
+    assert value(metrics, "holdfast_job_workers_ready", namespace="ml", job_name="gpt") == 2
     metrics.forget_job("ml", "gpt")
     metrics.forget_job("ml", "gpt")
     assert set(samples(metrics)) == before
@@ -64,16 +64,18 @@ def test_a_budget_that_the_job_no_longer_has_leaves_no_series() -> None:
     metrics = Metrics(process=False)
     metrics.set_budgets("ml", "gpt", {"Application": (1, 3), "OOM": (0, 2)})
     metrics.set_budgets("ml", "gpt", {"OOM": (1, 2)})
-    assert value(metrics, "holdfast_job_restart_budget", namespace="ml", job="gpt", cause="OOM") == 2
-    assert value(metrics, "holdfast_job_restarts_in_window", namespace="ml", job="gpt", cause="OOM") == 1
-    assert value(metrics, "holdfast_job_restart_budget", namespace="ml", job="gpt", cause="Application") is None
+    assert value(metrics, "holdfast_job_restart_budget", namespace="ml", job_name="gpt", cause="OOM") == 2
+    assert value(metrics, "holdfast_job_incidents_in_window", namespace="ml", job_name="gpt", cause="OOM") == 1
+    assert value(metrics, "holdfast_job_restart_budget", namespace="ml", job_name="gpt", cause="Application") is None
 
 
 def test_no_counter_or_histogram_has_a_jobs_name() -> None:
     metrics = Metrics(process=False)
     metrics.set_job("ml", "gpt", workers=3, ready=2, step=412)
     families = text_string_to_metric_families(metrics.render().decode())
-    named = {f.name for f in families for s in f.samples if "job" in s.labels and f.type != "gauge"}
+    named = {
+        f.name for f in families for s in f.samples if {"job", "job_name"} & s.labels.keys() and f.type != "gauge"
+    }
     assert named == set()
 
 
@@ -85,6 +87,6 @@ def test_every_name_of_ours_begins_with_holdfast() -> None:
 def test_two_operators_in_one_process_do_not_share_a_registry() -> None:
     first, second = Metrics(process=False), Metrics(process=False)
     first.reconciled("ok", 0.1)
-    assert value(second, "holdfast_reconcile_seconds_count", result="ok") is None
+    assert value(second, "holdfast_reconcile_duration_seconds_count", result="ok") is None
     assert isinstance(first.registry, CollectorRegistry)
     assert first.registry is not second.registry

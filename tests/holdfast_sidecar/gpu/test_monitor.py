@@ -9,9 +9,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast_sidecar import constants as c
-from holdfast_sidecar.gpu import metrics as export
 from holdfast_sidecar.gpu.monitor import GpuWatch
-from holdfast_sidecar.metrics.launcher import Metrics
+from holdfast_sidecar.metrics import gpu as gpu_metrics
+from holdfast_sidecar.metrics.exporter import Metrics
 from holdfast_sidecar.run_dir.launcher_status import LauncherStatusWatcher
 from holdfast_sidecar.runtime.http import Connection
 
@@ -51,7 +51,7 @@ class Watched:
         """Name with labels → value, without the UUID."""
 
         def families():
-            return export.metrics(self.watch.view(), self.clock.monotonic())
+            return gpu_metrics.metrics(self.watch.view(), self.clock)
 
         text = (
             Metrics(self.clock, LauncherStatusWatcher(self._run_dir, self.clock).current, gpus=families)
@@ -184,6 +184,7 @@ def test_readings_are_exported(watched, exporter):
     assert found["holdfast_gpu_temperature_celsius{gpu=0}"] == 48
     assert found["holdfast_gpu_throttled{gpu=0,reason=hw_thermal}"] == 1
     assert found["holdfast_gpu_throttled{gpu=0,reason=power_cap}"] == 1
+    assert found["holdfast_gpu_throttled{gpu=0,reason=hw_power_brake}"] == 0
     assert found["holdfast_gpu_row_remap_failure{gpu=0}"] == 0
     assert found["holdfast_gpu_hardware_errors_total{gpu=0,type=ecc_double_bit}"] == 0
     assert not any("gpu=1" in name for name in found)
@@ -200,12 +201,12 @@ def test_errors_are_exported_as_counters(watched, exporter):
     assert found["holdfast_gpu_hardware_errors_total{gpu=0,type=nvlink_crc_flit}"] == 9
 
 
-def test_frozen_readings_are_left_out_and_their_age_is_told(watched, exporter):
+def test_frozen_readings_are_left_out_and_the_time_of_their_last_change_stays(watched, exporter):
     watched.tick()
     watched.clock.forward(400)
     watched.watch.tick()  # the same energy as before
     found = watched.metrics()
-    assert found["holdfast_gpu_data_age_seconds{gpu=0}"] == 400
+    assert found["holdfast_gpu_data_timestamp_seconds{gpu=0}"] == watched.clock.now().timestamp() - 400
     assert "holdfast_gpu_temperature_celsius{gpu=0}" not in found
     assert found["holdfast_gpu_exporter_up"] == 1
     watched.tick()
@@ -227,7 +228,7 @@ def test_the_series_are_those_of_the_page(watched, exporter):
     rows = re.findall(r"^\| `(holdfast_gpu_\w+)` \| \w+ ?(.*?) \|", page, re.MULTILINE)
     documented = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
     found: dict[str, set[str]] = {}
-    for family in export.metrics(watched.watch.view(), watched.clock.monotonic()):
+    for family in gpu_metrics.metrics(watched.watch.view(), watched.clock):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     assert found == documented

@@ -126,8 +126,8 @@ def test_incidents_and_counts_are_read_from_the_resource() -> None:
 
 def test_progress_comes_from_the_sidecars_metrics() -> None:
     text = (
-        "# HELP holdfast_committed_step The last committed step\n"
-        "holdfast_committed_step 412.0\nholdfast_world_generation 2.0\nholdfast_world_attempt 1.0\n"
+        "# HELP holdfast_training_completed_step Last completed step\n"
+        "holdfast_training_completed_step 412.0\nholdfast_world_generation 2.0\nholdfast_world_attempt 1.0\n"
         'holdfast_world_workers 3.0\nholdfast_launcher_phase{phase="Running"} 1.0\n'
     )
     seen = progress_of("gpt-w0", parse_metrics(text), at=1.0)
@@ -135,7 +135,7 @@ def test_progress_comes_from_the_sidecars_metrics() -> None:
 
 
 def test_a_pod_outside_any_world_makes_no_progress() -> None:
-    assert progress_of("gpt-w0", {"holdfast_committed_step": 412.0}, at=1.0) is None
+    assert progress_of("gpt-w0", {"holdfast_training_completed_step": 412.0}, at=1.0) is None
 
 
 def test_the_newest_commit_is_by_step_then_by_world(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class JobMetrics:
     def count(self, plan: Plan) -> None:
         """Count what a plan decided, once its status is written."""
         for cause in plan.counted:
-            self._metrics.restart(cause)
+            self._metrics.incident(cause)
         for word in plan.decided:
             self._metrics.decided(word.cause, word.action, word.reason)
         for recovered in plan.recovered:

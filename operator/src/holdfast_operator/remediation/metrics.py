@@ -1,4 +1,4 @@
-"""What remediation exports, in the operator's registry. Documented in ``docs/reference/metrics.md``."""
+"""The metrics of node remediation, in the operator's registry. ``docs/reference/metrics.md`` documents them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ class RemediationMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._alerts = Counter(
-            "holdfast_alerts", "Alerts that Alertmanager told, by what became of them.", ["result"], registry=registry
+            "holdfast_remediation_alerts", "Alerts from Alertmanager, by result.", ["result"], registry=registry
         )
         self._decisions = Counter(
-            "holdfast_node_decisions", "Decisions about nodes, by reason.", ["reason"], registry=registry
+            "holdfast_remediation_decisions", "Decisions about nodes, by reason.", ["reason"], registry=registry
         )
         self._actions = Counter(
-            "holdfast_node_actions",
-            "What was done to nodes, by action and result.",
+            "holdfast_remediation_actions",
+            "Actions on nodes, by action and result.",
             ["action", "result"],
             registry=registry,
         )
-        self._marked = Gauge("holdfast_nodes_marked", "Nodes with our mark, by mode.", ["mode"], registry=registry)
+        self._marked = Gauge(
+            "holdfast_remediation_nodes", "Nodes with Holdfast's mark, by mode.", ["mode"], registry=registry
+        )
         for result in RESULTS:
             self._alerts.labels(result)
         self.seen(FleetSnapshot(rules=RemediationSettings()))
@@ -45,7 +47,7 @@ class RemediationMetrics:
         self._actions.labels(action, result).inc()
 
     def seen(self, sight: FleetSnapshot) -> None:
-        """How many nodes bear a mark. Nothing is done to one that somebody un-cordoned, whatever its mark's mode."""
+        """Count the marked nodes by mode. A node that an administrator un-cordoned has its own value."""
         marks = [machine.mark for machine in sight.machines if machine.mark is not None]
         tally = Tally(NodeReason.UNCORDONED_EXTERNALLY if mark.overruled else mark.mode.word for mark in marks)
         for word in (*(mode.word for mode in Mode if mode is not Mode.OBSERVE), NodeReason.UNCORDONED_EXTERNALLY):

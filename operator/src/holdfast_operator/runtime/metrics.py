@@ -1,7 +1,7 @@
-"""What the operator exports to Prometheus, in a registry of its own.
+"""The operator's metrics, in their own registry.
 
-No counter carries a job's name: counters live as long as the process, jobs do not. The few per-job gauges go
-when their job ends (``forget_job``). Names and meanings are documented in ``docs/reference/metrics.md``.
+No counter has a label for the job, because counters live longer than jobs. ``forget_job`` removes the per-job gauges
+when the job ends. ``docs/reference/metrics.md`` documents all names.
 """
 
 from __future__ import annotations
@@ -28,51 +28,51 @@ _JOB_STATES = ("Pending", *c.CONDITIONS)
 _RECOVERY_BUCKETS = (0.5, 1, 2, 5, 10, 15, 30, 45, 60, 120, 300, 600, 1800, 3600)
 _RECONCILE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
-# Without the prefix ``holdfast_``: text and labels.
+# Name without the prefix ``holdfast_`` → help text and labels.
 _GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "jobs": ("Jobs by state.", ("state",)),
-    "queue_depth": ("Jobs that wait for a pass.", ()),
-    "agent_polls_held": ("Long polls that are held now.", ()),
-    "ca_expiry_seconds": ("Unix time at which the CA in use expires.", ()),
-    "full_list_time_seconds": (
+    "workqueue_depth": ("Jobs that wait for a reconcile pass.", ()),
+    "agent_long_polls": ("Long polls that are open now.", ()),
+    "ca_expiration_timestamp_seconds": ("Unix time at which the CA in use expires.", ()),
+    "full_list_timestamp_seconds": (
         "Unix time of the last complete list of jobs, pods and nodes; 0 before the first.",
         (),
     ),
-    "job_workers": ("Workers that the job asks for.", ("namespace", "job")),
-    "job_workers_ready": ("Workers that train now.", ("namespace", "job")),
-    "job_committed_step": ("Newest committed step.", ("namespace", "job")),
-    "job_restart_budget": ("Incidents that the job may have within the window.", ("namespace", "job", "cause")),
-    "job_restarts_in_window": ("Incidents of the job within the window.", ("namespace", "job", "cause")),
-    "leader": ("1 if this process leads, 0 if it stands by.", ()),
+    "job_workers_desired": ("Workers that the job requests.", ("namespace", "job_name")),
+    "job_workers_ready": ("Workers that are training now.", ("namespace", "job_name")),
+    "job_completed_step": ("Newest completed step.", ("namespace", "job_name")),
+    "job_restart_budget": ("Incidents that the budget allows within its window.", ("namespace", "job_name", "cause")),
+    "job_incidents_in_window": ("Incidents within the window of the budget.", ("namespace", "job_name", "cause")),
+    "leader": ("1 if this replica leads, 0 if it is on standby.", ()),
     "build_info": ("Version of this operator.", ("version",)),
 }
 _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "restarts": ("Incidents counted, by cause.", ("cause",)),
+    "incidents": ("Incidents, by cause.", ("cause",)),
     "recovery_decisions": (
-        "Decisions about failures, 'nothing' included, by cause, action and reason.",
+        "Decisions about failures, by cause, action and reason.",
         ("cause", "action", "reason"),
     ),
-    "incident_lost_steps": ("Committed steps that had to be made again, by cause.", ("cause",)),
-    "agent_requests": ("Requests on the agents' API, by route and status code.", ("route", "code")),
-    "agent_reports_repeated": ("Reports that were answered and not taken, as they or later ones were before.", ()),
-    "agent_report_entries_unheard": ("Entries of reports' lists beyond those that are heard.", ()),
-    "preflight_checks": ("Checks of workers' preflights that passed or failed, by check.", ("check", "result")),
-    "events_left_out": ("Events of jobs that were not written, as the job had too many.", ()),
+    "incident_lost_steps": ("Completed steps that were lost and computed again, by cause.", ("cause",)),
+    "agent_requests": ("Requests to the agents' API, by route and status code.", ("route", "code")),
+    "agent_reports_duplicate": ("Reports that were ignored because the same or a later one had arrived.", ()),
+    "agent_report_entries_dropped": ("Entries of lists in reports that exceed the limit of the list.", ()),
+    "preflight_checks": ("Results of preflight checks, by check and result.", ("check", "result")),
+    "events_dropped": ("Events that were not written because the job exceeded its rate limit.", ()),
 }
 # The same with buckets.
 _HISTOGRAMS: Mapping[str, tuple[str, tuple[str, ...], tuple[float, ...]]] = {
     "incident_recovery_seconds": (
-        "Seconds from the detection of an incident to the first step after it, by cause.",
+        "Time from the detection of an incident to the first step after it, by cause.",
         ("cause",),
         _RECOVERY_BUCKETS,
     ),
-    "reconcile_seconds": (
-        "Seconds that one pass over one job took, by result (ok, conflict, error).",
+    "reconcile_duration_seconds": (
+        "Duration of one reconcile pass over one job, by result (ok, conflict, error).",
         ("result",),
         _RECONCILE_BUCKETS,
     ),
-    "queue_wait_seconds": (
-        "Seconds that a job waited for its pass beyond the delay asked for.",
+    "workqueue_queue_duration_seconds": (
+        "Time a job waited for its reconcile pass, without the requested delay.",
         (),
         _RECONCILE_BUCKETS,
     ),
@@ -99,110 +99,111 @@ class Metrics:
             for name, (text, labels, buckets) in _HISTOGRAMS.items()
         }
         self._gauges["build_info"].labels(version).set(1)
-        self._known_from_the_start()
+        self._create_zero_series()
 
     def set_jobs(self, by_state: Mapping[str, int]) -> None:
-        """Number of jobs in each state; states not named are 0."""
+        """Set the number of jobs in each state. A state that is not named has 0."""
         for state in {*_JOB_STATES, *by_state}:
             self._gauges["jobs"].labels(state).set(by_state.get(state, 0))
 
-    def restart(self, cause: str) -> None:
-        self._counters["restarts"].labels(cause).inc()
+    def incident(self, cause: str) -> None:
+        """Count one incident."""
+        self._counters["incidents"].labels(cause).inc()
 
     def decided(self, cause: str, action: str, reason: str) -> None:
-        """It was decided what to do about a failure, in the words of event and log."""
+        """Count one decision about a failure. The labels are those of the event and the log line."""
         self._counters["recovery_decisions"].labels(cause, action, reason).inc()
 
     def recovered(self, cause: str, seconds: float, lost_steps: int = 0) -> None:
-        """Training went on after an incident."""
+        """Training continued after an incident."""
         self._histograms["incident_recovery_seconds"].labels(cause).observe(max(0.0, seconds))
         self._counters["incident_lost_steps"].labels(cause).inc(max(0, lost_steps))
 
     def set_job(self, namespace: str, job: str, *, workers: int, ready: int, step: int | None) -> None:
-        self._gauges["job_workers"].labels(namespace, job).set(workers)
+        self._gauges["job_workers_desired"].labels(namespace, job).set(workers)
         self._gauges["job_workers_ready"].labels(namespace, job).set(ready)
         if step is not None:
-            self._gauges["job_committed_step"].labels(namespace, job).set(step)
+            self._gauges["job_completed_step"].labels(namespace, job).set(step)
 
     def set_budgets(self, namespace: str, job: str, budgets: Mapping[str, tuple[int, int]]) -> None:
-        """By cause: incidents within its window, and how many it allows. A budget that is not named is no more."""
+        """Set incidents and limit of each cause's budget. A cause without a budget has no series."""
         for cause in CAUSES:
             if cause in budgets:
                 spent, allowed = budgets[cause]
-                self._gauges["job_restarts_in_window"].labels(namespace, job, cause).set(spent)
+                self._gauges["job_incidents_in_window"].labels(namespace, job, cause).set(spent)
                 self._gauges["job_restart_budget"].labels(namespace, job, cause).set(allowed)
             else:
                 self._forget_budget(namespace, job, cause)
 
     def forget_job(self, namespace: str, job: str) -> None:
-        """The job ended or is gone: its gauges go."""
-        for name in ("job_workers", "job_workers_ready", "job_committed_step"):
+        """Remove the series of a job that ended or was deleted."""
+        for name in ("job_workers_desired", "job_workers_ready", "job_completed_step"):
             _remove(self._gauges[name], namespace, job)
         for cause in CAUSES:
             self._forget_budget(namespace, job, cause)
 
     def _forget_budget(self, namespace: str, job: str, cause: str) -> None:
-        for name in ("job_restarts_in_window", "job_restart_budget"):
+        for name in ("job_incidents_in_window", "job_restart_budget"):
             _remove(self._gauges[name], namespace, job, cause)
 
     def reconciled(self, result: str, seconds: float) -> None:
-        """One pass ended: ``ok``, ``conflict`` or ``error``."""
-        self._histograms["reconcile_seconds"].labels(result).observe(seconds)
+        """Record one pass, by its result: ``ok``, ``conflict`` or ``error``."""
+        self._histograms["reconcile_duration_seconds"].labels(result).observe(seconds)
 
     def queue_depth(self, depth: Callable[[], int]) -> None:
-        """Ask this, whenever somebody looks, how many jobs wait for a pass."""
-        self._gauges["queue_depth"].set_function(depth)
+        """Set the function that returns the length of the queue at each scrape."""
+        self._gauges["workqueue_depth"].set_function(depth)
 
     def queue_waited(self, seconds: float) -> None:
-        """A job waited this long for its pass."""
-        self._histograms["queue_wait_seconds"].observe(max(0.0, seconds))
+        """Record how long a job waited for its pass."""
+        self._histograms["workqueue_queue_duration_seconds"].observe(max(0.0, seconds))
 
     def agent_request(self, route: str, code: int) -> None:
-        """An answer on the agents' API."""
+        """Count one response of the agents' API."""
         self._counters["agent_requests"].labels(route, str(code)).inc()
 
-    def report_repeated(self) -> None:
-        """A report that was taken before came again."""
-        self._counters["agent_reports_repeated"].inc()
+    def report_duplicate(self) -> None:
+        """Count one report that had arrived before."""
+        self._counters["agent_reports_duplicate"].inc()
 
-    def report_unheard(self, entries: int) -> None:
-        """A report had so many entries in its lists beyond those that are heard."""
-        self._counters["agent_report_entries_unheard"].inc(entries)
+    def report_entries_dropped(self, entries: int) -> None:
+        """Count entries of one report that exceed the limits of their lists."""
+        self._counters["agent_report_entries_dropped"].inc(entries)
 
     def preflight_checked(self, check: str, result: str) -> None:
-        """A check of a worker's preflight has passed or failed."""
+        """Count one result of a preflight check."""
         self._counters["preflight_checks"].labels(check, result).inc()
 
-    def events_left_out(self, number: int) -> None:
-        """A job had more events than are written of it."""
-        self._counters["events_left_out"].inc(number)
+    def events_dropped(self, number: int) -> None:
+        """Count events that exceed a job's rate limit."""
+        self._counters["events_dropped"].inc(number)
 
-    def polls_held(self, held: int) -> None:
-        self._gauges["agent_polls_held"].set(held)
+    def long_polls(self, held: int) -> None:
+        self._gauges["agent_long_polls"].set(held)
 
     def listed(self, timestamp: float) -> None:
-        """Jobs, pods and nodes were listed completely."""
-        self._gauges["full_list_time_seconds"].set(timestamp)
+        """Set the time of the last complete list of jobs, pods and nodes."""
+        self._gauges["full_list_timestamp_seconds"].set(timestamp)
 
     def ca_expires(self, timestamp: float) -> None:
-        """When the CA in use expires."""
-        self._gauges["ca_expiry_seconds"].set(timestamp)
+        """Set the time at which the CA in use expires."""
+        self._gauges["ca_expiration_timestamp_seconds"].set(timestamp)
 
     def leads(self) -> None:
-        """This process leads from now on."""
+        """Record that this replica leads."""
         self._gauges["leader"].set(1)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
-    def _known_from_the_start(self) -> None:
-        """A rate over a series that appears with its first event misses that event."""
+    def _create_zero_series(self) -> None:
+        """Create series with the value 0. A rate misses the first event of a series that this event creates."""
         self.set_jobs({})
         for check in CHECKS:
             for result in ("Passed", "Failed"):
                 self._counters["preflight_checks"].labels(check, result)
         for cause in CAUSES:
-            self._counters["restarts"].labels(cause)
+            self._counters["incidents"].labels(cause)
             for reason in (DecisionReason.IN_PLACE_BY_DEFAULT, DecisionReason.RECREATE_POD_BY_DEFAULT):
                 self._counters["recovery_decisions"].labels(cause, reason.action, reason)
             self._histograms["incident_recovery_seconds"].labels(cause)

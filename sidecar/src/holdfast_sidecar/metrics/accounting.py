@@ -1,30 +1,32 @@
-"""The launcher's books, `accounting` of its status, as metrics. What they say strangely is left out."""
+"""The field `accounting` of the launcher's status as metrics. A malformed field has no sample."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+
+from holdfast_sidecar.metrics import families
+from holdfast_sidecar.metrics.families import entries, gauge, label
 
 _PRODUCTIVE = "productive"
 _COUNTERS = {
-    "wallSeconds": ("holdfast_rank_seconds", "Seconds of all rank places of this launcher"),
-    "standbySeconds": ("holdfast_standby_seconds", "Seconds of processes that stood by for a rank"),
-    "steps": ("holdfast_training_steps", "Committed steps, those made again included"),
-    "lostSteps": ("holdfast_lost_steps", "Committed steps that no state has any more"),
+    "wallSeconds": ("holdfast_rank_seconds", "Wall time of all rank places of this launcher"),
+    "standbySeconds": ("holdfast_standby_seconds", "Seconds of processes on standby for a rank"),
+    "steps": ("holdfast_training_steps", "Completed steps, including steps that were computed again"),
+    "lostSteps": ("holdfast_training_lost_steps", "Completed steps that were lost"),
 }
 _MAX_RECOVERIES = 64
-_MAX_LABEL = 64
 
 
 def metrics(accounting: object) -> Iterator[Metric]:
-    """Counters of one launcher's life; they start at 0 with each launcher."""
+    """Yield the counters of one launcher. They start at 0 with each launcher."""
     if not isinstance(accounting, Mapping):
         return
     for key, (name, text) in _COUNTERS.items():
         if (value := _number(accounting.get(key))) is not None:
             yield CounterMetricFamily(name, text, value=value)
     if (value := _number(accounting.get("mtbfSeconds"))) is not None:
-        yield GaugeMetricFamily("holdfast_mtbf_estimate_seconds", "Estimated seconds between failures", value=value)
+        yield gauge("holdfast_mtbf_estimate_seconds", "Estimated seconds between failures", value)
     yield from _seconds(accounting)
     yield _activities(accounting.get("activities"))
     yield from _recoveries(accounting.get("recoveries"))
@@ -35,37 +37,32 @@ def _seconds(accounting: Mapping[str, Any]) -> Iterator[Metric]:
     if not isinstance(seconds, Mapping):
         return
     badput = CounterMetricFamily(
-        "holdfast_badput_seconds", "Seconds of rank places that brought no step forward, by cause", labels=["cause"]
+        "holdfast_badput_seconds", "Seconds of rank places that were not productive, by cause", labels=["cause"]
     )
-    known = {_label(cause): number for cause, value in seconds.items() if (number := _number(value)) is not None}
+    known = {label(cause): count for cause, value in seconds.items() if (count := _number(value)) is not None}
     for cause in sorted(known.keys() - {_PRODUCTIVE}):
         badput.add_metric([cause], known[cause])
     yield badput
     productive = _number(seconds.get(_PRODUCTIVE))
-    if productive is None:
-        return
-    yield CounterMetricFamily("holdfast_productive_seconds", "Seconds that went into kept steps", value=productive)
-    wall, pending = _number(accounting.get("wallSeconds")), _number(accounting.get("pendingSeconds"))
-    if wall is not None and pending is not None and wall - pending > 0:
-        ratio = min(1.0, productive / (wall - pending))
-        yield GaugeMetricFamily("holdfast_goodput_ratio", "Productive seconds over all that are told", value=ratio)
+    if productive is not None:
+        text = "Seconds of rank places in steps that were kept"
+        yield CounterMetricFamily("holdfast_productive_seconds", text, value=productive)
 
 
 def _activities(activities: object) -> Metric:
     family = CounterMetricFamily(
-        "holdfast_activity_seconds", "Seconds of ranks in a world by what they do", labels=["activity"]
+        "holdfast_training_activity_seconds", "Seconds of ranks in a world, by activity", labels=["activity"]
     )
-    known = activities if isinstance(activities, Mapping) else {}
-    for activity, value in list(known.items())[:_MAX_RECOVERIES]:
+    for activity, value in entries(activities)[:_MAX_RECOVERIES]:
         if (seconds := _number(value)) is not None:
-            family.add_metric([_label(activity)], seconds)
+            family.add_metric([label(activity)], seconds)
     return family
 
 
 def _recoveries(recoveries: object) -> Iterator[Metric]:
     family = HistogramMetricFamily(
         "holdfast_recovery_seconds",
-        "Recoveries from the last progress to the next step, by phase and cause",
+        "Duration of recoveries, by phase and cause",
         labels=["phase", "cause"],
     )
     found = [_histogram(one) for one in recoveries[:_MAX_RECOVERIES]] if isinstance(recoveries, list) else []
@@ -76,7 +73,7 @@ def _recoveries(recoveries: object) -> Iterator[Metric]:
 
 
 def _histogram(recovery: object) -> tuple[list[str], list[tuple[str, float]], float] | None:
-    """Labels, cumulative buckets and sum; None of what is no histogram."""
+    """Return labels, cumulative buckets and sum, or None if the value is not a histogram."""
     if not isinstance(recovery, Mapping):
         return None
     count, total = _number(recovery.get("count")), _number(recovery.get("sum"))
@@ -89,17 +86,11 @@ def _histogram(recovery: object) -> tuple[list[str], list[tuple[str, float]], fl
         if len(pair) != 2 or pair[0] is None or pair[1] is None:
             return None
         buckets.append((str(pair[0]), pair[1]))
-    labels = [_label(recovery.get("phase")), _label(recovery.get("cause"))]
+    labels = [label(recovery.get("phase")), label(recovery.get("cause"))]
     return labels, [*buckets, ("+Inf", count)], total
 
 
 def _number(value: object) -> float | None:
-    """A finite, non-negative number; JSON's booleans are none."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e300:
-        return None
-    return float(value)
-
-
-def _label(text: object) -> str:
-    """A label that any scraper takes, whatever the launcher wrote."""
-    return str(text)[:_MAX_LABEL].encode(errors="replace").decode()
+    """Return a finite number that is not negative."""
+    known = families.number(value)
+    return known if known is not None and known >= 0 else None

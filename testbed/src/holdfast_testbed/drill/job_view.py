@@ -90,9 +90,9 @@ def progress_of(pod: str, metrics: Mapping[str, float], at: float) -> Progress |
         at=at,
         pod=pod,
         attempt_id=AttemptId(generation=generation, attempt=int(metrics.get("holdfast_world_attempt", 0))),
-        step=int(metrics.get("holdfast_committed_step", 0)),
+        step=int(metrics.get("holdfast_training_completed_step", 0)),
         workers=int(metrics.get("holdfast_world_workers", 0)),
-        loss=metrics.get("holdfast_loss"),
+        loss=metrics.get("holdfast_training_loss"),
         warm=int(metrics.get("holdfast_warm_processes", 0)),
     )
 
