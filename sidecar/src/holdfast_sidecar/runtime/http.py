@@ -11,7 +11,6 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from http.cookiejar import DefaultCookiePolicy
 from typing import Any, Final, Protocol, cast
 from urllib.parse import urlsplit
 
@@ -132,7 +131,11 @@ class _TlsPool(urllib3.HTTPSConnectionPool):
 
 
 class _Adapter(HTTPAdapter):
-    """Sends all requests through one pool. `requests` would choose a pool by URL, and trust public authorities."""
+    """Sends all requests through one pool. `requests` would choose a pool by URL, and trust public authorities.
+
+    Requests go to the adapter without a `requests.Session`. A session costs CPU. What a session adds must not happen
+    here: proxies and `.netrc` of the environment, cookies and redirects.
+    """
 
     pool: urllib3.HTTPConnectionPool
 
@@ -143,20 +146,8 @@ class _Adapter(HTTPAdapter):
         """The pool has its TLS context."""
 
 
-class _Session(requests.Session):
-    def __init__(self, adapter: _Adapter) -> None:
-        super().__init__()
-        self.trust_env = False  # neither proxies nor .netrc: no source is behind a proxy
-        self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        self.mount("http://", adapter)
-        self.mount("https://", adapter)
-
-    def get_redirect_target(self, _resp: requests.Response) -> None:
-        """None: with a target, `requests` reads the whole body of a redirect, also where it does not follow."""
-
-
 class Connection:
-    """A session with one host over one connection, opened when needed and again after any error.
+    """One connection to one host, opened when needed and again after any error.
 
     `context` is asked at each request; a new one (certificates rotate) ends the connection that the old one made.
     One thread sends requests; any other may `abort` the one in flight.
@@ -181,7 +172,6 @@ class Connection:
         self._exchange = _Exchange(monotonic)
         self._adapter = _Adapter()
         self._adapter.pool = self._new_pool()
-        self._session = _Session(self._adapter)
         self._aborted = False
 
     def request(
@@ -230,7 +220,7 @@ class Connection:
         request.headers.update(headers)
         request.prepare_body(body, None)
         timeouts = (min(left, c.CONNECT_SECONDS), left)
-        with self._session.send(request, stream=True, allow_redirects=False, proxies={}, timeout=timeouts) as answer:
+        with self._adapter.send(request, stream=True, timeout=timeouts) as answer:
             names = {name.lower(): value for name, value in answer.headers.items()}
             return Response(status=answer.status_code, headers=names, body=self._read(answer))
 
