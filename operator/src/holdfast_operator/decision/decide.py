@@ -111,7 +111,7 @@ def decide(seen: Observed, now: datetime) -> Plan:
 
 
 def _look_again(draft: PlanDraft) -> PlanDraft:
-    """Reports wake nobody, so what trains or starts is looked at; what is suspended changes by events only."""
+    """Requeue a job that trains or starts: silence triggers no pass. A suspended job changes by events only."""
     if draft.status.holds(c.SUSPENDED):
         return draft
     return draft.requeue_soon()

@@ -30,7 +30,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
     )
     for worker in draft.status.in_phase(Phase.WANTED):
         draft = order_away(draft, worker, JobReason.SUSPENDED, messages.suspended())
-    # Who is lost may come back (``loss``), then it leaves like the others; reports wake nobody.
+    # A lost worker may return (``lost_workers``) and must then leave, too. Silence triggers no pass, so look again.
     return draft.requeue_soon() if draft.status.in_phase(Phase.LOST) else draft
 
 
