@@ -1,13 +1,13 @@
-"""Incidents: each failure once, identified by the pair that it ended.
+"""Incidents: each failure is recorded once, identified by the attempt that it ended.
 
-Launchers that live on report a failure themselves, all under the same pair. The operator adds those that nobody is
-left to report, and knows better only who ordered a deletion and which node died. What is older than all that is
-remembered was counted before.
+Launchers that survive report a failure themselves, all under the same attempt ID. The operator adds the failures that
+no launcher is left to report. It corrects a reported cause only if it knows more: which client ordered a deletion,
+and which node failed.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from holdfast_operator.api import names as c
@@ -33,71 +33,137 @@ from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.reporting.progress import newest_progress
 from holdfast_operator.views import Report, ReportedIncident
 
-# Launchers report these for an end whose reason they do not know.
+# Launchers report these reasons for an exit whose cause they do not know.
 _BLIND = frozenset({LauncherReason.MEMBER_LOST, LauncherReason.DRAINED})
-# How a container that was sent SIGTERM ended, and not why it was sent.
+# These reasons describe how a container ended after SIGTERM, not why the signal was sent.
 _HOW = frozenset({FailureReason.DRAINED_ON_REQUEST, FailureReason.KILLED})
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Record what launchers report, then what only the operator can know; close what was recovered from."""
-    for told in _told(draft):
-        draft = _take(draft, told)
+    """Record what launchers report, then what only the operator observes. Close incidents that are over."""
+    for report in _reported(draft):
+        draft = _take_report(draft, report)
     for worker in draft.status.in_phase(Phase.LOST, Phase.ENDED, Phase.LEAVING):
-        draft = _of_worker(draft, worker)
-    return _resumed(_windows(draft))
+        draft = _count_worker(draft, worker)
+    return _close_recovered(_drop_expired(draft))
 
 
-def _told(draft: PlanDraft) -> list[ReportedIncident]:
-    found = [told for report in draft.seen.reports for told in report.incidents]
-    return sorted(found, key=lambda told: told.pair)
+def _reported(draft: PlanDraft) -> list[ReportedIncident]:
+    found = [incident for report in draft.seen.reports for incident in report.incidents]
+    return sorted(found, key=lambda incident: incident.pair)
 
 
-def _take(draft: PlanDraft, told: ReportedIncident) -> PlanDraft:
-    if draft.status.forgot(told.pair):
-        return draft
-    known = next((incident for incident in draft.status.incidents if incident.pair == told.pair), None)
+@dataclass(frozen=True)
+class _Forgotten:
+    """The incident is older than all that is remembered, so it was counted before."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The incident is recorded under the attempt that it ended."""
+
+    incident: Incident
+
+
+@dataclass(frozen=True)
+class _PartOf:
+    """The report is part of an incident that began with another attempt; None: that one is not recorded yet."""
+
+    whole: Incident | None
+
+
+@dataclass(frozen=True)
+class _ReplayOf:
+    """The loss of this pod was counted already, when the pod was given up."""
+
+    loss: Incident
+
+
+@dataclass(frozen=True)
+class _Confirms:
+    """The incident follows a symptom that was counted as the failure."""
+
+    symptom: Incident
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """The pod's exit, which says more than the report, is expected within a moment."""
+
+
+@dataclass(frozen=True)
+class _New:
+    """The incident is to be counted."""
+
+    incident: Incident
+    worker: Worker | None
+
+
+_Match = _Forgotten | _Known | _PartOf | _ReplayOf | _Confirms | _Pending | _New
+
+
+def _classify(draft: PlanDraft, report: ReportedIncident) -> _Match:
+    """Return what the report is about. The order counts: the first match is the answer."""
+    if draft.status.forgot(report.pair):
+        return _Forgotten()
+    known = next((incident for incident in draft.status.incidents if incident.pair == report.pair), None)
     if known is not None:
-        draft, known = oom.informed(draft, known, told, _worker_of(draft, _as_told(draft, told)))
-        return _completed(draft, known, told)
-    if oom.taken_in(draft, told):
-        known = oom.whole(draft, told)
-        return draft if known is None else _prolonged(draft, known, told)
-    given_up = loss_before(draft, told)
-    if given_up is not None:
-        return _prolonged(draft, given_up, told)
-    incident = _as_told(draft, told)
-    twin = _symptom_of(draft, incident)
-    if twin is not None:
-        changed = replace(twin, pair=told.pair, resumed=None, lost_steps=None, restored_from=None)
-        return _completed(_replaced(draft, twin, changed), changed, told)
+        return _Known(known)
+    if oom.taken_in(draft, report):
+        return _PartOf(oom.whole(draft, report))
+    loss = loss_before(draft, report)
+    if loss is not None:
+        return _ReplayOf(loss)
+    incident = _incident_of(draft, report)
+    symptom = _symptom_of(draft, incident)
+    if symptom is not None:
+        return _Confirms(symptom)
     worker = _worker_of(draft, incident)
-    if _end_is_due(draft, told, worker):
-        return draft.requeue_in(c.POLL_OPEN)
-    draft = record(draft, incident, evidence.of_incident(draft, worker, told, incident.detected), worker)
-    return _completed(draft, draft.status.incidents[-1], told)
+    return _Pending() if _exit_expected(draft, report, worker) else _New(incident, worker)
 
 
-def loss_before(draft: PlanDraft, told: ReportedIncident) -> Incident | None:
-    """The counted loss of this very pod: cut off, it was given up, came back, and left again as it was deleted.
+def _take_report(draft: PlanDraft, report: ReportedIncident) -> PlanDraft:
+    match _classify(draft, report):
+        case _Forgotten():
+            return draft
+        case _Known(known):
+            worker = _worker_of(draft, _incident_of(draft, report))
+            draft, known = oom.informed(draft, known, report, worker)
+            return _fill_in(draft, known, report)
+        case _PartOf(whole):
+            return draft if whole is None else _extend(draft, whole, report)
+        case _ReplayOf(loss):
+            return _extend(draft, loss, report)
+        case _Confirms(symptom):
+            changed = replace(symptom, pair=report.pair, resumed=None, lost_steps=None, restored_from=None)
+            return _fill_in(_replace_incident(draft, symptom, changed), changed, report)
+        case _Pending():
+            return draft.requeue_in(c.POLL_OPEN)
+        case _New(incident, worker):
+            draft = record(draft, incident, evidence.of_incident(draft, worker, report, incident.detected), worker)
+            return _fill_in(draft, draft.status.incidents[-1], report)
 
-    A worker that is forgotten had all its losses counted.
+
+def loss_before(draft: PlanDraft, report: ReportedIncident) -> Incident | None:
+    """Return the counted loss of this pod, which was given up as unreachable, returned, and left again when deleted.
+
+    All losses of a worker that is no longer listed were counted.
     """
-    worker = _worker_of(draft, _as_told(draft, told))
+    worker = _worker_of(draft, _incident_of(draft, report))
     gone = worker is None or (worker.counted and worker.phase in (Phase.LOST, Phase.ENDED))
-    if told.pod is None or not gone:
+    if report.pod is None or not gone:
         return None
-    return next((known for known in reversed(draft.status.incidents) if _earlier(known, told)), None)
+    return next((known for known in reversed(draft.status.incidents) if _is_earlier_loss(known, report)), None)
 
 
-def _earlier(known: Incident, told: ReportedIncident) -> bool:
-    return known.pod == told.pod and known.pair < told.pair
+def _is_earlier_loss(known: Incident, report: ReportedIncident) -> bool:
+    return known.pod == report.pod and known.pair < report.pair
 
 
 def _symptom_of(draft: PlanDraft, incident: Incident) -> Incident | None:
-    """What was seen of the pod a moment before it failed is that failure, and has been counted.
+    """Return the symptom of the pod, a moment before it failed, that was counted as this failure.
 
-    So is a fault of its GPUs that was counted for another pod which shows it too.
+    A GPU fault that was counted for another pod, and that this pod shows too, is such a symptom.
     """
     faults = evidence.faults(draft, incident.pod, incident.detected)
     for known in reversed(draft.status.incidents):
@@ -108,32 +174,32 @@ def _symptom_of(draft: PlanDraft, incident: Incident) -> Incident | None:
     return None
 
 
-def _end_is_due(draft: PlanDraft, told: ReportedIncident, worker: Worker | None) -> bool:
-    """Launchers see at once that one is gone or was sent SIGTERM; its container's end, a moment later, says why."""
-    blind = told.reason in _BLIND
-    if not blind or told.detected is None or worker is None or worker.phase is not Phase.WANTED:
+def _exit_expected(draft: PlanDraft, report: ReportedIncident, worker: Worker | None) -> bool:
+    """Launchers detect a loss or SIGTERM at once; the exit of the container, a moment later, has the reason."""
+    blind = report.reason in _BLIND
+    if not blind or report.detected is None or worker is None or worker.phase is not Phase.WANTED:
         return False
-    return timedelta(0) <= draft.now - told.detected < c.END_SEEN
+    return timedelta(0) <= draft.now - report.detected < c.END_SEEN
 
 
-def _as_told(draft: PlanDraft, told: ReportedIncident) -> Incident:
+def _incident_of(draft: PlanDraft, report: ReportedIncident) -> Incident:
     incident = Incident(
         number=0,
-        pair=told.pair,
-        cause=told.cause if told.cause in CAUSES else Cause.INFRASTRUCTURE,
-        action=told.action or "Restart",
-        reason=reason_word(told.reason),
-        message=say(told.message),
-        pod=told.pod,
-        rank=told.rank,
-        node=told.node,
-        detected=told.detected or draft.now,
+        pair=report.pair,
+        cause=report.cause if report.cause in CAUSES else Cause.INFRASTRUCTURE,
+        action=report.action or "Restart",
+        reason=reason_word(report.reason),
+        message=say(report.message),
+        pod=report.pod,
+        rank=report.rank,
+        node=report.node,
+        detected=report.detected or draft.now,
     )
-    return _corrected(draft, incident)
+    return _with_known_cause(draft, incident)
 
 
-def _corrected(draft: PlanDraft, incident: Incident) -> Incident:
-    """Launchers see a peer vanish or a SIGTERM; who deleted it, whose node died or what it exceeded is known here."""
+def _with_known_cause(draft: PlanDraft, incident: Incident) -> Incident:
+    """Launchers detect a lost peer or SIGTERM; deletions, failed nodes and exceeded limits are known here."""
     worker = _worker_of(draft, incident)
     if incident.cause not in (Cause.INFRASTRUCTURE, Cause.INTERRUPTION) or worker is None:
         return incident
@@ -141,11 +207,11 @@ def _corrected(draft: PlanDraft, incident: Incident) -> Incident:
     if worker.phase is Phase.WANTED or not (knows or worker.reason == FailureReason.EVICTED):
         return incident
     if incident.reason != LauncherReason.DRAINED:
-        return incident if worker.cause == incident.cause else _as_of(incident, worker)
-    return incident if worker.reason in _HOW else _as_of(incident, worker)
+        return incident if worker.cause == incident.cause else _with_worker_cause(incident, worker)
+    return incident if worker.reason in _HOW else _with_worker_cause(incident, worker)
 
 
-def _as_of(incident: Incident, worker: Worker) -> Incident:
+def _with_worker_cause(incident: Incident, worker: Worker) -> Incident:
     return replace(incident, cause=worker.cause, reason=worker.reason, message=worker.message)
 
 
@@ -154,27 +220,27 @@ def _worker_of(draft: PlanDraft, incident: Incident) -> Worker | None:
     return next((worker for worker in draft.status.workers if f"{job}-w{worker.incarnation}" == incident.pod), None)
 
 
-def _completed(draft: PlanDraft, known: Incident, told: ReportedIncident) -> PlanDraft:
-    """Take what was not known before; what is recorded stays."""
+def _fill_in(draft: PlanDraft, known: Incident, report: ReportedIncident) -> PlanDraft:
+    """Add what was not known before; recorded values stay."""
     changed = replace(
         known,
-        resumed=known.resumed or told.resumed,
-        lost_steps=known.lost_steps if known.lost_steps is not None else told.lost_steps,
-        restored_from=known.restored_from or told.restored_from,
-        rank=known.rank if known.rank is not None else told.rank,
-        node=known.node or told.node,
+        resumed=known.resumed or report.resumed,
+        lost_steps=known.lost_steps if known.lost_steps is not None else report.lost_steps,
+        restored_from=known.restored_from or report.restored_from,
+        rank=known.rank if known.rank is not None else report.rank,
+        node=known.node or report.node,
     )
-    return _replaced(draft, known, changed)
+    return _replace_incident(draft, known, changed)
 
 
-def _prolonged(draft: PlanDraft, known: Incident, told: ReportedIncident) -> PlanDraft:
-    """It began with another attempt: what ended this one is the same failure, which lasts until training goes on."""
-    lost = [steps for steps in (known.lost_steps, told.lost_steps) if steps is not None]
-    later = max(filter(None, (known.resumed, told.resumed)), default=None)
-    return _replaced(draft, known, replace(known, resumed=later, lost_steps=max(lost, default=None)))
+def _extend(draft: PlanDraft, known: Incident, report: ReportedIncident) -> PlanDraft:
+    """Extend an incident that began with another attempt: it is the same failure until training resumes."""
+    lost = [steps for steps in (known.lost_steps, report.lost_steps) if steps is not None]
+    later = max(filter(None, (known.resumed, report.resumed)), default=None)
+    return _replace_incident(draft, known, replace(known, resumed=later, lost_steps=max(lost, default=None)))
 
 
-def _replaced(draft: PlanDraft, known: Incident, changed: Incident) -> PlanDraft:
+def _replace_incident(draft: PlanDraft, known: Incident, changed: Incident) -> PlanDraft:
     if changed == known:
         return draft
     kept = tuple(changed if incident is known else incident for incident in draft.status.incidents)
@@ -194,35 +260,39 @@ def _replaced(draft: PlanDraft, known: Incident, changed: Incident) -> PlanDraft
     return draft
 
 
-def _of_worker(draft: PlanDraft, worker: Worker) -> PlanDraft:
+def _count_worker(draft: PlanDraft, worker: Worker) -> PlanDraft:
     if worker.counted or worker.ordered or not worker.cause or worker.phase is Phase.LEAVING:
         return draft
-    if _covered(draft, worker):
-        return _explained(draft, worker).changed_worker(worker, counted=True)
+    if _already_counted(draft, worker):
+        return _explain_drain(draft, worker).changed_worker(worker, counted=True)
     if worker.pair is None:
-        return _at_startup(draft, worker)
-    since, told = worker.since or draft.now, oom.told_of(draft, worker)
-    if told is None and _somebody_reports(draft, worker) and draft.now - since < c.INCIDENT_GRACE:
+        return _count_startup_failure(draft, worker)
+    since, reported = worker.since or draft.now, oom.told_of(draft, worker)
+    if reported is None and _live_launcher_will_report(draft, worker) and draft.now - since < c.INCIDENT_GRACE:
         return draft.requeue_at(since + c.INCIDENT_GRACE)
-    known = told or oom.of_container(draft, worker)
-    draft = _recorded(draft, worker, worker.pair) if known is None else _last_part(draft, known, worker)
+    known = reported or oom.of_container(draft, worker)
+    draft = (
+        _record_observed(draft, worker, worker.pair)
+        if known is None
+        else _refine_by_container_exit(draft, known, worker)
+    )
     return draft.changed_worker(worker, counted=True)
 
 
-def _last_part(draft: PlanDraft, known: Incident, worker: Worker) -> PlanDraft:
-    """The container's end says more than its processes' did."""
+def _refine_by_container_exit(draft: PlanDraft, known: Incident, worker: Worker) -> PlanDraft:
+    """The exit of the container contains more than the exits of its processes did."""
     moment = worker.since or draft.now
     return judged_anew(draft, known, known, evidence.of_incident(draft, worker, None, moment), worker)[0]
 
 
-def _explained(draft: PlanDraft, worker: Worker) -> PlanDraft:
-    """Why a launcher was sent SIGTERM is in its pod's last status, maybe long after it reported that it leaves."""
+def _explain_drain(draft: PlanDraft, worker: Worker) -> PlanDraft:
+    """Add the reason for SIGTERM from the pod's last status, which may arrive long after the launcher's report."""
     name = pod_name(draft.seen.job.name, worker.incarnation)
     of_pod = (
         known for known in draft.status.incidents if (known.pod, known.reason) == (name, LauncherReason.DRAINED)
     )
     known = next((known for known in of_pod if worker.pair is not None and known.pair >= worker.pair), None)
-    changed = _corrected(draft, known) if known is not None and worker.phase is Phase.ENDED else known
+    changed = _with_known_cause(draft, known) if known is not None and worker.phase is Phase.ENDED else known
     if known is None or changed is None or changed == known:
         return draft
     found = evidence.of_incident(draft, worker, None, known.detected)
@@ -230,11 +300,11 @@ def _explained(draft: PlanDraft, worker: Worker) -> PlanDraft:
     return draft.with_event(known.reason, f"{known.cause}: {known.message}", warning=True)
 
 
-def _covered(draft: PlanDraft, worker: Worker) -> bool:
-    """An incident of the world that it was in, or a later one that names it, is recorded."""
+def _already_counted(draft: PlanDraft, worker: Worker) -> bool:
+    """Whether an incident of the worker's world, or a later one that names the worker, is recorded."""
     if worker.pair is None:
         return False
-    if _taken_along(draft, worker):
+    if _ended_with_torchrun(draft, worker):
         return True
     name = f"{draft.seen.job.name}-w{worker.incarnation}"
     return any(
@@ -243,21 +313,21 @@ def _covered(draft: PlanDraft, worker: Worker) -> bool:
     ) or draft.status.forgot(worker.pair)
 
 
-def _taken_along(draft: PlanDraft, worker: Worker) -> bool:
-    """A ``torchrun`` that gives up takes the others with it, one after the other."""
+def _ended_with_torchrun(draft: PlanDraft, worker: Worker) -> bool:
+    """When one ``torchrun`` gives up, the others end one after the other; this is one failure."""
     if draft.spec.rendezvous != c.C10D or worker.cause != Cause.APPLICATION:
         return False
     moment = worker.since or draft.now
     return any(timedelta(0) <= moment - incident.detected <= c.TORCHRUNS_END for incident in draft.status.incidents)
 
 
-def _at_startup(draft: PlanDraft, worker: Worker) -> PlanDraft:
-    """It was in no world. Only what ended by itself counts, and once for all that were made together.
+def _count_startup_failure(draft: PlanDraft, worker: Worker) -> PlanDraft:
+    """Count a worker that was in no world: only if it exited by itself, and once for all pods created together.
 
-    What was done to it while the job recovers, or while a member's loss is yet to be counted, is part of that.
+    What happens to it while the job recovers, or before the loss of a member is counted, is part of that incident.
     """
     if worker.reason == StartupReason.POD_REFUSED:
-        return draft  # nothing of it ran: ``template.pause`` answers it
+        return draft  # nothing of it ran: ``startup_problems.pause`` handles it
     if draft.idle(worker):
         draft = draft.changed_worker(worker, counted=True)
         return draft.with_event(WorkerReason.SPARE_LOST, messages.spare_lost(worker.message), warning=True)
@@ -269,27 +339,27 @@ def _at_startup(draft: PlanDraft, worker: Worker) -> PlanDraft:
         if any(incident.resumed is None for incident in draft.status.incidents):
             wait = timedelta(seconds=draft.spec.backoff.seconds(1))
             return draft.changed_worker(worker, counted=True).with_status(backoff_until=draft.now + wait)
-        if _members_to_count(draft):
+        if _members_not_counted(draft):
             return draft.requeue_in(c.POLL_OPEN)
     pair = AttemptId(generation=draft.status.membership.generation, attempt=0)
-    draft = _recorded(draft.changed_worker(worker, counted=True), worker, pair)
+    draft = _record_observed(draft.changed_worker(worker, counted=True), worker, pair)
     return draft.with_status(counted_batch=worker.batch)
 
 
-def _recorded(draft: PlanDraft, worker: Worker, pair: AttemptId) -> PlanDraft:
-    # Should no launcher be left, this is from where the steps are counted that were lost.
+def _record_observed(draft: PlanDraft, worker: Worker, pair: AttemptId) -> PlanDraft:
+    # If no launcher is left, lost steps are counted from here.
     draft = newest_progress(draft, force=True)
-    incident = _seen_here(draft, worker, pair)
+    incident = _observed_incident(draft, worker, pair)
     return record(draft, incident, evidence.of_incident(draft, worker, None, incident.detected), worker)
 
 
-def _members_to_count(draft: PlanDraft) -> bool:
+def _members_not_counted(draft: PlanDraft) -> bool:
     ended = draft.status.in_phase(Phase.LOST, Phase.ENDED)
     return any(worker.cause and worker.pair and not worker.counted and not worker.ordered for worker in ended)
 
 
-def _somebody_reports(draft: PlanDraft, worker: Worker) -> bool:
-    """A launcher that was in its world lives on, so it will tell."""
+def _live_launcher_will_report(draft: PlanDraft, worker: Worker) -> bool:
+    """Whether a launcher of its world is alive and will report the loss."""
     if not draft.spec.launched:
         return False
     for other in draft.status.in_phase(Phase.WANTED, Phase.LEAVING):
@@ -299,7 +369,7 @@ def _somebody_reports(draft: PlanDraft, worker: Worker) -> bool:
     return not draft.seen.warmed_up(draft.now) and bool(draft.status.in_phase(Phase.WANTED))
 
 
-def _seen_here(draft: PlanDraft, worker: Worker, pair: AttemptId) -> Incident:
+def _observed_incident(draft: PlanDraft, worker: Worker, pair: AttemptId) -> Incident:
     return Incident(
         number=0,
         pair=pair,
@@ -314,7 +384,7 @@ def _seen_here(draft: PlanDraft, worker: Worker, pair: AttemptId) -> Incident:
     )
 
 
-def _windows(draft: PlanDraft) -> PlanDraft:
+def _drop_expired(draft: PlanDraft) -> PlanDraft:
     """Incidents older than their budget's window no longer count."""
     kept = []
     for count in draft.status.restarts:
@@ -324,33 +394,33 @@ def _windows(draft: PlanDraft) -> PlanDraft:
     return draft.with_status(restarts=tuple(kept))
 
 
-def _resumed(draft: PlanDraft) -> PlanDraft:
-    """Close what no launcher is left to close: a later world has committed a step since.
+def _close_recovered(draft: PlanDraft) -> PlanDraft:
+    """Close incidents that no launcher is left to close, once a later world has completed a step.
 
-    Where a launcher still tells of the incident, it tells of the end as well, and of the steps lost. Where none does,
-    they are counted from the last step that was reported before.
+    A launcher that still reports the incident also reports its end and the steps lost. Without such a launcher, lost
+    steps are counted from the last step that was reported before.
     """
-    told = _told_by_the_living(draft)
+    reported = _reported_by_live_launchers(draft)
     for incident in draft.status.incidents:
         if incident.resumed is not None:
             continue
         draft = draft.requeue_in(c.POLL_OPEN)
-        if incident.pair in told and draft.now - incident.detected < c.ACKNOWLEDGE_AFTER:
+        if incident.pair in reported and draft.now - incident.detected < c.ACKNOWLEDGE_AFTER:
             continue
-        later = _first_commit(draft, incident)
+        later = _first_completed_step(draft, incident)
         if later is not None:
-            draft = _replaced(draft, incident, _as_seen(draft, incident, *later))
+            draft = _replace_incident(draft, incident, _closed_by_progress(draft, incident, *later))
     return draft
 
 
-def _told_by_the_living(draft: PlanDraft) -> set[AttemptId]:
-    """A launcher that is gone tells of no end, and meanwhile the next world's steps are taken for those before it."""
+def _reported_by_live_launchers(draft: PlanDraft) -> set[AttemptId]:
+    """Only live launchers count: a launcher that is gone never reports the end of an incident."""
     living = {pod.uid for pod in draft.seen.pods if not (pod.terminal or pod.absent)}
     reports = (report for report in draft.seen.reports if report.pod_uid in living and report.fresh(draft.now))
     return {item.pair for report in reports for item in report.incidents}
 
 
-def _first_commit(draft: PlanDraft, incident: Incident) -> tuple[datetime, Report] | None:
+def _first_completed_step(draft: PlanDraft, incident: Incident) -> tuple[datetime, Report] | None:
     committed = [
         (report.committed_at, report)
         for report in draft.seen.reports
@@ -360,15 +430,15 @@ def _first_commit(draft: PlanDraft, incident: Incident) -> tuple[datetime, Repor
     return min(later, key=lambda found: found[0], default=None)
 
 
-def _trained_on(incident: Incident, report: Report) -> bool:
-    """No world ended by it, as far as is known, so this one may be older, and from where it began tells nothing."""
+def _may_be_older_world(incident: Incident, report: Report) -> bool:
+    """No world is known to have ended by the incident, so this world may be older, and its start proves nothing."""
     of_no_world = incident.pair.attempt == 0
     return of_no_world and report.world is not None and report.world.pair.generation == incident.pair.generation
 
 
-def _as_seen(draft: PlanDraft, incident: Incident, resumed: datetime, report: Report) -> Incident:
+def _closed_by_progress(draft: PlanDraft, incident: Incident, resumed: datetime, report: Report) -> Incident:
     restored, reached = report.restored, draft.status.progress
-    if restored is None or _trained_on(incident, report):
+    if restored is None or _may_be_older_world(incident, report):
         return replace(incident, resumed=resumed)
     before = reached is not None and reached.time is not None and reached.time < resumed
     lost = max(0, reached.step - restored.step) if reached is not None and before else None

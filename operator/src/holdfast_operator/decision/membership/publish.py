@@ -191,7 +191,7 @@ def _worker(draft: PlanDraft, worker: st.Worker, pod: PodView) -> rules.Worker:
 
 
 def _report(draft: PlanDraft, report: Report, worker: st.Worker, pod: PodView) -> rules.Report:
-    """Ready also means that it passed its preflight: once it did, it stays so (``roster``)."""
+    """Ready includes a passed preflight; a preflight stays passed (``observed_workers``)."""
     world = report.world
     own = _claim(report.highest_claim) if report.highest_claim else None
     return rules.Report(

@@ -1,8 +1,12 @@
-"""Workers that are lost: their pod ended, is absent, is silent on a node that is not heard of, or is cut off
-(``contact``), or their launcher hangs, says the sidecar beside it.
+"""Lost workers. A worker is lost if one of these holds:
 
-Ended is proved by the kubelet; all else is only taken for dead, so that a replacement is asked for at once, and waits
-for proof in ``fence``. The absence of reports alone never makes a worker lost.
+- its pod ended or does not exist
+- its pod is silent on a node that stopped reporting
+- its pod is unreachable (``network_partition``)
+- its launcher hangs, as the sidecar reports
+
+The kubelet proves that a pod ended. All other workers are assumed to be lost: the operator requests a replacement at
+once, and ``fencing`` waits for the proof. The absence of reports alone never makes a worker lost.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from holdfast_operator.views import PodView
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Move workers to Lost or Ended, and back if one turns out to live."""
+    """Move workers to Lost or Ended, and back if one is found alive."""
     severed = cut_off(draft)
     for worker in draft.status.workers:
         if worker.phase is Phase.ENDED:
@@ -54,7 +58,7 @@ def _judge(draft: PlanDraft, worker: Worker, pod: PodView | None, severed: froze
 
 
 def _ended(draft: PlanDraft, worker: Worker, pod: PodView) -> Worker:
-    """Proved by the kubelet. Who was on the way out keeps the cause of that, unless memory ran out meanwhile."""
+    """The kubelet proved the end. A worker that was leaving keeps its cause, unless it ran out of memory."""
     verdict = causes.of_exit(pod, draft.node(worker), draft.now, launched=draft.spec.launched)
     keeps = worker.phase in (Phase.LEAVING, Phase.LOST) and (worker.ordered or verdict.cause != Cause.OOM)
     worker = worker if keeps else _blamed(worker, verdict)
@@ -81,7 +85,7 @@ def _vanished(draft: PlanDraft, worker: Worker, pod: PodView | None) -> PlanDraf
 
 
 def _silent(draft: PlanDraft, worker: Worker, pod: PodView) -> bool:
-    """On a node that is not heard of, and not heard of by us or by its peers."""
+    """Whether the node stopped reporting, and the operator or the peers miss the pod as well."""
     if worker.phase is Phase.LOST or not pod.bound or not causes.node_dead(draft.node(worker), draft.now):
         return False
     peers = (report for report in draft.seen.reports if report.pod_uid != pod.uid and report.fresh(draft.now))
@@ -101,7 +105,7 @@ def _silenced(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
 
 
 def _severed(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
-    """Its kubelet is heard of, so the pod's deletion (``disposal``) proves it gone."""
+    """The kubelet still reports, so deleting the pod (``cleanup``) will prove that it ended."""
     message = messages.pod_unreachable(pod.name, pod.node, c.CUT_OFF.total_seconds())
     verdict = causes.ExitCause(cause=Cause.INFRASTRUCTURE, reason=FailureReason.POD_UNREACHABLE, message=message)
     draft = draft.with_worker(replace(_blamed(worker, verdict), phase=Phase.LOST, since=draft.now))
@@ -109,7 +113,7 @@ def _severed(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
 
 
 def _hangs(draft: PlanDraft, pod: PodView) -> bool:
-    """It spoke before: a launcher that is not there yet has nothing to say."""
+    """Whether the launcher has reported before and is silent now; one that has not started cannot hang."""
     own = draft.seen.report(pod.uid)
     if own is None or not own.has_launcher or not own.fresh(draft.now):
         return False
@@ -117,7 +121,7 @@ def _hangs(draft: PlanDraft, pod: PodView) -> bool:
 
 
 def _hung(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
-    """Its node is well, so the pod's deletion (``disposal``) proves it gone."""
+    """The node is healthy, so deleting the pod (``cleanup``) will prove that it ended."""
     message = messages.launcher_unresponsive(pod.name, c.LAUNCHER_HUNG.total_seconds())
     verdict = causes.ExitCause(
         cause=Cause.INFRASTRUCTURE, reason=FailureReason.LAUNCHER_UNRESPONSIVE, message=message
@@ -126,7 +130,8 @@ def _hung(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
 
 
 def _returned(draft: PlanDraft, worker: Worker, pod: PodView) -> bool:
-    """Once its loss is counted, another takes its place; but not with ``Wait``, nor while the job is suspended."""
+    """Whether the worker is alive and still has its place: a counted loss is replaced, except with ``Wait`` or while
+    the job is suspended."""
     own = draft.seen.report(pod.uid)
     alive = own is not None and own.ready and own.fresh(draft.now) and not _hangs(draft, pod)
     replaced = worker.counted and draft.spec.on_failure != c.WAIT and not draft.spec.suspend
