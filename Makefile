@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 BOOTSTRAP := PYTHONPATH=testbed/src PYTHONDONTWRITEBYTECODE=1 python3 -m holdfast_testbed.build.bootstrap
 TESTBED := $(PY) -m holdfast_testbed
 PACKAGES := operator/src sidecar/src trainer_lib/src testbed/src
-# Tests wait at least as long as they compute. Pieces of work are handed out in the order of tests/conftest.py.
+# Tests wait at least as long as they compute. tests/conftest.py hands out the longest piece first.
 TWO_STREAMS := -n 2 --dist loadfile --no-loadscope-reorder
 NODES ?= 3
 CLUSTER ?= default
@@ -17,7 +17,7 @@ DASHBOARDS := charts/holdfast/dashboards
 CRD_REFERENCE := docs/reference/faulttolerantjob.md
 REASONS := docs/reference/reasons.md
 
-.PHONY: help demo test test-unit test-integration test-e2e test-scale lint fmt cluster cluster-down bench bench-operator bench-checkpoint drill drill-checkpoint generate verify setup setup-venv clean
+.PHONY: help demo test test-thorough test-all test-durations test-unit test-integration test-e2e test-scale lint fmt cluster cluster-down bench bench-operator bench-checkpoint drill drill-checkpoint generate verify setup setup-venv clean
 
 help: ## print this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -25,8 +25,17 @@ help: ## print this list
 demo: setup ## train on a local real Kubernetes, break it on purpose, print the story (KEEP=1 leaves it running)
 	@exec $(PY) -m holdfast_testbed.demo
 
-test: setup ## every test: unit, integration, end to end, scale (set-up included)
+test: setup ## each promise, proved where that is cheapest: unit, integration and end-to-end tests
+	@$(PY) -m pytest $(TWO_STREAMS) -m "not thorough"
+
+test-thorough: setup ## the tests that `make test` leaves out: more faults, seeds and sizes, and many jobs at once
+	@$(PY) -m pytest $(TWO_STREAMS) -m thorough
+
+test-all: setup ## every test
 	@$(PY) -m pytest $(TWO_STREAMS)
+
+test-durations: setup ## run every test and record how long each file takes
+	@$(PY) -m pytest $(TWO_STREAMS) --record-durations
 
 test-unit: setup-venv ## tests that need no cluster
 	@$(PY) -m pytest $(TWO_STREAMS) -m "not integration and not e2e and not scale"

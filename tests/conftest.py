@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
@@ -24,23 +25,67 @@ settings.register_profile("holdfast", deadline=None, suppress_health_check=[Heal
 settings.load_profile("holdfast")
 
 
+DURATIONS = HERE / "durations.json"
+"""Seconds of each piece of work that takes more than `SHORT_SECONDS`; `make test-durations` writes it."""
+SHORT_SECONDS = 5
+SLOWER = 2.0
+"""A piece that takes this many times its recorded duration is reported."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-durations", action="store_true", help=f"write {DURATIONS.name} after the run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(Durations(config.getoption("--record-durations")))
+
+
+def piece_of_work(nodeid: str) -> str:
+    """Return what one process runs as a whole: a file, or the folder of all tests that share a cluster."""
+    path = nodeid.split("::", 1)[0]
+    folder = path.removeprefix("tests/").split("/", 1)[0]
+    return folder if folder in CLUSTERS else path
+
+
+class Durations:
+    """Add up the seconds of each piece of work, and report the pieces that became slower."""
+
+    def __init__(self, record: bool) -> None:
+        self._record = record
+        self._recorded: dict[str, int] = json.loads(DURATIONS.read_text())
+        self._seconds: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        piece = piece_of_work(report.nodeid)
+        self._seconds[piece] = self._seconds.get(piece, 0.0) + report.duration
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for piece, seconds in sorted(self._seconds.items()):
+            recorded = max(self._recorded.get(piece, 0), SHORT_SECONDS)
+            if seconds > SLOWER * recorded:
+                terminalreporter.write_line(
+                    f"slower: {piece} took {seconds:.0f} s; {DURATIONS.name} has {recorded} s"
+                )
+        if self._record:
+            long = {piece: round(s) for piece, s in sorted(self._seconds.items()) if s >= SHORT_SECONDS}
+            DURATIONS.write_text(json.dumps(long, indent=1) + "\n")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a cluster comes last.
+    """Put the longest pieces of work first, so that no process waits for the last piece of another.
 
-    A cluster stands from the first test that needs it to the end of the session, and takes CPU all the time. Inside a
-    group the order is left as it is, so that shuffled tests stay shuffled.
+    Inside a piece the order is left as it is, so that shuffled tests stay shuffled.
     """
-    items.sort(key=_place)
+    recorded: dict[str, int] = json.loads(DURATIONS.read_text())
+    items.sort(key=lambda item: (-recorded.get(piece_of_work(item.nodeid), 0), _place(item)))
 
 
 def _place(item: pytest.Item) -> int:
-    """Tests that hand one running job on to the next come last of all, together: it takes CPU for as long."""
+    """Return the place inside a piece: tests of one running job come last, because the job takes CPU all the time."""
     fixtures = set(getattr(item, "fixturenames", ()))
-    folder = item.path.relative_to(HERE).parts[0]
-    if "running_job" in fixtures:
-        return 4
-    return {"integration": 1, "scale": 2, "e2e": 3 if "cluster" in fixtures else 2}.get(folder, 0)
+    return 2 if "running_job" in fixtures else int("cluster" in fixtures)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -74,9 +119,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByCluster(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.split("::", 1)[0]
-            folder = path.removeprefix("tests/").split("/", 1)[0]
-            return folder if folder in CLUSTERS else path
+            return piece_of_work(nodeid)
 
     return ByCluster(config, log)
 

@@ -9,7 +9,7 @@ from holdfast_testbed.drill.matrix import CASES, Case
 from holdfast_testbed.drill.trial import run
 from holdfast_testbed.errors import UnplaceableError
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 NAMESPACE = "matrix"
 ELSEWHERE = {

@@ -31,7 +31,7 @@ from holdfast_testbed.node import network
 from holdfast_testbed.node.processes import die_with_parent
 from holdfast_testbed.waiting import wait_for
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 DEADLINE = 120.0
 """Only what fails takes so long."""

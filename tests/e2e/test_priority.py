@@ -12,7 +12,7 @@ from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.drill.install import example_job
 from holdfast_testbed.drill.watcher import Watcher
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 URGENT = "urgent"
 ENDLESS_STEPS = 1_000_000

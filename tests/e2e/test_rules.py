@@ -21,7 +21,7 @@ from holdfast_testbed.drill.spec_edits import edit
 from holdfast_testbed.drill.trial import LATE_COUNT_SECONDS, WORKERS, Cost, cost_so_far, newly_counted
 from holdfast_testbed.drill.watcher import PodView, Watcher
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 NAMESPACE = "rules"
 OPERATOR_METRICS_PORT = 8080

@@ -23,7 +23,7 @@ from holdfast_testbed.drill.install import job_with_script
 from holdfast_testbed.drill.script_log import Note
 from holdfast_testbed.drill.watcher import Watcher
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 JOB = "sharded"
 SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"

@@ -19,7 +19,7 @@ from holdfast_testbed.drill.install import example_job, install_chart
 from holdfast_testbed.drill.watcher import PodView, Watcher
 from holdfast_testbed.fakes.dcgm import ExporterServer, FakeGpu, FakeNode
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 MOST_MIB = 60
 MOST_WAKEUPS_A_SECOND = 20.0

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast_testbed.drill.faults import DrillJob, newest_commit, step_of
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 
 def test_a_suspended_job_goes_on_from_the_step_on_which_all_agreed(running_job: Callable[..., Any]) -> None:

@@ -23,7 +23,7 @@ from holdfast_testbed.node import cgroups, network, processes
 from holdfast_testbed.node.node import Node
 from holdfast_testbed.waiting import wait_for
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 GRACE_SECONDS = 10
 NAMESPACE = "jobs"

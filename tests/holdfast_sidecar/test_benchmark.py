@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 
 
+@pytest.mark.thorough
 def test_the_quick_benchmark_makes_its_rows():
     command = [sys.executable, str(ROOT / "benchmarks" / "sidecar.py"), "--quick"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=540)

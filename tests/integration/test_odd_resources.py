@@ -13,6 +13,8 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from odd_resources import SPECS
 
+pytestmark = pytest.mark.thorough
+
 DRAWN = 80
 MOST_WORKERS = 3
 

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = [path for folder in ("benchmarks", "drills") for path in sorted((ROOT / folder).glob("[!_]*.py"))]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_it_says_what_it_measures_and_how_much(program: Path) -> None:
     done = subprocess.run([sys.executable, str(program), "--help"], capture_output=True, text=True, check=False)

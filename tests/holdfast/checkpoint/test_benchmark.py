@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent.parent
 BARS = {f"checkpoint-{number}" for number in (*range(1, 8), 12)}
 # Where a peer is not installed, or no network namespace can be made, a row says so.
 OPTIONAL = {"", "checkpoint-peer", "object-upload", "object-restore"}
 
 
+@pytest.mark.thorough
 def test_the_quick_benchmark_makes_its_rows() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "checkpoint.py"), "--quick"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=540)

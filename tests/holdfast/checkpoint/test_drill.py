@@ -25,6 +25,7 @@ def drill(out: Path, *words: str) -> tuple[int, list[dict[str, Any]]]:
     return ended.returncode, json.loads(written[0].read_text())["rows"]
 
 
+@pytest.mark.thorough
 def test_ranks_that_are_killed_while_they_save_leave_a_commit_that_is_whole(tmp_path: Path) -> None:
     code, rows = drill(tmp_path, "kills", "--trials", "3", "--seed", "7")
     assert [row["note"] for row in rows if row["held"] is not True] == []
@@ -38,6 +39,7 @@ def test_damage_anywhere_in_the_newest_commit_is_found(tmp_path: Path) -> None:
     assert (code, [row["held"] for row in rows]) == (0, [True]), rows
 
 
+@pytest.mark.thorough
 def test_a_touch_is_answered_and_what_the_disk_takes_is_measured_beside_it(tmp_path: Path) -> None:
     _, (row,) = drill(tmp_path, "touch", "--quick")
     assert (row["n"], "s of disk for 2 MB" in row["note"]) == (5, True), row

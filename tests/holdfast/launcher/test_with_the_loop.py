@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from holdfast.checkpoint.folder.catalog import list_commits
 from holdfast.core.environment_variables import ENV_CHAOS
 from holdfast.fault_injection.injector import PLAN_FILE
@@ -54,6 +56,7 @@ def test_three_shrink_to_two_and_grow_to_three_without_losing_a_step(cluster: An
     assert len(a.status["incidents"]) == 1
 
 
+@pytest.mark.thorough
 def test_a_growth_waits_for_the_end_of_a_save_and_loses_nothing(cluster: Any, wait_for: Wait) -> None:
     """Ranks that were asked to part in the middle of one, and took longer than `deadlineSeconds`, were killed."""
     cluster.settings["checkpoint"] = {**cluster.settings["checkpoint"], "interval": "50", "deadlineSeconds": 1}
@@ -82,6 +85,7 @@ def test_a_growth_waits_for_the_end_of_a_save_and_loses_nothing(cluster: Any, wa
     assert (a.status["incidents"], b.status["incidents"]) == ([], []), cluster.tail()
 
 
+@pytest.mark.thorough
 def test_a_growth_leaves_those_who_train_their_store_until_they_have_stopped(cluster: Any, wait_for: Wait) -> None:
     """Their commits go through it: who waited for the last one without it waited for the whole deadline."""
     cluster.settings["checkpoint"]["interval"] = "1"
@@ -134,6 +138,7 @@ def kills(folder: Path, *, step: int, at: Activity) -> dict[str, str]:
     return {ENV_CHAOS: str(folder)}
 
 
+@pytest.mark.thorough
 def test_no_step_is_told_as_lost_while_a_newcomer_is_slow_to_load_a_step_that_a_survivor_applied_from_a_doubt(
     cluster: Any, wait_for: Wait
 ) -> None:
@@ -171,6 +176,7 @@ def test_a_rank_asleep_in_its_loss_is_replaced_and_no_step_is_lost(cluster: Any,
     assert "trains.py" in stacks.read_text()
 
 
+@pytest.mark.thorough
 def test_when_a_rank_of_one_launcher_hangs_the_stacks_of_all_ranks_are_kept(cluster: Any, wait_for: Wait) -> None:
     pods = cluster.start("a", "b", "c", script="trains.py", ASLEEP="1")
     cluster.publish(1, "a", "b", "c")
@@ -192,6 +198,7 @@ def test_when_a_rank_of_one_launcher_hangs_the_stacks_of_all_ranks_are_kept(clus
     assert [pid == before[number] for number, pid in enumerate(after)] == [True, False, True]
 
 
+@pytest.mark.thorough
 def test_ranks_of_three_launchers_that_wait_for_each_other_leave_their_attempt_and_none_is_killed(
     cluster: Any, wait_for: Wait
 ) -> None:
@@ -216,6 +223,7 @@ def test_ranks_of_three_launchers_that_wait_for_each_other_leave_their_attempt_a
     assert "receive_" in next((b.run_dir / "stacks").iterdir()).read_text()
 
 
+@pytest.mark.thorough
 def test_a_rank_that_computes_on_when_its_attempt_is_over_is_ended_and_the_others_go_on(
     cluster: Any, wait_for: Wait
 ) -> None:
@@ -238,6 +246,7 @@ def test_a_rank_that_computes_on_when_its_attempt_is_over_is_ended_and_the_other
     assert not {after[0], after[1]} & set(before.values())
 
 
+@pytest.mark.thorough
 def test_where_every_rank_raises_the_last_step_is_committed_before_they_leave(cluster: Any, wait_for: Wait) -> None:
     cluster.settings["checkpoint"] = {**cluster.settings["checkpoint"], "interval": "1000000"}
     checkpoints = cluster.shared / "checkpoints"
@@ -250,6 +259,7 @@ def test_where_every_rank_raises_the_last_step_is_committed_before_they_leave(cl
     assert [path.name for path in checkpoints.glob("step-*")] == ["step-60.g1.a1"]
 
 
+@pytest.mark.thorough
 def test_who_catches_what_job_step_raises_keeps_nobody_waiting_and_is_replaced(cluster: Any, wait_for: Wait) -> None:
     """Its part of that step's averages never comes."""
     cluster.settings["processesPerWorker"] = 2
@@ -268,6 +278,7 @@ def test_who_catches_what_job_step_raises_keeps_nobody_waiting_and_is_replaced(c
     assert after[1] != before[1]
 
 
+@pytest.mark.thorough
 def test_a_drained_worker_commits_first_and_the_others_go_on_from_there(cluster: Any, wait_for: Wait) -> None:
     checkpoints = str(cluster.shared / "checkpoints")
     cluster.settings["minReplicas"] = 1

@@ -8,6 +8,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 Wait = Callable[..., Any]
 
 
@@ -17,6 +19,7 @@ def is_over(pod: Any) -> bool:
     return bool(incidents and incidents[0]["resumedTime"])
 
 
+@pytest.mark.thorough
 def test_three_launchers_run_a_torchrun_script_to_its_end(cluster: Any) -> None:
     pods = cluster.start("a", "b", "c", script="reduces.py")
     cluster.publish(1, "a", "b", "c")

@@ -123,6 +123,7 @@ class Machine(RuleBasedStateMachine):
         self.steps.check()
 
 
+@pytest.mark.thorough
 def test_no_order_of_faults_loses_a_step_or_applies_one_twice() -> None:
     run_state_machine_as_test(Machine, settings=BOUNDED)  # type: ignore[no-untyped-call]
 

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[3] / "trainer_lib" / "examples" / "gpt" / "train.py"
 SMALL = ["--max-steps", "6", "--d-model", "16", "--layers", "1", "--context", "16", "--corpus-bytes", "2000000"]
 SAID = re.compile(r"held-out bits per byte: (?P<loss>[0-9.]+) at step 6\b")
@@ -22,6 +24,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.thorough
 def test_the_example_fails_once_and_goes_on_from_its_last_step(tmp_path: Path) -> None:
     inject = tmp_path / "inject.json"
     inject.write_text(json.dumps({"raise_at_step": 4}))

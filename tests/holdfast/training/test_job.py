@@ -634,6 +634,7 @@ def test_what_is_no_loss_is_refused_at_step(solo: Make) -> None:
         job.step(made["model"](torch.ones(3, 2)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("words", "code"), [(("3",), 0), (("3", "loss is negative"), 1)])
 def test_the_end_of_a_process_commits_its_last_step_also_if_the_script_failed(
     tmp_path: Path, words: tuple[str, ...], code: int

@@ -73,6 +73,7 @@ def test_tied_weights_of_which_a_rank_has_no_row_are_saved_once_and_stay_tied(sa
     assert all(torch.equal(one, expected[name]) for name, one in model.state_dict().items())
 
 
+@pytest.mark.thorough
 def test_nothing_of_it_is_written_twice(saved: Path) -> None:
     manifest = manifest_of(saved / "tier")
     state = torch.load(saved / "whole.pt", weights_only=True)

@@ -25,6 +25,7 @@ def ranks(size: int) -> list[dict[str, str]]:
     return [{**ENVIRONMENT, "RANK": str(rank)} for rank in range(size)]
 
 
+@pytest.mark.thorough
 def test_shards_of_a_mesh_are_saved_once_and_load_into_other_meshes(
     tmp_path: Path, together: Callable[..., list[str]]
 ) -> None:

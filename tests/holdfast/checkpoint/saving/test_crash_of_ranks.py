@@ -249,6 +249,7 @@ def test_the_judge_of_traces_sees_an_fsync_that_is_missing_or_too_early(
             assert unsafe(moved, root, made)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("case", "victim", "most"),
     [

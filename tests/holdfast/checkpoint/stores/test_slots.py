@@ -104,6 +104,7 @@ def killed_at(line: int, act: Callable[[], Any]) -> bool:
     return os.WIFSIGNALED(status)
 
 
+@pytest.mark.thorough
 def test_a_writer_killed_before_any_line_leaves_the_commit_before(tmp_path: Path) -> None:
     def third() -> None:
         commit(SlotSet(tmp_path, "own-0"), 3, keep=2)

@@ -55,6 +55,7 @@ def test_faults_at_steps_lose_no_step_and_no_sample(hurt: Hurt, tmp_path: Path) 
     assert "5 faults, 0 steps lost" in ended.stderr
 
 
+@pytest.mark.thorough
 def test_a_kill_at_each_point_of_a_step_loses_no_step_and_no_sample(hurt: Hurt, tmp_path: Path) -> None:
     points = ["data", "compute", "average", "vote", "apply", "checkpoint"]
     words = [f"rank={n % 2},step={9 * n + 8},at={point}" for n, point in enumerate(points)]
@@ -65,6 +66,7 @@ def test_a_kill_at_each_point_of_a_step_loses_no_step_and_no_sample(hurt: Hurt, 
     assert f"{len(points)} faults, 0 steps lost" in ended.stderr
 
 
+@pytest.mark.thorough
 def test_a_rate_strikes_until_the_end(hurt: Hurt, tmp_path: Path) -> None:
     (tmp_path / "pace").write_text("0.1")
     ended = hurt("--rate", "10/min", "--faults", "kill,slow", "--seed", "1495", "--checkpoint-interval", "10")

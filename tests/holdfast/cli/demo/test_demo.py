@@ -59,6 +59,7 @@ def is_gone(folder: Path) -> bool:
     return left_over(folder) == []
 
 
+@pytest.mark.thorough
 def test_nothing_is_lost_whatever_is_done(start: Start, short_path: Path) -> None:
     """How long each fault takes is the demo's own promise, and kept on a machine with nothing else to do."""
     demo = start()

@@ -231,6 +231,7 @@ def test_stalls_travel_with_what_launchers_say_of_themselves() -> None:
         messages.from_json({**older, "stalls": [{"rank": 3}]})
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=60)
 @given(
     base=st.floats(0.01, 2.0),

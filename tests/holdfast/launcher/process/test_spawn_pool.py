@@ -614,6 +614,7 @@ def test_what_gains_nothing_from_a_pool_gets_none(bench: Bench, argv: list[str])
 # With torch
 
 
+@pytest.mark.thorough
 def test_torch_is_loaded_touched_and_as_new(bench: Bench) -> None:
     """Nothing has seeded it, no thread runs, no GPU was asked for; gradients, optimizers and groups work."""
     argv = bench.script(

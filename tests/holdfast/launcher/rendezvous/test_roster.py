@@ -121,6 +121,7 @@ def test_a_sharded_model_gets_the_shards_of_killed_ranks_back_bit_for_bit(start:
     assert shards(hurt) == shards(undisturbed)
 
 
+@pytest.mark.thorough
 def test_of_a_sharded_model_the_rank_that_sleeps_in_forward_hangs_and_its_mate_waits(start: Start) -> None:
     words = ("--nproc-per-node", "4", "--warm-processes", "none", "--", sys.executable)
     host = start(*words, str(JOB_SCRIPTS / "sharded.py"), "--steps", "14", "--faults", "asleep:1:8")
@@ -131,6 +132,7 @@ def test_of_a_sharded_model_the_rank_that_sleeps_in_forward_hangs_and_its_mate_w
     assert "waiting: ranks 0, 2, 3 for its gradients" in told[0]["msg"]
 
 
+@pytest.mark.thorough
 def test_a_replica_across_hosts_waits_for_the_host_it_lacks_and_goes_on_from_memory(
     start: Start, wait_for: Wait
 ) -> None:
@@ -241,6 +243,7 @@ def in_one_folder(start: Start, memory: Path, wait_for: Wait) -> tuple[Host, Hos
     return first, run()
 
 
+@pytest.mark.thorough
 def test_a_second_run_in_a_folder_is_refused_while_the_first_one_trains(
     in_one_folder: tuple[Host, Host], memory: Path
 ) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from holdfast.checkpoint.folder.catalog import list_commits, read_manifest
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
@@ -181,6 +183,7 @@ def test_a_rank_then_a_node_then_both_nodes_are_lost_and_each_time_the_state_goe
     job.goes_on(fourth, 3)
 
 
+@pytest.mark.thorough
 def test_ranks_that_are_killed_at_any_moment_take_no_step_along_from_which_one_had_returned(
     cluster: Any, wait_for: Wait
 ) -> None:
@@ -199,6 +202,7 @@ def test_ranks_that_are_killed_at_any_moment_take_no_step_along_from_which_one_h
         job.goes_on(pair, 1)
 
 
+@pytest.mark.thorough
 def test_a_notice_sends_the_last_step_to_another_node_too_though_none_is_due_there_and_tells_why(
     cluster: Any, wait_for: Wait
 ) -> None:

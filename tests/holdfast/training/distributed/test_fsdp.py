@@ -74,6 +74,7 @@ def planned(sharded: Any, tmp_path: Path) -> dict[int, Any]:
     return ended(sharded, 0, 1, 2, 3)
 
 
+@pytest.mark.thorough
 def test_kills_at_every_point_of_a_step_leave_the_bits_of_a_planned_run(
     sharded: Any, tmp_path: Path, planned: dict[int, Any]
 ) -> None:
@@ -94,6 +95,7 @@ def test_kills_at_every_point_of_a_step_leave_the_bits_of_a_planned_run(
     assert restored[7][0]["step"] in (8, 9), "in doubt, it is applied if all were prepared and else made again"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("ranks", "faults"),
     [(4, "forward:3:3"), (6, "backward:3:3,vote:2:5,optimizer:5:8")],

@@ -125,6 +125,7 @@ def went_on(launcher: Any, last: int, *slots: int) -> None:
         assert launcher.told(slot)["audit"].startswith("exactly once")
 
 
+@pytest.mark.thorough
 def test_nothing_is_lost_where_memory_has_an_interval(launcher: Any, nodes: Nodes, tmp_path: Path) -> None:
     """Steps since the last one in memory are made again, and every sample still counts once."""
     for slot in (0, 1):
@@ -139,6 +140,7 @@ def test_nothing_is_lost_where_memory_has_an_interval(launcher: Any, nodes: Node
     went_on(launcher, 6, 0, 2)
 
 
+@pytest.mark.thorough
 def test_a_last_commit_lies_on_another_node_too_where_that_is_asked_for_and_not_due(
     launcher: Any, nodes: Nodes, tmp_path: Path
 ) -> None:

@@ -278,6 +278,7 @@ def test_each_incident_is_decided_and_counted_at_most_once(
     assert {word.reason for word in draft.decided} <= told, "metric and event say the same"
 
 
+@pytest.mark.thorough
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(RECOVERIES, st.lists(st.sampled_from((1, 2, 42, 137, 139)), min_size=1, max_size=3))
 def test_no_policy_that_passes_the_schema_stops_a_pass(

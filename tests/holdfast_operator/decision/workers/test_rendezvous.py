@@ -273,6 +273,7 @@ def test_whatever_an_evicted_worker_ends_with_is_an_interruption(make_met: Make,
 # Whatever happens
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["C10d", "None"])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
