@@ -138,7 +138,7 @@ class Fleet:
     async def told(self, reason: str) -> None:
         """All jobs say this of themselves."""
         end = time.monotonic() + PATIENCE
-        while any((job.get("status") or {}).get("status") != reason for job in await self._listed()):
+        while any((job.get("status") or {}).get("summary") != reason for job in await self._listed()):
             self.check()
             if time.monotonic() > end:
                 raise SystemExit(f"not all jobs are {reason} after {PATIENCE:.0f} s")

@@ -34,7 +34,7 @@ def trained(sim: Sim) -> Sim:
     """The same, training with three."""
 
     def trains() -> bool:
-        return sim.status.status == "Training"
+        return sim.status.summary == "Training"
 
     sim.run(60, until=trains)
     return sim

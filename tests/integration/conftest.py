@@ -567,6 +567,11 @@ class Stage:
         found: dict[str, Any] = self.read(name).get("status") or {}
         return found
 
+    def ready_workers(self) -> tuple[int | None, int | None]:
+        """How many workers train, and how many are wanted."""
+        status = self.status()
+        return status.get("readyWorkers"), status.get("workers")
+
     def members(self, name: str = "gpt") -> list[str]:
         """Pods in the published generation."""
         listed = (self.status(name).get("membership") or {}).get("members") or []

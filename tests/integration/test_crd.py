@@ -677,8 +677,9 @@ STATUS: dict[str, Any] = {
             "message": "delete node node-3",
         }
     ],
-    "status": "AwaitingFence",
-    "ready": "2/3",
+    "summary": "AwaitingFence",
+    "readyWorkers": 2,
+    "workers": 3,
     "replicas": 3,
     "selector": "holdfast.dev/job-name=gpt",
     "restartCount": 1,
@@ -717,7 +718,7 @@ STATUS: dict[str, Any] = {
         {
             "cause": "OOM",
             "count": 1,
-            "windowStart": "2026-01-31T12:00:00Z",
+            "windowStartTime": "2026-01-31T12:00:00Z",
             "lastTime": "2026-01-31T12:00:00Z",
         }
     ],
@@ -755,8 +756,8 @@ STATUS: dict[str, Any] = {
         "lostSeconds": {"startup": 3, "restart": 1},
         "time": "2026-01-31T12:00:00.000000Z",
     },
-    "avoidedNodes": [{"node": "node-3", "reason": "dead", "until": "2026-01-31T12:10:00Z"}],
-    "gang": {"attempts": 1, "since": "2026-01-31T12:00:00Z", "retryAt": None},
+    "avoidedNodes": [{"node": "node-3", "reason": "dead", "expirationTime": "2026-01-31T12:10:00Z"}],
+    "gang": {"attempts": 1, "waitStartTime": "2026-01-31T12:00:00Z", "nextAttemptTime": None},
     "placement": {"whatever": {"the": "operator needs"}},
     "startTime": "2026-01-31T12:00:00Z",
 }
@@ -768,18 +769,29 @@ def test_a_whole_status_is_kept_to_the_last_field(running: Jobs) -> None:
 
 def test_spec_and_status_do_not_write_over_each_other(running: Jobs) -> None:
     running.patch_status("gpt", STATUS)
-    changed = running.patch("gpt", ("spec.workers.replicas", 4), ("status", {"ready": "9/9"}))
-    assert changed["status"]["ready"] == "2/3"
-    changed = running.patch_status("gpt", {"ready": "3/4"})
+    changed = running.patch("gpt", ("spec.workers.replicas", 4), ("status", {"workers": 9}))
+    assert changed["status"]["workers"] == 3
+    changed = running.patch_status("gpt", {"workers": 4})
     assert changed["metadata"]["generation"] == 2
 
 
 def test_kubectl_get_shows_a_line_that_tells_the_story(cluster: Cluster, running: Jobs, namespace: str) -> None:
     running.patch_status("gpt", STATUS)
     head, line = cluster.kubectl("get", "ftj", "-n", namespace).splitlines()
-    assert head.split() == ["NAME", "STATUS", "READY", "STEP", "RESTARTS", "GOODPUT", "LAST", "CHECKPOINT", "AGE"]
-    assert line.split()[:6] == ["gpt", "AwaitingFence", "2/3", "412", "1", "0.968"]
-    assert "faulttolerantjob.holdfast.dev/gpt" in cluster.kubectl("get", "all", "-n", namespace)
+    assert head.split() == [
+        "NAME",
+        "STATUS",
+        "READY",
+        "WORKERS",
+        "STEP",
+        "RESTARTS",
+        "GOODPUT",
+        "LAST",
+        "CHECKPOINT",
+        "AGE",
+    ]
+    assert line.split()[:7] == ["gpt", "AwaitingFence", "2", "3", "412", "1", "0.968"]
+    assert cluster.kubectl("get", "holdfast", "-n", namespace).splitlines()[1].split()[0] == "gpt"
 
 
 def test_kubectl_refuses_in_the_same_words(cluster: Cluster, namespace: str) -> None:

@@ -18,9 +18,9 @@ def test_kubectl_scales_a_job_within_its_bounds(stage: Any, cluster: Any) -> Non
         cluster.kubectl("scale", "ftj", "gpt", "-n", stage.namespace, f"--replicas={replicas}")
 
     scale(3)
-    stage.wait(lambda: stage.status().get("ready") == "3/3", "the third trains")
+    stage.wait(lambda: stage.ready_workers() == (3, 3), "the third trains")
     scale(1)
-    stage.wait(lambda: stage.status().get("ready") == "1/1", "one trains")
+    stage.wait(lambda: stage.ready_workers() == (1, 1), "one trains")
     assert len(player.worlds[-1][2]) == 1
     assert stage.status().get("incidents", []) == []
     path = f"/apis/holdfast.dev/v1alpha1/namespaces/{stage.namespace}/faulttolerantjobs/gpt/scale"
@@ -33,11 +33,11 @@ def test_kubectl_scales_a_job_within_its_bounds(stage: Any, cluster: Any) -> Non
 def test_a_job_grows_into_room_that_is_there_and_gives_it_back_when_told_to(stage: Any) -> None:
     stage.nodes(3)
     player = stage.run(replicas=1, elasticity={"maxReplicas": 2, "growCooldownSeconds": 0})
-    stage.wait(lambda: stage.status().get("ready") == "2/1", "it has grown")
+    stage.wait(lambda: stage.ready_workers() == (2, 1), "it has grown")
     assert stage.condition("Ready")["status"] == "True"
     assert len(player.worlds) == 2
     patch = {"spec": {"elasticity": {"maxReplicas": 1}}}
     group = ("holdfast.dev", "v1alpha1")
     stage.custom.patch_namespaced_custom_object(*group, stage.namespace, "faulttolerantjobs", "gpt", patch)
-    stage.wait(lambda: stage.status().get("ready") == "1/1", "it is back at one")
+    stage.wait(lambda: stage.ready_workers() == (1, 1), "it is back at one")
     assert stage.status().get("incidents", []) == []

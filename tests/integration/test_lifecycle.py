@@ -64,7 +64,7 @@ def test_a_job_may_not_be_active_for_longer_than_it_was_allowed(stage: Any) -> N
     stage.wait(lambda: true(stage, "Failed"), "its time is over")
     ended = datetime.fromisoformat(stage.status()["completionTime"])
     assert (ended - begun).total_seconds() >= allowed, "it had all of its time"
-    assert stage.status()["status"] == "DeadlineExceeded"
+    assert stage.status()["summary"] == "DeadlineExceeded"
     stage.wait(lambda: not running(stage), "its worker is gone")
 
 

@@ -140,7 +140,7 @@ def test_whatever_the_api_server_takes_is_answered_and_holds_up_nobody(stage: An
     assert len(taken) > DRAWN // 4, "most are odd in what the schema leaves open"
 
     player = stage.run(replicas=2)
-    stage.wait(lambda: all(stage.status(name).get("status") for name in taken), "each has its word")
+    stage.wait(lambda: all(stage.status(name).get("summary") for name in taken), "each has its word")
     stage.operator.restart()
     step = player.step
     stage.wait(lambda: (stage.status().get("progress") or {}).get("step", 0) > step, "the other trains on")

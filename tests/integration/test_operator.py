@@ -38,7 +38,7 @@ def test_a_job_is_gated_placed_published_and_ready(stage: Any) -> None:
     player = stage.run(replicas=3)
     status = stage.status()
     assert stage.members() == ["gpt-w0", "gpt-w1", "gpt-w2"]
-    assert status["ready"] == "3/3"
+    assert (status["readyWorkers"], status["workers"]) == (3, 3)
     assert status["membership"]["generation"] == 1
     assert status.get("restartCount", 0) == 0
     assert player.worlds == [(1, 1, tuple(stage.uid(name) for name in stage.members()))]
@@ -242,7 +242,7 @@ def test_a_rule_ends_the_job_at_once_and_says_why_everywhere_in_the_same_words(s
     stage.kubelets.end(stage.namespace, "gpt-w0", 2)
     failed = stage.wait(lambda: truly(stage.condition("Failed")), "the job has failed")
     said = "FailJob: rule bad-arguments matches exit code 2"
-    assert failed["reason"] == stage.status()["status"] == "FailJobByRule"
+    assert failed["reason"] == stage.status()["summary"] == "FailJobByRule"
     assert failed["message"].startswith(said)
     (incident,) = stage.status()["incidents"]
     assert (incident["action"], incident["decision"], incident["why"]) == ("FailJob", "FailJobByRule", said)
@@ -284,7 +284,7 @@ def test_a_launcher_that_ends_with_0_completes_the_job_for_good(stage: Any) -> N
     for name in ("gpt-w0", "gpt-w1"):
         stage.kubelets.end(stage.namespace, name, 0)
     stage.wait(lambda: truly(stage.condition("Complete")), "the job is complete")
-    assert stage.status()["status"] == stage.condition("Complete")["reason"]
+    assert stage.status()["summary"] == stage.condition("Complete")["reason"]
     assert stage.status()["completionTime"]
     assert stage.condition("Failed")["status"] != "True"
     stage.core.delete_namespaced_pod("gpt-w1", stage.namespace)
@@ -454,7 +454,7 @@ def test_a_job_grows_and_shrinks_when_told_to(stage: Any) -> None:
     stage.wait(lambda: stage.recovered(["gpt-w0", "gpt-w1", "gpt-w2"]), "the third trains")
     scale(stage, 2)
     stage.wait(lambda: stage.recovered(["gpt-w0", "gpt-w1"]), "two train")
-    assert stage.status()["ready"] == "2/2"
+    assert stage.ready_workers() == (2, 2)
     assert len(player.worlds[-1][2]) == 2
     assert stage.status()["membership"]["directives"]["drain"] == []
 
@@ -533,7 +533,7 @@ def test_a_status_of_the_future_is_read_as_far_as_it_goes(stage: Any) -> None:
     stage.run(replicas=2)
     future = {
         "placement": {"workers": None, "countedBatch": "many", "backoffUntil": "tomorrow", "of": {"the": "future"}},
-        "gang": {"attempts": 3, "since": "2026-01-31T12:00:00Z", "newField": [1]},
+        "gang": {"attempts": 3, "waitStartTime": "2026-01-31T12:00:00Z", "newField": [1]},
     }
     stage.custom.patch_namespaced_custom_object_status(
         "holdfast.dev", "v1alpha1", stage.namespace, "faulttolerantjobs", "gpt", {"status": future}

@@ -60,7 +60,11 @@ def calm(sim: Sim) -> None:
     sim.cut_off.clear()
     for name in sim.nodes:
         sim.heal_node(name, rebooted=True)
-    sim.run(400, step=2.0, until=lambda: len(sim.world_names()) == 3 and sim.status.ready == "3/3")
+    sim.run(
+        400,
+        step=2.0,
+        until=lambda: len(sim.world_names()) == 3 and (sim.status.ready_workers, sim.status.wanted_workers) == (3, 3),
+    )
     sim.run(80, step=4.0)
 
 

@@ -15,7 +15,7 @@ from holdfast_operator.api.status import AvoidedNode
 
 def trains_with(sim: Sim, count: int) -> Callable[[], bool]:
     def condition() -> bool:
-        return len(sim.world_names()) == count and sim.status.ready == f"{count}/3"
+        return len(sim.world_names()) == count and (sim.status.ready_workers, sim.status.wanted_workers) == (count, 3)
 
     return condition
 
@@ -33,7 +33,7 @@ def test_a_gang_starts_together_and_trains(sim: Sim) -> None:
     assert sim.names() == ["gpt-w0", "gpt-w1", "gpt-w2"]
     assert sim.status.membership.generation == 1
     assert sim.status.membership.active is not None
-    assert sim.status.status == "Training"
+    assert sim.status.summary == "Training"
     assert sim.status.restart_count == 0
 
 
@@ -236,7 +236,7 @@ def test_a_spent_budget_fails_the_job(make_sim: Make) -> None:
         sim.run(40, until=lambda: sim.status.terminal or len(sim.world_names()) == 3)
         sim.run(15)
     assert sim.status.holds("Failed")
-    assert sim.status.status == "InfrastructureBudgetExceeded"
+    assert sim.status.summary == "InfrastructureBudgetExceeded"
     assert not sim.running()
 
 
@@ -253,7 +253,7 @@ def test_the_only_worker_on_a_silent_node_awaits_its_fence(make_sim: Make) -> No
     sim.run(60, until=lambda: len(sim.world_names()) == 1)
     node = sim.node_of("gpt-w0")
     sim.kill_node(node)
-    sim.run(90, until=lambda: sim.status.status == "AwaitingFence" or "AwaitingFence" in str(sim.events))
+    sim.run(90, until=lambda: sim.status.summary == "AwaitingFence" or "AwaitingFence" in str(sim.events))
     assert not sim.world_names()
     assert "out-of-service" in sim.status.condition("Degraded").message
     sim.heal_node(node, rebooted=True)
@@ -290,7 +290,7 @@ def test_scaling_down_drains_the_surplus_and_counts_nothing(trained: Sim) -> Non
     drained = trained.document["directives"]["drain"]
     assert len(drained) == 1
     trained.end(trained.pods[drained[0]]["metadata"]["name"], 75)
-    trained.run(60, until=lambda: trained.status.ready == "2/2")
+    trained.run(60, until=lambda: (trained.status.ready_workers, trained.status.wanted_workers) == (2, 2))
     trained.run(20)
     assert trained.status.restart_count in (0, 1)
     assert len(trained.running()) == 2

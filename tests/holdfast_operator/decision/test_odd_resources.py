@@ -41,7 +41,7 @@ def test_a_resource_that_passes_the_schema_is_decided_about(make_sim: Make, spec
     for _ in range(4):
         sim.tick(20.0)
     assert sim.plan().reason
-    if sim.status.status == "InvalidSpec":
+    if sim.status.summary == "InvalidSpec":
         assert sim.plan().requeue_after is None, "only a change can mend it"
         assert not sim.names()
 
@@ -54,7 +54,7 @@ def test_variables_from_what_no_pod_could_have_are_named(sim: Sim, junk: Any) ->
     sim.body["spec"] |= SECRET
     sim.body["spec"]["workers"]["template"]["spec"]["containers"][0]["envFrom"] = junk
     sim.settle()
-    assert sim.status.status == "InvalidSpec"
+    assert sim.status.summary == "InvalidSpec"
     assert "spec.workers.template.spec.containers[0].envFrom" in sim.plan().message
 
 

@@ -269,7 +269,7 @@ def test_workers_that_would_meet_at_their_ports_share_no_node() -> None:
 def test_a_gang_in_the_nodes_network_waits_for_a_node_for_each(make_sim: Make) -> None:
     sim = host_network(make_sim(replicas=3, minimum=3, nodes=2))
     sim.run(40)
-    assert sim.status.status == "WaitingForCapacity"
+    assert sim.status.summary == "WaitingForCapacity"
     assert not any(body["spec"].get("nodeName") for body in sim.pods.values())
     sim.add_node("node-9")
     sim.run(60, until=lambda: len(sim.world_names()) == 3)
@@ -283,7 +283,7 @@ def test_no_job_comes_beside_a_worker_in_its_nodes_network(make_sim: Make) -> No
     play(pair[:1], 20)
     play(pair, 40)
     assert [len(sim.world_names()) for sim in pair] == [2, 0]
-    assert pair[1].status.status == "WaitingForCapacity"
+    assert pair[1].status.summary == "WaitingForCapacity"
 
 
 # Exclusive nodes
@@ -313,7 +313,7 @@ def test_no_other_jobs_worker_shares_a_node(make_sim: Make, first: int) -> None:
     play(pair, 40)
     waiting = pair[1 - first]
     assert all(body["spec"]["schedulingGates"] for body in waiting.pods.values()), "room, but beside the other job"
-    assert waiting.status.status == "WaitingForCapacity"
+    assert waiting.status.summary == "WaitingForCapacity"
     pair[first].complete_at = pair[first].step + 1
     play(pair, 100)
     assert len(waiting.world_names()) == 2

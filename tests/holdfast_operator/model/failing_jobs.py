@@ -11,7 +11,7 @@ def training(make_sim: Make, *, replicas: int = 3, nodes: int = 5, **recovery: A
     """A job with this recovery, all of whose workers train."""
     sim = make_sim(replicas=replicas, nodes=nodes, recovery=recovery)
     sim.obeys = True
-    sim.run(60, until=lambda: sim.status.status == "Training")
+    sim.run(60, until=lambda: sim.status.summary == "Training")
     return sim
 
 

@@ -92,7 +92,7 @@ class Sim(Launchers):
             if until is not None and until():
                 return
             self.tick(step)
-        assert until is None or until(), f"not within {seconds} s: {self.status.status}: {self.plan().message}"
+        assert until is None or until(), f"not within {seconds} s: {self.status.summary}: {self.plan().message}"
 
     def _check_gone(self) -> None:
         """What no operator may do: two worlds train where it takes a pod that runs for gone."""

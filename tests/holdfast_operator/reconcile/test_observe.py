@@ -191,7 +191,7 @@ def a_gang_that_waits(make_sim: Make) -> Any:
     sim = make_sim(replicas=3, nodes=1)
     sim.priority = 10
     sim.run(10)
-    assert sim.status.status == "WaitingForCapacity"
+    assert sim.status.summary == "WaitingForCapacity"
     return sim
 
 

@@ -25,7 +25,7 @@ STATUS: dict[str, Any] = {
     "membership": json.loads((GOLDEN / "membership.json").read_text()),
     "restarts": [{"cause": "OOM", "times": [NOON], "total": 1}],
     "incidents": [{"number": 1, "generation": 1, "attempt": 1, "cause": "OOM", "detectedTime": NOON}],
-    "gang": {"attempts": 1, "since": NOON},
+    "gang": {"attempts": 1, "waitStartTime": NOON},
     "placement": {
         "workers": [{"incarnation": 1, "pair": {"generation": 1, "attempt": 1}, "avoid": ["a"], "booked": [5, 1]}],
         "trouble": {"reason": "x", "message": "y", "since": NOON},
@@ -34,7 +34,7 @@ STATUS: dict[str, Any] = {
     "progress": {"step": 1},
     "goodput": {"ratio": 0.9, "productiveSeconds": 9, "lostSeconds": {"startup": 1}, "time": NOON},
     "lastCheckpoint": {"step": 1, "generation": 1, "attempt": 1, "time": NOON},
-    "avoidedNodes": [{"node": "n", "until": NOON}],
+    "avoidedNodes": [{"node": "n", "expirationTime": NOON}],
 }
 
 

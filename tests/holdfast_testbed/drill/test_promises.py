@@ -103,7 +103,7 @@ def test_a_resource_without_status_has_not_begun() -> None:
 
 def test_incidents_and_counts_are_read_from_the_resource() -> None:
     status = {
-        "status": "Training",
+        "summary": "Training",
         "conditions": [{"type": "Ready", "status": "True", "reason": "Training", "message": "3 of 3"}],
         "restarts": [{"cause": "Infrastructure", "count": 2}],
         "incidents": [

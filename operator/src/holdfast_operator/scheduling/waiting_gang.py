@@ -63,7 +63,7 @@ def rival_of(body: Json) -> WaitingGang | None:
     if not waiting or created is None or not _readable(pod_spec):
         return None
     gang = part(status, "gang")
-    if not gang.get("liftedAt") and _cannot_lift(status):
+    if not gang.get("liftedTime") and _cannot_lift(status):
         return None
     try:
         scheduling = parse_scheduling(body["spec"])
@@ -71,19 +71,19 @@ def rival_of(body: Json) -> WaitingGang | None:
         return None
     if not scheduling.gang:
         return None  # its pods take what the scheduler finds, so there is no turn to keep for them
-    if scheduling.queue and not gang.get("liftedAt") and (gang.get("queued") or not listed):
+    if scheduling.queue and not gang.get("liftedTime") and (gang.get("queued") or not listed):
         return None  # it may have to wait for its quota for ever, whatever room there is
     unplaced = [worker for worker in gated if not worker.get("node")]
     return WaitingGang(
         key=key_of(body),
         uid=str(body["metadata"].get("uid", "")),
         created=created,
-        since=parse_time(gang.get("since")) or created,
-        lifted=bool(gang.get("liftedAt")),
+        since=parse_time(gang.get("waitStartTime")) or created,
+        lifted=bool(gang.get("liftedTime")),
         pods=waiting,
         pod_spec=pod_spec,
         least=_least(body["spec"], waiting),
-        retry_at=parse_time(gang.get("retryAt")),
+        retry_at=parse_time(gang.get("nextAttemptTime")),
         scheduling=scheduling,
         on_demand=sum(bool(w.get("onDemand")) for w in unplaced) if listed else min(scheduling.on_demand, waiting),
         domain=next((str(worker["domain"]) for worker in unplaced if worker.get("domain")), ""),

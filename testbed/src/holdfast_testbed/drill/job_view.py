@@ -103,8 +103,10 @@ def parse_job(resource: Mapping[str, Any]) -> JobView:
     membership = status.get("membership") or {}
     checkpoint = status.get("lastCheckpoint") or {}
     return JobView(
-        phase=status.get("status", ""),
-        ready=status.get("ready", ""),
+        phase=status.get("summary", ""),
+        ready=f"{status['readyWorkers']}/{status['workers']}"
+        if "readyWorkers" in status and "workers" in status
+        else "",
         conditions=_conditions(status.get("conditions") or ()),
         incidents=tuple(_incident(entry) for entry in status.get("incidents") or ()),
         restarts={entry["cause"]: int(entry["count"]) for entry in status.get("restarts") or ()},

@@ -105,7 +105,7 @@ def test_an_eviction_for_the_nodes_pressure_is_an_interruption_in_the_kubelets_w
 def test_no_rule_takes_the_code_of_an_evicted_process_for_the_scripts(make_sim: Make) -> None:
     rules = [{"name": "r", "action": "FailJob", "onSignals": ["SIGKILL"]}]
     sim = make_sim(recovery={"rules": rules})
-    sim.run(60, until=lambda: sim.status.status == "Training")
+    sim.run(60, until=lambda: sim.status.summary == "Training")
     evict(sim)
     sim.run(60, until=lambda: len(sim.world_names()) == 3 and POD not in sim.world_names())
     assert [incident.decision for incident in sim.status.incidents] == ["RecreatePodByDefault"]

@@ -9,7 +9,13 @@ def test_the_newest_ten_incidents_are_kept_and_counted_once(trained: Sim) -> Non
     for _ in range(12):
         trained.end(trained.running()[-1], 137)
         trained.tick()
-        trained.run(60, until=lambda: len(trained.world_names()) == 3 and trained.status.ready == "3/3")
+        trained.run(
+            60,
+            until=lambda: (
+                len(trained.world_names()) == 3
+                and (trained.status.ready_workers, trained.status.wanted_workers) == (3, 3)
+            ),
+        )
     old = {"generation": 1, "attempt": 1}
     for incident in list(trained.incidents.values())[:2]:
         trained.incidents[(0, 0)] = {**incident, **old}
@@ -30,6 +36,6 @@ def test_a_crash_before_any_world_counts_once_for_the_whole_gang(make_sim: Make)
         counts.append(sim.status.restart_count)
         if sim.status.terminal:
             break
-    assert sim.status.status == "ApplicationBudgetExceeded"
+    assert sim.status.summary == "ApplicationBudgetExceeded"
     assert sim.status.restart_count == 4
     assert len(sim.created_names) == 12

@@ -52,7 +52,7 @@ def test_fail_job_ends_it_with_the_rule_and_the_scripts_words(make_sim: Make) ->
     fail(sim, code=2)
     sim.run(20, until=lambda: sim.status.holds("Failed"))
     failed = sim.status.condition("Failed")
-    assert failed.reason == "FailJobByRule" == sim.status.status
+    assert failed.reason == "FailJobByRule" == sim.status.summary
     assert "rule bug matches exit code 2" in failed.message
     assert "rank 0 failed with 2" in failed.message
     sim.run(10)
@@ -130,7 +130,7 @@ def test_restart_gang_starts_all_workers_anew_together(make_sim: Make) -> None:
     sim.run(60)
     assert sim.status.restart_count == 1
     assert decided(sim) == ["RestartGangByRule"]
-    assert sim.status.ready == "3/3"
+    assert (sim.status.ready_workers, sim.status.wanted_workers) == (3, 3)
 
 
 def test_a_rule_moves_an_incident_to_another_budget(make_sim: Make) -> None:
@@ -207,7 +207,7 @@ def test_a_pod_that_keeps_failing_climbs_the_ladder(make_sim: Make) -> None:
     ladder = {"actions": ["InPlace", "RecreatePod", "FailJob"], "failures": 2}
     sim = training(make_sim, nodes=6, escalation=ladder, budgets=[], backoff={"initialSeconds": 0})
     for _ in range(9):
-        if sim.status.terminal or sim.status.status == "FailJobEscalated":
+        if sim.status.terminal or sim.status.summary == "FailJobEscalated":
             break
         fail(sim, pod=sim.world_names()[-1])
         sim.run(150, until=lambda: len(sim.world_names()) == 3 or sim.status.terminal)

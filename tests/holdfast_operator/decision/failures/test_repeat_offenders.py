@@ -78,7 +78,7 @@ def test_a_reboot_clears_a_node(make_sim: Make) -> None:
 
 def test_a_node_is_not_avoided_if_no_other_has_room(make_sim: Make) -> None:
     sim = make_sim(replicas=2, minimum=1, nodes=1, recovery={"avoidRepeatOffenders": 1})
-    sim.run(60, until=lambda: sim.status.status == "Training")
+    sim.run(60, until=lambda: sim.status.summary == "Training")
     fail(sim, cause="Infrastructure")
     assert not sim.status.avoided
     assert "no other node has capacity" in told(sim, "RepeatOffenderStillUsed")[0]

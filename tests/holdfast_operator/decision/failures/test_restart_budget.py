@@ -30,4 +30,4 @@ def test_a_budget_of_any_size_ends_the_job_when_it_is_spent(trained: Sim, budget
     trained.run(10)
     assert not trained.status.terminal
     trained.end("gpt-w1", 137)
-    trained.run(60, until=lambda: trained.status.status == "InfrastructureBudgetExceeded")
+    trained.run(60, until=lambda: trained.status.summary == "InfrastructureBudgetExceeded")

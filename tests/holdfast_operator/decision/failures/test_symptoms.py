@@ -137,7 +137,7 @@ def advised_without_room(make_sim: Make, *, minimum: int, **recovery: Any) -> Si
     for name in sim.nodes:
         sim.nodes[name]["status"]["allocatable"]["cpu"] = "1"
     sim.obeys = True
-    sim.run(60, until=lambda: sim.status.status == "Training")
+    sim.run(60, until=lambda: sim.status.summary == "Training")
     sim.pods["uid-gpt-w1"]["gpu"] = [gpu_error(action="ReplaceNode")]
     sim.run(60)
     return sim
@@ -236,7 +236,7 @@ def test_no_rule_blames_the_script_for_an_evicted_pods_exit_code(
 ) -> None:
     recovery = {"rules": [rule("FailJob", cause="Application", **asked)]}
     sim = make_sim(rendezvous={"backend": backend}, recovery=recovery)
-    sim.run(60, until=lambda: sim.status.status == "Training")
+    sim.run(60, until=lambda: sim.status.summary == "Training")
     sim.evict("gpt-w1")
     sim.settle()
     sim.end("gpt-w1", 137)

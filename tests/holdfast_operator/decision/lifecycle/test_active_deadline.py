@@ -9,7 +9,7 @@ from holdfast_operator.decision.plan import DeleteJob
 
 
 def training(sim: Sim) -> bool:
-    return bool(sim.status.status == "Training")
+    return bool(sim.status.summary == "Training")
 
 
 def test_a_job_whose_time_is_over_fails_and_its_workers_go(make_sim: Make) -> None:
@@ -18,7 +18,7 @@ def test_a_job_whose_time_is_over_fails_and_its_workers_go(make_sim: Make) -> No
     began = sim.status.start_time
     sim.run(120, until=lambda: sim.status.holds("Failed"))
     assert (sim.now - began).total_seconds() == pytest.approx(120, abs=2)
-    assert sim.status.status == "DeadlineExceeded"
+    assert sim.status.summary == "DeadlineExceeded"
     assert "120 s" in sim.status.condition("Failed").message
     sim.run(10)
     assert not sim.running()
@@ -28,7 +28,7 @@ def test_a_job_whose_time_is_over_fails_and_its_workers_go(make_sim: Make) -> No
 def test_the_wait_for_capacity_counts(make_sim: Make) -> None:
     sim = make_sim(replicas=9, minimum=9, nodes=1, activeDeadlineSeconds=60)
     sim.run(90, until=lambda: sim.status.holds("Failed"))
-    assert sim.status.status == "DeadlineExceeded"
+    assert sim.status.summary == "DeadlineExceeded"
 
 
 def test_a_suspension_ends_the_count_and_a_resumed_job_has_all_its_time(make_sim: Make) -> None:

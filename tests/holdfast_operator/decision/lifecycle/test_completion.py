@@ -16,7 +16,7 @@ def test_one_launchers_exit_0_completes_the_job(trained: Sim) -> None:
     trained.run(60, until=lambda: trained.status.holds("Complete"))
     trained.delete(trained.uid("gpt-w1"))
     trained.run(120)
-    assert trained.status.status == "Completed"
+    assert trained.status.summary == "Completed"
     assert trained.created_names == ["gpt-w0", "gpt-w1", "gpt-w2"]
     assert trained.status.restart_count == 0
 

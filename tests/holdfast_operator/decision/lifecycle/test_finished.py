@@ -12,7 +12,7 @@ def test_a_failed_job_stops_what_runs_and_keeps_what_ended(make_sim: Make) -> No
     sim.run(60, until=lambda: sim.status.holds("Failed"))
     sim.run(10)
     assert sim.names() == ["gpt-w1"]
-    assert sim.status.ready == "0/3"
+    assert (sim.status.ready_workers, sim.status.wanted_workers) == (0, 3)
 
 
 def test_a_job_on_its_way_out_is_left_to_the_garbage_collector(trained: Sim) -> None:

@@ -41,7 +41,7 @@ def test_the_kubelets_reason_and_what_would_help_are_in_the_conditions(
     sim: Sim, words: tuple[str, str], helps: str
 ) -> None:
     everywhere(sim, words).run(5)
-    assert sim.status.status == "PodRefused"
+    assert sim.status.summary == "PodRefused"
     for kind, holds in (("Degraded", True), ("Ready", False)):
         condition = sim.status.condition(kind)
         assert (condition.status, condition.reason) == (holds, "PodRefused")
@@ -126,7 +126,7 @@ def test_a_worker_that_trained_and_is_refused_by_a_kubelet_that_restarted_is_an_
 def test_a_job_that_trains_with_fewer_asks_ever_more_seldom_for_the_one_that_is_refused(trained: Sim) -> None:
     everywhere(trained).end("gpt-w1", 137)
     trained.run(1800)
-    assert trained.status.status == "PodRefused"
+    assert trained.status.summary == "PodRefused"
     assert len(trained.world_names()) == 2
     assert not trained.status.terminal
     assert 5 < len(trained.created_names) < 16

@@ -44,7 +44,7 @@ def test_what_the_kubelet_says_becomes_a_condition(sim: Sim, kubelet: str, shown
     sim.tick()
     waiting(sim, kubelet, "manifest unknown")
     sim.tick()
-    assert sim.status.status == shown
+    assert sim.status.summary == shown
     assert "manifest unknown" in sim.status.condition("Degraded").message
     assert (shown, sim.status.condition("Degraded").message) in sim.events
     assert not sim.status.terminal
@@ -53,7 +53,7 @@ def test_what_the_kubelet_says_becomes_a_condition(sim: Sim, kubelet: str, shown
 def test_a_refused_creation_becomes_a_condition_and_goes_when_it_succeeds(sim: Sim) -> None:
     sim.refusal = CreationError(reason="QuotaExceeded", message="exceeded quota: pods, used 4, limited to 4")
     sim.apply(sim.plan(), actions=0)
-    assert sim.status.status == "QuotaExceeded"
+    assert sim.status.summary == "QuotaExceeded"
     assert "limited to 4" in sim.status.condition("Degraded").message
     sim.refusal = None
     sim.run(60, until=lambda: len(sim.world_names()) == 3)
@@ -65,7 +65,7 @@ def test_more_than_any_node_has_is_said_without_waiting(make_sim: Make) -> None:
     for node in sim.nodes.values():
         node["status"]["allocatable"]["cpu"] = "0"
     sim.settle()
-    assert sim.status.status == "Unschedulable"
+    assert sim.status.summary == "Unschedulable"
     assert "a worker asks for 0.9 cpu" in sim.status.condition("Degraded").message
 
 
@@ -74,7 +74,7 @@ def test_a_selector_that_fits_no_node_is_said_at_once_and_goes_when_one_has_the_
     template = sim.body["spec"]["workers"]["template"]["spec"]
     template["nodeSelector"] = {"pool": "gpu"}
     sim.settle()
-    assert sim.status.status == "Unschedulable"
+    assert sim.status.summary == "Unschedulable"
     assert (
         "none of 4 nodes takes a worker: 4 without the labels of its nodeSelector (pool=gpu)"
         in sim.status.condition("Degraded").message
@@ -106,11 +106,11 @@ def test_a_trainer_without_a_launcher_is_named_within_half_a_minute_with_the_men
 ) -> None:
     sim = make_sim(startupDeadlineSeconds=60)
     seconds = 0
-    while sim.status.status != "NoLauncherDetected":
+    while sim.status.summary != "NoLauncherDetected":
         runs_something_else(sim, reports=reports)
         sim.tick()
         seconds += 1
-        assert seconds < 30, sim.status.status
+        assert seconds < 30, sim.status.summary
     message = sim.status.condition("Degraded").message
     assert message.startswith("gpt-w0, gpt-w1, gpt-w2: trainer is running")
     assert mend in message
@@ -126,7 +126,7 @@ def test_a_launcher_that_takes_its_time_to_start_is_waited_for(make_sim: Make) -
     for _ in range(25):
         runs_something_else(sim, reports=True)
         sim.tick()
-    assert sim.status.status == "NoLauncherDetected"
+    assert sim.status.summary == "NoLauncherDetected"
     for body in sim.pods.values():
         body.pop("dead")
     sim.run(30, until=lambda: len(sim.world_names()) == 3)
@@ -144,12 +144,12 @@ def test_an_operator_that_just_started_blames_no_launcher(make_sim: Make) -> Non
     for _ in range(8):
         runs_something_else(sim, reports=False)
         sim.tick()
-    assert sim.status.status != "NoLauncherDetected"
+    assert sim.status.summary != "NoLauncherDetected"
 
 
 def test_an_operator_that_just_started_takes_no_blame_back_that_it_cannot_judge(make_sim: Make) -> None:
     sim = make_sim()
-    while sim.status.status != "NoLauncherDetected":
+    while sim.status.summary != "NoLauncherDetected":
         runs_something_else(sim, reports=False)
         sim.tick()
     before = sim.status.condition("Degraded")
@@ -162,7 +162,7 @@ def test_an_operator_that_just_started_takes_no_blame_back_that_it_cannot_judge(
 
 def test_a_launcher_that_speaks_to_a_new_operator_is_blamed_no_more(make_sim: Make) -> None:
     sim = make_sim()
-    while sim.status.status != "NoLauncherDetected":
+    while sim.status.summary != "NoLauncherDetected":
         runs_something_else(sim, reports=False)
         sim.tick()
     sim.restart_operator(grace=True)
@@ -186,7 +186,7 @@ def test_the_schedulers_words_become_a_condition(sim: Sim, message: str, shown: 
     for body in sim.pods.values():
         body["status"]["conditions"] = [condition]
     sim.tick()
-    assert sim.status.status == shown
+    assert sim.status.summary == shown
     assert message in sim.status.condition("Degraded").message
 
 
@@ -199,7 +199,7 @@ def test_a_worker_for_which_the_scheduler_makes_room_is_no_trouble_however_long_
     for body in sim.pods.values():
         body["status"] |= {"conditions": [condition], "nominatedNodeName": "node-1"}
     sim.run(300)
-    assert sim.status.status == "Scheduling"
+    assert sim.status.summary == "Scheduling"
     assert not sim.status.holds("Degraded")
 
 
@@ -214,7 +214,7 @@ def test_an_image_without_holdfast_is_named_retried_slowly_and_burns_no_budget(
     for _ in range(100):
         sim.tick()
         cannot_start(sim, code, reason, message)
-    assert sim.status.status == "HoldfastMissing"
+    assert sim.status.summary == "HoldfastMissing"
     assert "must have the holdfast package" in sim.status.condition("Degraded").message
     assert sim.status.restart_count == 0
     assert 3 < len(sim.created_names) < 30
@@ -236,7 +236,7 @@ def test_a_job_that_trains_never_fails_for_a_replacement_that_cannot_start(make_
         sim.pods["uid-gpt-w3"]["status"] = {"phase": "Hanging", "containerStatuses": statuses}
         sim.tick()
     assert not sim.status.terminal
-    assert sim.status.status == "ImagePullFailed"
+    assert sim.status.summary == "ImagePullFailed"
     assert len(sim.world_names()) == 2
 
 
@@ -278,7 +278,7 @@ def test_a_job_that_has_trained_waits_for_room_past_the_startup_deadline(make_si
     for _ in range(120):
         sim.tick()
         lacks_room(sim)
-    assert sim.status.status == "Unschedulable"
+    assert sim.status.summary == "Unschedulable"
     assert not sim.status.terminal
     sim.unplaceable = False
     sim.run(60, until=lambda: "gpt-w3" in sim.world_names())
@@ -294,7 +294,7 @@ def test_a_quota_that_others_took_meanwhile_is_waited_for_as_room_is(trained: Si
         trained.heard = {}  # of the pods that were refused
         trained.now += timedelta(seconds=1)
         trained.apply(trained.plan(), actions=0)
-    assert trained.status.status == "QuotaExceeded"
+    assert trained.status.summary == "QuotaExceeded"
     assert not trained.status.terminal
 
 
@@ -308,7 +308,7 @@ def test_the_wait_for_room_counts_nothing_against_what_comes_after_it(make_sim: 
         lacks_room(sim)
     waiting(sim, "ErrImagePull", "gone")
     sim.run(20)
-    assert sim.status.status == "ImagePullFailed"
+    assert sim.status.summary == "ImagePullFailed"
     assert not sim.status.terminal
     sim.run(60, until=lambda: sim.status.holds("Failed"))
 
@@ -332,7 +332,7 @@ def test_a_replacement_whose_init_container_fails_is_named_and_made_again(make_s
     sim.settle()
     unprepared(sim.pods["uid-gpt-w3"])
     sim.run(5)
-    assert sim.status.status == "InitContainerFailed"
+    assert sim.status.summary == "InitContainerFailed"
     said = "Pod gpt-w3 cannot start: its init container fetch ended with exit code 1: no bucket of this name"
     assert sim.status.condition("Degraded").message == said
     sim.run(60, until=lambda: "gpt-w4" in sim.world_names())
@@ -361,7 +361,7 @@ def test_a_sidecar_that_crashes_before_the_trainer_starts_is_named(sim: Sim) -> 
         looping = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 20s restarting failed container"}}
         body["status"] = {"phase": "Waiting", "initContainerStatuses": [{"name": "proxy", "state": looping}]}
     sim.tick()
-    assert sim.status.status == "ContainerCrashes"
+    assert sim.status.summary == "ContainerCrashes"
     assert "Container proxy of gpt-w0 keeps exiting before the trainer starts" in sim.status.trouble.message
 
 
@@ -383,7 +383,7 @@ def test_a_scheduler_that_does_not_exist_is_named(make_sim: Make, gang: str) -> 
     sim.body["spec"]["workers"]["template"]["spec"]["schedulerName"] = "volcanoo"
     sim.unplaceable = True
     sim.run(100, until=lambda: sim.status.trouble is not None)
-    assert sim.status.status == "NoSchedulerResponse"
+    assert sim.status.summary == "NoSchedulerResponse"
     assert 'is scheduler "volcanoo" running?' in sim.status.condition("Degraded").message
     sim.run(400, until=lambda: sim.status.holds("Failed"))
 

@@ -28,14 +28,14 @@ def suspended(sim: Sim) -> None:
 def test_all_workers_are_asked_for_one_commit_and_to_leave(trained: Sim) -> None:
     suspend(trained)
     assert trained.document["directives"]["drain"] == ["uid-gpt-w0", "uid-gpt-w1", "uid-gpt-w2"]
-    assert trained.status.status == "Suspending"
+    assert trained.status.summary == "Suspending"
     assert not trained.status.holds("Suspended"), "the template may not change before they have left"
     assert trained.names() == ["gpt-w0", "gpt-w1", "gpt-w2"], "nothing is deleted before it has committed"
 
 
 def test_nobody_is_in_a_hurry_to_commit_when_the_job_is_suspended(make_sim: Make) -> None:
     sim = make_sim(hangDetection={"checkpointTimeoutSeconds": 600}, interruption={"checkpointDeadlineSeconds": 25})
-    sim.run(60, until=lambda: sim.status.status == "Training")
+    sim.run(60, until=lambda: sim.status.summary == "Training")
     assert sim.document["settings"]["checkpoint"]["deadlineSeconds"] == 25
     suspend(sim)
     assert sim.document["settings"]["checkpoint"]["deadlineSeconds"] == 600
@@ -63,7 +63,11 @@ def test_a_suspended_job_has_no_pods_counts_nothing_and_says_so(trained: Sim) ->
     assert not trained.running()
     assert trained.created_names == ["gpt-w0", "gpt-w1", "gpt-w2"]
     assert trained.status.restart_count == 0
-    assert (trained.status.status, trained.status.ready) == ("Suspended", "0/3")
+    assert (trained.status.summary, trained.status.ready_workers, trained.status.wanted_workers) == (
+        "Suspended",
+        0,
+        3,
+    )
     assert [kind.type for kind in trained.status.conditions if kind.status] == ["Suspended"]
     assert [reason for reason, _ in trained.events].count("Suspended") == 1
     assert trained.plan().requeue_after is None, "it costs nothing to be suspended"
@@ -72,7 +76,7 @@ def test_a_suspended_job_has_no_pods_counts_nothing_and_says_so(trained: Sim) ->
 def test_a_resumed_job_starts_anew_as_a_gang_and_counts_nothing(trained: Sim) -> None:
     suspended(trained)
     suspend(trained, False)
-    trained.run(60, until=lambda: trained.status.status == "Training")
+    trained.run(60, until=lambda: trained.status.summary == "Training")
     assert trained.world_names() == ["gpt-w3", "gpt-w4", "gpt-w5"]
     assert trained.status.restart_count == 0
     assert not trained.status.holds("Suspended")
@@ -84,7 +88,7 @@ def test_new_workers_have_the_template_that_was_changed_meanwhile(trained: Sim) 
     suspended(trained)
     trained.body["spec"]["workers"]["template"]["spec"]["containers"][0]["image"] = "train:2"
     suspend(trained, False)
-    trained.run(60, until=lambda: trained.status.status == "Training")
+    trained.run(60, until=lambda: trained.status.summary == "Training")
     images = {trained.pods[trained.uid(name)]["spec"]["containers"][0]["image"] for name in trained.running()}
     assert images == {"train:2"}
 
@@ -97,7 +101,7 @@ def test_a_job_may_be_born_suspended_and_holds_no_other_up(make_sim: Make) -> No
     assert sim.status.start_time is None
     assert rival_of(sim.body) is None
     suspend(sim, False)
-    sim.run(60, until=lambda: sim.status.status == "Training")
+    sim.run(60, until=lambda: sim.status.summary == "Training")
 
 
 def test_a_job_that_waits_for_capacity_gives_its_gates_back(make_sim: Make) -> None:
@@ -122,7 +126,7 @@ def test_a_worker_on_a_silent_node_holds_the_suspension_up_for_nobody(trained: S
 @pytest.mark.parametrize("policy", ["Wait", "Replace"])
 def test_a_worker_that_comes_back_after_its_loss_was_counted_leaves_as_well(make_sim: Make, policy: str) -> None:
     sim = make_sim(nodes=3, elasticity={"minReplicas": 3, "onFailure": policy})
-    sim.run(60, until=lambda: sim.status.status == "Training")
+    sim.run(60, until=lambda: sim.status.summary == "Training")
     node = sim.node_of("gpt-w1")
     for name in sim.nodes:
         sim.nodes[name]["status"]["allocatable"]["cpu"] = "1"
@@ -146,7 +150,13 @@ def test_a_change_of_mind_before_all_have_left_replaces_who_left(trained: Sim) -
     trained.tick()
     suspend(trained, False)
     trained.obey_drain()
-    trained.run(120, until=lambda: trained.status.ready == "3/3" and len(trained.world_names()) == 3)
+    trained.run(
+        120,
+        until=lambda: (
+            (trained.status.ready_workers, trained.status.wanted_workers) == (3, 3)
+            and len(trained.world_names()) == 3
+        ),
+    )
     assert set(trained.world_names()).isdisjoint({"gpt-w0", "gpt-w1", "gpt-w2"})
     assert trained.status.restart_count <= 1
 
@@ -156,7 +166,7 @@ def test_a_change_of_mind_before_all_have_left_replaces_who_left(trained: Sim) -
 )
 def test_it_says_what_it_will_go_on_from(make_sim: Make, claim: str, says: str) -> None:
     sim = make_sim(checkpoint={"volume": {"claimName": claim}} if claim else {})
-    sim.run(60, until=lambda: sim.status.status == "Training")
+    sim.run(60, until=lambda: sim.status.summary == "Training")
     suspended(sim)
     assert says in sim.status.condition("Suspended").message
 
@@ -183,7 +193,11 @@ def test_suspended_and_resumed_at_any_moment_it_trains_in_the_end(
         sim.obey_drain()
     assert bool(sim.running()) != sim.body["spec"]["suspend"]
     sim.body["spec"]["suspend"] = False
-    sim.run(200, step=2.0, until=lambda: sim.status.ready == "3/3" and len(sim.world_names()) == 3)
+    sim.run(
+        200,
+        step=2.0,
+        until=lambda: (sim.status.ready_workers, sim.status.wanted_workers) == (3, 3) and len(sim.world_names()) == 3,
+    )
     assert not sim.status.terminal
     assert {incident.cause for incident in sim.status.incidents} <= {"Interruption", "Infrastructure"}
     assert decide(sim.observe(), sim.now).reason

@@ -17,7 +17,7 @@ def test_a_volume_that_takes_no_checkpoint_is_named_until_it_does(trained: Sim) 
     sim.checkpoints = {"shared": {"step": 300, "generation": 1, "attempt": 1, "time": "2026-01-31T11:50:00Z"}}
     sim.failing = {"shared": FULL}
     sim.run(5)
-    assert sim.status.status == "CheckpointsFailing"
+    assert sim.status.summary == "CheckpointsFailing"
     assert sim.status.holds("Ready"), "all workers train"
     assert sim.status.condition("Degraded").message == (
         "No checkpoint could be written since 2026-01-31T12:00:00Z (Full): rank 1: [Errno 28] No space left on "
@@ -29,7 +29,7 @@ def test_a_volume_that_takes_no_checkpoint_is_named_until_it_does(trained: Sim) 
     assert [reason for reason, _ in sim.events].count("CheckpointsFailing") == 1
     sim.failing = {}
     sim.run(5)
-    assert (sim.status.status, sim.status.holds("Degraded")) == ("Training", False)
+    assert (sim.status.summary, sim.status.holds("Degraded")) == ("Training", False)
 
 
 def test_launchers_that_say_different_things_do_not_make_the_condition_come_and_go(trained: Sim) -> None:
@@ -67,10 +67,10 @@ def test_a_checkpoint_alone_makes_no_revision_and_the_next_generation_hears_of_t
 def test_what_nodes_keep_for_themselves_is_no_checkpoint_that_fails(trained: Sim) -> None:
     trained.failing = {"memory": FULL, "local": FULL}
     trained.run(5)
-    assert trained.status.status == "Training"
+    assert trained.status.summary == "Training"
 
 
 def test_nothing_is_said_of_checkpoints_that_cannot_be_understood(trained: Sim) -> None:
     trained.failing = {"shared": {"since": "soon", "cause": ["Full"]}}
     trained.run(5)
-    assert trained.status.status == "Training"
+    assert trained.status.summary == "Training"

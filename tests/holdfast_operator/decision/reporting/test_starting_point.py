@@ -49,7 +49,7 @@ def test_a_job_applied_again_on_an_old_folder_says_that_it_resumes(trained: Sim)
 )
 def test_a_job_that_starts_from_nothing_says_why(make_sim: Make, resume: str, says: str) -> None:
     sim = make_sim(checkpoint={"volume": {"claimName": "c"}, "resume": resume})
-    sim.run(60, until=lambda: sim.status.status == "Training")
+    sim.run(60, until=lambda: sim.status.summary == "Training")
     claim(sim)
     reason, step, message = words(sim)
     assert (reason, step) == ("StartedFromStepZero", 0)
@@ -66,7 +66,7 @@ def test_it_is_said_once_and_again_only_after_a_suspension(trained: Sim) -> None
     trained.obey_drain()
     trained.run(60, until=lambda: trained.status.holds("Suspended"))
     trained.body["spec"]["suspend"] = False
-    trained.run(60, until=lambda: trained.status.status == "Training")
+    trained.run(60, until=lambda: trained.status.summary == "Training")
     assert trained.status.origin.pair is None
     claim(trained, generation=2, step=40, pair={"generation": 1, "attempt": 1})
     assert words(trained)[:2] == ("ResumesFromCheckpoint", 40)
@@ -83,7 +83,7 @@ def test_a_status_of_an_older_version_is_taken_over_and_nothing_is_disturbed(tra
     trained.restart_operator(grace=True)
     trained.run(60)
     assert (trained.names(), trained.status.membership.generation) == before
-    assert trained.status.status == "Training"
+    assert trained.status.summary == "Training"
     assert trained.status.restart_count == 0
 
 

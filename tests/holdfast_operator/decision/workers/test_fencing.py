@@ -207,7 +207,7 @@ def test_no_nodes_clock_proves_a_worker_gone_early_or_late(trained: Sim, skew: i
 
 def test_after_a_partition_a_worker_is_proved_gone_when_its_kubelet_has_ended_it(make_sim: Make) -> None:
     sim = make_sim(replicas=2, minimum=1, nodes=4)
-    sim.run(60, until=lambda: sim.status.status == "Training")
+    sim.run(60, until=lambda: sim.status.summary == "Training")
     node, uid = sim.node_of("gpt-w1"), sim.uid("gpt-w1")
     sim.kill_node(node)
     sim.run(50)
@@ -224,7 +224,7 @@ def test_after_a_partition_a_worker_is_proved_gone_when_its_kubelet_has_ended_it
 
 def test_a_worker_whose_container_runtime_hangs_is_not_proved_gone(make_sim: Make) -> None:
     sim = make_sim(replicas=2, minimum=1, nodes=4)
-    sim.run(60, until=lambda: sim.status.status == "Training")
+    sim.run(60, until=lambda: sim.status.summary == "Training")
     node, uid = sim.node_of("gpt-w1"), sim.uid("gpt-w1")
     sim.hang_runtime(node)
     sim.delete(uid)
@@ -279,7 +279,7 @@ def test_whatever_befalls_nodes_and_pods_nobody_is_proved_gone_who_runs(
     make_sim: Make, faults: list[tuple[str, int, int]], lingers: int
 ) -> None:
     sim = make_sim(nodes=5)
-    sim.run(60, until=lambda: sim.status.status == "Training")
+    sim.run(60, until=lambda: sim.status.summary == "Training")
     sim.lingers = timedelta(seconds=lingers)
     for fault, pick, pause in faults:
         befall(sim, fault, pick)

@@ -26,7 +26,7 @@ def together(sims: list[Any], seconds: int, until: Callable[[], bool]) -> None:
             return
         for sim in sims:
             sim.tick()
-    assert until(), [(sim.body["metadata"]["name"], sim.status.status, sim.plan().message) for sim in sims]
+    assert until(), [(sim.body["metadata"]["name"], sim.status.summary, sim.plan().message) for sim in sims]
 
 
 def test_no_gate_lifts_before_all_pods_exist(sim: Sim) -> None:
@@ -96,7 +96,7 @@ def test_without_a_gang_each_worker_holds_the_place_that_it_finds(make_sim: Make
     assert not any("schedulingGates" in body["spec"] for body in sim.pods.values())
     assert sim.created_names == ["gpt-w0", "gpt-w1", "gpt-w2"]  # nobody is taken back
     assert sim.world_names() == []
-    assert sim.status.status == "Unschedulable"
+    assert sim.status.summary == "Unschedulable"
     sim.nodes["node-3"].pop("cut")
     sim.run(60, until=lambda: len(sim.world_names()) == 3)
 
@@ -120,7 +120,7 @@ def test_two_gangs_of_two_thirds_each_both_finish(make_sim: Make) -> None:
     share(older, younger)
     together([younger, older], 60, lambda: len(older.world_names()) == 2)
     assert not younger.running()
-    assert younger.status.status == "WaitingForCapacity"
+    assert younger.status.summary == "WaitingForCapacity"
     older.complete_at = older.step + 3
     together([younger, older], 60, lambda: older.status.holds("Complete"))
     together([younger, older], 90, lambda: len(younger.world_names()) == 2)
@@ -162,7 +162,7 @@ def test_a_gang_of_the_same_priority_displaces_nobody(make_sim: Make) -> None:
         first.tick()
         other.tick()
     assert first.status.restart_count == 0
-    assert other.status.status == "WaitingForCapacity"
+    assert other.status.summary == "WaitingForCapacity"
 
 
 def test_a_gang_that_never_preempts_only_goes_first(make_sim: Make) -> None:
@@ -175,7 +175,7 @@ def test_a_gang_that_never_preempts_only_goes_first(make_sim: Make) -> None:
             one.tick()
     assert first.status.restart_count == 0
     assert "in addition to 1 worker of jobs that go first" in older.plan().message
-    assert urgent.status.status == "WaitingForCapacity"
+    assert urgent.status.summary == "WaitingForCapacity"
     first.complete_at = first.step + 3
     together([first, older, urgent], 90, lambda: len(urgent.world_names()) == 2)
     assert not older.running()
@@ -264,7 +264,7 @@ def test_a_gang_that_found_no_node_before_keeps_its_turn(make_sim: Make) -> None
     older = make_sim(name="alpha", replicas=2, minimum=2, nodes=1)
     older.settle()
     status = older.body["status"]
-    status["gang"].pop("liftedAt")
+    status["gang"].pop("liftedTime")
     status["placement"]["trouble"] = {"reason": "Unschedulable", "message": "x", "since": "2026-01-31T12:00:00Z"}
     assert rival_of(older.body) is not None
     status["placement"]["trouble"]["reason"] = "VolumeMissing"
@@ -285,7 +285,7 @@ def test_a_job_that_cannot_be_read_holds_back_nobody(make_sim: Make) -> None:
     younger = make_sim(name="beta", replicas=2, minimum=2, nodes=1)
     share(older, younger)
     older.settle()
-    assert older.status.status == "InvalidSpec"
+    assert older.status.summary == "InvalidSpec"
     together([younger], 30, lambda: len(younger.world_names()) == 2)
 
 

@@ -41,7 +41,7 @@ def asked(make_sim: Make) -> Callable[..., Any]:
 
 
 def trains(sim: Sim) -> Callable[[], bool]:
-    return lambda: sim.status.status == "Training"
+    return lambda: sim.status.summary == "Training"
 
 
 def told(sim: Sim, reason: str) -> list[str]:
@@ -61,7 +61,7 @@ def test_nobody_joins_before_the_checks_are_over(asked: Callable[..., Any]) -> N
 def test_a_node_that_fails_is_left_and_named_in_the_same_words(asked: Callable[..., Any]) -> None:
     sim = asked(bad={"node-2": {"GPU": "Failed"}}, minimum=3)
     shown: set[str] = set()
-    sim.run(60, until=lambda: bool(shown.add(sim.plan().message)) or sim.status.status == "Training")
+    sim.run(60, until=lambda: bool(shown.add(sim.plan().message)) or sim.status.summary == "Training")
     assert "node-2" not in {sim.node_of(name) for name in sim.world_names()}
     (avoided,) = sim.status.avoided
     (event,) = set(told(sim, "PreflightFailed"))
@@ -149,7 +149,7 @@ def test_a_lone_worker_tries_a_second_node_and_no_third(asked: Callable[..., Any
     sim.run(120)
     assert [entry.node for entry in sim.status.avoided] == ["node-1"]
     assert sim.created_names == ["gpt-w0", "gpt-w1"]
-    assert sim.status.status == "PreflightFailed"
+    assert sim.status.summary == "PreflightFailed"
 
 
 def test_where_no_other_node_has_room_the_job_waits_for_the_mend(asked: Callable[..., Any]) -> None:
@@ -188,7 +188,7 @@ def test_who_has_joined_is_not_judged_again(asked: Callable[..., Any]) -> None:
     sim.run(60, until=trains(sim))
     sim.preflights = {node: {"GPU": "Failed", "Clock": "Running"} for node in NODES}
     sim.run(60)
-    assert (sim.status.status, sim.status.avoided) == ("Training", ())
+    assert (sim.status.summary, sim.status.avoided) == ("Training", ())
     assert sim.created_names == ["gpt-w0", "gpt-w1", "gpt-w2"]
 
 
@@ -274,7 +274,7 @@ def test_a_newcomer_that_reaches_not_all_members_leaves_and_no_member(asked: Cal
     sim.kill_node("node-1")
     sim.node_unready("node-1")
     sim.run(120, until=lambda: "node-4" in {entry.node for entry in sim.status.avoided})
-    sim.run(120, until=lambda: sim.status.status == "Training" and len(sim.world_names()) == 3)
+    sim.run(120, until=lambda: sim.status.summary == "Training" and len(sim.world_names()) == 3)
     assert {"gpt-w1", "gpt-w2"} <= set(sim.world_names())
 
 
@@ -285,7 +285,7 @@ def test_where_nobody_reaches_anybody_the_cluster_is_not_walked_through(asked: C
     sim.preflights = {node: dict(WELL) for node in names}
     sim.run(300)
     assert len(sim.status.avoided) == 3
-    assert sim.status.status == "PreflightFailed"
+    assert sim.status.summary == "PreflightFailed"
 
 
 PODS = tuple("abcdefgh")

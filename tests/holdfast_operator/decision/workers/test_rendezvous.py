@@ -63,7 +63,7 @@ def test_the_sidecar_waits_for_no_launcher(make_met: Make) -> None:
 
 def test_workers_run_says_the_condition_and_not_that_they_train(make_met: Make) -> None:
     sim = make_met("C10d")
-    assert (sim.status.ready, sim.status.condition("Ready").message) == ("3/3", "3 of 3 workers are running")
+    assert (sim.status.ready_workers, sim.status.condition("Ready").message) == (3, "3 of 3 workers are running")
 
 
 def test_no_worker_is_made_before_the_address_is_known(make_sim: Make) -> None:
@@ -114,7 +114,7 @@ def test_the_new_ones_wait_until_a_host_that_may_still_train_is_proved_gone(make
     node = sim.node_of("gpt-w0")
     sim.kill_node(node)
     sim.node_unready(node)
-    sim.run(60, until=lambda: sim.status.status == "AwaitingFence")
+    sim.run(60, until=lambda: sim.status.summary == "AwaitingFence")
     assert "gpt-w0 on" in sim.status.condition("Degraded").message
     sim.run(60)
     assert sim.created_names == ["gpt-w0", "gpt-w1", "gpt-w2"]
@@ -129,7 +129,7 @@ def test_a_host_that_comes_back_leaves_for_the_one_in_its_place(make_met: Make) 
     node = sim.node_of("gpt-w0")
     sim.kill_node(node)
     sim.node_unready(node)
-    sim.run(60, until=lambda: sim.status.status == "AwaitingFence")
+    sim.run(60, until=lambda: sim.status.summary == "AwaitingFence")
     sim.heal_node(node, rebooted=False)
     sim.run(90, until=lambda: len(sim.running()) == 3 and sim.status.holds("Ready"))
     assert {asked(sim, name)["RDZV_ID"] for name in sim.running()} == {"gpt-job-gpt-3"}
@@ -258,7 +258,7 @@ def test_codes_that_are_words_of_our_launcher_are_the_scripts_own_without_it(
         for name in sim.running():
             sim.end(name, code)
         sim.tick()
-    assert sim.status.status == "ApplicationBudgetExceeded"
+    assert sim.status.summary == "ApplicationBudgetExceeded"
     assert f"exit code {code}" in sim.status.condition("Failed").message
 
 

@@ -30,7 +30,7 @@ def test_a_job_does_not_wait_for_room_for_all_if_it_may_begin_with_fewer(make_si
     sim.run(25)
     assert not sim.running(), "room for all may come in a moment"
     sim.run(90, until=trains(sim, 2))
-    assert sim.status.ready == "2/3"
+    assert (sim.status.ready_workers, sim.status.wanted_workers) == (2, 3)
     assert len(sim.names()) == 3, "the third is asked for, and joins when there is room"
     sim.nodes["node-9"] = {**sim.nodes["node-1"], "metadata": {"name": "node-9", "labels": {}}}
     sim.leases["node-9"] = sim.now
@@ -46,7 +46,7 @@ def test_a_job_that_needs_all_waits_for_room_for_all(make_sim: Make, minimum: in
     sim = make_sim(replicas=3, nodes=1, **elastic(minimum, **more))
     sim.run(200)
     assert not sim.running()
-    assert sim.status.status == "WaitingForCapacity"
+    assert sim.status.summary == "WaitingForCapacity"
 
 
 def test_it_waits_for_room_for_all_as_long_as_it_was_told_to(make_sim: Make) -> None:
@@ -62,7 +62,7 @@ def test_what_was_lifted_and_finds_no_node_does_not_hold_those_that_did(make_sim
     sim.settle()
     full(sim, 0, but=1)
     sim.run(120, until=trains(sim, 2))
-    assert sim.status.ready == "2/3"
+    assert (sim.status.ready_workers, sim.status.wanted_workers) == (2, 3)
     assert sim.status.restart_count == 0
 
 
@@ -71,7 +71,7 @@ def test_a_shrunk_job_says_why_the_worker_that_is_ready_does_not_join_yet(traine
     sim.saving = set(sim.names())
     sim.end("gpt-w1", 137)
     sim.run(60, until=lambda: "waiting for the end of a checkpoint" in sim.status.condition("Degraded").message)
-    assert sim.status.status == "RunningWithFewerWorkers"
+    assert sim.status.summary == "RunningWithFewerWorkers"
     assert sim.status.condition("Degraded").message == (
         "2 of 3 workers are training; replacements are on the way;"
         " gpt-w3 is ready; waiting for the end of a checkpoint"

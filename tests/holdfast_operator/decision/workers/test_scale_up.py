@@ -45,7 +45,7 @@ def test_a_job_grows_one_step_at_a_time_with_a_pause_between(make_sim: Make) -> 
     assert (sim.now - third).total_seconds() > 40
     sim.run(300)
     assert len(sim.names()) == 4, "never beyond the most"
-    assert sim.status.ready == "4/2"
+    assert (sim.status.ready_workers, sim.status.wanted_workers) == (4, 2)
     assert sim.status.holds("Ready")
     assert sim.status.restart_count == 0
 

@@ -39,7 +39,7 @@ def make_spared(make_sim: Make) -> Make:
 def test_spares_stand_by_and_count_as_nobody(make_spared: Make) -> None:
     sim = make_spared()
     assert (sim.world_names(), spares(sim)) == (["gpt-w0", "gpt-w1", "gpt-w2"], ["gpt-w3"])
-    assert (sim.status.ready, sim.status.replicas) == ("3/3", 3)
+    assert (sim.status.ready_workers, sim.status.wanted_workers, sim.status.replicas) == (3, 3, 3)
     assert "1 of 1 spares are on standby" in sim.status.condition("Ready").message
     assert sim.document["generation"] == 1
     wanted = sim.pods[sim.uid("gpt-w3")]["spec"]["affinity"]["podAntiAffinity"]
@@ -60,7 +60,7 @@ def test_a_spare_without_a_node_is_no_trouble(make_spared: Make) -> None:
     sim.run(5)
     sim.pods[sim.uid("gpt-w3")]["status"]["conditions"] = [UNSCHEDULABLE]
     sim.run(120)
-    assert sim.status.status == "Training"
+    assert sim.status.summary == "Training"
     assert sim.status.trouble is None
     assert not sim.status.holds("Degraded")
 
@@ -187,7 +187,7 @@ def test_a_growth_takes_in_no_spare_for_good(make_spared: Make) -> None:
     sim.run(120, until=lambda: len(sim.world_names()) == 4 and len(spares(sim)) == 1)
     sim.run(60)
     assert len(sim.names()) == 5
-    assert sim.status.ready == "4/3"
+    assert (sim.status.ready_workers, sim.status.wanted_workers) == (4, 3)
 
 
 FAULTS = st.tuples(

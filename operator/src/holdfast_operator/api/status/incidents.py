@@ -34,7 +34,7 @@ class RestartCount:
             "cause": self.cause,
             "count": len(self.times),
             "total": self.total,
-            "windowStart": time_or_none(self.times[0]) if self.times else None,
+            "windowStartTime": time_or_none(self.times[0]) if self.times else None,
             "lastTime": time_or_none(self.times[-1]) if self.times else None,
             "times": [format_time(time) for time in self.times],
         }

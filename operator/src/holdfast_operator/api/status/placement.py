@@ -31,13 +31,13 @@ class AvoidedNode:
     def to_json(self) -> dict[str, Any]:
         """As in the resource's status."""
         until = format_time(self.until)
-        entry = {"node": self.node, "reason": self.reason, "until": until, "bootID": self.boot_id}
+        entry = {"node": self.node, "reason": self.reason, "expirationTime": until, "bootID": self.boot_id}
         more = {"message": self.message, "failedChecks": list(self.failed_checks)}
         return {**entry, **{key: value for key, value in more.items() if value}}
 
     @classmethod
     def from_json(cls, value: Json) -> AvoidedNode:
-        until = parse_time(value.get("until"))
+        until = parse_time(value.get("expirationTime"))
         if until is None:
             raise ValueError("an avoided node without end")
         return cls(
@@ -66,10 +66,10 @@ class GangAttempt:
         """As in the resource's status."""
         return {
             "attempts": self.attempts,
-            "since": time_or_none(self.since),
-            "liftedAt": time_or_none(self.lifted_at),
-            "unpromisedSince": time_or_none(self.unpromised_since),
-            "retryAt": time_or_none(self.retry_at),
+            "waitStartTime": time_or_none(self.since),
+            "liftedTime": time_or_none(self.lifted_at),
+            "unpromisedTime": time_or_none(self.unpromised_since),
+            "nextAttemptTime": time_or_none(self.retry_at),
             "size": self.size,
             "queued": True if self.queued else None,
         }
@@ -78,10 +78,10 @@ class GangAttempt:
     def from_json(cls, value: Json) -> GangAttempt:
         return cls(
             attempts=number(value.get("attempts")),
-            since=parse_time(value.get("since")),
-            lifted_at=parse_time(value.get("liftedAt")),
-            unpromised_since=parse_time(value.get("unpromisedSince")),
-            retry_at=parse_time(value.get("retryAt")),
+            since=parse_time(value.get("waitStartTime")),
+            lifted_at=parse_time(value.get("liftedTime")),
+            unpromised_since=parse_time(value.get("unpromisedTime")),
+            retry_at=parse_time(value.get("nextAttemptTime")),
             size=integer(value.get("size")),
             queued=value.get("queued") is True,
         )

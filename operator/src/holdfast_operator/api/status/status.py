@@ -32,9 +32,9 @@ class Status:
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
-    status: str = ""
-    ready: str = ""  # for people: "2/3"
+    summary: str = ""
     ready_workers: int = 0
+    wanted_workers: int = 0
     replicas: int = 0
     selector: str = ""
     restart_count: int = 0
@@ -97,9 +97,9 @@ class Status:
         return {
             "observedGeneration": self.observed_generation,
             "conditions": [condition.to_json() for condition in self.conditions],
-            "status": self.status,
-            "ready": self.ready,
+            "summary": self.summary,
             "readyWorkers": self.ready_workers,
+            "workers": self.wanted_workers,
             "replicas": self.replicas,
             "selector": self.selector,
             "restartCount": self.restart_count,
@@ -141,9 +141,9 @@ class Status:
         return cls(
             observed_generation=number(value.get("observedGeneration")),
             conditions=each(value.get("conditions"), Condition.from_json),
-            status=str(value.get("status") or ""),
-            ready=str(value.get("ready") or ""),
+            summary=str(value.get("summary") or ""),
             ready_workers=max(0, number(value.get("readyWorkers"))),
+            wanted_workers=max(0, number(value.get("workers"))),
             replicas=number(value.get("replicas")),
             selector=str(value.get("selector") or ""),
             restart_count=number(value.get("restartCount")),

@@ -75,9 +75,9 @@ def finish(draft: PlanDraft, kind: str, reason: str, message: str) -> PlanDraft:
     word = condition_word.reason if condition_word else reason
     status = replace(
         status,
-        status=word,
-        ready=f"0/{draft.spec.replicas}",
+        summary=word,
         ready_workers=0,
+        wanted_workers=draft.spec.replicas,
         stalled_since=None,
         completion_time=draft.now,
         observed_generation=generation,

@@ -55,7 +55,7 @@ def shown(draft: PlanDraft) -> PlanDraft:
     draft = _set(draft, c.SUSPENDED, not left, words)
     for kind in (c.READY, c.RESTARTING, c.DEGRADED):
         draft = _set(draft, kind, False, _NOTHING)
-    draft = draft.with_status(status=words.reason, ready=f"0/{draft.spec.replicas}", ready_workers=0)
+    draft = draft.with_status(summary=words.reason, wanted_workers=draft.spec.replicas, ready_workers=0)
     if before is None or before.reason != words.reason:
         draft = draft.with_event(words.reason, words.message)
     return draft

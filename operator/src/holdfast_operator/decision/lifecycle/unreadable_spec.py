@@ -20,7 +20,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
     before = draft.status.condition(c.DEGRADED)
     words = Reason(reason=JobReason.INVALID_SPEC, message=message)
     status = set_condition(draft.status, c.DEGRADED, True, words, generation=job.generation, now=draft.now)
-    draft = replace(draft, status=replace(status, status=JobReason.INVALID_SPEC), ended=True)
+    draft = replace(draft, status=replace(status, summary=JobReason.INVALID_SPEC), ended=True)
     if before is None or before.reason != JobReason.INVALID_SPEC:
         draft = draft.with_event(JobReason.INVALID_SPEC, message, warning=True)
     return draft

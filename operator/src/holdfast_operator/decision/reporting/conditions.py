@@ -1,4 +1,4 @@
-"""What a user reads: conditions, the one word of ``status.status``, the count of workers that train.
+"""What a user reads: conditions, the one word of ``status.summary``, the count of workers that train.
 
 Ready: all wanted workers train. Restarting: an incident is being recovered from. Degraded: fewer workers train than
 wanted, checkpoints fail, or training cannot go on and the message says what would help. At most one line of words is
@@ -184,7 +184,7 @@ def _shown(draft: PlanDraft, training: int) -> PlanDraft:
 
 
 def _summed_up(draft: PlanDraft, reason: str, training: int) -> PlanDraft:
-    return draft.with_status(status=reason, ready=f"{training}/{draft.spec.replicas}", ready_workers=training)
+    return draft.with_status(summary=reason, wanted_workers=draft.spec.replicas, ready_workers=training)
 
 
 def _told(before: PlanDraft, after: PlanDraft) -> PlanDraft:
