@@ -40,7 +40,7 @@ def test_a_misspelt_field_of_the_template_is_named(stage: Any) -> None:
     pod["nodeSelecter"] = {"accelerator": "h100"}
     pod["containers"][0]["resource"] = {"limits": {"nvidia.com/gpu": 8}}
     stage.apply(job)
-    stage.wait(lambda: stage.status("typo").get("status") == "TemplateInvalid", "the template is refused")
+    stage.wait(lambda: stage.status("typo").get("summary") == "TemplateInvalid", "the template is refused")
     message = next(c["message"] for c in stage.status("typo")["conditions"] if c["type"] == "Degraded")
     assert 'unknown field "spec.nodeSelecter"' in message
     assert 'unknown field "spec.containers[0].resource"' in message
