@@ -683,12 +683,10 @@ STATUS: dict[str, Any] = {
     "replicas": 3,
     "selector": "holdfast.dev/job-name=gpt",
     "restartCount": 1,
-    "incarnations": 4,
     "membership": {
         "revision": 7,
         "generation": 2,
         "publication": "p2-6f1e",
-        "active": None,
         "previous": [{"generation": 1, "publication": "p1-aa07", "members": ["uid-w0"]}],
         "gone": ["uid-w2"],
         "claims": [
@@ -699,7 +697,6 @@ STATUS: dict[str, Any] = {
                 "generation": 1,
                 "attempt": 3,
                 "fromStep": 350,
-                "fromPair": None,
             }
         ],
         "members": [
@@ -712,7 +709,7 @@ STATUS: dict[str, Any] = {
                 "node": "node-1",
             }
         ],
-        "directives": {"checkpoint": None, "drain": []},
+        "directives": {"drain": []},
     },
     "restarts": [
         {
@@ -732,11 +729,8 @@ STATUS: dict[str, Any] = {
             "reason": "OOMKilled",
             "message": "m",
             "pod": "gpt-w1",
-            "rank": None,
             "node": "node-2",
             "detectedTime": "2026-01-31T12:00:00.000000Z",
-            "resumedTime": None,
-            "lostSteps": None,
             "decision": "ReplaceNodeByRule",
             "why": "ReplaceNode: rule a matches GPU error Xid 79",
         }
@@ -757,8 +751,7 @@ STATUS: dict[str, Any] = {
         "time": "2026-01-31T12:00:00.000000Z",
     },
     "avoidedNodes": [{"node": "node-3", "reason": "dead", "expirationTime": "2026-01-31T12:10:00Z"}],
-    "gang": {"attempts": 1, "waitStartTime": "2026-01-31T12:00:00Z", "nextAttemptTime": None},
-    "placement": {"whatever": {"the": "operator needs"}},
+    "operatorState": '{"version":1,"incarnations":4}',
     "startTime": "2026-01-31T12:00:00Z",
 }
 

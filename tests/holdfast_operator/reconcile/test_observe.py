@@ -9,6 +9,7 @@ from typing import Any
 from sim import Make, Sim
 
 from holdfast_operator.api.names import APPLY_AGAIN, LABEL_APP_MANAGED_BY
+from holdfast_operator.api.status import operator_state
 from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.cache import Cache, Listing
 from holdfast_operator.cluster.trimming import slim_pod
@@ -89,7 +90,8 @@ def test_pods_of_another_namespace_are_no_workers_whatever_owner_they_name(train
 
 def test_a_new_process_takes_the_statuss_word_for_what_was_applied(trained: Sim) -> None:
     cache, hub = Cache(), AgentHub(lambda _token: None, lambda _uid: None)
-    trained.body["status"]["placement"]["applied"] = "digest"
+    status = trained.body["status"]
+    status["operatorState"] = operator_state.encode({**operator_state.decode(status), "applied": "digest"})
     trained.started_at = trained.now
     cache.put_job(trained.body)
     seen = [observer(trained, cache, hub).cached("ml/gpt", JobMemory(), later(trained, s)) for s in (0, 60, 360)]

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_operator.api.status import Status
+from holdfast_operator.api.status import Status, operator_state
 from holdfast_operator.views import parse_report
 
 GOLDEN = Path(__file__).parents[2] / "contract"
@@ -21,20 +21,20 @@ STATUS: dict[str, Any] = {
     "observedGeneration": 1,
     "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": NOON, "reason": "x", "message": "y"}],
     "restartCount": 1,
-    "incarnations": 2,
     "membership": json.loads((GOLDEN / "membership.json").read_text()),
     "restarts": [{"cause": "OOM", "times": [NOON], "total": 1}],
     "incidents": [{"number": 1, "generation": 1, "attempt": 1, "cause": "OOM", "detectedTime": NOON}],
-    "gang": {"attempts": 1, "waitStartTime": NOON},
-    "placement": {
-        "workers": [{"incarnation": 1, "pair": {"generation": 1, "attempt": 1}, "avoid": ["a"], "booked": [5, 1]}],
-        "trouble": {"reason": "x", "message": "y", "since": NOON},
-        "countedBatch": 3,
-    },
     "progress": {"step": 1},
     "goodput": {"ratio": 0.9, "productiveSeconds": 9, "lostSeconds": {"startup": 1}, "time": NOON},
     "lastCheckpoint": {"step": 1, "generation": 1, "attempt": 1, "time": NOON},
     "avoidedNodes": [{"node": "n", "expirationTime": NOON}],
+}
+STATE: dict[str, Any] = {
+    "incarnations": 2,
+    "gang": {"attempts": 1, "waitStartTime": NOON},
+    "workers": [{"incarnation": 1, "pair": {"generation": 1, "attempt": 1}, "avoid": ["a"], "booked": [5, 1]}],
+    "trouble": {"reason": "x", "message": "y", "since": NOON},
+    "countedBatch": 3,
 }
 
 
@@ -64,15 +64,19 @@ def test_a_report_of_rubbish_is_read_as_far_as_it_goes(dice: random.Random) -> N
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=300, deadline=None)
 def test_a_status_of_rubbish_is_read_as_far_as_it_goes(dice: random.Random) -> None:
-    status = Status.from_json({key: damaged(value, dice) for key, value in STATUS.items()})
+    state = operator_state.encode({key: damaged(value, dice) for key, value in STATE.items()})
+    status = Status.from_json(
+        {**{key: damaged(value, dice) for key, value in STATUS.items()}, "operatorState": damaged(state, dice)}
+    )
     assert Status.from_json(status.to_json()) == status
 
 
 def test_a_whole_status_loses_nothing() -> None:
-    written = Status.from_json(STATUS).to_json()
+    written = Status.from_json({**STATUS, "operatorState": operator_state.encode(STATE)}).to_json()
     assert Status.from_json(written).to_json() == written
     assert written["membership"]["members"] == STATUS["membership"]["members"]
-    assert written["placement"]["countedBatch"] == 3
+    assert operator_state.decode(written)["countedBatch"] == 3
+    assert operator_state.decode(written)["gang"] == STATE["gang"]
 
 
 def test_gpu_errors_are_bounded_in_number_and_in_words() -> None:

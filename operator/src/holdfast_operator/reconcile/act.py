@@ -16,6 +16,7 @@ from holdfast_operator.api.child_names import rendezvous_service
 from holdfast_operator.api.job import Job
 from holdfast_operator.api.json import Json
 from holdfast_operator.api.reasons import StartupReason
+from holdfast_operator.api.status.serialization import without_nulls
 from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.client import Cluster
 from holdfast_operator.cluster.events import event_manifest
@@ -184,15 +185,6 @@ def job_event(job: Job, event: Event, now: datetime, number: int, identity: str)
         identity=identity,
         number=number,
     )
-
-
-def without_nulls(value: Any) -> Any:
-    """The same without null fields: the API server drops them or refuses them."""
-    if isinstance(value, Mapping):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [without_nulls(item) for item in value]
-    return value
 
 
 def status_patch(before: Json, after: Json) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from holdfast_operator.api.reasons import JobReason, StartupReason
 from holdfast_operator.api.spec.pod_template import check
 from holdfast_operator.api.spec.scheduling import Scheduling, parse_scheduling
 from holdfast_operator.api.status import Phase
+from holdfast_operator.api.status.operator_state import decode
 from holdfast_operator.api.times import parse_time
 from holdfast_operator.errors import UnreadableError
 
@@ -55,15 +56,16 @@ def rival_of(body: Json) -> WaitingGang | None:
     out = ended or (body.get("spec") or {}).get("suspend") or body["metadata"].get("deletionTimestamp")
     if out or not isinstance(workers.get("replicas"), int):
         return None
-    listed = objects(part(status, "placement").get("workers"))
+    state = decode(status)
+    listed = objects(state.get("workers"))
     gated = [worker for worker in listed if worker.get("phase") == Phase.WANTED and worker.get("gated")]
     waiting = sum(1 for worker in gated if not worker.get("node")) if listed else workers["replicas"]
     created = parse_time(body["metadata"].get("creationTimestamp"))
     pod_spec = part(part(workers, "template"), "spec")
     if not waiting or created is None or not _readable(pod_spec):
         return None
-    gang = part(status, "gang")
-    if not gang.get("liftedTime") and _cannot_lift(status):
+    gang = part(state, "gang")
+    if not gang.get("liftedTime") and _cannot_lift(state):
         return None
     try:
         scheduling = parse_scheduling(body["spec"])
@@ -98,12 +100,12 @@ def _least(spec: Json, waiting: int) -> int:
     return min(max(fewest, 1), waiting) if shrinks and isinstance(fewest, int) else waiting
 
 
-def _cannot_lift(status: Json) -> bool:
+def _cannot_lift(state: Json) -> bool:
     """What keeps its pods from being made, such as a quota, can last for ever: nobody is to wait for that.
 
     Unschedulable is what is left of an earlier try; whoever finds no room now keeps its turn.
     """
-    trouble = part(part(status, "placement"), "trouble")
+    trouble = part(state, "trouble")
     return bool(trouble) and trouble.get("reason") != StartupReason.UNSCHEDULABLE
 
 

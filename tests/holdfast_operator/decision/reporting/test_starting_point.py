@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sim import Make, Sim
 
-from holdfast_operator.api.status import Status
+from holdfast_operator.api.status import Status, operator_state
 from holdfast_operator.reconcile.act import status_patch
 
 
@@ -77,9 +77,10 @@ def test_a_status_of_an_older_version_is_taken_over_and_nothing_is_disturbed(tra
     """The first version knew no startedFrom and no Suspended; what it wrote is all that the next one has."""
     before = trained.names(), trained.status.membership.generation
     old = trained.body["status"]
-    for field in ("startedFrom", "gang", "avoidedNodes"):
+    for field in ("startedFrom", "avoidedNodes"):
         old.pop(field, None)
-    old["placement"] = {"workers": [_sparse(worker) for worker in old["placement"]["workers"]]}
+    workers = operator_state.decode(old)["workers"]
+    old["operatorState"] = operator_state.encode({"workers": [_sparse(worker) for worker in workers]})
     trained.restart_operator(grace=True)
     trained.run(60)
     assert (trained.names(), trained.status.membership.generation) == before
@@ -88,21 +89,19 @@ def test_a_status_of_an_older_version_is_taken_over_and_nothing_is_disturbed(tra
 
 
 def _sparse(worker: dict[str, Any]) -> dict[str, Any]:
-    kept = ("incarnation", "batch", "phase", "podUID", "node", "bootID", "since", "readyAt", "pair")
+    kept = ("incarnation", "batch", "phase", "podUID", "node", "bootID", "since", "readyTime", "pair")
     return {key: value for key, value in worker.items() if key in kept}
 
 
 def test_what_a_newer_version_wrote_survives_an_older_one(trained: Sim) -> None:
     newer = copy.deepcopy(trained.body["status"])
     newer["forecast"] = {"finishes": "tomorrow"}
-    newer["placement"]["shelf"] = [1, 2]
     newer["membership"]["weather"] = "fair"
     trained.body["status"] = newer
     trained.end("gpt-w1", 137)
     trained.run(60, until=lambda: "gpt-w3" in trained.world_names())
     after = trained.body["status"]
     assert after["forecast"] == {"finishes": "tomorrow"}
-    assert after["placement"]["shelf"] == [1, 2]
     assert after["membership"]["weather"] == "fair"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sim import Make, Sim
 
+from holdfast_operator.api.status import operator_state
 from holdfast_operator.decision.plan import CreatePod, LiftGate
 from holdfast_operator.decision.snapshot import CreationError
 from holdfast_operator.scheduling.waiting_gang import rival_of
@@ -264,11 +265,12 @@ def test_a_gang_that_found_no_node_before_keeps_its_turn(make_sim: Make) -> None
     older = make_sim(name="alpha", replicas=2, minimum=2, nodes=1)
     older.settle()
     status = older.body["status"]
-    status["gang"].pop("liftedTime")
-    status["placement"]["trouble"] = {"reason": "Unschedulable", "message": "x", "since": "2026-01-31T12:00:00Z"}
-    assert rival_of(older.body) is not None
-    status["placement"]["trouble"]["reason"] = "VolumeMissing"
-    assert rival_of(older.body) is None
+    state = dict(operator_state.decode(status))
+    state["gang"] = {key: value for key, value in state["gang"].items() if key != "liftedTime"}
+    for reason, has_turn in (("Unschedulable", True), ("VolumeMissing", False)):
+        state["trouble"] = {"reason": reason, "message": "x", "since": "2026-01-31T12:00:00Z"}
+        status["operatorState"] = operator_state.encode(state)
+        assert (rival_of(older.body) is not None) is has_turn
 
 
 def test_a_job_without_a_gang_has_no_turn(make_sim: Make) -> None:

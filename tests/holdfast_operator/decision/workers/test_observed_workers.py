@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import pytest
 from sim import Sim
 
+UNREADABLE = [
+    None,
+    "",
+    "[]",
+    '{"version":',
+    '{"version":2,"workers":[]}',
+    '{"version":1,"workers":null,"countedBatch":"many","of":{"the":"future"}}',
+    17,
+]
 
-def test_a_status_without_its_roster_adopts_the_existing_pods(trained: Sim) -> None:
+
+@pytest.mark.parametrize("state", UNREADABLE)
+def test_a_status_without_its_roster_adopts_the_existing_pods(trained: Sim, state: object) -> None:
     """As after a restored backup, or when another version wrote what cannot be read: nothing is doubled."""
-    trained.body["status"]["placement"] = {"workers": None, "countedBatch": "many", "of": {"the": "future"}}
-    trained.body["status"]["incarnations"] = 0
+    trained.body["status"]["operatorState"] = state
     trained.run(10)
     assert trained.names() == ["gpt-w0", "gpt-w1", "gpt-w2"]
     assert trained.world_names() == trained.names()

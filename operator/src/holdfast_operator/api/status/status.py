@@ -9,6 +9,7 @@ from typing import Any
 from holdfast_operator.api import names as c
 from holdfast_operator.api.ids import AttemptId, parse_pair
 from holdfast_operator.api.json import Json, items, number, part
+from holdfast_operator.api.status import operator_state
 from holdfast_operator.api.status.conditions import Condition, StartupProblem
 from holdfast_operator.api.status.failure_history import ActionHistory, NodeFailures
 from holdfast_operator.api.status.goodput import Goodput
@@ -16,7 +17,7 @@ from holdfast_operator.api.status.incidents import Incident, RestartCount
 from holdfast_operator.api.status.membership import Membership
 from holdfast_operator.api.status.placement import AvoidedNode, GangAttempt
 from holdfast_operator.api.status.progress import Checkpoint, Progress, StartingPoint
-from holdfast_operator.api.status.serialization import each, optional, time_or_none
+from holdfast_operator.api.status.serialization import each, optional, time_or_none, without_nulls
 from holdfast_operator.api.status.workers import Phase, Worker
 from holdfast_operator.api.times import parse_time
 
@@ -103,7 +104,6 @@ class Status:
             "replicas": self.replicas,
             "selector": self.selector,
             "restartCount": self.restart_count,
-            "incarnations": self.incarnations,
             "membership": self.membership.to_json(),
             "restarts": [count.to_json() for count in self.restarts],
             "incidents": [incident.to_json() for incident in self.incidents],
@@ -112,32 +112,37 @@ class Status:
             "goodput": self.goodput.to_json() if self.goodput else None,
             "startedFrom": self.origin.to_json(),
             "avoidedNodes": [avoided.to_json() for avoided in self.avoided],
-            "gang": self.gang.to_json(),
-            "placement": {
-                "workers": [worker.to_json() for worker in self.workers],
-                "extra": self.extra,
-                "grownAt": time_or_none(self.grown_at),
-                "trouble": self.trouble.to_json() if self.trouble else None,
-                "backoffUntil": time_or_none(self.backoff_until),
-                "heldBack": self.held_back,
-                "stalledSince": time_or_none(self.stalled_since),
-                "countedBatch": self.counted_batch,
-                "forgotten": self.forgotten.to_json(),
-                "tallies": [tally.to_json() for tally in self.tallies],
-                "offenders": [offender.to_json() for offender in self.offenders],
-                "document": self.document,
-                "applied": self.applied,
-                "quarantined": list(self.quarantined),
-            },
+            "backoffEndTime": time_or_none(self.backoff_until),
+            "operatorState": operator_state.encode(self._operator_state()),
             "startTime": time_or_none(self.start_time),
             "completionTime": time_or_none(self.completion_time),
+        }
+
+    def _operator_state(self) -> dict[str, Any]:
+        return {
+            "incarnations": self.incarnations,
+            "gang": without_nulls(self.gang.to_json()),
+            "workers": [worker.to_json() for worker in self.workers],
+            "extra": self.extra,
+            "grownTime": time_or_none(self.grown_at),
+            "trouble": self.trouble.to_json() if self.trouble else None,
+            "heldBack": self.held_back,
+            "stalledTime": time_or_none(self.stalled_since),
+            "countedBatch": self.counted_batch,
+            "forgotten": self.forgotten.to_json(),
+            "tallies": [tally.to_json() for tally in self.tallies],
+            "offenders": [offender.to_json() for offender in self.offenders],
+            "document": self.document,
+            "applied": self.applied,
+            "quarantined": list(self.quarantined),
         }
 
     @classmethod
     def from_json(cls, value: Json) -> Status:
         """Read back. A part that cannot be read is dropped: its neighbours stay."""
-        placement = part(value, "placement")
+        state = operator_state.decode(value)
         incidents = each(value.get("incidents"), Incident.from_json)
+        workers = each(state.get("workers"), Worker.from_json)
         return cls(
             observed_generation=number(value.get("observedGeneration")),
             conditions=each(value.get("conditions"), Condition.from_json),
@@ -147,30 +152,30 @@ class Status:
             replicas=number(value.get("replicas")),
             selector=str(value.get("selector") or ""),
             restart_count=number(value.get("restartCount")),
-            incarnations=number(value.get("incarnations")),
+            incarnations=max([number(state.get("incarnations")), *(worker.incarnation + 1 for worker in workers)]),
             membership=Membership.from_json(part(value, "membership")),
             restarts=each(value.get("restarts"), RestartCount.from_json),
             incidents=incidents,
-            forgotten=parse_pair(placement.get("forgotten")) or _below(incidents),
+            forgotten=parse_pair(state.get("forgotten")) or _below(incidents),
             last_checkpoint=optional(value.get("lastCheckpoint"), Checkpoint.from_json),
             progress=optional(value.get("progress"), Progress.from_json),
             goodput=optional(value.get("goodput"), Goodput.from_json),
             origin=StartingPoint.from_json(part(value, "startedFrom")),
             avoided=each(value.get("avoidedNodes"), AvoidedNode.from_json),
-            gang=GangAttempt.from_json(part(value, "gang")),
-            workers=each(placement.get("workers"), Worker.from_json),
-            extra=max(0, number(placement.get("extra"))),
-            grown_at=parse_time(placement.get("grownAt")),
-            trouble=optional(placement.get("trouble"), StartupProblem.from_json),
-            backoff_until=parse_time(placement.get("backoffUntil")),
-            held_back=max(0, number(placement.get("heldBack"))),
-            stalled_since=parse_time(placement.get("stalledSince")),
-            counted_batch=number(placement.get("countedBatch"), -1),
-            tallies=each(placement.get("tallies"), ActionHistory.from_json),
-            offenders=each(placement.get("offenders"), NodeFailures.from_json),
-            document=str(placement.get("document") or ""),
-            applied=str(placement.get("applied") or ""),
-            quarantined=tuple(map(str, items(placement.get("quarantined")))),
+            gang=GangAttempt.from_json(part(state, "gang")),
+            workers=workers,
+            extra=max(0, number(state.get("extra"))),
+            grown_at=parse_time(state.get("grownTime")),
+            trouble=optional(state.get("trouble"), StartupProblem.from_json),
+            backoff_until=parse_time(value.get("backoffEndTime")),
+            held_back=max(0, number(state.get("heldBack"))),
+            stalled_since=parse_time(state.get("stalledTime")),
+            counted_batch=number(state.get("countedBatch"), -1),
+            tallies=each(state.get("tallies"), ActionHistory.from_json),
+            offenders=each(state.get("offenders"), NodeFailures.from_json),
+            document=str(state.get("document") or ""),
+            applied=str(state.get("applied") or ""),
+            quarantined=tuple(map(str, items(state.get("quarantined")))),
             start_time=parse_time(value.get("startTime")),
             completion_time=parse_time(value.get("completionTime")),
         )
