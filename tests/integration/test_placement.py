@@ -6,7 +6,7 @@ from typing import Any
 
 ZONE = "topology.kubernetes.io/zone"
 SPOT = {"karpenter.sh/capacity-type": "spot"}
-PACKED = {"topologyKey": ZONE, "topologyPolicy": "Packed", "exclusiveNodes": True}
+PACKED = {"topologyKey": ZONE, "topologyPolicy": "Packed", "nodeSharing": "Exclusive"}
 
 
 def nodes_of(stage: Any, name: str) -> set[str]:

@@ -235,7 +235,7 @@ def test_a_budget_holds_a_drain_up_until_it_is_lifted_and_a_restart_between_lose
 
 def test_a_job_that_opted_out_stays_and_somebodys_own_cordon_is_left_alone(stage: Any, tell: Any) -> None:
     stage.nodes(3)
-    stage.run(replicas=2, nodeRemediation={"optOut": True})
+    stage.run(replicas=2, nodeRemediation={"policy": "Ignore"})
     sick = stage.pod("gpt-w1").spec.node_name
     free = next(name for name in stage.nodes(0) if not on_node(stage, name))
     stage.core.patch_node(free, {"spec": {"unschedulable": True}})

@@ -93,48 +93,12 @@ def test_a_rule_for_the_best_that_is_none_is_refused_by_name(best: object, says:
         parse_spec({**SMALLEST, "checkpoint": {"retention": {"keepBest": best}}})
 
 
-def test_each_tier_has_a_limit_of_bandwidth_of_its_own() -> None:
-    asked = {
-        "bandwidthLimit": "1Gi",
-        "memory": {"sizeLimit": "1Gi"},
-        "peer": {"bandwidthLimit": "2k"},
-        "local": {"sizeLimit": "1Gi", "bandwidthLimit": "3M"},
-    }
-    spec = parse_spec({**SMALLEST, "checkpoint": asked})
+def test_the_bandwidth_of_the_volume_has_a_limit() -> None:
+    spec = parse_spec({**SMALLEST, "checkpoint": {"maxBytesPerSecond": "1Gi"}})
     assert settings(spec)["checkpoint"]["bytesPerSecond"] == 1 << 30
     assert "bytesPerSecond" not in settings(parse_spec(SMALLEST))["checkpoint"]
-    assert spec.checkpoint.peer == PeerTier(bytes_per_second=2000)
-    assert spec.checkpoint.local == LocalTier(size="1Gi", bytes_per_second=3_000_000)
-    with pytest.raises(UnreadableError, match=r"spec\.checkpoint\.local\.bandwidthLimit"):
-        parse_spec({**SMALLEST, "checkpoint": {"local": {"sizeLimit": "1Gi", "bandwidthLimit": "fast"}}})
-
-
-def test_each_tier_has_a_limit_in_flight_of_its_own() -> None:
-    tiers = {
-        "memory": {"sizeLimit": "1Gi"},
-        "peer": {"maxInFlight": 6},
-        "local": {"sizeLimit": "1Gi", "maxInFlight": 1},
-        "object": {"url": "s3://b", "maxInFlight": 64},
-    }
-    asked = parse_spec({**SMALLEST, "checkpoint": {"maxInFlight": 4, **tiers}})
-    assert settings(asked)["checkpoint"]["maxInFlight"] == 4
-    assert "maxInFlight" not in settings(parse_spec(SMALLEST))["checkpoint"]
-    told = asked.checkpoint
-    assert told.peer == PeerTier(max_in_flight=6)
-    assert told.local == LocalTier(size="1Gi", max_in_flight=1)
-    assert told.object_store is not None
-    assert told.object_store.max_in_flight == 64
-
-
-@pytest.mark.parametrize("value", [0, 65, "many", True, 1.5])
-@pytest.mark.parametrize("tier", ["", ".local", ".peer", ".object"])
-def test_a_limit_in_flight_that_is_none_is_refused_by_field_and_bounds(tier: str, value: object) -> None:
-    tiers = {"memory": {"sizeLimit": "1Gi"}, "local": {"sizeLimit": "1Gi"}, "peer": {}, "object": {"url": "s3://b"}}
-    given: Any = {**SMALLEST, "checkpoint": tiers}
-    (tiers[tier[1:]] if tier else given["checkpoint"])["maxInFlight"] = value
-    says = rf"spec\.checkpoint{tier}\.maxInFlight must be a whole number from 1 to 64, not "
-    with pytest.raises(UnreadableError, match=says):
-        parse_spec(given)
+    with pytest.raises(UnreadableError, match=r"spec\.checkpoint\.maxBytesPerSecond"):
+        parse_spec({**SMALLEST, "checkpoint": {"maxBytesPerSecond": "fast"}})
 
 
 def test_a_memory_tier_has_its_intervals_in_steps() -> None:
@@ -169,8 +133,8 @@ def test_a_local_tier_has_its_interval_in_steps() -> None:
             "spec.checkpoint.object.interval",
         ),
         (
-            {**SMALLEST, "checkpoint": {"object": {"url": "s3://b", "bandwidthLimit": "much"}}},
-            "object.bandwidthLimit",
+            {**SMALLEST, "checkpoint": {"object": {"url": "s3://b", "maxBytesPerSecond": "much"}}},
+            "object.maxBytesPerSecond",
         ),
         ({**SMALLEST, "checkpoint": {"local": "40Gi"}}, "spec.checkpoint.local"),
         (
@@ -251,7 +215,7 @@ def test_what_is_done_about_a_hang_is_a_rule_behind_all_others() -> None:
 
 
 def test_the_object_store_is_read_with_its_units() -> None:
-    given = {"url": "s3://b/p/", "secretRef": {"name": "w"}, "interval": "15m", "bandwidthLimit": "100Mi"}
+    given = {"url": "s3://b/p/", "secretRef": {"name": "w"}, "interval": "15m", "maxBytesPerSecond": "100Mi"}
     store = parse_spec({**SMALLEST, "checkpoint": {"object": given}}).checkpoint.object_store
     assert store == ObjectTier(url="s3://b/p", secret_name="w", interval_seconds=900, bytes_per_second=100 << 20)
     assert parse_spec(SMALLEST).checkpoint.object_store is None

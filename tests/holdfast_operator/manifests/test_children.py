@@ -307,7 +307,6 @@ def test_the_object_store_reaches_the_trainer_alone(observed: Observed) -> None:
         keep_last=5,
         retention="daily=7",
         bytes_per_second=1000,
-        max_in_flight=16,
     )
     manifest = pod(
         job, replace(spec, checkpoint=replace(spec.checkpoint, object_store=store)), WORKER, observed.platform
@@ -320,7 +319,6 @@ def test_the_object_store_reaches_the_trainer_alone(observed: Observed) -> None:
         "HOLDFAST_OBJECT_KEEP": "5",
         "HOLDFAST_OBJECT_RETENTION": "daily=7",
         "HOLDFAST_OBJECT_BYTES_PER_SECOND": "1000",
-        "HOLDFAST_OBJECT_IN_FLIGHT": "16",
     }
     assert trainer(manifest)["envFrom"] == [{"secretRef": {"name": "writer"}}]
     assert "OBJECT" not in json.dumps(manifest["spec"]["initContainers"])
@@ -334,9 +332,7 @@ def test_the_local_tier_is_a_volume_on_the_nodes_disk_with_its_limit(observed: O
     assert spec is not None
     asked = replace(
         spec,
-        checkpoint=replace(
-            spec.checkpoint, local=LocalTier(size="40Gi", interval=25, bytes_per_second=3000, max_in_flight=3)
-        ),
+        checkpoint=replace(spec.checkpoint, local=LocalTier(size="40Gi", interval=25)),
     )
     manifest = pod(observed.job, asked, WORKER, observed.platform)
     volumes = {volume["name"]: volume for volume in manifest["spec"]["volumes"]}
@@ -345,8 +341,6 @@ def test_the_local_tier_is_a_volume_on_the_nodes_disk_with_its_limit(observed: O
     assert mounts["holdfast-local"] == "/var/run/holdfast-local"
     given = {entry["name"]: entry.get("value") for entry in trainer(manifest)["env"]}
     assert given["HOLDFAST_LOCAL_TIER"] == "/var/run/holdfast-local:40Gi"
-    assert given["HOLDFAST_LOCAL_BYTES_PER_SECOND"] == "3000"
-    assert given["HOLDFAST_LOCAL_IN_FLIGHT"] == "3"
     assert given["HOLDFAST_LOCAL_INTERVAL"] == "25"
     without = json.dumps(pod(observed.job, spec, WORKER, observed.platform))
     assert "holdfast-local" not in without
@@ -361,7 +355,7 @@ def test_the_memory_tier_is_a_volume_of_its_own_with_its_limit(observed: Observe
         checkpoint=replace(
             spec.checkpoint,
             memory=MemoryTier(size="4Gi", interval=2),
-            peer=PeerTier(interval=4, bytes_per_second=2000, max_in_flight=6),
+            peer=PeerTier(interval=4),
         ),
     )
     manifest = pod(observed.job, asked, WORKER, observed.platform)
@@ -370,6 +364,4 @@ def test_the_memory_tier_is_a_volume_of_its_own_with_its_limit(observed: Observe
     given = {entry["name"]: entry.get("value") for entry in trainer(manifest)["env"]}
     assert given["HOLDFAST_MEMORY_TIER"] == "/var/run/holdfast-memory:4Gi"
     assert (given["HOLDFAST_MEMORY_INTERVAL"], given["HOLDFAST_PEER_INTERVAL"]) == ("2", "4")
-    assert given["HOLDFAST_PEER_BYTES_PER_SECOND"] == "2000"
-    assert given["HOLDFAST_PEER_IN_FLIGHT"] == "6"
     assert "holdfast-memory" not in json.dumps(pod(observed.job, spec, WORKER, observed.platform))

@@ -290,7 +290,7 @@ def test_no_job_comes_beside_a_worker_in_its_nodes_network(make_sim: Make) -> No
 
 
 def exclusive_pair(make_sim: Make, nodes: int) -> tuple[Any, Any]:
-    alone = make_sim(name="alpha", replicas=2, minimum=2, nodes=nodes, scheduling={"exclusiveNodes": True})
+    alone = make_sim(name="alpha", replicas=2, minimum=2, nodes=nodes, scheduling={"nodeSharing": "Exclusive"})
     other = make_sim(name="beta", replicas=2, minimum=2, nodes=nodes)
     for sim in (alone, other):
         sim.nodes, sim.leases = alone.nodes, alone.leases
@@ -320,5 +320,5 @@ def test_no_other_jobs_worker_shares_a_node(make_sim: Make, first: int) -> None:
 
 
 def test_an_exclusive_job_waits_for_no_room_of_its_own(make_sim: Make) -> None:
-    sim = make_sim(replicas=2, minimum=2, nodes=1, scheduling={"exclusiveNodes": True})
+    sim = make_sim(replicas=2, minimum=2, nodes=1, scheduling={"nodeSharing": "Exclusive"})
     sim.run(60, until=lambda: len(sim.world_names()) == 2)

@@ -87,9 +87,10 @@ def test_with_force_the_deadline_is_the_last_word() -> None:
 
 
 def job(*, opt_out: bool = False) -> Body:
+    policy = "Ignore" if opt_out else "Allow"
     return {
         "metadata": {"name": "gpt", "namespace": "ml", "uid": "job"},
-        "spec": {"nodeRemediation": {"optOut": opt_out}, "interruption": {"checkpointDeadlineSeconds": 25}},
+        "spec": {"nodeRemediation": {"policy": policy}, "interruption": {"checkpointDeadlineSeconds": 25}},
     }
 
 

@@ -42,7 +42,7 @@ def test_its_worker_drains_its_replacement_is_asked_for_at_once_and_it_is_an_int
 
 @pytest.mark.parametrize("mode", [Mode.CORDON, Mode.DRAIN, Mode.REPLACE])
 def test_a_job_that_opted_out_stays(make_sim: Make, mode: Mode) -> None:
-    sim = make_sim(nodeRemediation={"optOut": True})
+    sim = make_sim(nodeRemediation={"policy": "Ignore"})
     sim.run(60, until=trains_with(sim, "gpt-w0", "gpt-w1", "gpt-w2"))
     mark(sim, sim.node_of("gpt-w1"), replace(DRAIN, mode=mode))
     sim.run(120)

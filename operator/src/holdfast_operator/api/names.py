@@ -269,6 +269,7 @@ LABEL_NAMESPACE = "kubernetes.io/metadata.name"
 SPREAD = "Spread"
 PACKED = "Packed"
 GATES, NO_GANG = "Gates", "None"
+ALLOW, EXCLUSIVE, IGNORE = "Allow", "Exclusive", "Ignore"
 
 # Who brings the workers together (spec.rendezvous.backend).
 HOLDFAST, C10D, NO_RENDEZVOUS = "Holdfast", "C10d", "None"
@@ -283,8 +284,6 @@ WAIT = "Wait"
 RESUME_ALWAYS = "Always"
 # Rules of retention, in launchers' words, and the fields that ask for them.
 RETENTION_RULES = {"hours": "keepHours", "daily": "keepDaily", "weekly": "keepWeekly", "every": "keepEvery"}
-# Writes, parts or connections of a tier at once.
-MOST_IN_FLIGHT = 64
 BEST_MIN, BEST_MAX = "Min", "Max"
 SHARED_TIER = "shared"
 MEMORY_TIER = "memory"

@@ -83,7 +83,6 @@ def _object_store(job: Job, spec: JobSpec) -> Values:
         "HOLDFAST_OBJECT_KEEP": store.keep_last,
         "HOLDFAST_OBJECT_RETENTION": store.retention or None,
         "HOLDFAST_OBJECT_BYTES_PER_SECOND": store.bytes_per_second,
-        "HOLDFAST_OBJECT_IN_FLIGHT": store.max_in_flight,
     }
 
 
@@ -100,8 +99,6 @@ def _memory_tier(spec: JobSpec) -> Values:
     return {
         **own,
         "HOLDFAST_PEER_INTERVAL": peer.interval,
-        "HOLDFAST_PEER_BYTES_PER_SECOND": peer.bytes_per_second,
-        "HOLDFAST_PEER_IN_FLIGHT": peer.max_in_flight,
     }
 
 
@@ -112,8 +109,6 @@ def _local_tier(spec: JobSpec) -> Values:
     return {
         "HOLDFAST_LOCAL_TIER": f"{c.LOCAL_DIR}:{local.size}",
         "HOLDFAST_LOCAL_INTERVAL": local.interval,
-        "HOLDFAST_LOCAL_BYTES_PER_SECOND": local.bytes_per_second,
-        "HOLDFAST_LOCAL_IN_FLIGHT": local.max_in_flight,
     }
 
 

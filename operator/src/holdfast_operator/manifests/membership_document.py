@@ -53,7 +53,6 @@ def _checkpoint(spec: JobSpec) -> Manifest:
         "deltaThreshold": asked.delta_threshold,
         "retention": asked.retention,
         "bytesPerSecond": asked.bytes_per_second,
-        "maxInFlight": asked.max_in_flight,
     }
     return {
         "interval": asked.interval,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from holdfast_operator.api.json import Json
-from holdfast_operator.api.names import DRAIN_MARGIN, GPU_RESOURCE, REMEDIATION_HISTORY
+from holdfast_operator.api.names import DRAIN_MARGIN, GPU_RESOURCE, IGNORE, REMEDIATION_HISTORY
 from holdfast_operator.api.node_mark import Mode, mark_of, marked
 from holdfast_operator.api.times import parse_time
 from holdfast_operator.cluster.cache import Cache, owner_of
@@ -97,7 +97,7 @@ class FleetObserver:
         if job is None or job["metadata"].get("uid") != owner.get("uid"):
             return None
         spec = job.get("spec") or {}
-        if (spec.get("nodeRemediation") or {}).get("optOut") is True:
+        if (spec.get("nodeRemediation") or {}).get("policy") == IGNORE:
             return StayReason.OPTED_OUT, timedelta(0)
         seconds = (spec.get("interruption") or {}).get("checkpointDeadlineSeconds")
         commit = timedelta(seconds=seconds if isinstance(seconds, int) else _CHECKPOINT_SECONDS)

@@ -200,7 +200,7 @@ FAULTS = st.tuples(
 def test_whatever_is_lost_and_wherever_passes_die_all_are_there_again(
     make_spared: Make, faults: list[tuple[str, int, int]], seed: int
 ) -> None:
-    limits = {"topologyKey": "zone", "topologyPolicy": "Packed", "exclusiveNodes": True}
+    limits = {"topologyKey": "zone", "topologyPolicy": "Packed", "nodeSharing": "Exclusive"}
     sim, dice = make_spared(recovery={"budgets": []}, nodes=10, scheduling=limits, until=False), random.Random(seed)
     sim.body["spec"]["workers"]["onDemandReplicas"] = 1
     spot = list(sim.nodes)[:6]

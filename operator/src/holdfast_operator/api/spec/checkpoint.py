@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.json import Json
-from holdfast_operator.api.spec.fields import choice, integer, items, mapping, number, optional_integer
+from holdfast_operator.api.spec.fields import choice, integer, items, mapping, number
 from holdfast_operator.errors import UnreadableError
 
 _DURATION = re.compile(r"^([1-9][0-9]{0,6})(s|m|h)$")
@@ -28,7 +28,6 @@ class ObjectTier:
     keep_last: int = 3
     retention: str = ""  # as CheckpointSpec has it
     bytes_per_second: int | None = None
-    max_in_flight: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,21 +40,17 @@ class MemoryTier:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerTier:
-    """Copies of the memory tier in another node's memory. The limits are of each rank."""
+    """Copies of the memory tier in another node's memory. ``interval`` is in steps."""
 
     interval: int = 1
-    bytes_per_second: int | None = None
-    max_in_flight: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTier:
-    """Copies on each node's disk. The limits are of each rank."""
+    """Copies on each node's disk. ``interval`` is in steps."""
 
     size: str
     interval: int = 10
-    bytes_per_second: int | None = None
-    max_in_flight: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +69,6 @@ class CheckpointSpec:
     peer: PeerTier | None = None
     local: LocalTier | None = None
     bytes_per_second: int | None = None  # of all ranks together to the volume
-    max_in_flight: int | None = None  # writes of a rank to the volume
 
 
 def parse_checkpoint(spec: Json) -> CheckpointSpec:
@@ -96,17 +90,12 @@ def parse_checkpoint(spec: Json) -> CheckpointSpec:
         peer=_peer_tier(value),
         local=_local_tier(value),
         bytes_per_second=_bandwidth(value, "spec.checkpoint"),
-        max_in_flight=_in_flight(value, "spec.checkpoint"),
     )
 
 
 def _bandwidth(value: Json, path: str) -> int | None:
-    limit = value.get("bandwidthLimit")
-    return None if limit is None else _bytes(str(limit), f"{path}.bandwidthLimit")
-
-
-def _in_flight(value: Json, path: str) -> int | None:
-    return optional_integer(value, "maxInFlight", path, minimum=1, maximum=c.MOST_IN_FLIGHT)
+    limit = value.get("maxBytesPerSecond")
+    return None if limit is None else _bytes(str(limit), f"{path}.maxBytesPerSecond")
 
 
 def _rules(retention: Json, path: str) -> str:
@@ -140,8 +129,6 @@ def _peer_tier(checkpoint: Json) -> PeerTier | None:
     value = mapping(checkpoint["peer"], path)
     return PeerTier(
         interval=integer(value, "interval", path, 1, minimum=1),
-        bytes_per_second=_bandwidth(value, path),
-        max_in_flight=_in_flight(value, path),
     )
 
 
@@ -151,8 +138,6 @@ def _local_tier(checkpoint: Json) -> LocalTier | None:
     tier = LocalTier(
         size=str(value.get("sizeLimit", "")),
         interval=integer(value, "interval", path, 10, minimum=1),
-        bytes_per_second=_bandwidth(value, path),
-        max_in_flight=_in_flight(value, path),
     )
     return tier if tier.size else None
 
@@ -171,7 +156,6 @@ def _object_store(checkpoint: Json) -> ObjectTier | None:
         keep_last=integer(retention, "keepLast", f"{path}.retention", 3, minimum=1),
         retention=_rules(retention, f"{path}.retention"),
         bytes_per_second=_bandwidth(value, path),
-        max_in_flight=_in_flight(value, path),
     )
 
 

@@ -51,6 +51,6 @@ def choice(value: Json, key: str, path: str, known: tuple[str, ...], default: st
     return str(found)
 
 
-def optional_integer(value: Json, key: str, path: str, *, minimum: int, maximum: int | None = None) -> int | None:
+def optional_integer(value: Json, key: str, path: str, *, minimum: int) -> int | None:
     """A whole number, or None where the field is absent."""
-    return None if value.get(key) is None else integer(value, key, path, minimum=minimum, maximum=maximum)
+    return None if value.get(key) is None else integer(value, key, path, minimum=minimum)

@@ -40,7 +40,7 @@ def parse_scheduling(spec: Json) -> Scheduling:
         on_demand=integer(workers, "onDemandReplicas", "spec.workers", 0, minimum=0),
         topology_key=str(value.get("topologyKey") or ""),
         topology_policy=choice(value, "topologyPolicy", path, ("", c.SPREAD, c.PACKED), ""),
-        exclusive_nodes=value.get("exclusiveNodes") is True,
+        exclusive_nodes=choice(value, "nodeSharing", path, (c.ALLOW, c.EXCLUSIVE), c.ALLOW) == c.EXCLUSIVE,
         queue=str(value.get("queue") or ""),
         gang=choice(value, "gang", path, (c.GATES, c.NO_GANG), c.GATES) == c.GATES,
     )

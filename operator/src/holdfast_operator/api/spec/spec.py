@@ -120,7 +120,7 @@ def parse_spec(value: Any) -> JobSpec:
         avoid_repeat_offenders=integer(recovery, "avoidRepeatOffenders", "spec.recovery", 0, minimum=0),
         checkpoint=parse_checkpoint(spec),
         startup_deadline_seconds=integer(spec, "startupDeadlineSeconds", "spec", 1200, minimum=1),
-        remediation_opt_out=mapping(spec.get("nodeRemediation", {}), "spec.nodeRemediation").get("optOut") is True,
+        remediation_opt_out=_ignores_remediation(spec),
         scheduling=parse_scheduling(spec),
         hang=parse_hang(spec),
         preflight=parse_preflight(spec),
@@ -140,3 +140,9 @@ def _processes(workers: Json, pod_spec: Json) -> int:
     name = trainer_container(pod_spec)
     trainer = next(container for container in pod_spec["containers"] if container["name"] == name)
     return processes(workers.get("processesPerWorker", 1), trainer, "spec.workers.processesPerWorker")
+
+
+def _ignores_remediation(spec: Json) -> bool:
+    path = "spec.nodeRemediation"
+    value = mapping(spec.get("nodeRemediation", {}), path)
+    return choice(value, "policy", path, (c.ALLOW, c.IGNORE), c.ALLOW) == c.IGNORE

@@ -171,7 +171,6 @@ def _own(membership: Membership, run_dir: Path, slot: int) -> dict[str, str]:
         v.ENV_CHECKPOINT_DELTA_THRESHOLD: str(checkpoint.get("deltaThreshold", "")),
         v.ENV_CHECKPOINT_RETENTION: str(checkpoint.get("retention", "")),
         v.ENV_CHECKPOINT_BANDWIDTH: str(checkpoint.get("bytesPerSecond", "")),
-        v.ENV_CHECKPOINT_IN_FLIGHT: str(checkpoint.get("maxInFlight", "")),
         v.ENV_RESUME: str(checkpoint.get("resume", "")),
     }
     return {name: value for name, value in values.items() if value}
