@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 CLUSTERS = ("integration", "e2e")
+WITH_CLUSTER = (*CLUSTERS, "tests/scale/")
 REMOVAL_SECONDS = 30
 """After Ctrl-C, for clusters to be taken down."""
 TOLD_LINES = 60
@@ -74,12 +75,18 @@ class Durations:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest pieces of work first, so that no process waits for the last piece of another.
+    """Put the longest pieces of work first, and the ones that need a cluster last.
 
-    Inside a piece the order is left as it is, so that shuffled tests stay shuffled.
+    A cluster runs from the first test that needs it to the end of the session, and takes CPU all the time. Inside a
+    piece the order is left as it is, so that shuffled tests stay shuffled.
     """
     recorded: dict[str, int] = json.loads(DURATIONS.read_text())
-    items.sort(key=lambda item: (-recorded.get(piece_of_work(item.nodeid), 0), _place(item)))
+
+    def place(item: pytest.Item) -> tuple[bool, int, int]:
+        piece = piece_of_work(item.nodeid)
+        return piece.startswith(WITH_CLUSTER), -recorded.get(piece, 0), _place(item)
+
+    items.sort(key=place)
 
 
 def _place(item: pytest.Item) -> int:

@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.integration)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """The control plane, with the CRD installed."""
     _remove_leftovers()
@@ -73,7 +73,7 @@ def _remove_leftovers() -> None:
             remove_cluster(name)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def audited(cluster: Cluster) -> Callable[[], list[dict[str, Any]]]:
     """What service accounts asked for since the cluster is up, as far as it is written down."""
 
@@ -86,7 +86,7 @@ def audited(cluster: Cluster) -> Callable[[], list[dict[str, Any]]]:
     return read
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def admin(cluster: Cluster) -> Any:
     """An API client with all rights, that asks again what the API server has no time to answer."""
     configuration = client.Configuration()
@@ -635,7 +635,7 @@ class Stage:
         return not self.core.list_namespaced_pod(self.namespace).items
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def rights(cluster: Cluster) -> Path:
     """A kubeconfig of the chart's own service account, with exactly the chart's rights."""
     return chart.grant(cluster, chart.rights())
