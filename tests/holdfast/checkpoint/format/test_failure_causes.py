@@ -69,5 +69,7 @@ def test_copies_to_an_object_store_have_no_words_of_their_own() -> None:
 
 
 def test_the_page_of_metrics_has_every_word() -> None:
-    section = (DOCS / "reference" / "metrics.md").read_text().split("### Why a checkpoint failed\n")[1].split("\n## ")[0]
+    section = (
+        (DOCS / "reference" / "metrics.md").read_text().split("### Why a checkpoint failed\n")[1].split("\n## ")[0]
+    )
     assert set(FailureCause) <= set(re.findall(r"`(\w+)`", section))
