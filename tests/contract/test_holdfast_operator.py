@@ -55,7 +55,7 @@ def golden_job() -> dict[str, Any]:
                 ],
             },
             "checkpoint": {
-                "interval": 50,
+                "intervalSteps": 50,
                 "retention": {"keepLast": 3, "keepEvery": 10000, "keepBest": [{"metric": "val_loss", "count": 3}]},
                 "resume": "Always",
             },

@@ -22,7 +22,7 @@ EVERY = 5
 def stage(cluster: Cluster, namespace: str) -> Iterator[DrillJob]:
     """Three workers train, and commit ten times as often on their disks as on the volume."""
     assert DRILL_INTERVAL_STEPS == 10 * EVERY
-    apply_drill_job(cluster, namespace, checkpoint={"local": {"sizeLimit": "64Mi", "interval": EVERY}})
+    apply_drill_job(cluster, namespace, checkpoint={"local": {"sizeLimit": "64Mi", "intervalSteps": EVERY}})
     with Watcher(cluster, namespace, DRILL_JOB) as watcher:
         watcher.wait_for_world(3, steps=5, timeout=300)
         yield DrillJob(cluster=cluster, watcher=watcher, say=print)

@@ -71,7 +71,7 @@ def copied(cluster: Cluster, namespace: str, server: S3Server) -> Iterator[Copie
     store = {
         "url": f"s3://{BUCKET}/runs",
         "secretRef": {"name": SECRET},
-        "interval": "0s",
+        "intervalSeconds": 0,
         "retention": {"keepLast": 5},
     }
     apply_drill_job(cluster, namespace, checkpoint={"object": store})

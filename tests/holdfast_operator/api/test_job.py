@@ -25,16 +25,16 @@ def test_the_smallest_job_gets_the_schemas_defaults() -> None:
     assert (spec.replicas, spec.min_replicas, spec.replica_step) == (2, 2, 1)
     assert spec.shrinkable
     assert [(budget.cause, budget.max_restarts) for budget in spec.budgets] == [("Application", 3)]
-    assert spec.checkpoint.interval == "300s"
+    assert spec.checkpoint.interval == "Auto"
     assert spec.startup_deadline_seconds == 1200
 
 
 @pytest.mark.parametrize(
     ("given", "settings"),
-    [(50, "50"), ("50", "50"), ("30s", "30s"), ("5m", "300s"), ("1h", "3600s"), ("Auto", "Auto")],
+    [({"intervalSteps": 50}, "50"), ({"intervalSeconds": 30}, "30s"), ({}, "Auto")],
 )
 def test_intervals_are_steps_or_seconds_or_the_jobs_choice(given: Any, settings: str) -> None:
-    assert parse_spec({**SMALLEST, "checkpoint": {"interval": given}}).checkpoint.interval == settings
+    assert parse_spec({**SMALLEST, "checkpoint": given}).checkpoint.interval == settings
 
 
 def test_deltas_are_asked_of_launchers_where_they_are_wanted() -> None:
@@ -104,7 +104,7 @@ def test_the_bandwidth_of_the_volume_has_a_limit() -> None:
 def test_a_memory_tier_has_its_intervals_in_steps() -> None:
     asked = parse_spec({**SMALLEST, "checkpoint": {"memory": {"sizeLimit": "16Gi"}, "peer": {}}}).checkpoint
     assert (asked.memory, asked.peer) == (MemoryTier(size="16Gi", interval=1), PeerTier(interval=1))
-    asked = parse_spec({**SMALLEST, "checkpoint": {"memory": {"sizeLimit": "2Mi", "interval": 5}}}).checkpoint
+    asked = parse_spec({**SMALLEST, "checkpoint": {"memory": {"sizeLimit": "2Mi", "intervalSteps": 5}}}).checkpoint
     assert (asked.memory, asked.peer) == (MemoryTier(size="2Mi", interval=5), None)
     assert parse_spec(SMALLEST).checkpoint.memory is None
 
@@ -112,7 +112,7 @@ def test_a_memory_tier_has_its_intervals_in_steps() -> None:
 def test_a_local_tier_has_its_interval_in_steps() -> None:
     asked = parse_spec({**SMALLEST, "checkpoint": {"local": {"sizeLimit": "40Gi"}}}).checkpoint
     assert asked.local == LocalTier(size="40Gi", interval=10)
-    asked = parse_spec({**SMALLEST, "checkpoint": {"local": {"sizeLimit": "2Mi", "interval": 5}}}).checkpoint
+    asked = parse_spec({**SMALLEST, "checkpoint": {"local": {"sizeLimit": "2Mi", "intervalSteps": 5}}}).checkpoint
     assert asked.local == LocalTier(size="2Mi", interval=5)
     assert parse_spec(SMALLEST).checkpoint.local is None
 
@@ -127,10 +127,15 @@ def test_a_local_tier_has_its_interval_in_steps() -> None:
         ({"workers": {"replicas": 1, "template": {"spec": {"containers": []}}}}, "containers is empty"),
         ({**SMALLEST, "elasticity": {"onFailure": "Panic"}}, "spec.elasticity.onFailure"),
         ({**SMALLEST, "elasticity": []}, "spec.elasticity"),
-        ({**SMALLEST, "checkpoint": {"interval": "soon"}}, "spec.checkpoint.interval"),
+        ({**SMALLEST, "checkpoint": {"intervalSteps": 0}}, "spec.checkpoint.intervalSteps"),
+        ({**SMALLEST, "checkpoint": {"intervalSeconds": "5m"}}, "spec.checkpoint.intervalSeconds"),
         (
-            {**SMALLEST, "checkpoint": {"object": {"url": "s3://b", "interval": "soon"}}},
-            "spec.checkpoint.object.interval",
+            {**SMALLEST, "checkpoint": {"intervalSteps": 50, "intervalSeconds": 30}},
+            "both intervalSteps and intervalSeconds",
+        ),
+        (
+            {**SMALLEST, "checkpoint": {"object": {"url": "s3://b", "intervalSeconds": "soon"}}},
+            "spec.checkpoint.object.intervalSeconds",
         ),
         (
             {**SMALLEST, "checkpoint": {"object": {"url": "s3://b", "maxBytesPerSecond": "much"}}},
@@ -138,12 +143,12 @@ def test_a_local_tier_has_its_interval_in_steps() -> None:
         ),
         ({**SMALLEST, "checkpoint": {"local": "40Gi"}}, "spec.checkpoint.local"),
         (
-            {**SMALLEST, "checkpoint": {"local": {"sizeLimit": "1Gi", "interval": 0}}},
-            "spec.checkpoint.local.interval",
+            {**SMALLEST, "checkpoint": {"local": {"sizeLimit": "1Gi", "intervalSteps": 0}}},
+            "spec.checkpoint.local.intervalSteps",
         ),
         (
-            {**SMALLEST, "checkpoint": {"local": {"sizeLimit": "1Gi", "interval": "1m"}}},
-            "spec.checkpoint.local.interval",
+            {**SMALLEST, "checkpoint": {"local": {"sizeLimit": "1Gi", "intervalSteps": "1m"}}},
+            "spec.checkpoint.local.intervalSteps",
         ),
         ({**SMALLEST, "recovery": {"budgets": [{"cause": "Weather", "maxRestarts": 1}]}}, "spec.recovery.budgets"),
     ],
@@ -215,7 +220,7 @@ def test_what_is_done_about_a_hang_is_a_rule_behind_all_others() -> None:
 
 
 def test_the_object_store_is_read_with_its_units() -> None:
-    given = {"url": "s3://b/p/", "secretRef": {"name": "w"}, "interval": "15m", "maxBytesPerSecond": "100Mi"}
+    given = {"url": "s3://b/p/", "secretRef": {"name": "w"}, "intervalSeconds": 900, "maxBytesPerSecond": "100Mi"}
     store = parse_spec({**SMALLEST, "checkpoint": {"object": given}}).checkpoint.object_store
     assert store == ObjectTier(url="s3://b/p", secret_name="w", interval_seconds=900, bytes_per_second=100 << 20)
     assert parse_spec(SMALLEST).checkpoint.object_store is None

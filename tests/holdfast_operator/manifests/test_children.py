@@ -267,7 +267,7 @@ def test_settings_are_those_of_the_contract(observed: Observed) -> None:
             "elasticity": {"minReplicas": 2},
             "recovery": {"backoff": {"initialSeconds": 1, "maxSeconds": 60}, "rules": rules},
             "checkpoint": {
-                "interval": 50,
+                "intervalSteps": 50,
                 "retention": {"keepEvery": 10000, "keepBest": [{"metric": "val_loss", "count": 3}]},
             },
             "startupDeadlineSeconds": 300,

@@ -43,7 +43,7 @@ def job_body(name: str = "gpt", *, replicas: int = 3, minimum: int = 2, **spec: 
                 },
             },
             "elasticity": {"minReplicas": minimum, "onFailure": "Shrink"},
-            "checkpoint": {"volume": {"claimName": "checkpoints"}, "interval": 50},
+            "checkpoint": {"volume": {"claimName": "checkpoints"}, "intervalSteps": 50},
             **spec,
         },
     }

@@ -62,7 +62,7 @@ def apply_drill_job(
         "budgets": [{"cause": cause, "maxRestarts": 10_000} for cause in causes],
         "backoff": {"initialSeconds": 0, "maxSeconds": 1},
     }
-    body["spec"]["checkpoint"] |= {"interval": DRILL_INTERVAL_STEPS, **(checkpoint or {})}
+    body["spec"]["checkpoint"] |= {"intervalSteps": DRILL_INTERVAL_STEPS, **(checkpoint or {})}
     body["spec"]["elasticity"] = dict(elasticity or body["spec"]["elasticity"])
     cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(body))
 

@@ -282,7 +282,7 @@ def test_a_job_without_a_gang_has_no_turn(make_sim: Make) -> None:
 
 
 def test_a_job_that_cannot_be_read_holds_back_nobody(make_sim: Make) -> None:
-    volume = {"volume": {"claimName": "checkpoints"}, "interval": "soon"}
+    volume = {"volume": {"claimName": "checkpoints"}, "intervalSteps": "soon"}
     older = make_sim(name="alpha", replicas=2, minimum=2, nodes=1, checkpoint=volume)
     younger = make_sim(name="beta", replicas=2, minimum=2, nodes=1)
     share(older, younger)

@@ -8,11 +8,9 @@ from typing import Any
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.json import Json
-from holdfast_operator.api.spec.fields import choice, integer, items, mapping, number
+from holdfast_operator.api.spec.fields import choice, integer, items, mapping, number, optional_integer
 from holdfast_operator.errors import UnreadableError
 
-_DURATION = re.compile(r"^([1-9][0-9]{0,6})(s|m|h)$")
-_UNIT = {"s": 1, "m": 60, "h": 3600}
 _METRIC = re.compile(r"[A-Za-z_][\w./-]{0,63}", re.ASCII)
 _QUANTITY = re.compile(r"^([1-9][0-9]{0,8})(k|M|G|Ki|Mi|Gi)?$")
 _FACTOR = {None: 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
@@ -58,7 +56,7 @@ class CheckpointSpec:
     """Where and how often training state is committed."""
 
     claim_name: str | None = None
-    interval: str = "300s"
+    interval: str = "Auto"  # as launchers read it: steps (50), seconds (300s) or Auto
     full_every: int = 1
     delta_threshold: float = 0.0
     keep_last: int = 3
@@ -79,7 +77,7 @@ def parse_checkpoint(spec: Json) -> CheckpointSpec:
     claim = volume.get("claimName")
     return CheckpointSpec(
         claim_name=str(claim) if claim else None,
-        interval=_interval(value.get("interval", "5m")),
+        interval=_interval(value),
         full_every=integer(value, "fullEvery", "spec.checkpoint", 1, minimum=1),
         delta_threshold=number(value, "deltaThreshold", "spec.checkpoint", 0.0, maximum=1.0),
         keep_last=integer(retention, "keepLast", "spec.checkpoint.retention", 3, minimum=1),
@@ -118,7 +116,9 @@ def _best(given: Any, path: str) -> str:
 def _memory_tier(checkpoint: Json) -> MemoryTier | None:
     path = "spec.checkpoint.memory"
     value = mapping(checkpoint.get("memory", {}), path)
-    tier = MemoryTier(size=str(value.get("sizeLimit", "")), interval=integer(value, "interval", path, 1, minimum=1))
+    tier = MemoryTier(
+        size=str(value.get("sizeLimit", "")), interval=integer(value, "intervalSteps", path, 1, minimum=1)
+    )
     return tier if tier.size else None
 
 
@@ -128,7 +128,7 @@ def _peer_tier(checkpoint: Json) -> PeerTier | None:
     path = "spec.checkpoint.peer"
     value = mapping(checkpoint["peer"], path)
     return PeerTier(
-        interval=integer(value, "interval", path, 1, minimum=1),
+        interval=integer(value, "intervalSteps", path, 1, minimum=1),
     )
 
 
@@ -137,7 +137,7 @@ def _local_tier(checkpoint: Json) -> LocalTier | None:
     value = mapping(checkpoint.get("local", {}), path)
     tier = LocalTier(
         size=str(value.get("sizeLimit", "")),
-        interval=integer(value, "interval", path, 10, minimum=1),
+        interval=integer(value, "intervalSteps", path, 10, minimum=1),
     )
     return tier if tier.size else None
 
@@ -152,19 +152,11 @@ def _object_store(checkpoint: Json) -> ObjectTier | None:
     return ObjectTier(
         url=str(value.get("url", "")).rstrip("/"),
         secret_name=str(secret) if secret else None,
-        interval_seconds=_seconds(value.get("interval", "0s"), f"{path}.interval"),
+        interval_seconds=integer(value, "intervalSeconds", path, 0, minimum=0),
         keep_last=integer(retention, "keepLast", f"{path}.retention", 3, minimum=1),
         retention=_rules(retention, f"{path}.retention"),
         bytes_per_second=_bandwidth(value, path),
     )
-
-
-def _seconds(value: Any, path: str) -> int:
-    """``5m`` is 300; ``0s`` means no wait at all."""
-    match = _DURATION.match(str(value))
-    if match is None and str(value) not in ("0", "0s"):
-        raise UnreadableError(f"{path} is not a duration: {str(value)!r}")
-    return int(match[1]) * _UNIT[match[2]] if match else 0
 
 
 def _bytes(text: str, path: str) -> int:
@@ -175,14 +167,12 @@ def _bytes(text: str, path: str) -> int:
     return int(match[1]) * _FACTOR[match[2]]
 
 
-def _interval(value: Any) -> str:
-    """``50`` (steps) and ``Auto`` stay, durations become seconds: ``5m`` is ``300s``."""
-    text = str(value)
-    if text == "Auto":
-        return text
-    if text.isdigit() and int(text) >= 1:
-        return str(int(text))
-    match = _DURATION.match(text)
-    if match is None:
-        raise UnreadableError(f"spec.checkpoint.interval is neither steps nor a duration nor Auto: {text!r}")
-    return f"{int(match[1]) * _UNIT[match[2]]}s"
+def _interval(checkpoint: Json) -> str:
+    path = "spec.checkpoint"
+    steps = optional_integer(checkpoint, "intervalSteps", path, minimum=1)
+    seconds = optional_integer(checkpoint, "intervalSeconds", path, minimum=1)
+    if steps is not None and seconds is not None:
+        raise UnreadableError(f"{path} has both intervalSteps and intervalSeconds: set only one of them")
+    if steps is not None:
+        return str(steps)
+    return "Auto" if seconds is None else f"{seconds}s"
