@@ -83,7 +83,7 @@ def _bounds(schema: Json, *, needed: bool = False) -> str:
     told = ["*needed*"] if needed else []
     items = schema.get("items", {})
     if schema.get("x-kubernetes-int-or-string"):
-        told.append("number or string")
+        told.append("quantity")
     elif "enum" in (items or schema):
         values = ", ".join(f"`{_literal(value)}`" for value in (items or schema)["enum"])
         told.append(f"list of {values}" if items else values)

@@ -361,7 +361,11 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("an object store without a URL", [(VOLUME, "c"), (OBJECT, {})], "object.url: Required value"),
     ("a URL without a scheme", [(VOLUME, "c"), (OBJECT, {"url": "bucket/prefix"})], "should match"),
     ("credentials in a URL", [(VOLUME, "c"), (OBJECT, {"url": "s3://key:secret@b/p"})], "should match"),
-    ("a limit without bytes", [(VOLUME, "c"), (OBJECT, {"url": "s3://b", "maxBytesPerSecond": "0"})], "should match"),
+    (
+        "a limit without bytes",
+        [(VOLUME, "c"), (OBJECT, {"url": "s3://b", "maxBytesPerSecond": "0"})],
+        "must be above 0",
+    ),
     (
         "no day of copies kept",
         [(VOLUME, "c"), (OBJECT, {"url": "s3://b", "retention": {"keepDaily": 0}})],
@@ -416,8 +420,9 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ),
     ("unknown answer", [("spec.preflight.onFailure", "Pray")], 'supported values: "AvoidNode", "Fail", "Ignore"'),
     ("no time to check", [("spec.preflight.timeoutSeconds", 4)], "greater than or equal to 5"),
-    ("room without a unit", [("spec.preflight.storage.minFree", "50")], "minFree must be a size in Mi, Gi or Ti"),
-    ("no pace", [("spec.preflight.storage.minWritePerSecond", "0Mi")], "such as 100Mi"),
+    ("room in words", [("spec.preflight.storage.minFreeBytes", "much")], "should match"),
+    ("no pace", [("spec.preflight.storage.minWriteBytesPerSecond", "0Mi")], "must be above 0, for example 100Mi"),
+    ("a negative pace", [("spec.preflight.storage.minWriteBytesPerSecond", -1)], "must be above 0"),
     ("no skew at all", [("spec.preflight.clock.maxSkewSeconds", 0)], "greater than or equal to 1"),
     # -- life cycle
     ("suspended as a word", [("spec.suspend", "yes")], 'must be of type boolean: "string"'),
@@ -446,6 +451,7 @@ GOOD: list[tuple[str, list[tuple[str, Any]]]] = [
     ("a queue", [("spec.scheduling.queue", "team-a")]),
     ("an interval in steps", [("spec.checkpoint.intervalSteps", 50)]),
     ("an interval of an hour", [("spec.checkpoint.intervalSeconds", 3600)]),
+    ("sizes of all kinds", [("spec.preflight.storage", {"minFreeBytes": 4096, "minWriteBytesPerSecond": "1.5G"})]),
     ("deltas", [("spec.checkpoint.fullEvery", 8)]),
     ("deltas that leave out little", [("spec.checkpoint", {"fullEvery": 8, "deltaThreshold": 0.0001})]),
     ("copies to an object store", [(VOLUME, "c"), (OBJECT, {"url": "s3://b/p", "secretRef": {"name": "s"}})]),

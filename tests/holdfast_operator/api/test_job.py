@@ -101,6 +101,20 @@ def test_the_bandwidth_of_the_volume_has_a_limit() -> None:
         parse_spec({**SMALLEST, "checkpoint": {"maxBytesPerSecond": "fast"}})
 
 
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [("1Gi", 1 << 30), ("1.5Ki", 1536), ("2M", 2_000_000), ("3e3", 3000), (4096, 4096), ("4096", 4096), ("1m", 1)],
+)
+def test_a_size_is_a_quantity_of_kubernetes(given: Any, count: int) -> None:
+    assert parse_spec({**SMALLEST, "checkpoint": {"maxBytesPerSecond": given}}).checkpoint.bytes_per_second == count
+
+
+@pytest.mark.parametrize("given", ["fast", "0", 0, -1, "-1Gi", "", True, "1Gi "])
+def test_what_is_no_quantity_above_0_is_refused(given: Any) -> None:
+    with pytest.raises(UnreadableError, match=r"maxBytesPerSecond must be a quantity above 0, for example 100Mi"):
+        parse_spec({**SMALLEST, "checkpoint": {"maxBytesPerSecond": given}})
+
+
 def test_a_memory_tier_has_its_intervals_in_steps() -> None:
     asked = parse_spec({**SMALLEST, "checkpoint": {"memory": {"sizeLimit": "16Gi"}, "peer": {}}}).checkpoint
     assert (asked.memory, asked.peer) == (MemoryTier(size="16Gi", interval=1), PeerTier(interval=1))
@@ -142,6 +156,8 @@ def test_a_local_tier_has_its_interval_in_steps() -> None:
             "object.maxBytesPerSecond",
         ),
         ({**SMALLEST, "checkpoint": {"local": "40Gi"}}, "spec.checkpoint.local"),
+        ({**SMALLEST, "checkpoint": {"local": {"sizeLimit": "much"}}}, "spec.checkpoint.local.sizeLimit"),
+        ({**SMALLEST, "checkpoint": {"memory": {"sizeLimit": 0}}}, "spec.checkpoint.memory.sizeLimit"),
         (
             {**SMALLEST, "checkpoint": {"local": {"sizeLimit": "1Gi", "intervalSteps": 0}}},
             "spec.checkpoint.local.intervalSteps",

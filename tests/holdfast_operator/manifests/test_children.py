@@ -340,7 +340,7 @@ def test_the_local_tier_is_a_volume_on_the_nodes_disk_with_its_limit(observed: O
     mounts = {mount["name"]: mount["mountPath"] for mount in trainer(manifest)["volumeMounts"]}
     assert mounts["holdfast-local"] == "/var/run/holdfast-local"
     given = {entry["name"]: entry.get("value") for entry in trainer(manifest)["env"]}
-    assert given["HOLDFAST_LOCAL_TIER"] == "/var/run/holdfast-local:40Gi"
+    assert given["HOLDFAST_LOCAL_TIER"] == f"/var/run/holdfast-local:{40 << 30}"
     assert given["HOLDFAST_LOCAL_INTERVAL"] == "25"
     without = json.dumps(pod(observed.job, spec, WORKER, observed.platform))
     assert "holdfast-local" not in without
@@ -362,6 +362,6 @@ def test_the_memory_tier_is_a_volume_of_its_own_with_its_limit(observed: Observe
     volumes = {volume["name"]: volume for volume in manifest["spec"]["volumes"]}
     assert volumes["holdfast-memory"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "4Gi"}
     given = {entry["name"]: entry.get("value") for entry in trainer(manifest)["env"]}
-    assert given["HOLDFAST_MEMORY_TIER"] == "/var/run/holdfast-memory:4Gi"
+    assert given["HOLDFAST_MEMORY_TIER"] == f"/var/run/holdfast-memory:{4 << 30}"
     assert (given["HOLDFAST_MEMORY_INTERVAL"], given["HOLDFAST_PEER_INTERVAL"]) == ("2", "4")
     assert "holdfast-memory" not in json.dumps(pod(observed.job, spec, WORKER, observed.platform))

@@ -79,7 +79,7 @@ def values(schema: Json, name: str = "") -> st.SearchStrategy[Any]:
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     if schema.get("x-kubernetes-int-or-string"):
-        return st.sampled_from((1, 50, 86400, "auto", "Auto", "Off", "30s", "999999h"))
+        return st.sampled_from((1, 4096, "1", "1.5Gi", "2e3", "1m", "999999Ei"))
     match schema.get("type"):
         case "integer":
             return st.integers(schema.get("minimum", 0), min(schema.get("maximum", 2**31 - 1), 2**31 - 1))

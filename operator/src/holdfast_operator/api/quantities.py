@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -49,6 +50,11 @@ def quantity(text: Any) -> Decimal:
             continue
         return _bounded(found, suffix)
     return Decimal(0)
+
+
+def whole(value: Any) -> int:
+    """A quantity as a whole number, rounded up, for example of bytes; what cannot be read counts as 0."""
+    return math.ceil(quantity(value))
 
 
 def _bounded(number: Decimal, suffix: str) -> Decimal:

@@ -9,7 +9,7 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.child_names import run_id
 from holdfast_operator.api.job import Job
 from holdfast_operator.api.json import Json
-from holdfast_operator.api.quantities import quantity
+from holdfast_operator.api.quantities import quantity, whole
 from holdfast_operator.api.reasons import Cause
 from holdfast_operator.api.spec.preflight import OBJECT_STORE, STORAGE
 from holdfast_operator.api.spec.spec import JobSpec
@@ -90,15 +90,10 @@ def _memory_tier(spec: JobSpec) -> Values:
     memory, peer = spec.checkpoint.memory, spec.checkpoint.peer
     if memory is None:
         return {}
-    own = {
-        "HOLDFAST_MEMORY_TIER": f"{c.MEMORY_DIR}:{memory.size}",
-        "HOLDFAST_MEMORY_INTERVAL": memory.interval,
-    }
-    if peer is None:
-        return own
     return {
-        **own,
-        "HOLDFAST_PEER_INTERVAL": peer.interval,
+        "HOLDFAST_MEMORY_TIER": f"{c.MEMORY_DIR}:{whole(memory.size)}",
+        "HOLDFAST_MEMORY_INTERVAL": memory.interval,
+        "HOLDFAST_PEER_INTERVAL": peer.interval if peer else None,
     }
 
 
@@ -107,7 +102,7 @@ def _local_tier(spec: JobSpec) -> Values:
     if local is None:
         return {}
     return {
-        "HOLDFAST_LOCAL_TIER": f"{c.LOCAL_DIR}:{local.size}",
+        "HOLDFAST_LOCAL_TIER": f"{c.LOCAL_DIR}:{whole(local.size)}",
         "HOLDFAST_LOCAL_INTERVAL": local.interval,
     }
 

@@ -328,8 +328,8 @@ def test_without_the_group_nothing_is_asked() -> None:
         ({"checks": "GPU"}, "spec.preflight.checks"),
         ({"onFailure": "Pray"}, "onFailure must be one of AvoidNode, Fail, Ignore"),
         ({"timeoutSeconds": 0}, "timeoutSeconds must be a whole number"),
-        ({"storage": {"minFree": "1"}}, "storage.minFree must be a size such as 1Gi"),
-        ({"storage": {"minWritePerSecond": 5}}, "storage.minWritePerSecond must be a size"),
+        ({"storage": {"minFreeBytes": "much"}}, "storage.minFreeBytes must be a quantity above 0"),
+        ({"storage": {"minWriteBytesPerSecond": "0Mi"}}, "storage.minWriteBytesPerSecond must be a quantity"),
         ({"clock": {"maxSkewSeconds": -1}}, "clock.maxSkewSeconds"),
     ],
 )
@@ -346,7 +346,9 @@ def env_of(observed: Observed, spec: Any, container: str) -> Body:
 
 def test_each_container_is_told_its_part(observed: Observed) -> None:
     gpus = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
-    spec = spec_of({"storage": {"minFree": "50Gi", "minWritePerSecond": "100Mi"}, "timeoutSeconds": 30}, **gpus)
+    spec = spec_of(
+        {"storage": {"minFreeBytes": "50Gi", "minWriteBytesPerSecond": "100Mi"}, "timeoutSeconds": 30}, **gpus
+    )
     assert env_of(observed, spec, "trainer") == {
         "HOLDFAST_PREFLIGHT_FREE_BYTES": str(50 << 30),
         "HOLDFAST_PREFLIGHT_WRITE_BYTES": str(100 << 20),

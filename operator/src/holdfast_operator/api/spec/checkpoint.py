@@ -8,12 +8,10 @@ from typing import Any
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.json import Json
-from holdfast_operator.api.spec.fields import choice, integer, items, mapping, number, optional_integer
+from holdfast_operator.api.spec.fields import choice, integer, items, mapping, number, optional_integer, size
 from holdfast_operator.errors import UnreadableError
 
 _METRIC = re.compile(r"[A-Za-z_][\w./-]{0,63}", re.ASCII)
-_QUANTITY = re.compile(r"^([1-9][0-9]{0,8})(k|M|G|Ki|Mi|Gi)?$")
-_FACTOR = {None: 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +28,7 @@ class ObjectTier:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryTier:
-    """Copies in the memory of each worker's own node. ``interval`` is in steps."""
+    """Copies in the memory of each worker's own node. ``size`` is a quantity, ``interval`` is in steps."""
 
     size: str
     interval: int = 1
@@ -45,7 +43,7 @@ class PeerTier:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTier:
-    """Copies on each node's disk. ``interval`` is in steps."""
+    """Copies on each node's disk. ``size`` is a quantity, ``interval`` is in steps."""
 
     size: str
     interval: int = 10
@@ -87,13 +85,8 @@ def parse_checkpoint(spec: Json) -> CheckpointSpec:
         memory=_memory_tier(value),
         peer=_peer_tier(value),
         local=_local_tier(value),
-        bytes_per_second=_bandwidth(value, "spec.checkpoint"),
+        bytes_per_second=size(value, "maxBytesPerSecond", "spec.checkpoint"),
     )
-
-
-def _bandwidth(value: Json, path: str) -> int | None:
-    limit = value.get("maxBytesPerSecond")
-    return None if limit is None else _bytes(str(limit), f"{path}.maxBytesPerSecond")
 
 
 def _rules(retention: Json, path: str) -> str:
@@ -116,10 +109,9 @@ def _best(given: Any, path: str) -> str:
 def _memory_tier(checkpoint: Json) -> MemoryTier | None:
     path = "spec.checkpoint.memory"
     value = mapping(checkpoint.get("memory", {}), path)
-    tier = MemoryTier(
-        size=str(value.get("sizeLimit", "")), interval=integer(value, "intervalSteps", path, 1, minimum=1)
-    )
-    return tier if tier.size else None
+    if size(value, "sizeLimit", path) is None:
+        return None
+    return MemoryTier(size=str(value["sizeLimit"]), interval=integer(value, "intervalSteps", path, 1, minimum=1))
 
 
 def _peer_tier(checkpoint: Json) -> PeerTier | None:
@@ -127,19 +119,15 @@ def _peer_tier(checkpoint: Json) -> PeerTier | None:
         return None
     path = "spec.checkpoint.peer"
     value = mapping(checkpoint["peer"], path)
-    return PeerTier(
-        interval=integer(value, "intervalSteps", path, 1, minimum=1),
-    )
+    return PeerTier(interval=integer(value, "intervalSteps", path, 1, minimum=1))
 
 
 def _local_tier(checkpoint: Json) -> LocalTier | None:
     path = "spec.checkpoint.local"
     value = mapping(checkpoint.get("local", {}), path)
-    tier = LocalTier(
-        size=str(value.get("sizeLimit", "")),
-        interval=integer(value, "intervalSteps", path, 10, minimum=1),
-    )
-    return tier if tier.size else None
+    if size(value, "sizeLimit", path) is None:
+        return None
+    return LocalTier(size=str(value["sizeLimit"]), interval=integer(value, "intervalSteps", path, 10, minimum=1))
 
 
 def _object_store(checkpoint: Json) -> ObjectTier | None:
@@ -155,16 +143,8 @@ def _object_store(checkpoint: Json) -> ObjectTier | None:
         interval_seconds=integer(value, "intervalSeconds", path, 0, minimum=0),
         keep_last=integer(retention, "keepLast", f"{path}.retention", 3, minimum=1),
         retention=_rules(retention, f"{path}.retention"),
-        bytes_per_second=_bandwidth(value, path),
+        bytes_per_second=size(value, "maxBytesPerSecond", path),
     )
-
-
-def _bytes(text: str, path: str) -> int:
-    """``100Mi`` is 104857600."""
-    match = _QUANTITY.match(text)
-    if match is None:
-        raise UnreadableError(f"{path} is not a number of bytes: {text!r}")
-    return int(match[1]) * _FACTOR[match[2]]
 
 
 def _interval(checkpoint: Json) -> str:

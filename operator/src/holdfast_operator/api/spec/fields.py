@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast_operator.api.json import Json
+from holdfast_operator.api.quantities import whole
 from holdfast_operator.errors import UnreadableError
 
 
@@ -41,6 +42,14 @@ def number(value: Json, key: str, path: str, default: float, *, maximum: float) 
     if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found <= maximum:
         raise UnreadableError(f"{path}.{key} must be a number from 0 to {maximum:g}, not {found!r}")
     return float(found)
+
+
+def size(value: Json, key: str, path: str) -> int | None:
+    """A quantity above 0 in bytes, or None where the field is absent."""
+    found = value.get(key)
+    if found is not None and not whole(found):
+        raise UnreadableError(f"{path}.{key} must be a quantity above 0, for example 100Mi, not {found!r}")
+    return None if found is None else whole(found)
 
 
 def choice(value: Json, key: str, path: str, known: tuple[str, ...], default: str | None) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Any
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.json import Json
 from holdfast_operator.api.reasons import RecoveryAction
-from holdfast_operator.api.spec.fields import choice, integer, items, mapping
+from holdfast_operator.api.spec.fields import choice, integer, items, mapping, size
 from holdfast_operator.errors import UnreadableError
 
 GPU = "GPU"
@@ -19,8 +17,6 @@ CLOCK = "Clock"
 OBJECT_STORE = "ObjectStore"
 CHECKS = (GPU, STORAGE, OBJECT_STORE, NETWORK, CLOCK)
 _PATH = "spec.preflight"
-_SIZE = re.compile(r"^([1-9][0-9]{0,5})(Mi|Gi|Ti)$")
-_UNIT = {"Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +52,7 @@ def parse_preflight(spec: Json) -> PreflightSpec | None:
             RecoveryAction.AVOID_NODE,
         ),
         timeout_seconds=integer(value, "timeoutSeconds", _PATH, 60, minimum=1),
-        free_bytes=_size(storage, "minFree", "1Gi"),
-        write_bytes=_size(storage, "minWritePerSecond", "1Mi"),
+        free_bytes=size(storage, "minFreeBytes", f"{_PATH}.storage") or 1 << 30,
+        write_bytes=size(storage, "minWriteBytesPerSecond", f"{_PATH}.storage") or 1 << 20,
         skew_seconds=integer(clock, "maxSkewSeconds", f"{_PATH}.clock", 5, minimum=1),
     )
-
-
-def _size(value: Json, key: str, default: str) -> int:
-    text: Any = value.get(key, default)
-    match = _SIZE.match(text) if isinstance(text, str) else None
-    if match is None:
-        raise UnreadableError(f"{_PATH}.storage.{key} must be a size such as 1Gi, not {text!r}")
-    return int(match[1]) * _UNIT[match[2]]

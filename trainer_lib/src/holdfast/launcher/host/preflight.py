@@ -164,7 +164,7 @@ def try_volume(volume: Volume, needs: Needs, monotonic: Callable[[], float]) -> 
         if free is not None and free < needs.free_bytes:
             return _failed(
                 f"{_size(free)} are free on the checkpoint volume, {_size(needs.free_bytes)} are asked for: free"
-                " some, or lower preflight.storage.minFree"
+                " some, or lower preflight.storage.minFreeBytes"
             )
         try:
             return _timed(volume, needs, monotonic, free)
@@ -187,7 +187,7 @@ def _timed(volume: Volume, needs: Needs, monotonic: Callable[[], float], free: i
     if pace < needs.write_bytes:
         return _failed(
             f"the checkpoint volume takes {_size(pace)} a second, {_size(needs.write_bytes)} are asked for"
-            " (preflight.storage.minWritePerSecond)"
+            " (preflight.storage.minWriteBytesPerSecond)"
         )
     room = "" if free is None else f"{_size(free)} are free, "
     return Check(result=Result.PASSED, message=f"{room}{_size(pace)} a second are written")
