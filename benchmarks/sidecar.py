@@ -27,8 +27,8 @@ from typing import Any
 
 import _bench as bench
 
+from holdfast_operator.agents.certificate_authority import Periods, issue, new_authority
 from holdfast_operator.agents.server import AgentServer
-from holdfast_operator.agents.tls import Periods, issue, new_authority
 from holdfast_operator.cluster.agent_hub import AgentHub, PodIdentity
 from holdfast_testbed.fakes.dcgm import ExporterServer, FakeGpu, FakeNode
 from holdfast_testbed.fakes.metadata import (

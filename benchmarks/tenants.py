@@ -29,9 +29,9 @@ import yaml
 from _fleet.process import Operator
 from _fleet.standin import NUMBER, StandIn
 
+from holdfast_operator.agents.certificate_authority import Periods, issue, new_authority
 from holdfast_operator.agents.limits import Limits
 from holdfast_operator.agents.server import AgentServer
-from holdfast_operator.agents.tls import Periods, issue, new_authority
 from holdfast_operator.cluster.agent_hub import AgentHub, PodIdentity
 from holdfast_operator.cluster.trimming import SPEC_BYTES, slim_job
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,14 @@ def test_two_processes_of_one_host_are_two_candidates() -> None:
 def test_the_certificate_names_the_host_of_the_url() -> None:
     for url, host in (("https://10.0.0.200:8443", "10.0.0.200"), ("https://[fd00::1]:8443/x", "fd00::1")):
         assert host in from_environment({**LEAST, "HOLDFAST_AGENTS_URL": url}).agents_names
+
+
+def test_a_mounted_certificate_is_verified_by_the_host_of_the_url() -> None:
+    assert from_environment(LEAST).tls_folder is None
+    settings = from_environment(
+        {**LEAST, "HOLDFAST_TLS_FOLDER": "/tls", "HOLDFAST_AGENTS_URL": "https://holdfast.example:443"}
+    )
+    assert (settings.tls_folder, settings.agents_host) == (Path("/tls"), "holdfast.example")
 
 
 def test_lists_may_be_separated_by_commas_or_spaces() -> None:

@@ -44,7 +44,7 @@ class AuthenticationUnavailableError(OperatorError):
 
 
 class RotationError(OperatorError):
-    """A Secret of ours (CA, operator key) is there but cannot be used."""
+    """A Secret of the operator (CA, certificate, operator key) exists but cannot be used."""
 
 
 class WatchEndedError(OperatorError):

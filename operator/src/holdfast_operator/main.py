@@ -28,19 +28,28 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from holdfast_operator import __version__
+from holdfast_operator.agents.certificate_authority import BuiltInAuthority
 from holdfast_operator.agents.job_key import ensure_operator_key, job_key
 from holdfast_operator.agents.limits import Limits
+from holdfast_operator.agents.mounted_certificate import MountedCertificate
 from holdfast_operator.agents.routes import ServerMetrics
 from holdfast_operator.agents.server import AgentServer
-from holdfast_operator.agents.tls import TlsKeeper
+from holdfast_operator.agents.tls import CertificateSource, TlsKeeper
 from holdfast_operator.agents.token_review import TokenReviews, reviewer
 from holdfast_operator.api.job import key_of
 from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.cache import Cache
 from holdfast_operator.cluster.client import AT_LEISURE, Cluster
 from holdfast_operator.cluster.informer import Feed
-from holdfast_operator.cluster.secrets import ClusterSecrets
-from holdfast_operator.errors import ClusterError, ConflictError, OperatorError, RejectedError, SettingsError
+from holdfast_operator.cluster.secrets import ClusterSecrets, SecretStore
+from holdfast_operator.errors import (
+    ClusterError,
+    ConflictError,
+    OperatorError,
+    RejectedError,
+    RotationError,
+    SettingsError,
+)
 from holdfast_operator.leadership.elector import Callbacks, ClusterLease, Elector, LeaseStore
 from holdfast_operator.leadership.lease import LeaseTimings
 from holdfast_operator.manifests.installation import Installation
@@ -103,9 +112,9 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
     queue = KeyedQueue(waited=metrics.queue_waited)
     feed = Feed(cache, queue)
     operator_key, ids = ensure_operator_key(store), random.Random()  # noqa: S311 - of publications, no secret
-    tls = TlsKeeper(store, settings.agents_names, on_bundle=lambda: _wake_all(cache, queue))
+    tls = TlsKeeper(_certificates(settings, store), on_bundle=lambda: _wake_all(cache, queue))
     tls.refresh()
-    metrics.ca_expires(tls.authority_expires.timestamp())
+    metrics.ca_expires(tls.credentials.authority_expires.timestamp())
     hub = _hub(api, feed, metrics, now)
     observer = JobObserver(
         cluster=cluster,
@@ -146,6 +155,12 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
     )
 
 
+def _certificates(settings: Settings, store: SecretStore) -> CertificateSource:
+    if settings.tls_folder is not None:
+        return MountedCertificate(settings.tls_folder, settings.agents_host)
+    return BuiltInAuthority(store, settings.agents_names)
+
+
 def _hub(api: client.ApiClient, feed: Feed, metrics: Metrics, now: Callable[[], datetime]) -> AgentHub:
     """Hears nobody before this process leads."""
     tokens = TokenReviews(reviewer(client.AuthenticationV1Api(api)))
@@ -179,7 +194,7 @@ def _platform(settings: Settings, tls: TlsKeeper) -> Installation:
     return Installation(
         sidecar_image=settings.sidecar_image,
         agents_url=settings.agents_url,
-        ca_bundle=tls.bundle,
+        ca_bundle=tls.credentials.bundle,
         sidecar_pull_policy=settings.sidecar_pull_policy,
         sidecar_user=settings.sidecar_user,
         sidecar_resources=settings.sidecar_resources,
@@ -332,7 +347,7 @@ class Process:
                 parts.reconciler.refresh()
                 parts.feed.relist(parts.cluster, parts.settings.watch_namespaces, pace=AT_LEISURE)
                 parts.metrics.listed(parts.now().timestamp())
-                parts.metrics.ca_expires(parts.tls.authority_expires.timestamp())
+                parts.metrics.ca_expires(parts.tls.credentials.authority_expires.timestamp())
             except OperatorError as error:
                 logger.warning("the full list failed, what is known stays: %s", error)
 
@@ -388,7 +403,7 @@ def _decodes_deep() -> bool:
 
 
 def main() -> int:
-    """Run until a signal ends it (0) or watching is no longer possible (1); wrong settings end it at once (78)."""
+    """Run until a signal (exit code 0) or a failed watch (1). Wrong settings or Secrets end it at once (78)."""
     sys.setrecursionlimit(_JSON_DEPTH)
     try:
         settings = from_environment()
@@ -407,7 +422,11 @@ def main() -> int:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    parts = _assembled(settings, lease, ended)
+    try:
+        parts = _assembled(settings, lease, ended)
+    except RotationError as error:
+        logger.critical("%s", error)
+        return os.EX_CONFIG
     if parts is None:
         logger.info("the operator ends as it was told to")
         return 0

@@ -24,6 +24,7 @@ class Settings:
     namespace: str
     agents_url: str
     agents_names: tuple[str, ...]
+    tls_folder: Path | None = None  # of a mounted certificate; without one the built-in CA signs
     watch_namespaces: tuple[str, ...] = ()
     agents_port: int = c.PORT_AGENTS
     http_port: int = c.PORT_HTTP
@@ -46,6 +47,11 @@ class Settings:
     kubeconfig: str = ""
     remediation: RemediationSettings = field(default_factory=RemediationSettings)
 
+    @property
+    def agents_host(self) -> str:
+        """The name by which sidecars verify the operator."""
+        return _host_of(self.agents_url)
+
 
 def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
     """The settings of this process."""
@@ -62,6 +68,7 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
         namespace=namespace,
         agents_url=url,
         agents_names=tuple(dict.fromkeys([*names, *filter(None, [address]), *_words(env, "HOLDFAST_AGENTS_NAMES")])),
+        tls_folder=Path(env["HOLDFAST_TLS_FOLDER"]) if env.get("HOLDFAST_TLS_FOLDER") else None,
         watch_namespaces=_words(env, "HOLDFAST_WATCH_NAMESPACES"),
         agents_port=port,
         http_port=_integer(env, "HOLDFAST_HTTP_PORT", c.PORT_HTTP),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 
 import pytest
 from agents_api import LIMITS, Api, MemorySecrets, identify
 
+from holdfast_operator.agents.certificate_authority import BuiltInAuthority
 from holdfast_operator.agents.limits import Limits
 from holdfast_operator.agents.routes import ServerMetrics
 from holdfast_operator.agents.server import AgentServer
@@ -21,7 +21,7 @@ def start() -> Iterator[Callable[..., Api]]:
     servers: list[AgentServer] = []
 
     def make(limits: Limits = LIMITS) -> Api:
-        keeper = TlsKeeper(MemorySecrets(), ["127.0.0.1"], clock=lambda: datetime.now(UTC))
+        keeper = TlsKeeper(BuiltInAuthority(MemorySecrets(), ["127.0.0.1"]))
         keeper.refresh()
         answers: list[tuple[str, int]] = []
         hub = AgentHub(identify, lambda _job: None)
@@ -36,7 +36,7 @@ def start() -> Iterator[Callable[..., Api]]:
         )
         servers.append(server)
         server.start()
-        trust = ssl.create_default_context(cadata=keeper.bundle)
+        trust = ssl.create_default_context(cadata=keeper.credentials.bundle)
         return Api(hub=hub, server=server, client_context=trust, answers=answers)
 
     yield make

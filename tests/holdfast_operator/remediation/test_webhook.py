@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 import pytest
 from agents_api import MemorySecrets
 from alertmanager import TOKEN, Box, body, node, told
 
+from holdfast_operator.agents.certificate_authority import BuiltInAuthority
 from holdfast_operator.agents.limits import Limits
 from holdfast_operator.agents.routes import ServerMetrics
 from holdfast_operator.agents.server import AgentServer
@@ -52,7 +52,7 @@ def serve() -> Iterator[Callable[..., Wire]]:
     servers: list[AgentServer] = []
 
     def make(inbox: Inbox | None, limits: Limits = PATIENT) -> Wire:
-        keeper = TlsKeeper(MemorySecrets(), ["127.0.0.1"], clock=lambda: datetime.now(UTC))
+        keeper = TlsKeeper(BuiltInAuthority(MemorySecrets(), ["127.0.0.1"]))
         keeper.refresh()
         hub = AgentHub(lambda _token: None, lambda _job: None)
         answers: list[tuple[str, int]] = []
@@ -67,7 +67,7 @@ def serve() -> Iterator[Callable[..., Wire]]:
         )
         servers.append(server)
         server.start()
-        trust = ssl.create_default_context(cadata=keeper.bundle)
+        trust = ssl.create_default_context(cadata=keeper.credentials.bundle)
         return Wire(port=server.port, context=trust, hub=hub, answers=answers)
 
     yield make

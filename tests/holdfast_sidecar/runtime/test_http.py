@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -157,6 +158,15 @@ def test_a_tls_handshake_that_hangs_exceeds_no_deadline(serve, authority):
     )
     with pytest.raises(DeadlineError):
         get(link, timeout=0.4)
+
+
+@pytest.mark.parametrize(("named", "accepted"), [("127.0.0.9", True), ("127.0.0.1", False)])
+def test_a_leader_is_verified_by_the_operators_name_not_by_its_address(serve, authority, named, accepted):
+    server = serve(answering(OK), context=authority.server_context(named))
+    link = Connection("https://127.0.0.9:1", time.monotonic, context=ReloadingTlsContext(authority.file))
+    link.switch_to(("127.0.0.1", urlsplit(server.url).port))
+    with contextlib.nullcontext() if accepted else pytest.raises(TransportError, match="not valid for"):
+        get(link)
 
 
 def test_a_deadline_that_has_passed_sends_nothing(serve):

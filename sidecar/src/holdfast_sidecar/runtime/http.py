@@ -242,7 +242,8 @@ class Connection:
         if self._used_context is None:
             return _Pool(host, port, **options)
         self._used_context.sslsocket_class = _TlsSocket
-        return _TlsPool(host, port, ssl_context=self._used_context, **options)
+        # The certificate names the operator, not each replica's address.
+        return _TlsPool(host, port, ssl_context=self._used_context, server_hostname=self._home[0], **options)
 
 
 @functools.lru_cache(maxsize=32)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from handshake import shakes_hands
 
-from holdfast_operator.agents.tls import CA_SECRET, Periods, TlsKeeper
+from holdfast_operator.agents.certificate_authority import CA_SECRET, BuiltInAuthority, Periods
+from holdfast_operator.agents.tls import TlsKeeper
 from holdfast_operator.cluster.secrets import StoredSecret, ensure
 from holdfast_operator.errors import RotationError
 
@@ -61,53 +60,27 @@ class Clock:
 
 
 def keeper(store: MemorySecrets, clock: Clock, names: list[str] | None = None) -> TlsKeeper:
-    made = TlsKeeper(store, names or NAMES, clock=clock)
+    made = TlsKeeper(BuiltInAuthority(store, names or NAMES, clock=clock))
     made.refresh()
     return made
-
-
-def shakes_hands(server: TlsKeeper, bundle: str, name: str = "127.0.0.1") -> str:
-    """One real handshake; 'ok' or why the client refused."""
-    trust = ssl.create_default_context(cadata=bundle)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.settimeout(60)
-        theirs.settimeout(60)
-        thread = threading.Thread(target=_accept, args=(server.context, ours))
-        thread.start()
-        try:
-            with trust.wrap_socket(theirs, server_hostname=name):
-                return "ok"
-        except ssl.SSLError as error:
-            return str(error)
-        finally:
-            theirs.close()
-            thread.join(60)
-
-
-def _accept(context: ssl.SSLContext, connection: socket.socket) -> None:
-    try:
-        context.wrap_socket(connection, server_side=True).close()
-    except OSError:
-        return
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_client_that_trusts_the_bundle_reaches_each_name(name: str) -> None:
     server = keeper(MemorySecrets(), Clock())
-    assert shakes_hands(server, server.bundle, name) == "ok"
+    assert shakes_hands(server, server.credentials.bundle, name) == "ok"
 
 
 def test_another_name_or_another_ca_is_refused() -> None:
     server = keeper(MemorySecrets(), Clock())
-    assert "mismatch" in shakes_hands(server, server.bundle, "evil.example")
+    assert "mismatch" in shakes_hands(server, server.credentials.bundle, "evil.example")
     stranger = keeper(MemorySecrets(), Clock())
-    assert "verify failed" in shakes_hands(server, stranger.bundle)
+    assert "verify failed" in shakes_hands(server, stranger.credentials.bundle)
 
 
 def test_a_restarted_operator_keeps_its_ca() -> None:
     store, clock = MemorySecrets(), Clock()
-    before = keeper(store, clock).bundle
+    before = keeper(store, clock).credentials.bundle
     assert shakes_hands(keeper(store, clock), before) == "ok"
     assert store.writes == 1
 
@@ -122,20 +95,20 @@ def test_two_operators_that_start_at_once_agree_on_one_ca() -> None:
 
     store.interloper = other_is_faster  # type: ignore[method-assign]
     second = keeper(store, clock)
-    assert second.bundle == first[0].bundle
+    assert second.credentials.bundle == first[0].credentials.bundle
 
 
 def test_the_server_certificate_is_renewed_before_it_ends() -> None:
     clock = Clock()
     server = keeper(MemorySecrets(), clock)
-    first = server.served
+    first = server.credentials.server
     clock.now += timedelta(days=19)
     server.refresh()
-    assert server.served == first
+    assert server.credentials.server == first
     clock.now += timedelta(days=2)
     server.refresh()
-    assert server.served != first
-    assert server.served.parsed.not_valid_after_utc > clock.now + timedelta(days=29)
+    assert server.credentials.server != first
+    assert server.credentials.server.parsed.not_valid_after_utc > clock.now + timedelta(days=29)
 
 
 def test_at_any_time_the_served_certificate_is_trusted_by_a_bundle_of_days_ago() -> None:
@@ -148,8 +121,8 @@ def test_at_any_time_the_served_certificate_is_trusted_by_a_bundle_of_days_ago()
         clock.now += timedelta(days=1)
         server.refresh()
         seen = [(at, bundle) for at, bundle in seen if at >= clock.now - timedelta(days=6)]
-        seen.append((clock.now, server.bundle))
-        certificate = server.served.parsed
+        seen.append((clock.now, server.credentials.bundle))
+        certificate = server.credentials.server.parsed
         issuers.add(certificate.issuer)
         assert certificate.not_valid_before_utc <= clock.now < certificate.not_valid_after_utc
         for _at, bundle in {bundle: (at, bundle) for at, bundle in seen}.values():
@@ -160,33 +133,33 @@ def test_at_any_time_the_served_certificate_is_trusted_by_a_bundle_of_days_ago()
 def _signed_by_one_of(bundle: str, server: TlsKeeper) -> bool:
     from cryptography import x509
 
-    served = server.served.parsed
+    served = server.credentials.server.parsed
     return any(ca.subject == served.issuer for ca in x509.load_pem_x509_certificates(bundle.encode()))
 
 
 def test_a_rotation_is_announced_and_survives_a_restart_and_a_race() -> None:
     store, clock, announced = MemorySecrets(), Clock(), []
-    server = TlsKeeper(store, NAMES, clock=clock, on_bundle=lambda: announced.append(1))
+    server = TlsKeeper(BuiltInAuthority(store, NAMES, clock=clock), on_bundle=lambda: announced.append(1))
     server.refresh()
     other = keeper(store, clock)
     clock.now += timedelta(days=3300)
     store.interloper = lambda: (setattr(store, "interloper", lambda: None), other.refresh())  # type: ignore[method-assign,assign,return-value]
     server.refresh()
-    assert server.bundle == other.bundle
-    assert server.bundle.count("BEGIN CERTIFICATE") == 2
+    assert server.credentials.bundle == other.credentials.bundle
+    assert server.credentials.bundle.count("BEGIN CERTIFICATE") == 2
     assert announced == [1]
-    assert keeper(store, clock).bundle == server.bundle
+    assert keeper(store, clock).credentials.bundle == server.credentials.bundle
 
 
 def test_the_old_ca_leaves_the_bundle_when_it_has_expired() -> None:
     store, clock = MemorySecrets(), Clock()
     server = keeper(store, clock)
-    old = server.bundle
+    old = server.credentials.bundle
     for days in (3300, 8, 400):
         clock.now += timedelta(days=days)
         server.refresh()
-    assert old not in server.bundle
-    assert server.bundle.count("BEGIN CERTIFICATE") == 1
+    assert old not in server.credentials.bundle
+    assert server.credentials.bundle.count("BEGIN CERTIFICATE") == 1
 
 
 @pytest.mark.parametrize(
