@@ -45,7 +45,7 @@ class Notes:
             "step": job.committed_step,
             "digest": digest,
             "generators": generators(),
-            "durable": job._lineage.saved_step,
+            "durable": job.durable_step,
             "samples": samples or [],
         }
         os.write(self._file, json.dumps(line).encode() + b"\n")

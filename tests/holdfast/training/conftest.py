@@ -25,6 +25,7 @@ from torch.distributed import TCPStore
 
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.interval import LauncherFailures
+from holdfast.checkpoint.saving.background import Saving
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.environment import read_environment
 from holdfast.telemetry.activity import Meter
@@ -63,7 +64,10 @@ class Recorder:
     memory: Mapping[str, Any] | None = None
     local: Mapping[str, Any] | None = None
     pair: AttemptId | None = None  # None: the folder says which attempt is next
-    given: bool = False
+    places: int = 0  # that were given
+    moves_on: bool = False
+    """Whether there is another attempt after a lost peer; else the rank is ended."""
+    generation: int = 1  # of the attempts after the first
     cancel: CancelToken = field(default_factory=CancelToken)
 
     def send(self, kind: str, **body: Any) -> None:
@@ -73,9 +77,13 @@ class Recorder:
         return False
 
     def next_place(self) -> RankPlacement:
-        if self.given:
+        if self.places and not self.moves_on:
             raise TheEnd
-        self.given = True
+        self.places += 1
+        pair = self.pair
+        if self.moves_on:
+            self.cancel = CancelToken()
+            pair = AttemptId(self.generation if self.places > 1 else 1, self.places)
         return RankPlacement(
             rank=0,
             local_rank=0,
@@ -83,7 +91,7 @@ class Recorder:
             local_world_size=1,
             host="",
             port=None,
-            pair=self.pair,
+            pair=pair,
             publication="p",
             job_uid="me",
         )
@@ -129,10 +137,35 @@ class Recorder:
         return [body for name, body in self.told if name == kind]
 
 
+class WatchedManager(CheckpointManager):
+    """Remembers the saves that were begun."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.begun: list[Saving] = []
+
+    def begin(self, *arguments: Any, **more: Any) -> Saving:
+        self.begun.append(super().begin(*arguments, **more))
+        return self.begun[-1]
+
+
 @dataclass(frozen=True)
 class Solo:
     job: Job
     launcher: Recorder
+    engine: WatchedManager | None
+
+    @property
+    def saving(self) -> bool:
+        """Whether a save is being written."""
+        return self.engine is not None and not all(saving.ended for saving in self.engine.begun)
+
+    def settle(self) -> None:
+        """Wait until the saves that were begun have ended: each deletes old checkpoints after its report."""
+        deadline = time.monotonic() + PATIENCE
+        while self.saving:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
 
 
 @pytest.fixture
@@ -162,7 +195,7 @@ def solo() -> Callable[..., Solo]:
         )
         engine = None
         if root is not None:
-            engine = CheckpointManager(
+            engine = WatchedManager(
                 root,
                 keep_last=keep_last,
                 rules=config.retention,
@@ -181,7 +214,7 @@ def solo() -> Callable[..., Solo]:
             ledger=ledger,
             device=lambda place: torch.device("cpu"),
         )
-        return Solo(job, launcher)
+        return Solo(job, launcher, engine)
 
     return make
 

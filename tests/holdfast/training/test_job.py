@@ -204,10 +204,7 @@ def told_of(run: Any, request: str, *, step: int = 0) -> None:
     while not any(request in body["ids"] and body["step"] >= step for body in run.launcher.of("checkpoint")):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    flight = run.job._committer._flight
-    while flight is not None and not flight.saving.ended:  # it lets go of old commits after its word
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    run.settle()
 
 
 def spoil(root: Path) -> None:
@@ -242,7 +239,7 @@ def test_an_outage_of_the_storage_is_told_and_costs_a_healthy_run_nothing(
     run.job.manage(**made)
     for step in steps(run.job, made, 20):
         if step in (3, 11):
-            run.job._committer.settle()
+            run.settle()
             (spoil if step == 3 else mend)(root)
     assert outcomes(run)[0] == (2, "Committed")
     assert outcomes(run)[-1] == (20, "Committed")

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 import holdfast
-from holdfast import UsageError
+from holdfast import PeerLostError, UsageError
+from holdfast.training.checkpointing.scheduler import CheckpointScheduler
 from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.launcher_client import exception_reporter
 
@@ -98,14 +100,14 @@ def test_a_collective_that_broke_is_retried_and_its_graph_let_go(solo: Make, mon
     run.job.manage(**made)
     kept: list[weakref.ref[torch.Tensor]] = []
     alive: list[bool] = []
+    run.launcher.moves_on = True
     monkeypatch.setattr(exception_reporter, "lost", lambda error, **_: str(error))
 
-    def retry(error: Exception) -> Any:
+    def lose_peers(message: str) -> None:
         gc.collect()
         alive.extend(one() is not None for one in kept)
-        return holdfast.StepResult(committed=False, step=0, reason="Retried")
 
-    monkeypatch.setattr(run.job, "_retry", retry)
+    monkeypatch.setattr(run.launcher, "lose_peers", lose_peers)
     batch = next(run.job.batches(Numbers(), **SIZES))
 
     def forward() -> torch.Tensor:
@@ -115,6 +117,10 @@ def test_a_collective_that_broke_is_retried_and_its_graph_let_go(solo: Make, mon
 
     assert run.job.run_step(forward).reason == "Retried"
     assert alive == [False]
+
+
+def lose_a_peer(*_: Any, **more: Any) -> None:
+    raise PeerLostError("rank 1 is gone")
 
 
 class BreaksInBackward(torch.autograd.Function):
@@ -129,21 +135,25 @@ class BreaksInBackward(torch.autograd.Function):
 
 def test_a_collective_that_broke_in_backward_is_retried_too(solo: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     run, made = solo(None), parts()
+    run.launcher.moves_on = True
     run.job.manage(**made)
-    retried = holdfast.StepResult(committed=False, step=0, reason="Retried")
     monkeypatch.setattr(exception_reporter, "lost", lambda error, **_: str(error))
-    monkeypatch.setattr(run.job, "_retry", lambda error: retried)
     batch = next(run.job.batches(Numbers(), **SIZES))
-    assert run.job.run_step(lambda: BreaksInBackward.apply(loss_of(made["model"], batch))) is retried
+    retried = holdfast.StepResult(committed=False, step=0, reason="Retried")
+    assert run.job.run_step(lambda: BreaksInBackward.apply(loss_of(made["model"], batch))) == retried
     assert not run.launcher.of("exception")
 
 
-def test_without_a_batch_fn_is_not_called(solo: Make) -> None:
-    run = solo(None)
+def test_without_a_batch_fn_is_not_called(solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = solo(tmp_path)
+    run.launcher.moves_on = True
     run.job.manage(**parts())
     batches = run.job.batches(Numbers(), **SIZES)
     next(batches)
-    run.job._micro, run.job._stale = None, True  # another world lined up inside a save
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointScheduler, "commit", lose_a_peer)
+        assert not run.job.save()
+    assert run.launcher.places == 2
     assert run.job.run_step(lambda: pytest.fail("peers are not in fn")).reason == "Retried"
 
 

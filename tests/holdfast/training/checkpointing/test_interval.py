@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,9 @@ from holdfast.checkpoint.policy.interval import (
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import restore
 from holdfast.training.checkpointing import scheduler
+from holdfast.training.checkpointing.scheduler import CheckpointScheduler
+from holdfast.training.options.config import Interval
+from holdfast.training.step.train_state import TrainState
 
 DAY = 86_400.0
 stalls = st.floats(1e-4, 1e4)
@@ -181,17 +186,25 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_a_job_commits_when_its_own_choice_says_so(solo: Callable[..., Any], clock: Clock, tmp_path: Path) -> None:
+def chosen(log: str) -> int:
+    """The interval in seconds that was logged last."""
+    return int(re.findall(r"a commit is due every (\d+) s", log)[-1])
+
+
+def test_a_job_commits_when_its_own_choice_says_so(
+    solo: Callable[..., Any], clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     import torch
 
     run = solo(tmp_path, interval="Auto")
+    caplog.set_level(logging.INFO, "holdfast.checkpoint")
     run.launcher.books = LauncherFailures(id="a", failures=23, seconds=0.0)
     model = torch.nn.Linear(2, 1)
     run.job.manage(model=model, optimizer=torch.optim.SGD(model.parameters()))
 
     def step() -> None:
         run.job.step(model(torch.ones(2)).sum())
-        run.job._committer.settle()
+        run.settle()
 
     def saved() -> list[int]:
         return [body["step"] for body in run.launcher.of("checkpoint")]
@@ -200,13 +213,15 @@ def test_a_job_commits_when_its_own_choice_says_so(solo: Callable[..., Any], clo
     clock.now += FIRST_SECONDS
     step()
     assert saved() == [2]
-    assert LEAST_SECONDS <= run.job._committer._every <= MOST_SECONDS
-    clock.now += run.job._committer._every - 0.1
+    step()  # takes note of how the first one ended
+    every = chosen(caplog.text)
+    assert LEAST_SECONDS <= every <= MOST_SECONDS
+    clock.now += every - 1
     step()
     assert saved() == [2]
-    clock.now += 0.2
+    clock.now += 2
     step()
-    assert saved() == [2, 4]
+    assert saved() == [2, 5]
     found = restore(tmp_path, Alone(), job_uid="me").loaded
     assert found is not None
     assert found.manifest.state["failures"]["count"] == 23
@@ -214,12 +229,10 @@ def test_a_job_commits_when_its_own_choice_says_so(solo: Callable[..., Any], clo
 
 
 def test_only_the_coordinators_clock_asks(solo: Callable[..., Any], clock: Clock, tmp_path: Path) -> None:
-    import torch
-
-    run = solo(tmp_path, interval="Auto")
-    model = torch.nn.Linear(2, 1)
-    run.job.manage(model=model, optimizer=torch.optim.SGD(model.parameters()))
+    run = solo(tmp_path)
+    made = CheckpointScheduler(run.engine, run.launcher, Interval(auto=True), TrainState({}))
+    made.begin(coordinator=True, cancel=run.launcher.cancel)
     clock.now += 10 * MOST_SECONDS
-    assert run.job._committer.overdue()
-    run.job._committer.begin(coordinator=False, cancel=run.launcher.cancel)
-    assert not run.job._committer.overdue()
+    assert made.overdue()
+    made.begin(coordinator=False, cancel=run.launcher.cancel)
+    assert not made.overdue()

@@ -24,11 +24,11 @@ from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.saving import protocol
 from holdfast.checkpoint.saving.background import Saving
 from holdfast.core.attempt import AttemptId
-from holdfast.core.errors import PeerLostError
 from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.distributed.process_group import store_client
 from holdfast.training.distributed.store_exchange import StoreClient, StoreExchange
 from holdfast.training.launcher_client.connection import Requests
+from holdfast.training.step.train_state import TrainState
 
 Make = Callable[..., Any]
 PATIENCE = 240.0
@@ -88,16 +88,16 @@ def test_steps_go_on_while_the_disk_writes_and_the_request_is_answered_when_it_i
     run.launcher.wanted = Requests(checkpoint=("touch",))
     steps.make(4)
     assert disk.reached.wait(PATIENCE)
-    assert (run.job.committed_step, told(run), run.job._lineage.saved_step) == (4, [], 0)
+    assert (run.job.committed_step, told(run), run.job.durable_step) == (4, [], 0)
     disk.opened.set()
     until(lambda: bool(told(run)))
     assert told(run) == [(1, "Committed", ("touch",))]
-    until(lambda: run.job._committer._flight.saving.ended)  # old commits go first
+    run.settle()
     steps.make()
-    assert run.job._lineage.saved_step == 1
+    assert run.job.durable_step == 1
     assert run.launcher.wanted.checkpoint == ()
     steps.make(2)
-    run.job._committer.settle()
+    run.settle()
     assert told(run) == [(1, "Committed", ("touch",))], "one request, one commit"
 
 
@@ -108,7 +108,7 @@ def test_a_commit_that_is_held_to_a_bandwidth_is_let_go_when_somebody_asks_for_a
     steps = Steps(run.job, width=1 << 20)  # of several parts, of which the first may pass at once
     steps.make()
     time.sleep(1)
-    assert not run.job._committer._flight.saving.ended
+    assert run.saving
     run.launcher.wanted = Requests(checkpoint=("touch",))
     steps.make()  # due as well: it waits for the first one, which nothing holds up any more
     until(lambda: len(told(run)) == 2)
@@ -120,15 +120,15 @@ def test_who_must_leave_is_answered_by_the_commit_of_the_last_step_and_by_none_b
     solo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     run = solo(tmp_path, interval="2" if how == "interval" else "1000")
-    steps, prepare = Steps(run.job), run.job._prepare
+    steps, stepped = Steps(run.job), TrainState.stepped
 
-    def notice_comes() -> None:
-        """After the vote on the step, so that another step is made."""
+    def notice_comes(state: TrainState, pair: AttemptId) -> None:
+        """With the vote on the step, so that another step is made."""
+        stepped(state, pair)
         run.launcher.wanted = Requests(quiesce=("aws-1",))
-        prepare()
 
     steps.make()
-    monkeypatch.setattr(run.job, "_prepare", notice_comes)
+    monkeypatch.setattr(TrainState, "stepped", notice_comes)
     steps.make()
     if how == "save":
         assert run.job.save()
@@ -168,7 +168,7 @@ def test_a_second_save_waits_for_the_first_and_the_wait_is_a_stall(solo: Make, d
     steps.make()
     waits = threading.Thread(target=steps.make)
     waits.start()
-    until(lambda: str(run.job._meter.activity) == "checkpoint")
+    until(lambda: run.launcher.of("phase")[-1]["phase"] == "checkpoint")
     assert (run.job.committed_step, told(run)) == (2, [])
     disk.opened.set()
     waits.join(PATIENCE)
@@ -244,19 +244,21 @@ def test_what_is_on_its_way_when_the_attempt_ends_moves_nothing_and_is_asked_for
     solo: Make, disk: Gate, tmp_path: Path
 ) -> None:
     run = solo(tmp_path, interval="1000")
+    run.launcher.moves_on = True
     steps = Steps(run.job)
     run.launcher.wanted = Requests(checkpoint=("touch",))
     steps.make()
-    committer = run.job._committer
-    assert not committer.overdue()  # one is on its way
+    assert run.saving
     run.launcher.cancel.set("a peer is lost")
-    with pytest.raises(PeerLostError):
-        committer.settle()
-    committer.leave()
-    disk.opened.set()
-    assert committer.overdue()
-    assert run.job._lineage.saved_step == 0
+    steps.make()  # enters the next attempt, and another step is made there
+    assert (run.job.attempt, run.job.committed_step, run.job.durable_step) == (2, 1, 0)
     assert run.launcher.wanted.checkpoint == ("touch",)
+    disk.opened.set()
+    steps.make()
+    run.settle()
+    assert told(run) == [(2, "Committed", ("touch",))]
+    steps.make()
+    assert (run.job.durable_step, run.launcher.wanted.checkpoint) == (2, ())
 
 
 # Over the attempt's store

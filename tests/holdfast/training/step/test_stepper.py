@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from holdfast.checkpoint.folder.claims import list_claims
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import NonFiniteError, PeerLostError
-from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.checkpointing.scheduler import CheckpointScheduler
 from holdfast.training.distributed.process_group import Group
-from holdfast.training.launcher_client.placement import RankPlacement
 from holdfast.training.step.train_state import TrainState
 
 Make = Callable[..., Any]
@@ -72,20 +70,6 @@ def batches(job: Any, steps: int) -> Any:
 def loss(made: dict[str, Any], batch: torch.Tensor) -> torch.Tensor:
     found: torch.Tensor = made["model"](batch).square().mean()
     return found
-
-
-def moves_on(launcher: Any, monkeypatch: pytest.MonkeyPatch, generation: int = 1) -> None:
-    """After a lost peer the launcher gives a place in the next attempt, of this generation."""
-    first = launcher.next_place()
-    launcher.given = False
-    count = [0]
-
-    def follow() -> RankPlacement:
-        count[0] += 1
-        launcher.cancel = CancelToken()
-        return replace(first, pair=AttemptId(generation if count[0] > 1 else 1, count[0]))
-
-    monkeypatch.setattr(launcher, "next_place", follow)
 
 
 def test_a_rank_that_is_asked_to_leave_while_its_optimizer_runs_is_kept(solo: Make) -> None:
@@ -181,7 +165,7 @@ def test_gradients_that_overflow_under_any_scale_end_the_script(solo: Make) -> N
 def test_a_step_that_is_applied_from_a_doubt_tells_its_loss(solo: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     made = parts(scaler=torch.amp.GradScaler("cpu"))
     run = solo(None, pair=AttemptId(1, 1))
-    moves_on(run.launcher, monkeypatch)
+    run.launcher.moves_on = True
     run.job.manage(**made)
     vote, calm = Group.launch_sum, []
 
@@ -210,7 +194,7 @@ def test_a_save_after_a_step_that_ended_in_another_world_is_made_after_the_next_
     solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, after: bool, commits: list[int]
 ) -> None:
     run, made = solo(tmp_path, pair=AttemptId(1, 1)), parts()
-    moves_on(run.launcher, monkeypatch)
+    run.launcher.moves_on = True
     run.job.manage(**made)
     stepped, lost = TrainState.stepped, []
 
@@ -238,9 +222,9 @@ def test_a_save_between_a_batch_and_its_step_that_loses_a_peer_brings_the_batch_
     solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     run, made = solo(tmp_path, pair=AttemptId(1, 1)), parts()
-    moves_on(run.launcher, monkeypatch)
+    run.launcher.moves_on = True
     run.job.manage(**made)
-    commit, lost = type(run.job._committer).commit, []
+    commit, lost = CheckpointScheduler.commit, []
 
     def breaks(*arguments: Any, **more: Any) -> Any:
         if not lost:
@@ -248,7 +232,7 @@ def test_a_save_between_a_batch_and_its_step_that_loses_a_peer_brings_the_batch_
             raise PeerLostError("cut")
         return commit(*arguments, **more)
 
-    monkeypatch.setattr(type(run.job._committer), "commit", breaks)
+    monkeypatch.setattr(CheckpointScheduler, "commit", breaks)
     results = []
     for batch in batches(run.job, 3):
         if run.job.committed_step == 1:
@@ -267,7 +251,7 @@ def test_a_commit_that_a_lost_peer_broke_off_is_made_after_the_next_step(
     solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     run, made = solo(tmp_path, pair=AttemptId(1, 1), interval="4"), parts()
-    moves_on(run.launcher, monkeypatch)
+    run.launcher.moves_on = True
     run.job.manage(**made)
     begin, lost = CheckpointManager.begin, []
 
@@ -288,7 +272,7 @@ def test_a_claim_that_a_lost_peer_broke_off_is_made_in_the_next_attempt(
     solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     run, made = solo(tmp_path, pair=AttemptId(1, 1)), parts()
-    moves_on(run.launcher, monkeypatch, generation=2)
+    run.launcher.moves_on, run.launcher.generation = True, 2
     run.job.manage(**made)
     claim, lost = CheckpointManager.claim, []
 

@@ -6,15 +6,14 @@ A world that fails on the way costs nothing but the way: survivors keep their st
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Final
 
 import torch
 
 from holdfast.checkpoint.attempt_info import Attempt, attempt_by_hand
-from holdfast.checkpoint.format.shard_layout import Holding
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
@@ -38,6 +37,7 @@ from holdfast.training.protocol import shard_assignment, step_commit
 from holdfast.training.protocol.shard_assignment import ShardAssignment
 from holdfast.training.protocol.step_commit import RankState, Resolution
 from holdfast.training.recovery import state_transfer
+from holdfast.training.recovery.team import Team
 from holdfast.training.step.call_mismatch import Calls
 from holdfast.training.step.model_outline import difference, digest, outline
 from holdfast.training.step.stepper import Stepper
@@ -47,56 +47,6 @@ _log = logging.getLogger("holdfast.job")
 
 # Only a bound on waiting for a peer that says nothing at all: launchers end an attempt long before.
 CONNECT_SECONDS: Final = 1800.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Team:
-    """The world that this rank trains in."""
-
-    place: RankPlacement
-    group: Group
-    cancel: CancelToken
-    attempt: Attempt
-    calls: Calls
-    deal: ShardAssignment | None = None
-    """Who has which shard of the model, if it is sharded."""
-    peers: Group | None = None
-    mates: Group | None = None
-
-    @property
-    def pair(self) -> AttemptId:
-        """The attempt's name."""
-        return self.attempt.pair
-
-    def abandon(self) -> None:
-        """Leave all groups at once."""
-        for group in self._groups():
-            group.abandon()
-
-    def close(self) -> None:
-        """Leave all groups in order."""
-        for group in self._groups():
-            group.close()
-
-    def outlive(self) -> None:
-        """Leave no group before the process ends."""
-        for group in self._groups():
-            group.outlive()
-
-    def sharing(self, ranks: Sequence[int]) -> list[int]:
-        """Those of them that have, or are to have, the same state as this rank."""
-        return [rank for rank in ranks if self.deal is None or self.deal.shards[rank] == self._shard()]
-
-    def holding(self, names: Iterable[str]) -> Holding | None:
-        """What a commit must know of who has what."""
-        deal = self.deal
-        return None if deal is None else Holding(names=frozenset(names), size=deal.size, shards=deal.shards)
-
-    def _shard(self) -> int | None:
-        return None if self.deal is None else self.deal.shards[self.group.rank]
-
-    def _groups(self) -> list[Group]:
-        return [group for group in (self.peers, self.mates, self.group) if group is not None]
 
 
 class WorldEntry:

@@ -1,0 +1,100 @@
+"""The last step of a script that fails: made durable if every rank fails, since no rank keeps it in memory then."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Timer
+from types import TracebackType
+from typing import Final
+
+from holdfast.core.errors import HoldfastError
+from holdfast.training.checkpointing import final_checkpoint
+from holdfast.training.checkpointing.final_checkpoint import Left
+from holdfast.training.checkpointing.hooks import CheckpointHooks
+from holdfast.training.distributed.blocking_call import unless_cancelled
+from holdfast.training.distributed.process_group import store_client
+from holdfast.training.launcher_client.connection import LauncherConnection
+from holdfast.training.recovery.team import Team
+from holdfast.training.step.stepper import Stepper
+from holdfast.training.step.train_state import TrainState
+
+_log = logging.getLogger("holdfast.job")
+# A bound for jobs where nothing else sets one: launchers wait for `checkpoint.deadlineSeconds`.
+_LAST_CHECKPOINT_SECONDS: Final = 60.0
+_CHANGED: Final = (
+    "step %d is not committed: the script changed the weights after that step, outside of the optimizer. Averaged "
+    "weights may stand in the model. Training resumes from the checkpoint before it"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptFailure:
+    """What a rank does between the script's exception and its exit."""
+
+    agent: LauncherConnection
+    hooks: CheckpointHooks
+    state: TrainState
+    stepper: Stepper
+    team: Team
+
+    def save(self, trace: TracebackType | None) -> None:
+        """Make the last step durable if every rank failed after it.
+
+        The launcher knows that this rank has failed, and waits while there is something to save.
+        """
+        cancel = self.team.cancel
+        over = Timer(_LAST_CHECKPOINT_SECONDS, cancel.set, ["the last step could not be committed in time"])
+        over.daemon = True
+        try:
+            self.agent.stay()
+            cancel.check()  # it may have failed on its way into the next one
+            over.start()
+            own = Left(step=self.state.step, whole=self._complete(trace), saves=self.hooks.begun)
+            left = self._gathered(own)
+            if final_checkpoint.alike(left) and (self.hooks.busy or self.hooks.behind):
+                self.agent.send("lastCommit", step=self.state.step)
+                self._save(left)
+        except HoldfastError as error:
+            _log.warning("step %d may not be durable: %s", self.state.step, error)
+        finally:
+            over.cancel()
+            self.agent.go()
+
+    def _complete(self, trace: TracebackType | None) -> bool:
+        """Whether the state is that of the last step."""
+        step = self.state.step
+        try:
+            complete = self.stepper.rewind() and not final_checkpoint.broken_off(self.state.objects, trace)
+            changed = complete and self.stepper.weights.changed()
+        except RuntimeError as error:  # a device that has failed is the usual reason for an exception
+            _log.warning("step %d is not committed: the state cannot be read: %s", step, error)
+            return False
+        if changed:
+            _log.warning(_CHANGED, step)
+        return complete and not changed
+
+    def _gathered(self, own: Left) -> tuple[Left, ...]:
+        place, size = self.team.place, self.team.group.size
+        if size == 1:
+            return (own,)
+
+        def look() -> tuple[Left, ...]:
+            seconds = _LAST_CHECKPOINT_SECONDS
+            store = store_client(place.host, place.port or 0, f"{place.name}/failing", seconds)
+            return final_checkpoint.together(store, own, rank=place.rank, size=size, hurried=self.agent.hurried)
+
+        found: tuple[Left, ...] = unless_cancelled(look, self.team.cancel)
+        return found
+
+    def _save(self, left: Sequence[Left]) -> None:
+        """The checkpoint before it stays: this state may be the one that the script cannot continue from."""
+        hooks = self.hooks
+        hooks.wait()
+        if not final_checkpoint.can_be_saved(left):
+            _log.warning("the state after step %d is not whole on every rank: it is not committed", left[0].step)
+        elif hooks.behind:
+            _log.info("every rank failed: step %d is committed before they leave", self.state.step)
+            hooks.begin(spare=True)
+            hooks.wait()

@@ -1,0 +1,289 @@
+"""The training loop of a managed job: batches, steps, and what follows when a world ends in the middle of one.
+
+A step is applied by all ranks or by none (`protocol.step_commit`, `step.stepper`). When a peer is lost, this process
+keeps its state and waits for its place in the next world, inside the call that it is in.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+
+from holdfast.core.errors import PeerLostError, UsageError
+from holdfast.telemetry.activity import Activity, Meter
+from holdfast.telemetry.rank_time import Ledger
+from holdfast.training.checkpointing.hooks import CheckpointHooks
+from holdfast.training.checkpointing.script_failure import ScriptFailure
+from holdfast.training.data import Position
+from holdfast.training.data.loader import Loader
+from holdfast.training.data.script_batch import ScriptBatch, Taken
+from holdfast.training.launcher_client import exception_reporter
+from holdfast.training.launcher_client.connection import LauncherConnection
+from holdfast.training.recovery.team import Team
+from holdfast.training.recovery.world_entry import WorldEntry
+from holdfast.training.step.call_mismatch import Call
+from holdfast.training.step.stepper import Stepper, StepResult, let_go
+from holdfast.training.step.train_state import TrainState
+
+_log = logging.getLogger("holdfast.job")
+_LAST_STEP_MADE: Final = "the last step of this attempt is made"
+
+
+class Progress(Enum):
+    """How far the script is."""
+
+    SET_UP = "it has not begun a loop over `job.batches`; a script with a loader of its own never does"
+    IN_LOOP = "it is in the loop, or has left it half way"
+    DONE = "the last step is durable, and the launcher knows that this rank is done"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches:
+    """The data of `job.batches`. `alike`: each rank gets as many micro-batches."""
+
+    loader: Loader
+    start: Position
+    max_steps: int
+    alike: bool
+
+
+class TrainingLoop:
+    """Makes the steps of a managed job, in one world after the other."""
+
+    def __init__(
+        self,
+        *,
+        agent: LauncherConnection,
+        meter: Meter,
+        ledger: Ledger,
+        state: TrainState,
+        stepper: Stepper,
+        entry: WorldEntry,
+        hooks: CheckpointHooks,
+        team: Team,
+        announce: Callable[[], None],
+    ) -> None:
+        self._agent = agent
+        self._meter = meter
+        self._ledger = ledger
+        self._state = state
+        self._stepper = stepper
+        self._entry = entry
+        self._hooks = hooks
+        self._announce = announce
+        self._batch = ScriptBatch()
+        self.loader: Loader | None = None
+        self.team = team
+        self.progress = Progress.SET_UP
+
+    @property
+    def torn(self) -> bool:
+        """Whether the optimizer failed in the middle of a step, so that the state is of no use to others."""
+        return self._stepper.torn
+
+    def begin(self) -> None:
+        """Begin in the first world. A restored state is complete, so that memory for checkpoints is reserved now."""
+        self._enter(self.team)
+        if self._state.step:
+            self._hooks.prepare()
+
+    # Batches
+
+    def batches(self, batches: Batches) -> Iterator[Any]:
+        """Yield this rank's micro-batches until `max_steps` are completed, and finish then."""
+        if self.progress is Progress.SET_UP:
+            self.progress = Progress.IN_LOOP
+        if self._state.step > batches.max_steps:
+            _log.warning("step %d is past max_steps %d: no step is made", self._state.step, batches.max_steps)
+        while True:
+            while self._state.step < batches.max_steps:
+                yield from self._one_step(batches)
+            if self._finish():
+                return
+
+    def _one_step(self, batches: Batches) -> Iterator[Any]:
+        team, loader = self.team, batches.loader
+        self._meter.enter(Activity.DATA, self._state.step)
+        self._stepper.begin()
+        position = self._state.position or batches.start
+        self._state.position = position
+        parts = loader.parts(position, rank=team.group.rank, world_size=team.group.size, alike=batches.alike)
+        for part in parts:
+            micro = loader.fetch(part, position)
+            self._batch.give(micro, last=part is parts[-1])
+            self._meter.enter(Activity.COMPUTE)
+            yield micro.data
+            if self.team is not team:
+                return  # the rest of this step was planned for a world that has ended
+            if self._batch.held:
+                raise UsageError("the loop took a batch and did not call job.step(loss) for it")
+            self._meter.enter(Activity.DATA)
+        if not parts:  # more ranks than samples: this one only adds zeros
+            self._end_step(loader.batch_at(team.group.size))
+
+    # Steps
+
+    def step(self, loss: torch.Tensor, samples: float | None) -> StepResult:
+        """`job.step`."""
+        return self._take(loss, samples, exception_reporter.ours)
+
+    def run_step(self, fn: Callable[[], torch.Tensor], samples: float | None) -> StepResult:
+        """`job.run_step`."""
+        team = self.team
+        if team.cancel.is_set() or (self.loader is not None and not self._batch.held):
+            # Nothing to compute: the peers are not in `fn` either.
+            return self.step(torch.zeros((), device="cpu"), samples)
+        lost = partial(exception_reporter.lost, cancel=team.cancel, alone=team.group.size == 1)
+        over = ""
+        try:
+            loss = fn()
+        except Exception as error:
+            over = lost(error)
+            if not over:
+                raise
+        if over:  # after the handler, whose error holds the frames, and with them the graph
+            if self._batch.held:
+                self._batch.take()
+            return self._retry(PeerLostError(over))
+        return self._take(loss, samples, lost)
+
+    def _take(self, loss: torch.Tensor, samples: float | None, lost: Callable[[Exception], str]) -> StepResult:
+        taken = None if self.loader is None else self._batch.take()
+        if self.loader is not None and taken is None:
+            return StepResult(committed=False, step=self._state.step, reason="Retried")
+        cancel = self.team.cancel
+        if cancel.is_set():
+            let_go(loss)
+            return self._retry(PeerLostError(cancel.reason))
+        try:
+            return self._step(loss, taken, 1.0 if samples is None else float(samples), lost)
+        except Exception as error:
+            # This rank will contribute nothing to the averages. The launcher must know even if the script swallows
+            # the exception, so that peers do not wait.
+            exception_reporter.tell(self._agent, error, self._state.step)
+            raise
+
+    def _step(
+        self, loss: torch.Tensor, taken: Taken | None, own: float, lost: Callable[[Exception], str]
+    ) -> StepResult:
+        batch = None if self.loader is None else self.loader.batch_at(self.team.group.size)
+        last = taken is None or taken.last
+        weight = taken.micro.samples / batch if taken and batch else own
+        over = ""
+        try:
+            self._stepper.add(loss, weight, taken.micro.seen if taken else None, last=last)
+        except Exception as error:
+            over = lost(error)  # the error itself holds the frames, and with them the graph
+            if not over:
+                raise
+        if over:
+            let_go(loss)
+            return self._retry(PeerLostError(over))
+        if not last:
+            return StepResult(committed=False, step=self._state.step, reason="Accumulating")
+        return self._end_step(batch)
+
+    def _end_step(self, samples: int | None) -> StepResult:
+        with self.team.calls.during(Call.STEP):
+            try:
+                made = self._stepper.finish(samples)
+            except PeerLostError as error:
+                return self._retry(error)
+            if not made.result.committed:
+                self._ledger.step(step=self._state.step, committed=False)
+            try:
+                self._hooks.prepare()
+                if self._hooks.after_step(made.agreed):
+                    self._leave(_LAST_STEP_MADE)
+            except PeerLostError as error:
+                self._retry(error)
+        if self.loader is None:  # the loop does not say what follows a step, nor that there was one
+            self._meter.enter(Activity.APPLY, self._state.step)
+        return made.result
+
+    # Between steps
+
+    def save(self) -> bool:
+        """`job.save`."""
+        if self._batch.skip_save():
+            self._hooks.skip_save()
+            return False
+        try:
+            return self._hooks.save()
+        except PeerLostError as error:
+            self._retry(error)
+            self._batch.end_world_in_save()
+            return False
+
+    def close(self) -> None:
+        """Finish, unless the script left its loop half way."""
+        while self.progress is not Progress.IN_LOOP and not self._finish():
+            pass
+
+    def fail(self, trace: TracebackType | None) -> None:
+        """The script has failed: make its last step durable if no rank keeps it."""
+        failure = ScriptFailure(
+            agent=self._agent, hooks=self._hooks, state=self._state, stepper=self._stepper, team=self.team
+        )
+        failure.save(trace)
+
+    def leave_groups(self, *, failed: bool) -> None:
+        """Leave the groups in order; after a loop that was left half way, not before the process ends."""
+        if self.progress is Progress.IN_LOOP and not failed:
+            self.team.outlive()
+        else:
+            self.team.close()
+
+    def _finish(self) -> bool:
+        """Make the last step durable and report that this rank is done. False if the world ended: look again."""
+        try:
+            self._hooks.finish()
+        except PeerLostError as error:
+            self._retry(error)
+            return False
+        self._batch.skip_save()
+        if self.progress is not Progress.DONE:
+            self.progress = Progress.DONE
+            report_done(self._agent, self._meter, self._state.step)
+        return True
+
+    # Worlds
+
+    def _enter(self, team: Team) -> None:
+        self.team = team
+        self._ledger.reached(self._agent.reached)
+        self._batch.take_back()
+        self._hooks.enter(team)
+        self._announce()
+        self._meter.enter(Activity.DATA, self._state.step)
+
+    def _retry(self, error: PeerLostError) -> StepResult:
+        """Enter the next world, since the attempt is over. A prepared step may have been applied on the way."""
+        before = self._state.step
+        self._agent.lose_peers(str(error))
+        self._leave("")
+        rolled = self._stepper.rolled
+        if rolled is not None and rolled.step == self._state.step > before:
+            return rolled
+        committed = self._state.step > before
+        return StepResult(committed=committed, step=self._state.step, reason="Committed" if committed else "Retried")
+
+    def _leave(self, reason: str) -> None:
+        self._entry.leave(self.team, reason)
+        self._hooks.leave()
+        self._enter(self._entry.enter())
+        if self.loader is not None:  # else it is not known where the script's loop begins again
+            self._batch.end_world()
+
+
+def report_done(agent: LauncherConnection, meter: Meter, step: int) -> None:
+    """Report to the launcher that this rank's work is done."""
+    meter.enter(Activity.DONE, step)
+    agent.send("done", step=step)

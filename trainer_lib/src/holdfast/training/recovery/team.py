@@ -1,0 +1,63 @@
+"""The world that a rank trains in: its place, its process groups, and the attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from holdfast.checkpoint.attempt_info import Attempt
+from holdfast.checkpoint.format.shard_layout import Holding
+from holdfast.core.attempt import AttemptId
+from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.distributed.process_group import Group
+from holdfast.training.launcher_client.placement import RankPlacement
+from holdfast.training.protocol.shard_assignment import ShardAssignment
+from holdfast.training.step.call_mismatch import Calls
+
+
+@dataclass(frozen=True, kw_only=True)
+class Team:
+    """The world that this rank trains in."""
+
+    place: RankPlacement
+    group: Group
+    cancel: CancelToken
+    attempt: Attempt
+    calls: Calls
+    deal: ShardAssignment | None = None
+    """Which rank has which shard of the model, if the model is sharded."""
+    peers: Group | None = None
+    mates: Group | None = None
+
+    @property
+    def pair(self) -> AttemptId:
+        """The attempt's name."""
+        return self.attempt.pair
+
+    def abandon(self) -> None:
+        """Leave all groups at once."""
+        for group in self._groups():
+            group.abandon()
+
+    def close(self) -> None:
+        """Leave all groups in order."""
+        for group in self._groups():
+            group.close()
+
+    def outlive(self) -> None:
+        """Leave no group before the process ends."""
+        for group in self._groups():
+            group.outlive()
+
+    def sharing(self, ranks: Sequence[int]) -> list[int]:
+        """Return those of the ranks that have, or will have, the same state as this rank."""
+        deal, own = self.deal, self.group.rank
+        return [rank for rank in ranks if deal is None or deal.shards[rank] == deal.shards[own]]
+
+    def holding(self, names: Iterable[str]) -> Holding | None:
+        """Return which rank holds which of the named tensors, for a checkpoint."""
+        deal = self.deal
+        return None if deal is None else Holding(names=frozenset(names), size=deal.size, shards=deal.shards)
+
+    def _groups(self) -> list[Group]:
+        return [group for group in (self.peers, self.mates, self.group) if group is not None]
