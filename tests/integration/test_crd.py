@@ -85,13 +85,14 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("too many workers", [("spec.workers.replicas", 1025)], "less than or equal to 1024"),
     ("replicas as a word", [("spec.workers.replicas", "three")], 'must be of type integer: "string"'),
     ("half a worker", [("spec.workers.replicas", 2.5)], "must be of type integer"),
-    ("no process", [("spec.workers.processesPerWorker", 0)], "must be a number from 1 to 64, or auto"),
-    ("too many processes", [("spec.workers.processesPerWorker", 65)], "must be a number from 1 to 64, or auto"),
-    ("processes as a word", [("spec.workers.processesPerWorker", "gpus")], "or auto: one for each GPU that the"),
-    ("processes as text", [("spec.workers.processesPerWorker", "8")], "must be a number from 1 to 64, or auto"),
+    ("no process", [("spec.workers.processesPerWorker", 0)], "greater than or equal to 1"),
+    ("too many processes", [("spec.workers.processesPerWorker", 65)], "less than or equal to 64"),
+    ("processes as a word", [("spec.workers.processesPerWorker", "auto")], "must be of type integer"),
     ("startup deadline too short", [("spec.startupDeadlineSeconds", 9)], "greater than or equal to 10"),
     ("startup deadline too long", [("spec.startupDeadlineSeconds", 86401)], "less than or equal to 86400"),
-    ("hang timeout as a word", [("spec.hangDetection", {"stepTimeout": "soon"})], "stepTimeout must be Auto, Off"),
+    ("step timeout as a word", [("spec.hangDetection", {"stepTimeoutSeconds": "Auto"})], "must be of type integer"),
+    ("no time for a step", [("spec.hangDetection", {"stepTimeoutSeconds": 0})], "greater than or equal to 1"),
+    ("unknown mode", [("spec.hangDetection", {"mode": "Off"})], 'supported values: "Enabled", "Disabled"'),
     ("no time for a batch", [("spec.hangDetection", {"dataTimeoutSeconds": 0})], "greater than or equal to 1"),
     (
         "a hang that is ignored",
@@ -446,8 +447,8 @@ ALL_RULES = [
 GOOD: list[tuple[str, list[tuple[str, Any]]]] = [
     ("the smallest", []),
     ("longest name", [("metadata.name", "g" * 50)]),
-    ("a process for each GPU", [("spec.workers.processesPerWorker", "auto")]),
-    ("a process for each GPU, as other fields spell it", [("spec.workers.processesPerWorker", "Auto")]),
+    ("a number of processes", [("spec.workers.processesPerWorker", 8)]),
+    ("no hang detection", [("spec.hangDetection", {"mode": "Disabled"})]),
     ("a queue", [("spec.scheduling.queue", "team-a")]),
     ("an interval in steps", [("spec.checkpoint.intervalSteps", 50)]),
     ("an interval of an hour", [("spec.checkpoint.intervalSeconds", 3600)]),
@@ -552,7 +553,7 @@ def test_the_smallest_job_gets_every_default(trial: Jobs) -> None:
     spec = trial.create(job(), dry_run="All")["spec"]
     del spec["workers"]["template"]
     assert spec == {
-        "workers": {"replicas": 3, "processesPerWorker": 1, "spares": 0, "onDemandReplicas": 0},
+        "workers": {"replicas": 3, "spares": 0, "onDemandReplicas": 0},
         "elasticity": {
             "replicaStep": 1,
             "onFailure": "Shrink",
@@ -598,7 +599,7 @@ CHANGES_REFUSED = [
     ),
     ("another label", [("spec.workers.template.metadata.labels", {"a": "b"})], "delete the job and apply it again"),
     ("more processes", [("spec.workers.processesPerWorker", 2)], "processesPerWorker is immutable"),
-    ("processes by the GPUs", [("spec.workers.processesPerWorker", "auto")], "processesPerWorker is immutable"),
+    ("processes by the GPUs", [("spec.workers.processesPerWorker", None)], "processesPerWorker is immutable"),
     ("exclusive nodes", [("spec.scheduling.nodeSharing", "Exclusive")], "scheduling is immutable"),
     ("another queue", [("spec.scheduling.queue", "b")], "scheduling is immutable"),
     ("another backend", [("spec.rendezvous.backend", "C10d")], "rendezvous is immutable"),
@@ -614,6 +615,7 @@ def running(jobs: Jobs) -> Jobs:
     jobs.create(
         job(
             ("spec.elasticity.minReplicas", 2),
+            ("spec.workers.processesPerWorker", 1),
             ("spec.checkpoint.volume.claimName", "checkpoints"),
             (f"{POD}.nodeSelector", {"pool": "a"}),
             (f"{POD}.volumes", [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]),
@@ -666,7 +668,7 @@ IN_SUSPENSION: list[tuple[str, Any]] = [
     (f"{POD}.containers", [{"name": "trainer", "image": "train:2"}]),
     (f"{POD}.priorityClassName", "high"),
     ("spec.workers.processesPerWorker", 2),
-    ("spec.workers.processesPerWorker", "auto"),
+    ("spec.workers.processesPerWorker", None),
 ]
 
 

@@ -210,7 +210,8 @@ def test_the_end_of_a_long_message_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "step"), [({}, "Auto"), ({"stepTimeout": 60}, "60"), ({"stepTimeout": "Off"}, "Off")]
+    ("given", "step"),
+    [({}, "Auto"), ({"stepTimeoutSeconds": 60}, "60"), ({"mode": "Disabled", "stepTimeoutSeconds": 60}, "Off")],
 )
 def test_hang_detection_has_defaults_where_it_is_given(given: Any, step: str) -> None:
     assert parse_spec({**SMALLEST, "hangDetection": given}).hang == HangSpec(step=step)
@@ -218,7 +219,15 @@ def test_hang_detection_has_defaults_where_it_is_given(given: Any, step: str) ->
 
 
 @pytest.mark.parametrize(
-    "given", [{"stepTimeout": "soon"}, {"stepTimeout": 0}, {"dataTimeoutSeconds": 0}, {"action": "Ignore"}, 7]
+    "given",
+    [
+        {"stepTimeoutSeconds": "soon"},
+        {"stepTimeoutSeconds": 0},
+        {"mode": "Off"},
+        {"dataTimeoutSeconds": 0},
+        {"action": "Ignore"},
+        7,
+    ],
 )
 def test_bad_hang_detection_is_named(given: Any) -> None:
     with pytest.raises(UnreadableError, match=r"spec\.hangDetection"):

@@ -64,6 +64,7 @@ def test_variables_from_what_no_pod_could_have_are_named(sim: Sim, junk: Any) ->
 )
 def test_a_preflight_is_told_of_as_many_gpus_as_are_asked_for(sim: Sim, amount: Any, told: str) -> None:
     sim.body["spec"]["preflight"] = {}
+    sim.body["spec"]["workers"]["processesPerWorker"] = 1
     (trainer,) = sim.body["spec"]["workers"]["template"]["spec"]["containers"]
     trainer["resources"]["limits"] = {"nvidia.com/gpu": amount}
     sim.settle()

@@ -75,7 +75,6 @@ GPU_RESOURCE = f"{GPU_RESOURCES}gpu"
 # Those of which each is one whole GPU, and so one device to torch.
 WHOLE_GPUS = (GPU_RESOURCE, "amd.com/gpu")
 # One process for each of them: torchrun's word, and as other fields of the resource are written.
-AUTO_PROCESSES = ("auto", "Auto")
 MAX_PROCESSES = 64
 PORT_AGENTS = 8443
 PORT_HTTP = 8080

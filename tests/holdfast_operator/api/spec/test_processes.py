@@ -1,4 +1,4 @@
-"""``processesPerWorker: auto``: one process for each whole GPU of the trainer, or words that help."""
+"""Without ``processesPerWorker``: one process for each whole GPU of the trainer, or a message with the fix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from holdfast_operator.manifests.membership_document import settings
 def spec_of(value: Any, resources: Any = None, *beside: dict[str, Any]) -> dict[str, Any]:
     trainer = {"name": "trainer", "image": "x", **({} if resources is None else {"resources": resources})}
     template = {"spec": {"containers": [*beside, trainer]}}
-    return {"workers": {"replicas": 2, "processesPerWorker": value, "template": template}}
+    given = {} if value is None else {"processesPerWorker": value}
+    return {"workers": {"replicas": 2, "template": template, **given}}
 
 
 @pytest.mark.parametrize(
@@ -30,19 +31,16 @@ def spec_of(value: Any, resources: Any = None, *beside: dict[str, Any]) -> dict[
         ({"nvidia.com/gpu": 64}, 64),
     ],
 )
-@pytest.mark.parametrize("word", ["auto", "Auto"])
-def test_auto_is_one_for_each_gpu_of_the_trainer_and_launchers_are_told_the_number(
-    word: str, limits: dict[str, Any], count: int
-) -> None:
-    spec = parse_spec(spec_of(word, {"limits": limits}))
+def test_one_process_for_each_gpu_in_the_settings_of_launchers(limits: dict[str, Any], count: int) -> None:
+    spec = parse_spec(spec_of(None, {"limits": limits}))
     assert spec.processes_per_worker == count
     assert settings(spec)["processesPerWorker"] == count
 
 
 def test_the_gpus_of_another_container_are_not_the_trainers() -> None:
     beside = {"name": "viewer", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 1}}}
-    assert parse_spec(spec_of("auto", {"limits": {"nvidia.com/gpu": 4}}, beside)).processes_per_worker == 4
-    assert parse_spec(spec_of("auto", None, beside)).processes_per_worker == 1
+    assert parse_spec(spec_of(None, {"limits": {"nvidia.com/gpu": 4}}, beside)).processes_per_worker == 4
+    assert parse_spec(spec_of(None, None, beside)).processes_per_worker == 1
 
 
 def test_a_number_is_taken_as_it_is_whatever_the_limits_say() -> None:
@@ -53,17 +51,21 @@ def test_a_number_is_taken_as_it_is_whatever_the_limits_say() -> None:
 @pytest.mark.parametrize(
     ("value", "resources", "says"),
     [
-        ("gpu", None, "must be a whole number from 1 to 64, or auto, not 'gpu'"),
+        ("auto", None, "must be a whole number from 1 to 64, not 'auto'"),
         ("8", None, "must be a whole number"),
         (0, None, "must be a whole number"),
         (65, None, "must be a whole number"),
         (True, None, "must be a whole number"),
-        ("auto", {"limits": {"nvidia.com/gpu": "many"}}, "ask for 'many' nvidia.com/gpu"),
-        ("auto", {"limits": {"nvidia.com/gpu": "1500m"}}, "no whole number"),
-        ("auto", {"limits": {"nvidia.com/gpu": 65}}, "from 0 to 64: mend the limit, or give"),
-        ("auto", {"limits": {"nvidia.com/gpu": 40, "amd.com/gpu": 40}}, "80 GPUs"),
-        ("auto", {"limits": {"nvidia.com/mig-1g.10gb": 3}}, "3 nvidia.com/mig-1g.10gb: give processesPerWorker"),
-        ("auto", {"claims": [{"name": "gpus"}]}, "resources.claims"),
+        (None, {"limits": {"nvidia.com/gpu": "many"}}, "have 'many' nvidia.com/gpu"),
+        (None, {"limits": {"nvidia.com/gpu": "1500m"}}, "expected a whole number from 0 to 64"),
+        (None, {"limits": {"nvidia.com/gpu": 65}}, "from 0 to 64; fix the limit, or set"),
+        (None, {"limits": {"nvidia.com/gpu": 40, "amd.com/gpu": 40}}, "80 GPUs"),
+        (
+            None,
+            {"limits": {"nvidia.com/mig-1g.10gb": 3}},
+            "3 nvidia.com/mig-1g.10gb, not whole GPUs: set processesPerWorker",
+        ),
+        (None, {"claims": [{"name": "gpus"}]}, "resources.claims"),
     ],
 )
 def test_what_gives_no_number_is_refused_with_the_field_and_the_mend(value: Any, resources: Any, says: str) -> None:

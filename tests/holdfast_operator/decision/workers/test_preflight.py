@@ -310,9 +310,8 @@ def test_one_that_nobody_reaches_is_blamed_alone() -> None:
 
 def spec_of(preflight: Any, **container: Any) -> Any:
     containers = [{"name": "trainer", "image": "x", **container}]
-    return parse_spec(
-        {"workers": {"replicas": 1, "template": {"spec": {"containers": containers}}}, "preflight": preflight}
-    )
+    workers = {"replicas": 1, "processesPerWorker": 1, "template": {"spec": {"containers": containers}}}
+    return parse_spec({"workers": workers, "preflight": preflight})
 
 
 def test_without_the_group_nothing_is_asked() -> None:

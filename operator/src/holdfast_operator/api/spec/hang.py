@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from holdfast_operator.api.json import Json
 from holdfast_operator.api.reasons import LADDER, RecoveryAction
-from holdfast_operator.api.spec.fields import choice, integer, mapping
+from holdfast_operator.api.spec.fields import choice, integer, mapping, optional_integer
 from holdfast_operator.api.spec.recovery import Rule
-from holdfast_operator.errors import UnreadableError
 
 _PATH = "spec.hangDetection"
 
@@ -17,7 +16,7 @@ _PATH = "spec.hangDetection"
 class HangSpec:
     """How long a rank may keep the others waiting."""
 
-    step: str = "Auto"  # Auto, Off, or seconds
+    step: str = "Auto"  # as launchers read it: Auto, Off or seconds
     data: int = 900
     checkpoint: int = 900
     evaluation: int = 3600
@@ -28,11 +27,10 @@ def parse_hang(spec: Json) -> HangSpec | None:
     if spec.get("hangDetection") is None:
         return None
     value = mapping(spec["hangDetection"], _PATH)
-    step = str(value.get("stepTimeout", "Auto"))
-    if step not in ("Auto", "Off") and not (step.isdecimal() and int(step) >= 1):
-        raise UnreadableError(f"{_PATH}.stepTimeout must be Auto, Off or seconds, not {step!r}")
+    seconds = optional_integer(value, "stepTimeoutSeconds", _PATH, minimum=1)
+    disabled = choice(value, "mode", _PATH, ("Enabled", "Disabled"), "Enabled") == "Disabled"
     return HangSpec(
-        step=step,
+        step="Off" if disabled else str(seconds or "Auto"),
         data=integer(value, "dataTimeoutSeconds", _PATH, 900, minimum=1),
         checkpoint=integer(value, "checkpointTimeoutSeconds", _PATH, 900, minimum=1),
         evaluation=integer(value, "evaluationTimeoutSeconds", _PATH, 3600, minimum=1),

@@ -1,7 +1,7 @@
-"""How many processes a worker runs where its job says ``auto``: one for each whole GPU of its trainer. Pure.
+"""The number of processes of a worker: ``processesPerWorker``, or one for each whole GPU of its trainer. Pure.
 
-The kubelet gives a container what its limits say, so the number is known before a pod is made, alike for all workers,
-and the launchers are told it. It is never counted on a node: two workers that counted differently would be no world.
+The kubelet gives a container the devices in its limits. So the number is known before a pod is created, and it is the
+same for all workers. It is never counted on a node: workers that count differently cannot form a world.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from holdfast_operator.api.json import Json
 from holdfast_operator.api.quantities import quantity
 from holdfast_operator.errors import UnreadableError
 
-_MEND = "give processesPerWorker a number"
+_FIX = "set processesPerWorker"
 
 
 def processes(value: Any, trainer: Json, path: str) -> int:
-    """``processesPerWorker`` as a number. Raises ``UnreadableError``, which says what would help."""
-    if value in c.AUTO_PROCESSES:
+    """Return the number of processes; ``value`` is that of the spec or None. Raises ``UnreadableError``."""
+    if value is None:
         return _one_a_gpu(trainer.get("resources") or {}, path)
     known = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= c.MAX_PROCESSES
     if not known:
-        raise UnreadableError(f"{path} must be a whole number from 1 to {c.MAX_PROCESSES}, or auto, not {value!r}")
+        raise UnreadableError(f"{path} must be a whole number from 1 to {c.MAX_PROCESSES}, not {value!r}")
     return int(value)
 
 
@@ -34,11 +34,11 @@ def _one_a_gpu(resources: Json, path: str) -> int:
     parts = [f"{limits[name]} {name}" for name in limits if name.startswith(c.GPU_RESOURCES)]
     if parts:
         raise UnreadableError(
-            f"{path} is auto, which counts whole GPUs; the trainer's limits ask for {', '.join(parts)}: {_MEND}"
+            f"{path} is absent, and the trainer's limits have {', '.join(parts)}, not whole GPUs: {_FIX}"
         )
     if resources.get("claims"):
         raise UnreadableError(
-            f"{path} is auto, and the trainer's devices are claims (resources.claims), which tell no number: {_MEND}"
+            f"{path} is absent, and the trainer's devices are claims (resources.claims) without a number: {_FIX}"
         )
     return 1
 
@@ -46,8 +46,8 @@ def _one_a_gpu(resources: Json, path: str) -> int:
 def _at_most(count: int, path: str) -> int:
     if count > c.MAX_PROCESSES:
         raise UnreadableError(
-            f"{path} is auto, and the trainer's limits ask for {count} GPUs: a worker has at most {c.MAX_PROCESSES}"
-            f" processes; {_MEND}, or ask for fewer"
+            f"{path} is absent, and the trainer's limits have {count} GPUs: a worker has at most {c.MAX_PROCESSES}"
+            f" processes; {_FIX}, or request fewer GPUs"
         )
     return max(1, count)
 
@@ -56,7 +56,7 @@ def _count(name: str, asked: Any, path: str) -> int:
     number = quantity(asked)
     if str(asked) != "0" and (number != number.to_integral_value() or not 1 <= number <= c.MAX_PROCESSES):
         raise UnreadableError(
-            f"{path} is auto, and the trainer's limits ask for {asked!r} {name}, which is no whole number"
-            f" from 0 to {c.MAX_PROCESSES}: mend the limit, or {_MEND}"
+            f"{path} is absent, and the trainer's limits have {asked!r} {name}: expected a whole number"
+            f" from 0 to {c.MAX_PROCESSES}; fix the limit, or {_FIX}"
         )
     return int(number)

@@ -139,7 +139,7 @@ def parse_spec(value: Any) -> JobSpec:
 def _processes(workers: Json, pod_spec: Json) -> int:
     name = trainer_container(pod_spec)
     trainer = next(container for container in pod_spec["containers"] if container["name"] == name)
-    return processes(workers.get("processesPerWorker", 1), trainer, "spec.workers.processesPerWorker")
+    return processes(workers.get("processesPerWorker"), trainer, "spec.workers.processesPerWorker")
 
 
 def _ignores_remediation(spec: Json) -> bool:
