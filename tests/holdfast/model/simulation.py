@@ -12,6 +12,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,11 @@ from holdfast.launcher.status import status_document as report
 from holdfast.launcher.status.recovered_state import remembered
 from holdfast.launcher.status.status_document import Identity
 from holdfast.training.protocol import step_commit
-from holdfast_operator.decision.membership import rules as policy
+from holdfast_operator.api import ids as operator_ids
+from holdfast_operator.api import status as operator_status
+from holdfast_operator.decision.membership import candidates as policy
+from holdfast_operator.decision.membership import rules as policy_rules
+from holdfast_operator.views import reports as operator_reports
 
 JOB = "job-a"
 Lineage = tuple[AttemptId, ...]
@@ -113,7 +118,7 @@ class Pod:
     kept_stacks: list[events.KeepStacks] = field(default_factory=list)
     view: dict[str, bool] = field(default_factory=dict)
     served: int = 0
-    report: policy.Report | None = None
+    report: operator_reports.Report | None = None
     reported_at: float = -1e9
     ready_since: float = 0.0
 
@@ -177,13 +182,13 @@ class Simulation:
         self.claims: dict[AttemptId, Claim] = {}
         self.commits: list[Stored] = []
         self.bases: dict[AttemptId, Lineage] = {}
-        self.status: policy.Membership | None = None
-        self.verdict: policy.Publication | policy.Hold | None = None
+        self.status: operator_status.Membership | None = None
+        self.verdict: policy.Publication | policy.Wait | None = None
         self.announced: list[tuple[AttemptId, Lineage]] = []
         self.publications = 0
         self.backups_restored = 0
         self.old_line: Lineage = ()
-        self.backup: policy.Membership | None = None
+        self.backup: operator_status.Membership | None = None
         self.incarnation = 0
         for _ in range(replicas):
             self.new_pod()
@@ -777,12 +782,15 @@ class Simulation:
             return
         state = pod.state
         mine = [c for c in self.claims.values() if pod.training and c == pod.training.claim]
-        pod.report = policy.Report(
+        pod.report = operator_reports.Report(
+            pod_uid=pod.uid,
+            received_at=_time(self.now),
+            has_launcher=True,
             ready=state.ready,
             accepted=_pair(state.accepted),
             started=_pair(state.started),
             world=_world(state.world),
-            lost=frozenset(uid for uid, _, _ in state_machine.lost_members(state)),
+            lost_members=tuple(uid for uid, _, _ in state_machine.lost_members(state)),
             conflict=state.conflict or 0,
             highest_claim=_claim(mine[0]) if mine else None,
             foreign_claims=tuple(_claim(c) for c in state.foreign),
@@ -793,36 +801,35 @@ class Simulation:
         """One pass of the operator."""
         if not self.operator_up:
             return
-        observed = policy.Observed(
-            membership=self.status,
-            workers=tuple(self._worker(pod) for pod in self.pods.values() if not pod.proved),
+        observed = policy.MembershipInput(
+            membership=self.status or operator_status.Membership(),
+            workers=tuple(self._candidate(pod) for pod in self.pods.values() if not pod.proved),
             proved_gone=frozenset(pod.uid for pod in self.pods.values() if pod.proved),
             rules=policy.MembershipRules(
                 replicas=self.rules.replicas,
                 min_replicas=self.rules.min_replicas,
                 replica_step=self.rules.replica_step,
                 may_shrink=self.rules.may_shrink,
-                first_wait=3.0,
+                first_wait=timedelta(seconds=3),
             ),
             publication=f"p{self.publications + 1}",
             job_uid=self.job,
         )
-        self.verdict = policy.decide(observed, self.now)
+        self.verdict = policy_rules.decide(observed, _time(self.now))
         if isinstance(self.verdict, policy.Publication):
             self.publications += 1
             self.status = self.verdict.membership
 
-    def _worker(self, pod: Pod) -> policy.Worker:
+    def _candidate(self, pod: Pod) -> policy.Candidate:
         report = pod.report
-        if report is not None:
-            report = replace(report, fresh=self.now - pod.reported_at < 3.0)
-        return policy.Worker(
-            pod_uid=pod.uid,
-            pod=pod.uid,
-            node=pod.node,
-            terminal=pod.proved,
+        place = operator_status.Member(
+            index=policy.NO_INDEX, pod_uid=pod.uid, pod=pod.uid, ip="", store=29400, control=29401, node=pod.node
+        )
+        return policy.Candidate(
+            member=place,
+            ready=report is not None and report.ready and self.now - pod.reported_at < 3.0,
             leaving=pod.state.drain is not None and pod.uid not in self.cut_from_operator,
-            ready_since=pod.ready_since,
+            ready_at=_time(pod.ready_since),
             report=report,
         )
 
@@ -982,13 +989,17 @@ def _status_of(identity: Identity, state: State) -> dict[str, Any]:
     )
 
 
-def _pair(pair: AttemptId | None) -> policy.Pair | None:
-    return None if pair is None else policy.Pair(pair.generation, pair.attempt)
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
 
 
-def _claim(claim: Claim) -> policy.Claim:
-    return policy.Claim(
-        pair=policy.Pair(claim.pair.generation, claim.pair.attempt),
+def _pair(pair: AttemptId | None) -> operator_ids.AttemptId | None:
+    return None if pair is None else operator_ids.AttemptId(generation=pair.generation, attempt=pair.attempt)
+
+
+def _claim(claim: Claim) -> operator_status.Claim:
+    return operator_status.Claim(
+        pair=operator_ids.AttemptId(generation=claim.pair.generation, attempt=claim.pair.attempt),
         job_uid=claim.job_uid,
         publication=claim.publication,
         from_step=claim.from_step,
@@ -996,12 +1007,12 @@ def _claim(claim: Claim) -> policy.Claim:
     )
 
 
-def _world(world: World | None) -> policy.World | None:
+def _world(world: World | None) -> operator_reports.World | None:
     if world is None:
         return None
     members = tuple(member.pod_uid for member in world.members)
-    pair = policy.Pair(world.pair.generation, world.pair.attempt)
-    return policy.World(pair=pair, publication=world.publication, members=members)
+    pair = operator_ids.AttemptId(generation=world.pair.generation, attempt=world.pair.attempt)
+    return operator_reports.World(pair=pair, publication=world.publication, members=members, coordinator="")
 
 
 _SETTINGS: dict[str, Any] = {
@@ -1020,53 +1031,12 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-def _wire(status: policy.Membership, job: str) -> dict[str, Any]:
-    def pair(value: policy.Pair | None) -> dict[str, int] | None:
-        return None if value is None else {"generation": value.generation, "attempt": value.attempt}
-
+def _wire(status: operator_status.Membership, job: str) -> dict[str, Any]:
     return {
         "version": 1,
         "job": {"namespace": "ml", "name": "gpt", "uid": job, "runId": "gpt"},
-        "revision": status.revision,
-        "generation": status.generation,
-        "publication": status.publication,
-        "active": pair(status.active),
-        "previous": [
-            {
-                "generation": p.generation,
-                "publication": p.publication,
-                "members": list(p.members),
-                "through": p.through,
-            }
-            for p in status.previous
-        ],
-        "gone": list(status.gone),
-        "members": [
-            {
-                "index": m.index,
-                "pod": m.pod,
-                "podUID": m.pod_uid,
-                "ip": m.ip,
-                "ports": {"store": m.store_port, "control": m.control_port},
-                "node": m.node,
-            }
-            for m in status.members
-        ],
-        "claims": [
-            {
-                "version": 1,
-                "jobUID": c.job_uid,
-                "publication": c.publication,
-                "generation": c.pair.generation,
-                "attempt": c.pair.attempt,
-                "fromStep": c.from_step,
-                "fromPair": pair(c.from_pair),
-            }
-            for c in status.claims
-        ],
-        "acknowledged": [],
+        **status.to_json(),
         "restarts": {},
-        "directives": {"checkpoint": None, "drain": []},
         "settings": dict(_SETTINGS),
         "jobKey": "ab",
     }

@@ -102,7 +102,7 @@ def test_lists_of_a_report_are_bounded_and_what_matters_of_them_is_heard() -> No
     assert report is not None
     # A launcher drops incidents that are acknowledged: those above these come with its next reports.
     assert [told.pair.attempt for told in report.incidents] == list(range(32))
-    assert [claim["attempt"] for claim in report.foreign_claims] == list(range(15_000 - 64, 15_000))
+    assert [claim.pair.attempt for claim in report.foreign_claims] == list(range(15_000 - 64, 15_000))
     assert (len(report.quarantined), len(report.lost_members)) == (20, 1024)
     assert report.world is not None
     assert len(report.world.members) == 1024

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -12,7 +12,7 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.ids import AttemptId
 from holdfast_operator.api.json import EMPTY, Json, integer, items, objects, part
 from holdfast_operator.api.reasons import CAUSES
-from holdfast_operator.api.status import Checkpoint
+from holdfast_operator.api.status import Checkpoint, Claim
 from holdfast_operator.api.status.goodput import TimeBreakdown, short
 from holdfast_operator.api.times import parse_time
 from holdfast_operator.views import values
@@ -175,8 +175,8 @@ class Report:
     committed_at: datetime | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
     unsaved: Unsaved | None = None  # None: the last checkpoint on the volume did not fail
-    highest_claim: Json | None = field(default=None, hash=False)
-    foreign_claims: tuple[Json, ...] = field(default=(), hash=False)
+    highest_claim: Claim | None = None
+    foreign_claims: tuple[Claim, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()
     loss: float | None = None
     throughput: float | None = None
@@ -335,20 +335,17 @@ def _unsaved(value: Json) -> Unsaved | None:
     return Unsaved(since=since, cause=values.said(value.get("cause")), message=values.words(value.get("message")))
 
 
-def _claim(value: Any) -> Json | None:
-    """A claim with exactly the contract's fields."""
+def _claim(value: Any) -> Claim | None:
     pair = values.pair(value)
     if pair is None:
         return None
-    from_pair = values.pair(value.get("fromPair"))
-    return {
-        "version": c.PROTOCOL_VERSION,
-        "jobUID": values.said(value.get("jobUID")),
-        "publication": values.said(value.get("publication")),
-        **pair.to_json(),
-        "fromStep": integer(value.get("fromStep")) or 0,
-        "fromPair": from_pair.to_json() if from_pair else None,
-    }
+    return Claim(
+        pair=pair,
+        job_uid=values.said(value.get("jobUID")),
+        publication=values.said(value.get("publication")),
+        from_step=integer(value.get("fromStep")) or 0,
+        from_pair=values.pair(value.get("fromPair")),
+    )
 
 
 def _world(value: Any) -> World | None:

@@ -19,7 +19,8 @@ from holdfast.launcher.membership.messages import Failure, Priority
 from holdfast.launcher.membership.state import Phase
 from holdfast.launcher.rendezvous.roster import Joined, Record, Roster, RunRequest
 from holdfast.telemetry.activity import Activity
-from holdfast_operator.decision.membership import rules as policy
+from holdfast_operator.api.reasons import MembershipReason
+from holdfast_operator.decision.membership.candidates import Wait
 
 
 def training(replicas: int = 3, **settings: object) -> Simulation:
@@ -261,8 +262,8 @@ def test_one_pod_is_replaced_only_when_it_is_proved_gone() -> None:
     sim.run(5)
     sim.replenish()
     assert not sim.run(10, lambda: sim.trains_with("w1"))
-    assert isinstance(sim.verdict, policy.Hold)
-    assert sim.verdict.reason is policy.MembershipReason.AWAITING_FENCE
+    assert isinstance(sim.verdict, Wait)
+    assert sim.verdict.reason is MembershipReason.AWAITING_FENCE
     assert "w0" in sim.verdict.message
 
     sim.crash("w0")
@@ -299,8 +300,8 @@ def test_a_partition_with_replacements_on_the_operators_minority_side_awaits_the
     sim.cut(["w3", "w4"], ["w1", "w2"])
     sim.run(10)
     assert sim.trains_with("w1", "w2")
-    assert isinstance(sim.verdict, policy.Hold)
-    assert sim.verdict.reason is policy.MembershipReason.AWAITING_FENCE
+    assert isinstance(sim.verdict, Wait)
+    assert sim.verdict.reason is MembershipReason.AWAITING_FENCE
 
     sim.heal()
     assert sim.run(30, lambda: sim.trains_with("w0", "w1", "w2"))

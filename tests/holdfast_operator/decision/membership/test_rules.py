@@ -3,90 +3,101 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast_operator.api.ids import AttemptId
 from holdfast_operator.api.reasons import MembershipReason
-from holdfast_operator.decision.membership.rules import (
-    Claim,
-    Hold,
-    Member,
-    Membership,
+from holdfast_operator.api.status import Claim, EarlierGeneration, Member, Membership
+from holdfast_operator.decision.membership.candidates import (
+    NO_INDEX,
+    Candidate,
+    MembershipInput,
     MembershipRules,
-    Observed,
-    Pair,
-    Previous,
     Publication,
-    Report,
-    Worker,
-    World,
-    check_invariants,
-    decide,
+    Wait,
 )
+from holdfast_operator.decision.membership.rules import check_invariants, decide
+from holdfast_operator.views import Report, World
 
-NOW = 1000.0
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = "job"
 RULES = MembershipRules(replicas=3, min_replicas=1)
 
 
+def seconds(number: float) -> timedelta:
+    return timedelta(seconds=number)
+
+
+def attempt(generation_number: int, number: int) -> AttemptId:
+    return AttemptId(generation=generation_number, attempt=number)
+
+
 def member(index: int, uid: str) -> Member:
-    return Member(index=index, pod_uid=uid, pod=uid, ip="", store_port=29400, control_port=29401, node="")
+    return Member(index=index, pod_uid=uid, pod=uid, ip="", store=29400, control=29401, node="")
 
 
 def members(*uids: str) -> tuple[Member, ...]:
     return tuple(member(index, uid) for index, uid in enumerate(uids))
 
 
-def generation(number: int, *uids: str, active: Pair | None = None, **more: object) -> Membership:
+def generation(number: int, *uids: str, active: AttemptId | None = None, **more: object) -> Membership:
     publication = f"p{number}"
     return Membership(  # type: ignore[arg-type]
         revision=10, generation=number, publication=publication, active=active, members=members(*uids), **more
     )
 
 
-def worker(uid: str, world: World | None = None, **report: object) -> Worker:
-    return Worker(
-        pod_uid=uid,
-        pod=uid,
-        ready_since=NOW - 100,
-        report=Report(ready=True, world=world, **report),  # type: ignore[arg-type]
-    )
+def candidate(uid: str, report: Report | None = None, **more: object) -> Candidate:
+    return Candidate(member=member(NO_INDEX, uid), report=report, **more)  # type: ignore[arg-type]
 
 
-def silent(uid: str) -> Worker:
-    return Worker(pod_uid=uid, pod=uid, report=Report(ready=True, fresh=False))
+def worker(uid: str, world: World | None = None, **said: object) -> Candidate:
+    report = Report(pod_uid=uid, received_at=NOW, has_launcher=True, world=world, **said)  # type: ignore[arg-type]
+    return candidate(uid, report, ready=True, ready_at=NOW - seconds(100))
 
 
-def running(number: int, attempt: int, *uids: str) -> World:
-    return World(pair=Pair(number, attempt), publication=f"p{number}", members=uids)
+def silent(uid: str) -> Candidate:
+    return replace(worker(uid), ready=False, ready_at=None)
+
+
+def running(number: int, attempt_number: int, *uids: str, publication: str = "") -> World:
+    pair, publication = attempt(number, attempt_number), publication or f"p{number}"
+    return World(pair=pair, publication=publication, members=uids, coordinator="")
 
 
 def observed(
     membership: Membership | None,
-    *workers: Worker,
+    *workers: Candidate,
     gone: frozenset[str] = frozenset(),
     rules: MembershipRules = RULES,
-) -> Observed:
-    return Observed(
-        membership=membership, workers=workers, proved_gone=gone, rules=rules, publication="fresh", job_uid=JOB
+) -> MembershipInput:
+    return MembershipInput(
+        membership=membership or Membership(),
+        workers=workers,
+        proved_gone=gone,
+        rules=rules,
+        publication="fresh",
+        job_uid=JOB,
     )
 
 
-def published(*args: object, now: float = NOW, **kwargs: object) -> Publication:
+def published(*args: object, now: datetime = NOW, **kwargs: object) -> Publication:
     verdict = decide(observed(*args, **kwargs), now)  # type: ignore[arg-type]
     assert isinstance(verdict, Publication), verdict
     return verdict
 
 
-def held(*args: object, now: float = NOW, **kwargs: object) -> Hold:
+def held(*args: object, now: datetime = NOW, **kwargs: object) -> Wait:
     verdict = decide(observed(*args, **kwargs), now)  # type: ignore[arg-type]
-    assert isinstance(verdict, Hold), verdict
+    assert isinstance(verdict, Wait), verdict
     return verdict
 
 
-def same_generation(before: Membership, *args: object, **kwargs: object) -> Publication | Hold:
+def same_generation(before: Membership, *args: object, **kwargs: object) -> Publication | Wait:
     """No new generation; what is learnt may be recorded."""
     verdict = decide(observed(before, *args, **kwargs), NOW)  # type: ignore[arg-type]
     if isinstance(verdict, Publication):
@@ -109,9 +120,9 @@ def test_the_first_generation_lists_the_whole_gang() -> None:
 
 
 def test_it_waits_for_the_whole_gang_and_then_begins_with_enough() -> None:
-    two = [replace(worker(uid), ready_since=NOW) for uid in "ab"]
+    two = [replace(worker(uid), ready_at=NOW) for uid in "ab"]
     assert "2 of 3 workers are ready" in held(None, *two).message
-    assert uids(published(None, *two, now=NOW + 31)) == ["a", "b"]
+    assert uids(published(None, *two, now=NOW + seconds(31))) == ["a", "b"]
 
 
 def test_a_job_that_may_not_shrink_waits_for_all() -> None:
@@ -121,7 +132,7 @@ def test_a_job_that_may_not_shrink_waits_for_all() -> None:
 
 def test_a_pod_that_is_not_ready_or_leaves_is_not_listed() -> None:
     leaving = replace(worker("c"), leaving=True)
-    unready = Worker(pod_uid="d", pod="d", report=Report(ready=False))
+    unready = silent("d")
     assert uids(published(None, worker("a"), worker("b"), leaving, unready)) == ["a", "b"]
 
 
@@ -132,23 +143,23 @@ def test_what_is_reported_as_started_is_recorded_and_the_record_never_falls() ->
     before = generation(1, "a", "b")
     world = running(1, 3, "a", "b")
     verdict = published(before, worker("a", world), worker("b"), rules=replace(RULES, replicas=2))
-    assert verdict.membership.active == Pair(1, 3)
+    assert verdict.membership.active == attempt(1, 3)
     assert verdict.membership.revision == 11
     again = published(verdict.membership, worker("a", highest_claim=claim(1, 3)), worker("b"))
-    assert again.membership.active == Pair(1, 3)
+    assert again.membership.active == attempt(1, 3)
     assert again.membership.claims == (claim(1, 3),)
 
 
 def test_nothing_new_writes_nothing() -> None:
-    before = generation(1, "a", "b", "c", active=Pair(1, 1))
+    before = generation(1, "a", "b", "c", active=attempt(1, 1))
     world = running(1, 1, "a", "b", "c")
     verdict = held(before, *(worker(uid, world) for uid in "abc"))
     assert verdict.reason is MembershipReason.UP_TO_DATE
 
 
 def test_previous_is_pruned_below_the_active_generation() -> None:
-    previous = (Previous(generation=1, publication="p1", members=("a", "x")),)
-    before = generation(2, "a", "b", "c", active=Pair(1, 1), previous=previous, gone=("x",))
+    previous = (EarlierGeneration(generation=1, publication="p1", members=("a", "x")),)
+    before = generation(2, "a", "b", "c", active=attempt(1, 1), previous=previous, gone=("x",))
     verdict = published(before, worker("a", running(2, 1, "a", "b", "c")), worker("b"), worker("c"))
     assert verdict.membership.previous == ()
     assert verdict.membership.gone == ()
@@ -158,17 +169,19 @@ def test_previous_is_pruned_below_the_active_generation() -> None:
 
 
 def test_a_replacement_joins_at_the_lost_members_index() -> None:
-    before = generation(1, "a", "b", "c", active=Pair(1, 2))
+    before = generation(1, "a", "b", "c", active=attempt(1, 2))
     world = running(1, 2, "a", "c")
     verdict = published(before, worker("a", world), worker("c", world), worker("d"), gone=frozenset({"b"}))
     assert verdict.reason is MembershipReason.WORKER_JOINED
     assert [(m.index, m.pod_uid) for m in verdict.membership.members] == [(0, "a"), (1, "d"), (2, "c")]
-    assert verdict.membership.previous == (Previous(generation=1, publication="p1", members=("a", "b", "c")),)
+    assert verdict.membership.previous == (
+        EarlierGeneration(generation=1, publication="p1", members=("a", "b", "c")),
+    )
     assert verdict.membership.gone == ("b",)
 
 
 def test_no_generation_is_published_for_a_shrink_that_the_launchers_made() -> None:
-    before = generation(1, "a", "b", "c", active=Pair(1, 2))
+    before = generation(1, "a", "b", "c", active=attempt(1, 2))
     world = running(1, 2, "a", "c")
     workers = (worker("a", world), worker("c", world))
     assert same_generation(before, *workers, silent("b")).reason is MembershipReason.WAITING_FOR_WORKERS
@@ -176,28 +189,28 @@ def test_no_generation_is_published_for_a_shrink_that_the_launchers_made() -> No
 
 
 def test_a_member_that_trains_but_does_not_report_keeps_its_place() -> None:
-    before = generation(1, "a", "b", "c", active=Pair(1, 1))
+    before = generation(1, "a", "b", "c", active=attempt(1, 1))
     world = running(1, 1, "a", "b", "c")
-    assert isinstance(held(before, worker("a", world), worker("b", world), silent("c"), worker("d")), Hold)
+    assert isinstance(held(before, worker("a", world), worker("b", world), silent("c"), worker("d")), Wait)
 
 
 def test_of_two_the_survivor_goes_on_when_it_has_lost_the_other() -> None:
-    before = generation(1, "a", "b", active=Pair(1, 1))
+    before = generation(1, "a", "b", active=attempt(1, 1))
     rules = replace(RULES, replicas=2)
-    waiting = worker("a", lost=frozenset({"b"}))
+    waiting = worker("a", lost_members=frozenset({"b"}))
     verdict = published(before, waiting, silent("b"), rules=rules)
     assert verdict.reason is MembershipReason.SURVIVORS_CONTINUE
     assert uids(verdict) == ["a"]
 
 
 def test_of_two_the_survivor_that_still_trains_with_the_other_does_not() -> None:
-    before = generation(1, "a", "b", active=Pair(1, 1))
+    before = generation(1, "a", "b", active=attempt(1, 1))
     world = running(1, 1, "a", "b")
     assert held(before, worker("a", world), silent("b")).reason is MembershipReason.UP_TO_DATE
 
 
 def test_one_silent_pod_is_fenced_before_its_replacement_may_train() -> None:
-    before = generation(1, "a", active=Pair(1, 1))
+    before = generation(1, "a", active=attempt(1, 1))
     rules = replace(RULES, replicas=1)
     verdict = held(before, silent("a"), worker("b"), rules=rules)
     assert verdict.reason is MembershipReason.AWAITING_FENCE
@@ -207,44 +220,44 @@ def test_one_silent_pod_is_fenced_before_its_replacement_may_train() -> None:
 
 
 def test_a_generation_that_seems_never_to_have_started_still_counts() -> None:
-    previous = (Previous(generation=1, publication="p1", members=("a", "b", "c")),)
-    before = generation(2, "a", "d", "e", active=Pair(1, 1), previous=previous)
+    previous = (EarlierGeneration(generation=1, publication="p1", members=("a", "b", "c")),)
+    before = generation(2, "a", "d", "e", active=attempt(1, 1), previous=previous)
     verdict = same_generation(before, worker("a"), worker("f"), worker("g"), gone=frozenset({"b", "c"}))
     assert verdict.reason is MembershipReason.AWAITING_FENCE
     assert "d, e of generation 2" in verdict.message
 
 
 def test_a_majority_of_the_last_active_generation_that_returns_is_listed_before_newcomers() -> None:
-    previous = (Previous(generation=1, publication="p1", members=("a", "b", "c")),)
-    before = generation(2, "a", "d", "e", active=Pair(1, 1), previous=previous)
+    previous = (EarlierGeneration(generation=1, publication="p1", members=("a", "b", "c")),)
+    before = generation(2, "a", "d", "e", active=attempt(1, 1), previous=previous)
     verdict = published(before, *(worker(uid) for uid in "abc"), gone=frozenset({"d", "e"}))
     assert verdict.reason is MembershipReason.WORKERS_RETURNED
     assert sorted(uids(verdict)) == ["a", "b", "c"]
 
 
 def test_all_crashed_and_replaced() -> None:
-    before = generation(1, "a", "b", "c", active=Pair(1, 1))
+    before = generation(1, "a", "b", "c", active=attempt(1, 1))
     verdict = published(before, *(worker(uid) for uid in "def"), gone=frozenset("abc"))
     assert sorted(uids(verdict)) == ["d", "e", "f"]
 
 
 def test_a_scale_down_is_published_when_the_drained_are_gone() -> None:
-    before = generation(1, "a", "b", "c", active=Pair(1, 2))
+    before = generation(1, "a", "b", "c", active=attempt(1, 2))
     rules = replace(RULES, replicas=2)
     world = running(1, 2, "a", "b")
     going = replace(worker("c"), leaving=True)
-    assert isinstance(held(before, worker("a", world), worker("b", world), going, rules=rules), Hold)
+    assert isinstance(held(before, worker("a", world), worker("b", world), going, rules=rules), Wait)
     verdict = published(before, worker("a", world), worker("b", world), gone=frozenset({"c"}), rules=rules)
     assert verdict.reason is MembershipReason.SCALED_DOWN
     assert uids(verdict) == ["a", "b"]
 
 
 def test_growth_keeps_to_the_step() -> None:
-    before = generation(1, "a", "b", active=Pair(1, 1))
+    before = generation(1, "a", "b", active=attempt(1, 1))
     rules = MembershipRules(replicas=4, min_replicas=2, replica_step=2)
     world = running(1, 1, "a", "b")
     two = (worker("a", world), worker("b", world))
-    assert isinstance(held(before, *two, worker("c"), rules=rules), Hold)
+    assert isinstance(held(before, *two, worker("c"), rules=rules), Wait)
     assert uids(published(before, *two, worker("c"), worker("d"), rules=rules)) == ["a", "b", "c", "d"]
 
 
@@ -252,37 +265,37 @@ STEPS = MembershipRules(replicas=4, min_replicas=2, replica_step=2)
 
 
 def test_three_of_four_go_on_as_two_for_the_launchers_find_no_majority_in_steps_of_two() -> None:
-    before = generation(1, "a", "b", "c", "d", active=Pair(1, 1))
-    waiting = [worker(uid, lost=frozenset({"d"})) for uid in "abc"]
+    before = generation(1, "a", "b", "c", "d", active=attempt(1, 1))
+    waiting = [worker(uid, lost_members=frozenset({"d"})) for uid in "abc"]
     verdict = published(before, *waiting, silent("d"), rules=STEPS)
     assert verdict.reason is MembershipReason.SURVIVORS_CONTINUE
     assert uids(verdict) == ["a", "b", "c"], "who of them stands by is for the launchers to say"
-    after, trained = verdict.membership, World(pair=Pair(2, 1), publication="fresh", members=("a", "b"))
+    after, trained = verdict.membership, running(2, 1, "a", "b", publication="fresh")
     two = (worker("a", trained), worker("b", trained))
     same_generation(after, *two, worker("c"), rules=STEPS)
     assert uids(published(after, *two, worker("c"), worker("e"), rules=STEPS)) == ["a", "b", "c", "e"]
 
 
 def test_five_of_six_go_on_as_four_by_themselves_in_steps_of_two() -> None:
-    before = generation(1, *"abcdef", active=Pair(1, 1))
-    waiting = [worker(uid, lost=frozenset({"f"})) for uid in "abcde"]
+    before = generation(1, *"abcdef", active=attempt(1, 1))
+    waiting = [worker(uid, lost_members=frozenset({"f"})) for uid in "abcde"]
     verdict = same_generation(before, *waiting, silent("f"), rules=replace(STEPS, replicas=6))
     assert verdict.message == "1 worker missing"
 
 
 @pytest.mark.parametrize("rules", [replace(STEPS, may_shrink=False), replace(STEPS, min_replicas=4)])
 def test_three_of_four_wait_where_two_may_not_train(rules: MembershipRules) -> None:
-    before = generation(1, "a", "b", "c", "d", active=Pair(1, 1))
-    waiting = [worker(uid, lost=frozenset({"d"})) for uid in "abc"]
+    before = generation(1, "a", "b", "c", "d", active=attempt(1, 1))
+    waiting = [worker(uid, lost_members=frozenset({"d"})) for uid in "abc"]
     assert same_generation(before, *waiting, silent("d"), rules=rules).reason is MembershipReason.WAITING_FOR_WORKERS
 
 
-WAITS = MembershipRules(replicas=3, min_replicas=1, shrink_after=60)
+WAITS = MembershipRules(replicas=3, min_replicas=1, shrink_after=seconds(60))
 
 
 def test_workers_without_a_node_are_not_waited_for_and_starting_ones_are() -> None:
-    w0, w1 = (replace(worker(uid), ready_since=NOW) for uid in ("w0", "w1"))
-    starting = Worker(pod_uid="w2", pod="w2")
+    w0, w1 = (replace(worker(uid), ready_at=NOW) for uid in ("w0", "w1"))
+    starting = candidate("w2")
     assert held(None, w0, w1, starting).reason is MembershipReason.WAITING_FOR_WORKERS
     assert held(None, w0, w1).reason is MembershipReason.WAITING_FOR_WORKERS, (
         "the third has no pod yet: it may be placed at once"
@@ -293,29 +306,31 @@ def test_workers_without_a_node_are_not_waited_for_and_starting_ones_are() -> No
 
 
 def test_survivors_wait_for_a_replacement_as_long_as_they_were_told_to() -> None:
-    before = generation(1, "w0", "w1", "w2", active=Pair(1, 1))
-    left = worker("w0", lost=frozenset({"w1", "w2"}))
+    before = generation(1, "w0", "w1", "w2", active=attempt(1, 1))
+    left = worker("w0", lost_members=frozenset({"w1", "w2"}))
     seen = replace(observed(before, left, rules=WAITS, gone=frozenset({"w1", "w2"})), stalled_since=NOW)
     assert decide(seen, NOW).reason is MembershipReason.WAITING_FOR_WORKERS
-    assert decide(seen, NOW + 59).reason is MembershipReason.WAITING_FOR_WORKERS
-    after = decide(seen, NOW + 60)
+    assert decide(seen, NOW + seconds(59)).reason is MembershipReason.WAITING_FOR_WORKERS
+    after = decide(seen, NOW + seconds(60))
     assert isinstance(after, Publication)
     assert after.reason is MembershipReason.SURVIVORS_CONTINUE
 
 
 def test_a_first_replacement_is_not_published_before_the_wait_is_over_unless_all_are_there() -> None:
-    before = generation(1, "w0", "w1", "w2", active=Pair(1, 1))
+    before = generation(1, "w0", "w1", "w2", active=attempt(1, 1))
     gone = frozenset({"w0", "w1"})
-    seen = replace(observed(before, worker("w2"), worker("w3"), rules=WAITS, gone=gone), stalled_since=NOW - 10)
+    seen = replace(
+        observed(before, worker("w2"), worker("w3"), rules=WAITS, gone=gone), stalled_since=NOW - seconds(10)
+    )
     assert decide(seen, NOW).reason is MembershipReason.WAITING_FOR_WORKERS
     all_there = replace(seen, workers=(*seen.workers, worker("w4")))
     assert decide(all_there, NOW).reason is MembershipReason.WORKER_JOINED
-    assert decide(seen, NOW + 51).reason is MembershipReason.WORKER_JOINED
+    assert decide(seen, NOW + seconds(51)).reason is MembershipReason.WORKER_JOINED
 
 
 def test_nobody_joins_in_the_middle_of_a_checkpoint() -> None:
     world = running(1, 1, "w0", "w1")
-    before = generation(1, "w0", "w1", active=Pair(1, 1))
+    before = generation(1, "w0", "w1", active=attempt(1, 1))
     busy = worker("w1", world, checkpointing=True)
     assert "end of a checkpoint" in held(before, worker("w0", world), busy, worker("w2")).message
     assert (
@@ -331,7 +346,7 @@ def test_nobody_joins_in_the_middle_of_a_checkpoint() -> None:
 
 def test_a_world_that_may_not_change_its_size_waits_for_every_replacement() -> None:
     rules = MembershipRules(replicas=3, min_replicas=1, may_shrink=False)
-    before = generation(1, "w0", "w1", "w2", active=Pair(1, 1))
+    before = generation(1, "w0", "w1", "w2", active=attempt(1, 1))
     gone = frozenset({"w1", "w2"})
     assert (
         same_generation(before, worker("w0"), worker("w3"), gone=gone, rules=rules).reason
@@ -345,21 +360,21 @@ def test_a_world_that_may_not_change_its_size_waits_for_every_replacement() -> N
 
 
 def test_what_comes_together_is_taken_in_together_but_not_waited_for_long() -> None:
-    before = generation(1, "a", "b", "c", active=Pair(1, 2))
+    before = generation(1, "a", "b", "c", active=attempt(1, 2))
     world = running(1, 2, "a")
-    first, starting = replace(worker("d"), ready_since=NOW), Worker(pod_uid="e", pod="e")
+    first, starting = replace(worker("d"), ready_at=NOW), candidate("e")
     workers, gone = (worker("a", world), first, starting), frozenset("bc")
     assert "waiting briefly" in same_generation(before, *workers, gone=gone).message
-    assert uids(published(before, *workers, gone=gone, now=NOW + 6)) == ["a", "d"]
-    both = (worker("a", world), first, replace(worker("e"), ready_since=NOW + 1))
-    assert uids(published(before, *both, gone=gone, now=NOW + 2)) == ["a", "d", "e"]
+    assert uids(published(before, *workers, gone=gone, now=NOW + seconds(6))) == ["a", "d"]
+    both = (worker("a", world), first, replace(worker("e"), ready_at=NOW + seconds(1)))
+    assert uids(published(before, *both, gone=gone, now=NOW + seconds(2))) == ["a", "d", "e"]
 
 
 # What others wrote
 
 
-def claim(number: int, attempt: int, job: str = JOB, publication: str = "") -> Claim:
-    return Claim(pair=Pair(number, attempt), job_uid=job, publication=publication or f"p{number}", from_step=0)
+def claim(number: int, attempt_number: int, job: str = JOB) -> Claim:
+    return Claim(pair=attempt(number, attempt_number), job_uid=job, publication=f"p{number}", from_step=0)
 
 
 def test_a_foreign_claim_is_overtaken_and_known() -> None:
@@ -386,20 +401,20 @@ def test_a_foreign_claim_however_high_costs_one_entry() -> None:
 
 
 def test_a_status_from_an_old_backup_is_overtaken_by_what_workers_report() -> None:
-    before = generation(2, "a", "b", "c", active=Pair(2, 1))
+    before = generation(2, "a", "b", "c", active=attempt(2, 1))
     world = running(4, 1, "a", "b", "d")
-    workers = [worker(uid, world, accepted=Pair(4, 1), started=Pair(4, 1)) for uid in "abd"]
+    workers = [worker(uid, world, accepted=attempt(4, 1), started=attempt(4, 1)) for uid in "abd"]
     verdict = published(before, *workers)
     assert verdict.reason is MembershipReason.GENERATION_CONFLICT
     assert verdict.membership.generation == 5
-    assert verdict.membership.active == Pair(4, 1)
+    assert verdict.membership.active == attempt(4, 1)
     assert [(p.generation, p.members) for p in verdict.membership.previous] == [(4, ("a", "b", "d"))]
     assert sorted(uids(verdict)) == ["a", "b", "d"]
 
 
 def test_a_lost_status_is_rebuilt_above_what_workers_report() -> None:
     world = running(4, 1, "a", "b")
-    verdict = published(None, worker("a", world, accepted=Pair(4, 1)), worker("b", world), worker("c"))
+    verdict = published(None, worker("a", world, accepted=attempt(4, 1)), worker("b", world), worker("c"))
     assert verdict.membership.generation == 5
 
 
@@ -409,17 +424,17 @@ def test_the_same_generation_under_another_publication_is_a_conflict() -> None:
         "a",
         "b",
         "c",
-        active=Pair(1, 1),
-        previous=(Previous(generation=1, publication="p1", members=("a", "b", "c")),),
+        active=attempt(1, 1),
+        previous=(EarlierGeneration(generation=1, publication="p1", members=("a", "b", "c")),),
     )
-    twin = World(pair=Pair(2, 1), publication="twin", members=("a", "b"))
+    twin = running(2, 1, "a", "b", publication="twin")
     verdict = published(before, worker("a", twin), worker("b", twin), worker("c"))
     assert verdict.reason is MembershipReason.GENERATION_CONFLICT
     assert verdict.membership.generation == 3
 
 
 def test_a_generation_that_a_worker_knows_twice_is_overtaken() -> None:
-    before = generation(2, "a", "b", "c", active=Pair(2, 1))
+    before = generation(2, "a", "b", "c", active=attempt(2, 1))
     verdict = published(before, worker("a", conflict=2), worker("b"), worker("c"))
     assert verdict.reason is MembershipReason.GENERATION_CONFLICT
     assert verdict.membership.generation == 3
@@ -429,40 +444,52 @@ def test_a_generation_that_a_worker_knows_twice_is_overtaken() -> None:
 @pytest.mark.parametrize(
     "after",
     [
-        Membership(generation=1, active=Pair(2, 1)),
-        Membership(generation=3, active=Pair(1, 9)),
-        Membership(generation=4, active=Pair(2, 1)),
+        Membership(generation=1, active=attempt(2, 1)),
+        Membership(generation=3, active=attempt(1, 9)),
+        Membership(generation=4, active=attempt(2, 1)),
     ],
 )
 def test_the_invariants_are_asserted(after: Membership) -> None:
     before = Membership(
-        generation=3, active=Pair(2, 1), previous=(Previous(generation=2, publication="", members=()),)
+        generation=3, active=attempt(2, 1), previous=(EarlierGeneration(generation=2, publication="", members=()),)
     )
     with pytest.raises(AssertionError):
         check_invariants(before, after)
 
 
-PAIRS = st.one_of(st.none(), st.builds(Pair, st.integers(1, 4), st.integers(1, 3)))
+PAIRS = st.one_of(st.none(), st.builds(attempt, st.integers(1, 4), st.integers(1, 3)))
+CLAIMS = st.builds(
+    Claim,
+    pair=st.builds(attempt, st.integers(1, 6), st.just(1)),
+    job_uid=st.just("old"),
+    publication=st.just("p"),
+    from_step=st.just(0),
+    from_pair=PAIRS,
+)
 UIDS = st.sampled_from(["a", "b", "c", "d", "e"])
 
 
 @st.composite
-def workers(draw: st.DrawFn) -> tuple[Worker, ...]:
+def workers(draw: st.DrawFn) -> tuple[Candidate, ...]:
     found = []
     for uid in draw(st.sets(UIDS)):
         pair = draw(PAIRS)
         others = tuple(sorted(draw(st.sets(UIDS)) | {uid}))
-        world = World(pair=pair, publication=f"p{pair.generation}", members=others) if pair else None
-        report = Report(
-            ready=draw(st.booleans()),
-            fresh=draw(st.booleans()),
-            accepted=draw(PAIRS),
-            started=draw(PAIRS),
-            world=world,
-            lost=frozenset(draw(st.sets(UIDS))),
-            foreign_claims=tuple(claim(n, 1, "old") for n in draw(st.sets(st.integers(1, 6), max_size=2))),
+        world = running(pair.generation, pair.attempt, *others) if pair else None
+        found.append(
+            replace(
+                worker(
+                    uid,
+                    world,
+                    accepted=draw(PAIRS),
+                    started=draw(PAIRS),
+                    lost_members=tuple(draw(st.sets(UIDS))),
+                    foreign_claims=tuple(draw(st.lists(CLAIMS, max_size=2))),
+                ),
+                ready=draw(st.booleans()),
+                leaving=draw(st.booleans()),
+            )
         )
-        found.append(Worker(pod_uid=uid, pod=uid, leaving=draw(st.booleans()), ready_since=0.0, report=report))
     return tuple(found)
 
 
@@ -473,7 +500,7 @@ def workers(draw: st.DrawFn) -> tuple[Worker, ...]:
     shrink=st.booleans(),
 )
 def test_it_is_total_and_settles(
-    rounds: list[tuple[tuple[Worker, ...], frozenset[str]]], step: int, shrink: bool
+    rounds: list[tuple[tuple[Candidate, ...], frozenset[str]]], step: int, shrink: bool
 ) -> None:
     """Whatever is reported: no exception, the invariants hold, and the same input soon asks for nothing more."""
     rules = MembershipRules(replicas=4, min_replicas=step, replica_step=step, may_shrink=shrink)
@@ -481,7 +508,7 @@ def test_it_is_total_and_settles(
     for found, gone in rounds:
         for _ in range(12):
             verdict = decide(observed(membership, *found, gone=gone, rules=rules), NOW)
-            if isinstance(verdict, Hold):
+            if isinstance(verdict, Wait):
                 break
             before = membership or Membership()
             check_invariants(before, verdict.membership)

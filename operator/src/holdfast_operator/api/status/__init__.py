@@ -7,7 +7,7 @@ itself (``to_json``). Nothing else survives a restart of the operator, and nothi
 from holdfast_operator.api.status.conditions import Condition, StartupProblem
 from holdfast_operator.api.status.goodput import Goodput
 from holdfast_operator.api.status.incidents import Incident, RestartCount, reason_word, say
-from holdfast_operator.api.status.membership import EarlierGeneration, Member, Membership
+from holdfast_operator.api.status.membership import Claim, EarlierGeneration, Member, Membership
 from holdfast_operator.api.status.placement import AvoidedNode, GangAttempt
 from holdfast_operator.api.status.progress import Checkpoint, Progress, StartingPoint
 from holdfast_operator.api.status.status import Status
@@ -16,6 +16,7 @@ from holdfast_operator.api.status.workers import Phase, Worker
 __all__ = [
     "AvoidedNode",
     "Checkpoint",
+    "Claim",
     "Condition",
     "EarlierGeneration",
     "GangAttempt",

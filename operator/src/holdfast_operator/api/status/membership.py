@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast_operator.api import names as c
@@ -49,13 +49,56 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Claim:
+    """An attempt's right to publish checkpoints, as its launcher wrote it into the checkpoint folder."""
+
+    pair: AttemptId
+    job_uid: str
+    publication: str
+    from_step: int
+    from_pair: AttemptId | None = None
+
+    @property
+    def order(self) -> tuple[AttemptId, str, str, int, str]:
+        return self.pair, self.job_uid, self.publication, self.from_step, str(self.from_pair or "")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": c.PROTOCOL_VERSION,
+            "jobUID": self.job_uid,
+            "publication": self.publication,
+            **self.pair.to_json(),
+            "fromStep": self.from_step,
+            "fromPair": self.from_pair.to_json() if self.from_pair else None,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> Claim:
+        pair = parse_pair(value)
+        if pair is None:
+            raise ValueError("a claim without an attempt")
+        return cls(
+            pair=pair,
+            job_uid=str(value.get("jobUID") or ""),
+            publication=str(value.get("publication") or ""),
+            from_step=number(value.get("fromStep")),
+            from_pair=parse_pair(value.get("fromPair")),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class EarlierGeneration:
-    """An earlier generation whose members may still believe in it; with ``through``, numbers never published."""
+    """An earlier generation that may still have a world; with ``through``, a run of numbers never published."""
 
     generation: int
     publication: str
     members: tuple[str, ...]
     through: int | None = None
+
+    @property
+    def last(self) -> int:
+        """The highest generation that this entry stands for."""
+        return self.generation if self.through is None else self.through
 
     def to_json(self) -> dict[str, Any]:
         entry = {"generation": self.generation, "publication": self.publication, "members": list(self.members)}
@@ -81,7 +124,7 @@ class Membership:
     active: AttemptId | None = None
     previous: tuple[EarlierGeneration, ...] = ()
     gone: tuple[str, ...] = ()
-    claims: tuple[Json, ...] = field(default=(), hash=False)
+    claims: tuple[Claim, ...] = ()
     members: tuple[Member, ...] = ()
     acknowledged: tuple[AttemptId, ...] = ()
     checkpoint: Json | None = field(default=None, hash=False)
@@ -95,6 +138,17 @@ class Membership:
         """Pod UIDs of this and all earlier generations that may still live."""
         return frozenset([*self.member_uids(), *(uid for entry in self.previous for uid in entry.members)])
 
+    def last_active(self) -> frozenset[str]:
+        """Pod UIDs of the last generation that is known to have trained."""
+        for entry in self.previous:
+            if self.active and self.generation != self.active.generation == entry.generation:
+                return frozenset(entry.members)
+        return frozenset(self.member_uids())
+
+    def with_gone(self, uids: Iterable[str]) -> Membership:
+        """A copy in which these pods are proved gone too, as far as a generation lists them."""
+        return replace(self, gone=tuple(sorted(self.named().intersection([*self.gone, *uids]))))
+
     def to_json(self) -> dict[str, Any]:
         """As in the resource's status."""
         return {
@@ -104,7 +158,7 @@ class Membership:
             "active": self.active.to_json() if self.active else None,
             "previous": [previous.to_json() for previous in self.previous],
             "gone": list(self.gone),
-            "claims": [dict(claim) for claim in self.claims],
+            "claims": [claim.to_json() for claim in self.claims],
             "members": [member.to_json() for member in self.members],
             "acknowledged": [pair.to_json() for pair in self.acknowledged],
             "directives": {
@@ -123,14 +177,9 @@ class Membership:
             active=parse_pair(value.get("active")),
             previous=each(value.get("previous"), EarlierGeneration.from_json),
             gone=tuple(map(str, items(value.get("gone")))),
-            claims=tuple(_claim(claim) for claim in items(value.get("claims")) if isinstance(claim, Mapping)),
+            claims=each(value.get("claims"), Claim.from_json),
             members=each(value.get("members"), Member.from_json),
             acknowledged=tuple(filter(None, map(parse_pair, items(value.get("acknowledged"))))),
             checkpoint=part(directives, "checkpoint") or None,
             drain=tuple(map(str, items(directives.get("drain")))),
         )
-
-
-def _claim(value: Json) -> Json:
-    """As in the contract: the API server keeps no null, and a claim says so where it goes on from nothing."""
-    return {**value, "fromPair": value.get("fromPair")}

@@ -1,4 +1,4 @@
-"""The membership and the document that tells it: what ``membership`` decides, in the words of status and contract.
+"""The membership and its document: decides the membership, and publishes what is new.
 
 The revision rises with every change of the document, also of settings, counts and directives.
 """
@@ -6,30 +6,36 @@ The revision rises with every change of the document, also of settings, counts a
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api import status as st
 from holdfast_operator.api.child_names import pod_name
-from holdfast_operator.api.ids import AttemptId, parse_pair
-from holdfast_operator.api.json import Json
+from holdfast_operator.api.ids import AttemptId
 from holdfast_operator.api.reasons import MembershipReason, RecoveryAction
+from holdfast_operator.api.status import Incident, Member, Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import incidents, oom
 from holdfast_operator.decision.membership import rules
+from holdfast_operator.decision.membership.candidates import (
+    NO_INDEX,
+    Candidate,
+    MembershipInput,
+    MembershipRules,
+    Wait,
+)
 from holdfast_operator.decision.plan import LabelPod, Publish
 from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.set_condition import Reason
 from holdfast_operator.decision.workers.fencing import proved_gone
 from holdfast_operator.manifests.common import Manifest, digest
 from holdfast_operator.manifests.membership_document import membership_document
-from holdfast_operator.views import PodView, Report, ReportedIncident
+from holdfast_operator.views import PodView, ReportedIncident
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
     """Decide the membership, then serve whatever of the document is new."""
     before = draft.status.membership
-    draft = _decided(draft, before)
+    draft = _decided(draft)
     after = replace(draft.status.membership, drain=_drain(draft), acknowledged=_acknowledged(draft))
     draft = draft.with_status(membership=replace(after, revision=before.revision))
     if after.generation == 0:
@@ -37,20 +43,20 @@ def apply(draft: PlanDraft) -> PlanDraft:
     return _labelled(_served(draft))
 
 
-def _decided(draft: PlanDraft, before: st.Membership) -> PlanDraft:
-    verdict = rules.decide(_observed(draft, before), draft.now.timestamp())
-    if isinstance(verdict, rules.Hold):
+def _decided(draft: PlanDraft) -> PlanDraft:
+    verdict = rules.decide(_input(draft), draft.now)
+    words = Reason(reason=verdict.reason, message=verdict.message)
+    if isinstance(verdict, Wait):
         quiet = verdict.reason is MembershipReason.UP_TO_DATE
         keep = draft.hold is not None and verdict.reason is not MembershipReason.AWAITING_FENCE
-        words = draft.hold if quiet or keep else Reason(reason=verdict.reason, message=verdict.message)
-        return replace(draft, hold=words)
-    after = _back(verdict.membership, before)
-    if after.generation > before.generation:
+        return draft if quiet or keep else replace(draft, hold=words)
+    after = verdict.membership
+    if after.generation > draft.status.membership.generation:
         pods = [member.pod for member in after.members]
         told = messages.generation_published(after.generation, verdict.message, pods)
         draft = draft.with_event(MembershipReason.GENERATION_PUBLISHED, told)
-    elif verdict.reason not in (MembershipReason.UP_TO_DATE, MembershipReason.RECORDED) and draft.hold is None:
-        draft = replace(draft, hold=Reason(reason=verdict.reason, message=verdict.message))
+    elif verdict.reason is not MembershipReason.UP_TO_DATE and draft.hold is None:
+        draft = replace(draft, hold=words)
     return draft.with_status(membership=after)
 
 
@@ -122,14 +128,14 @@ def _over(now: datetime, told: ReportedIncident) -> bool:
     return told.resumed is not None or told.detected is None or now - told.detected > c.ACKNOWLEDGE_AFTER
 
 
-def _closed(now: datetime, incident: st.Incident, told: set[AttemptId]) -> bool:
+def _closed(now: datetime, incident: Incident, told: set[AttemptId]) -> bool:
     return incident.resumed is not None or incident.pair not in told or now - incident.detected > c.ACKNOWLEDGE_AFTER
 
 
 def _drain(draft: PlanDraft) -> tuple[str, ...]:
     """Those who must leave, as long as a generation that may live lists them: also when the newest omits them."""
     named = draft.status.membership.named()
-    leaving = draft.status.in_phase(st.Phase.LEAVING)
+    leaving = draft.status.in_phase(Phase.LEAVING)
     return tuple(sorted(worker.pod_uid for worker in leaving if worker.pod_uid in named))
 
 
@@ -146,167 +152,52 @@ def _labelled(draft: PlanDraft) -> PlanDraft:
     return draft
 
 
-# To and from the words of ``membership``
-
-
-def _observed(draft: PlanDraft, before: st.Membership) -> rules.Observed:
-    spec = draft.spec
-    return rules.Observed(
-        membership=_there(before),
-        workers=tuple(_worker(draft, worker, pod) for worker in draft.status.workers if (pod := draft.pod(worker))),
+def _input(draft: PlanDraft) -> MembershipInput:
+    spec, before = draft.spec, draft.status.membership
+    pods = [(worker, draft.pod(worker)) for worker in draft.status.workers]
+    wait = timedelta(seconds=spec.shrink_after_seconds)
+    return MembershipInput(
+        membership=before,
+        workers=tuple(_candidate(draft, worker, pod) for worker, pod in pods if pod),
         proved_gone=proved_gone(draft) | frozenset(before.gone),
-        rules=rules.MembershipRules(
+        rules=MembershipRules(
             replicas=draft.target or spec.replicas,
             min_replicas=spec.min_replicas,
             replica_step=spec.replica_step,
             may_shrink=spec.shrinkable,
-            first_wait=max(c.FIRST_ATTEMPT_WAIT_SECONDS, float(spec.shrink_after_seconds)),
-            shrink_after=float(spec.shrink_after_seconds),
+            first_wait=max(timedelta(seconds=c.FIRST_ATTEMPT_WAIT_SECONDS), wait),
+            shrink_after=wait,
             on_demand=min(spec.scheduling.on_demand, draft.target),
         ),
         publication=f"p{before.generation + 1}-{draft.seen.nonce}",
         job_uid=draft.seen.job.uid,
-        stalled_since=draft.status.stalled_since.timestamp() if draft.status.stalled_since else None,
+        stalled_since=draft.status.stalled_since,
         names=_names(draft),
     )
 
 
-def _worker(draft: PlanDraft, worker: st.Worker, pod: PodView) -> rules.Worker:
-    report = draft.seen.report(worker.pod_uid)
-    return rules.Worker(
-        pod_uid=pod.uid,
-        pod=pod.name,
-        ip=pod.ip,
-        node=pod.node,
-        store_port=report.store if report else c.PORT_STORE,
-        control_port=report.control if report else c.PORT_CONTROL,
-        index=int(pod.index_label) if pod.index_label.isdigit() else None,
-        on_demand=worker.on_demand,
-        terminal=worker.phase is st.Phase.ENDED or pod.absent,
-        leaving=worker.phase is not st.Phase.WANTED or pod.leaving,
-        unplaced=bool(pod.unschedulable) and not pod.bound,
-        ready_since=worker.ready_at.timestamp() if worker.ready_at else None,
-        report=_report(draft, report, worker, pod) if report is not None and report.has_launcher else None,
-    )
-
-
-def _report(draft: PlanDraft, report: Report, worker: st.Worker, pod: PodView) -> rules.Report:
+def _candidate(draft: PlanDraft, worker: Worker, pod: PodView) -> Candidate:
     """Ready includes a passed preflight; a preflight stays passed (``observed_workers``)."""
-    world = report.world
-    own = _claim(report.highest_claim) if report.highest_claim else None
-    return rules.Report(
-        ready=report.ready and worker.ready_at is not None and bool(pod.ip),
-        fresh=report.fresh(draft.now),
-        accepted=_pair(report.accepted),
-        started=_pair(report.started),
-        world=rules.World(
-            pair=rules.Pair(world.pair.generation, world.pair.attempt),
-            publication=world.publication,
-            members=world.members,
-        )
-        if world
-        else None,
-        lost=frozenset(report.lost_members),
-        conflict=report.conflict,
-        highest_claim=own,
-        checkpointing=report.checkpointing,
-        foreign_claims=tuple(filter(None, map(_claim, report.foreign_claims))),
+    report = draft.seen.report(worker.pod_uid)
+    member = Member(
+        index=int(pod.index_label) if pod.index_label.isdigit() else NO_INDEX,
+        pod=pod.name,
+        pod_uid=pod.uid,
+        ip=pod.ip,
+        store=report.store if report else c.PORT_STORE,
+        control=report.control if report else c.PORT_CONTROL,
+        node=pod.node,
     )
-
-
-def _there(before: st.Membership) -> rules.Membership | None:
-    if before.generation == 0 and not before.claims:
-        return None
-    return rules.Membership(
-        revision=before.revision,
-        generation=before.generation,
-        publication=before.publication,
-        active=_pair(before.active),
-        previous=tuple(
-            rules.Previous(
-                generation=entry.generation,
-                publication=entry.publication,
-                members=entry.members,
-                through=entry.through,
-            )
-            for entry in before.previous
-        ),
-        gone=before.gone,
-        claims=tuple(filter(None, map(_claim, before.claims))),
-        members=tuple(_member(member) for member in before.members),
+    launcher = report if report is not None and report.has_launcher else None
+    ready = launcher is not None and launcher.ready and launcher.fresh(draft.now)
+    ended = worker.phase is Phase.ENDED or pod.absent
+    return Candidate(
+        member=member,
+        on_demand=worker.on_demand,
+        ready=ready and worker.ready_at is not None and bool(pod.ip),
+        ended=ended,
+        leaving=ended or worker.phase is not Phase.WANTED or pod.leaving,
+        unplaced=bool(pod.unschedulable) and not pod.bound,
+        ready_at=worker.ready_at,
+        report=launcher,
     )
-
-
-def _member(member: st.Member) -> rules.Member:
-    return rules.Member(
-        index=member.index,
-        pod_uid=member.pod_uid,
-        pod=member.pod,
-        ip=member.ip,
-        store_port=member.store,
-        control_port=member.control,
-        node=member.node,
-    )
-
-
-def _back(after: rules.Membership, before: st.Membership) -> st.Membership:
-    return replace(
-        before,
-        revision=after.revision,
-        generation=after.generation,
-        publication=after.publication,
-        active=AttemptId(generation=after.active.generation, attempt=after.active.attempt) if after.active else None,
-        previous=tuple(
-            st.EarlierGeneration(
-                generation=entry.generation,
-                publication=entry.publication,
-                members=entry.members,
-                through=entry.through,
-            )
-            for entry in after.previous
-        ),
-        gone=after.gone,
-        claims=tuple(_claim_json(claim) for claim in after.claims),
-        members=tuple(
-            st.Member(
-                index=member.index,
-                pod=member.pod,
-                pod_uid=member.pod_uid,
-                ip=member.ip,
-                store=member.store_port,
-                control=member.control_port,
-                node=member.node,
-            )
-            for member in after.members
-        ),
-    )
-
-
-def _pair(pair: AttemptId | None) -> rules.Pair | None:
-    return rules.Pair(pair.generation, pair.attempt) if pair else None
-
-
-def _claim(value: Json) -> rules.Claim | None:
-    pair, from_pair = parse_pair(value), parse_pair(value.get("fromPair"))
-    if pair is None:
-        return None
-    return rules.Claim(
-        pair=rules.Pair(pair.generation, pair.attempt),
-        job_uid=str(value.get("jobUID") or ""),
-        publication=str(value.get("publication") or ""),
-        from_step=int(value.get("fromStep") or 0),
-        from_pair=_pair(from_pair),
-    )
-
-
-def _claim_json(claim: rules.Claim) -> Manifest:
-    from_pair = claim.from_pair
-    return {
-        "version": c.PROTOCOL_VERSION,
-        "jobUID": claim.job_uid,
-        "publication": claim.publication,
-        "generation": claim.pair.generation,
-        "attempt": claim.pair.attempt,
-        "fromStep": claim.from_step,
-        "fromPair": {"generation": from_pair.generation, "attempt": from_pair.attempt} if from_pair else None,
-    }

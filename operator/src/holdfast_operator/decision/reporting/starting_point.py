@@ -7,8 +7,6 @@ The same is said once more after each suspension.
 from __future__ import annotations
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.ids import AttemptId, parse_pair
-from holdfast_operator.api.json import Json
 from holdfast_operator.api.reasons import JobReason
 from holdfast_operator.api.status import StartingPoint
 from holdfast_operator.decision.draft import PlanDraft
@@ -20,23 +18,17 @@ def apply(draft: PlanDraft) -> PlanDraft:
     known = draft.status.origin
     if known.pair is not None:
         return draft
-    first = _first_claim(draft, known.after)
-    if first is None:
+    own = [claim for claim in draft.status.membership.claims if claim.job_uid == draft.seen.job.uid]
+    later = [claim for claim in own if claim.pair.generation > known.after]
+    if not later:
         return draft
-    pair, claim = first
-    step = int(claim.get("fromStep") or 0)
-    resumes = parse_pair(claim.get("fromPair")) is not None
+    first = min(later, key=lambda claim: claim.order)
+    step, resumes = first.from_step, first.from_pair is not None
     message = messages.resumes_from(step, suspended_before=known.after > 0) if resumes else _starts(draft, known)
-    origin = StartingPoint(after=known.after, pair=pair, step=step, message=message)
+    origin = StartingPoint(after=known.after, pair=first.pair, step=step, message=message)
     return draft.with_status(origin=origin).with_event(
         JobReason.RESUMES_FROM_CHECKPOINT if resumes else JobReason.STARTED_FROM_STEP_ZERO, message
     )
-
-
-def _first_claim(draft: PlanDraft, after: int) -> tuple[AttemptId, Json] | None:
-    own = [claim for claim in draft.status.membership.claims if claim.get("jobUID") == draft.seen.job.uid]
-    pairs = [(pair, claim) for claim in own if (pair := parse_pair(claim)) is not None and pair.generation > after]
-    return min(pairs, key=lambda found: found[0], default=None)
 
 
 def _starts(draft: PlanDraft, known: StartingPoint) -> str:

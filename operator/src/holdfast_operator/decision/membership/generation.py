@@ -1,0 +1,88 @@
+"""The next generation itself: its number, its members, and the earlier ones that may still live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import count
+
+from holdfast_operator.api.ids import AttemptId
+from holdfast_operator.api.status import EarlierGeneration, Member, Membership
+from holdfast_operator.decision.membership.candidates import Candidate, MembershipInput
+
+
+def next_generation(seen: MembershipInput, recorded: Membership, chosen: Sequence[Candidate]) -> Membership:
+    """A generation of the chosen workers, above all that is known."""
+    claimed = max((claim.pair.generation for claim in recorded.claims), default=0)
+    floor = max(recorded.generation, highest_reported(seen), claimed)
+    active = highest_started(seen, recorded)
+    proposed = replace(
+        recorded,
+        generation=floor + 1,
+        publication=seen.publication,
+        active=active,
+        previous=pruned(_with_skipped(seen, recorded, floor), active),
+        members=_members(recorded, chosen, seen.rules.on_demand),
+    )
+    return proposed.with_gone(seen.proved_gone)
+
+
+def highest_started(seen: MembershipInput, recorded: Membership) -> AttemptId | None:
+    """The highest attempt that is known to have started."""
+    pairs = [recorded.active, *(report.highest_pair for report in seen.reports)]
+    return max(filter(None, pairs), default=None)
+
+
+def highest_reported(seen: MembershipInput) -> int:
+    """The highest generation that a launcher has accepted or started."""
+    pairs = [pair for report in seen.reports for pair in (report.highest_pair, report.accepted) if pair]
+    return max((pair.generation for pair in pairs), default=0)
+
+
+def pruned(previous: Iterable[EarlierGeneration], active: AttemptId | None) -> tuple[EarlierGeneration, ...]:
+    """The generations from the active one on."""
+    first = 1 if active is None else active.generation
+    return tuple(entry for entry in previous if entry.last >= first)
+
+
+def _with_skipped(seen: MembershipInput, recorded: Membership, floor: int) -> list[EarlierGeneration]:
+    """The present generation and those above it that we never published, with what members of them report.
+
+    A number that nobody reports was skipped, or its world is another's: then only its claim fences it, and it
+    has no members for rule (c) to count.
+    """
+    entries = list(recorded.previous)
+    if recorded.generation:
+        uids = tuple(member.pod_uid for member in recorded.members)
+        entries.append(
+            EarlierGeneration(generation=recorded.generation, publication=recorded.publication, members=uids)
+        )
+    worlds = {report.world.pair.generation: report.world for report in seen.reports if report.world}
+    begin = recorded.generation + 1
+    for generation in sorted(number for number in worlds if begin <= number <= floor):
+        world = worlds[generation]
+        entries.extend(_skipped(begin, generation - 1))
+        members = tuple(sorted(world.members))
+        entries.append(EarlierGeneration(generation=generation, publication=world.publication, members=members))
+        begin = generation + 1
+    return [*entries, *_skipped(begin, floor)]
+
+
+def _skipped(first: int, last: int) -> list[EarlierGeneration]:
+    """One entry for the whole run: a foreign claim may stand a billion generations above ours."""
+    if first > last:
+        return []
+    return [EarlierGeneration(generation=first, publication="", members=(), through=last)]
+
+
+def _members(recorded: Membership, chosen: Iterable[Candidate], on_demand: int) -> tuple[Member, ...]:
+    """Survivors keep their index, a newcomer gets the lowest free one; the first are for those off spot capacity."""
+    workers = {worker.uid: worker for worker in chosen}
+    places = {member.pod_uid: member.index for member in recorded.members if member.pod_uid in workers}
+    newcomers = (worker for worker in workers.values() if worker.uid not in places)
+    for worker in sorted(newcomers, key=lambda w: (not w.on_demand, w.member.index, w.member.pod)):
+        taken = set(places.values())
+        first = 0 if worker.on_demand else on_demand
+        places[worker.uid] = next(index for index in count(first) if index not in taken)
+    members = (replace(workers[uid].member, index=index) for uid, index in places.items())
+    return tuple(sorted(members, key=lambda member: member.index))
