@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[1] / "operator" / "src" / "holdfast_operator" / "api" / "reasons.py"
+SOURCE = Path(__file__).resolve().parents[1] / "operator" / "src" / "holdfast_operator" / "api" / "reasons"
 TITLES = {
     "JobReason": "State of the job",
     "WaitReason": "Waiting",
@@ -29,7 +29,7 @@ _HEAD = """# Reasons
 
 Every cause, action and reason that the operator writes to conditions, events, `status` and metrics, with its meaning
 and what to do. Where the last column is empty, you need not do anything. `make generate` writes this page from
-`operator/src/holdfast_operator/api/reasons.py`.
+`operator/src/holdfast_operator/api/reasons/`.
 
 `kubectl get ftj` shows the reason of the condition that matters now. `kubectl describe ftj NAME` shows all conditions
 and events with their messages.
@@ -68,4 +68,4 @@ def _joined(text: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(SOURCE.read_text()))
+    Path(sys.argv[1]).write_text(page("\n".join(path.read_text() for path in SOURCE.glob("[a-z]*.py"))))

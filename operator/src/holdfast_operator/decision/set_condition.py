@@ -9,7 +9,7 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Condition, Status, reason_word, say
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Reason:
     """A decision's reason for machines and message for people."""
 

@@ -136,7 +136,7 @@ class Actor:
         if more:
             self._left_out(more)
         if more and shown:
-            words = messages.events_suppressed(shown[-1].message, more)
+            words = messages.checkpoints.events_suppressed(shown[-1].message, more)
             shown[-1] = replace(shown[-1], message=words)
         return tuple(shown)
 

@@ -33,7 +33,7 @@ def tend(desk: Planner, machine: Node) -> None:
     """Bring a mark up to date, then drain, replace or release its node."""
     rules, before = desk.sight.rules, machine.mark
     if before is None or rules.dry_run or rules.mode is Mode.OBSERVE:
-        desk.say(machine, NodeReason.STALE_REMEDIATION_MARK, messages.stale_mark(), warning=True)
+        desk.say(machine, NodeReason.STALE_REMEDIATION_MARK, messages.nodes.stale_mark(), warning=True)
         return
     mark = _brought_up_to_date(desk, machine, before)
     if _released(desk, machine, mark):
@@ -42,22 +42,24 @@ def tend(desk: Planner, machine: Node) -> None:
         desk.actions.append(SetMark(machine=machine, mark=mark))
     desk.requeue_in(POLL_MARKED)
     if mark.terminating_since is not None:
-        desk.say(machine, NodeReason.NODE_REPLACED, messages.replacing(mark.message), warning=True)
+        desk.say(machine, NodeReason.NODE_REPLACED, messages.nodes.replacing(mark.message), warning=True)
         if _left(desk, machine, mark) == ():
             desk.actions.append(Terminate(machine=machine))
         desk.requeue_in(POLL_CLOUD)
     elif mark.overruled:
-        desk.say(machine, NodeReason.UNCORDONED_EXTERNALLY, messages.uncordoned_externally(mark.message))
+        desk.say(machine, NodeReason.UNCORDONED_EXTERNALLY, messages.nodes.uncordoned_externally(mark.message))
     elif mark.clear_since is not None:
         _say_clear(desk, machine, mark)
     elif _unheard(desk, machine, mark):
         hours = int(UNHEARD / HOUR)
-        message = messages.alert_unheard(mark.message, hours, machine.name)
+        message = messages.nodes.alert_unheard(mark.message, hours, machine.name)
         desk.say(machine, NodeReason.ALERT_UNHEARD, message, warning=True)
     elif min(mark.mode, rules.mode) >= Mode.DRAIN:
         _drain(desk, machine, mark)
     else:
-        desk.say(machine, NodeReason.NODE_CORDONED, messages.cordoned(mark.message, mark.mode.word), warning=True)
+        desk.say(
+            machine, NodeReason.NODE_CORDONED, messages.nodes.cordoned(mark.message, mark.mode.word), warning=True
+        )
 
 
 def _brought_up_to_date(desk: Planner, machine: Node, mark: Mark) -> Mark:
@@ -104,11 +106,11 @@ def _rebooted(machine: Node, mark: Mark) -> bool:
 def _doubt(machine: Node, mark: Mark) -> str:
     """What speaks against giving back a node whose alerts are resolved; empty if nothing does."""
     if mark.until_reboot and not _rebooted(machine, mark):
-        return messages.gpu_needs_reset()
+        return messages.nodes.gpu_needs_reset()
     if not machine.ready:
-        return messages.not_ready()
+        return messages.nodes.not_ready()
     if machine.gpus < mark.gpus:
-        return messages.gpus_missing(machine.gpus, mark.gpus)
+        return messages.nodes.gpus_missing(machine.gpus, mark.gpus)
     return ""
 
 
@@ -117,33 +119,33 @@ def _released(desk: Planner, machine: Node, mark: Mark) -> bool:
     if mark.terminating_since is not None:
         return False
     if mark.overruled:
-        ends = messages.alerts_resolved() if mark.clear_since is not None else ""
-        ends = ends or (messages.rebooted() if _rebooted(machine, mark) else "")
-        ends = ends or (messages.alerts_silent() if _unheard(desk, machine, mark) else "")
+        ends = messages.nodes.alerts_resolved() if mark.clear_since is not None else ""
+        ends = ends or (messages.nodes.rebooted() if _rebooted(machine, mark) else "")
+        ends = ends or (messages.nodes.alerts_silent() if _unheard(desk, machine, mark) else "")
     else:
         wait = desk.sight.rules.release_after
         over = wait is not None and mark.clear_since is not None and desk.now - mark.clear_since >= wait
-        ends = messages.alerts_resolved() if over and not _doubt(machine, mark) else ""
+        ends = messages.nodes.alerts_resolved() if over and not _doubt(machine, mark) else ""
     if not ends:
         return False
     desk.actions.append(Release(machine=machine, uncordon=not mark.overruled))
     desk.note(machine, mark)
-    desk.say(machine, NodeReason.NODE_RELEASED, messages.released(mark.message, ends))
+    desk.say(machine, NodeReason.NODE_RELEASED, messages.nodes.released(mark.message, ends))
     return True
 
 
 def _say_clear(desk: Planner, machine: Node, mark: Mark) -> None:
     wait = desk.sight.rules.release_after
     if wait is None or mark.clear_since is None:
-        desk.say(machine, NodeReason.ALERTS_RESOLVED, messages.uncordon_yourself(mark.message))
+        desk.say(machine, NodeReason.ALERTS_RESOLVED, messages.nodes.uncordon_yourself(mark.message))
         return
     doubt = _doubt(machine, mark)
     if doubt:
-        message = messages.uncordon_later(mark.message, doubt, machine.name)
+        message = messages.nodes.uncordon_later(mark.message, doubt, machine.name)
         desk.say(machine, NodeReason.ALERTS_RESOLVED, message, warning=True)
         return
     desk.requeue_in(mark.clear_since + wait - desk.now)
-    desk.say(machine, NodeReason.ALERTS_RESOLVED, messages.uncordon_soon(mark.message))
+    desk.say(machine, NodeReason.ALERTS_RESOLVED, messages.nodes.uncordon_soon(mark.message))
 
 
 def _left(desk: Planner, machine: Node, mark: Mark) -> tuple[NodePod, ...] | None:
@@ -182,22 +184,22 @@ def _drain(desk: Planner, machine: Node, mark: Mark) -> None:
         return
     desk.requeue_in(POLL_DRAIN if going else POLL_MARKED)
     if left and not going:
-        message = messages.drain_waits(mark.message, listed(f"{pod} ({pod.stay})" for pod in left))
+        message = messages.nodes.drain_waits(mark.message, listed(f"{pod} ({pod.stay})" for pod in left))
         desk.say(machine, NodeReason.DRAIN_WAITS, message, warning=True)
     elif left and late and not force:
-        message = messages.drain_incomplete(mark.message, listed(map(str, left)))
+        message = messages.nodes.drain_incomplete(mark.message, listed(map(str, left)))
         desk.say(machine, NodeReason.DRAIN_INCOMPLETE, message, warning=True)
     else:
-        desk.say(machine, NodeReason.NODE_DRAINING, messages.draining(mark.message), warning=True)
+        desk.say(machine, NodeReason.NODE_DRAINING, messages.nodes.draining(mark.message), warning=True)
 
 
 def _drained(desk: Planner, machine: Node, mark: Mark) -> None:
     if min(mark.mode, desk.sight.rules.mode) < Mode.REPLACE:
-        desk.say(machine, NodeReason.NODE_DRAINED, messages.node_drained(mark.message), warning=True)
+        desk.say(machine, NodeReason.NODE_DRAINED, messages.nodes.node_drained(mark.message), warning=True)
         return
     mark = replace(mark, terminating_since=desk.now)
     desk.note(machine, mark)
     desk.actions = [action for action in desk.actions if action.machine != machine]
     desk.actions += [SetMark(machine=machine, mark=mark), Terminate(machine=machine)]
     desk.requeue_in(POLL_CLOUD)
-    desk.say(machine, NodeReason.NODE_REPLACED, messages.replacing(mark.message), warning=True)
+    desk.say(machine, NodeReason.NODE_REPLACED, messages.nodes.replacing(mark.message), warning=True)

@@ -36,11 +36,13 @@ def texts(message: Callable[..., str]) -> Iterator[str]:
 
 
 def listing() -> str:
-    """All messages, in the order of the module."""
+    """All messages, by subject."""
+    subjects = [getattr(messages, name) for name in messages.__all__]
     found = [
         (name, message)
-        for name, message in vars(messages).items()
-        if inspect.isfunction(message) and not name.startswith("_") and name != "count"
+        for subject in subjects
+        for name, message in vars(subject).items()
+        if inspect.isfunction(message) and message.__module__ == subject.__name__ and not name.startswith("_")
     ]
     return "".join(f"{name}: {text}\n" for name, message in found for text in texts(message))
 

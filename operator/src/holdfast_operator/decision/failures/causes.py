@@ -55,15 +55,15 @@ def of_departure(pod: PodView, node: NodeView | None, now: datetime) -> ExitCaus
         return ExitCause(
             cause=Cause.INFRASTRUCTURE,
             reason=FailureReason.NODE_LOST,
-            message=messages.node_lost(pod.name, pod.node),
+            message=messages.workers.node_lost(pod.name, pod.node),
         )
     if pod.disruption:
-        message = messages.pod_disrupted(pod.name, pod.disruption, pod.disruption_note)
+        message = messages.workers.pod_disrupted(pod.name, pod.disruption, pod.disruption_note)
         return ExitCause(cause=Cause.INTERRUPTION, reason=pod.disruption, message=message)
     return ExitCause(
         cause=Cause.INTERRUPTION,
         reason=FailureReason.POD_DELETED,
-        message=messages.pod_deleted(pod.name),
+        message=messages.workers.pod_deleted(pod.name),
     )
 
 
@@ -79,10 +79,12 @@ def of_exit(pod: PodView, node: NodeView | None, now: datetime, *, launched: boo
     """
     ended = pod.exit
     if ended is not None and ended.reason == FailureReason.OOM_KILLED:
-        return ExitCause(cause=Cause.OOM, reason=FailureReason.OOM_KILLED, message=messages.oom_killed(pod.name))
+        return ExitCause(
+            cause=Cause.OOM, reason=FailureReason.OOM_KILLED, message=messages.workers.oom_killed(pod.name)
+        )
     if pod.over_limit:
         # Whatever the SIGTERM before it made of the container's end: the next pod would be evicted as well.
-        message = messages.pod_evicted(pod.name, pod.node, pod.failure)
+        message = messages.workers.pod_evicted(pod.name, pod.node, pod.failure)
         return ExitCause(cause=Cause.APPLICATION, reason=FailureReason.EVICTED, message=message)
     if pod.leaving and (not launched or ended is None or ended.code in (c.EXIT_LEFT, c.EXIT_SIGKILL, 143)):
         return of_departure(pod, node, now)
@@ -90,7 +92,7 @@ def of_exit(pod: PodView, node: NodeView | None, now: datetime, *, launched: boo
         return ExitCause(
             cause="",
             reason=StartupReason.INIT_CONTAINER_FAILED,
-            message=messages.init_container_failed(pod.name, pod.unprepared),
+            message=messages.workers.init_container_failed(pod.name, pod.unprepared),
         )
     if ended is None:
         return ExitCause(cause=Cause.INFRASTRUCTURE, reason=StartupReason.POD_REFUSED, message=_refusal(pod))
@@ -98,7 +100,7 @@ def of_exit(pod: PodView, node: NodeView | None, now: datetime, *, launched: boo
         return ExitCause(
             cause=Cause.INTERRUPTION,
             reason=FailureReason.DRAINED_ON_REQUEST,
-            message=messages.drained(pod.name),
+            message=messages.workers.drained(pod.name),
         )
     return _of_code(pod, ended, launched=launched)
 
@@ -106,22 +108,22 @@ def of_exit(pod: PodView, node: NodeView | None, now: datetime, *, launched: boo
 def _refusal(pod: PodView) -> str:
     """The kubelet's words, and what would help."""
     helps = _HELPS.get("OutOf" if pod.failure_reason.startswith("OutOf") else pod.failure_reason, _COMPARE)
-    return messages.pod_refused(pod.name, pod.node, pod.failure.rstrip(". "), helps)
+    return messages.workers.pod_refused(pod.name, pod.node, pod.failure.rstrip(". "), helps)
 
 
 def _of_code(pod: PodView, ended: Exit, *, launched: bool) -> ExitCause:
     words = ended.words()
     if ended.code == c.EXIT_COMPLETE:
-        return ExitCause(cause="", reason=JobReason.COMPLETED, message=messages.worker_completed(pod.name))
+        return ExitCause(cause="", reason=JobReason.COMPLETED, message=messages.workers.worker_completed(pod.name))
     if ended.cause in CAUSES:
         return ExitCause(cause=ended.cause, reason=ended.reason or ended.cause, message=f"{pod.name}: {words}")
     cannot_start = ended.reason in ("StartError", "ContainerCannotRun")
     if ended.code == c.EXIT_NOT_FOUND or cannot_start:
         return ExitCause(cause="", reason=_start_reason(ended), message=_start_message(pod, ended))
     if ended.unseen:
-        message = messages.exit_status_unknown(pod.name)
+        message = messages.workers.exit_status_unknown(pod.name)
         return ExitCause(cause=Cause.INFRASTRUCTURE, reason=FailureReason.EXIT_STATUS_UNKNOWN, message=message)
-    message = messages.exited(pod.name, ended.code, words)
+    message = messages.workers.exited(pod.name, ended.code, words)
     if ended.code in (c.EXIT_SIGKILL, 143):
         return ExitCause(cause=Cause.INFRASTRUCTURE, reason=FailureReason.KILLED, message=message)
     if launched and ended.code == c.EXIT_LAUNCHER:
@@ -137,5 +139,5 @@ def _start_reason(ended: Exit) -> str:
 def _start_message(pod: PodView, ended: Exit) -> str:
     told = f": {ended.message}" if ended.message else f" (exit code {ended.code})"
     if _start_reason(ended) == StartupReason.HOLDFAST_MISSING:
-        return messages.command_missing(pod.name, told)
-    return messages.container_failed(pod.name, told)
+        return messages.workers.command_missing(pod.name, told)
+    return messages.workers.container_failed(pod.name, told)

@@ -249,7 +249,7 @@ def _replace_incident(draft: PlanDraft, known: Incident, changed: Incident) -> P
         seconds = (changed.resumed - changed.detected).total_seconds()
         recovered = RecoveryMetric(cause=changed.cause, seconds=max(0.0, seconds), lost_steps=changed.lost_steps or 0)
         draft = replace(draft, recovered=(*draft.recovered, recovered))
-        message = messages.resumed(
+        message = messages.recovery.resumed(
             seconds,
             changed.reason,
             launched=draft.spec.launched,
@@ -330,7 +330,7 @@ def _count_startup_failure(draft: PlanDraft, worker: Worker) -> PlanDraft:
         return draft  # nothing of it ran: ``startup_problems.pause`` handles it
     if draft.idle(worker):
         draft = draft.changed_worker(worker, counted=True)
-        return draft.with_event(WorkerReason.SPARE_LOST, messages.spare_lost(worker.message), warning=True)
+        return draft.with_event(WorkerReason.SPARE_LOST, messages.workers.spare_lost(worker.message), warning=True)
     failed = causes.fails(worker.exit_code, launched=draft.spec.launched) or worker.reason == FailureReason.EVICTED
     crashed = failed and worker.cause != Cause.INTERRUPTION
     if not crashed or worker.batch <= draft.status.counted_batch:

@@ -39,7 +39,7 @@ class Decision:
     @property
     def message(self) -> str:
         """The sentence that all show."""
-        return messages.decision(self.action, self.why)
+        return messages.recovery.decision(self.action, self.why)
 
     @property
     def counts(self) -> bool:
@@ -62,23 +62,23 @@ def first(draft: PlanDraft, incident: Incident, facts: FailureEvidence, worker: 
     match = first_match(draft.spec.rules, facts)
     if match is not None:
         rule = match.rule
-        why = messages.rule_matches(rule.name, match.why, counts=rule.action != RecoveryAction.IGNORE)
+        why = messages.recovery.rule_matches(rule.name, match.why, counts=rule.action != RecoveryAction.IGNORE)
         error = gpu_error(rule, facts)
         cause = rule.cause or (error.cause if error is not None else "") or incident.cause
         return Decision(action=rule.action, basis=Basis.RULE, why=why, cause=cause)
     error = advised(facts)
     if error is not None:
         shown = error.message or error.kind
-        why = messages.no_rule(shown)
+        why = messages.recovery.no_rule(shown)
         if error.action == RecoveryAction.REPLACE_NODE and not _can_leave(draft, incident, worker):
             action, rest = _default(draft, incident, worker)
-            why = messages.no_rule(messages.node_kept(shown, rest))
+            why = messages.recovery.no_rule(messages.recovery.node_kept(shown, rest))
             return Decision(action=action, basis=Basis.DEFAULT, why=why, cause=error.cause or incident.cause)
         return Decision(
             action=RecoveryAction(error.action), basis=Basis.DEFAULT, why=why, cause=error.cause or incident.cause
         )
     action, why = _default(draft, incident, worker)
-    return Decision(action=action, basis=Basis.DEFAULT, why=messages.no_rule(why), cause=incident.cause)
+    return Decision(action=action, basis=Basis.DEFAULT, why=messages.recovery.no_rule(why), cause=incident.cause)
 
 
 def _can_leave(draft: PlanDraft, incident: Incident, worker: Worker | None) -> bool:
@@ -98,11 +98,11 @@ def _can_leave(draft: PlanDraft, incident: Incident, worker: Worker | None) -> b
 def _default(draft: PlanDraft, incident: Incident, worker: Worker | None) -> tuple[RecoveryAction, str]:
     """What happens without any rule: launchers go on by themselves, what is gone is replaced."""
     if incident.pod is None or (worker is not None and worker.phase is Phase.WANTED):
-        return RecoveryAction.IN_PLACE, messages.in_place()
+        return RecoveryAction.IN_PLACE, messages.recovery.in_place()
     node = worker.node if worker is not None else incident.node
     # Not ReplaceNode: whatever it is avoided for says for how long.
     avoided = any(entry.node == node and entry.required for entry in draft.status.avoided)
-    return RecoveryAction.RECREATE_POD, messages.replaced(incident.pod, (node or "") if avoided else "")
+    return RecoveryAction.RECREATE_POD, messages.recovery.replaced(incident.pod, (node or "") if avoided else "")
 
 
 def _escalated(draft: PlanDraft, incident: Incident, first: Decision) -> Decision:
@@ -116,7 +116,7 @@ def _escalated(draft: PlanDraft, incident: Incident, first: Decision) -> Decisio
         if times < ladder.failures:
             break
         of_what = incident.pod or "the job" if decision.action == RecoveryAction.IN_PLACE else "the job"
-        why = messages.escalated(decision.action, times, of_what, ladder.window_seconds)
+        why = messages.recovery.escalated(decision.action, times, of_what, ladder.window_seconds)
         decision = replace(first, action=following, basis=Basis.ESCALATED, why=why)
     return decision
 

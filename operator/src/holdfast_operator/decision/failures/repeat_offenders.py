@@ -47,9 +47,9 @@ def _avoid(draft: PlanDraft, offender: NodeFailures, moved: Worker, span: timede
     failures = len(offender.times)
     # One avoided node too many would leave the job without a place.
     if not draft.can_place_elsewhere(offender.node, [moved]):
-        message = messages.repeat_offender_still_used(offender.node, failures)
+        message = messages.recovery.repeat_offender_still_used(offender.node, failures)
         return _said(draft, WorkerReason.REPEAT_OFFENDER_STILL_USED, message)
-    message = messages.repeat_offender(offender.node, failures, span.total_seconds() / 3600)
+    message = messages.recovery.repeat_offender(offender.node, failures, span.total_seconds() / 3600)
     draft = avoiding(draft, offender.node, WorkerReason.REPEAT_OFFENDER, span)
     return _said(draft, WorkerReason.REPEAT_OFFENDER, message)
 

@@ -38,7 +38,7 @@ def _final(draft: PlanDraft, ended: list[Worker]) -> PlanDraft:
 
 def _spent(draft: PlanDraft, cause: str, count: int, limit: int, window: int) -> PlanDraft:
     last = next((incident for incident in reversed(draft.status.incidents) if incident.cause == cause), None)
-    message = messages.budget_exceeded(count, cause, _span(window), limit, last.message if last else "")
+    message = messages.recovery.budget_exceeded(count, cause, _span(window), limit, last.message if last else "")
     return finish(draft, c.FAILED, BUDGET_EXCEEDED[Cause(cause)], message)
 
 

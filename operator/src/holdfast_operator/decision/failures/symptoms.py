@@ -55,7 +55,7 @@ def _unfit(draft: PlanDraft, worker: Worker, symptom: _Symptom) -> PlanDraft:
         return draft
     if action == RecoveryAction.REPLACE_NODE and worker.node:
         draft = avoiding(draft, worker.node, symptom.reason, c.AVOID_REPLACED)
-    message = messages.spare_lost(symptom.message)
+    message = messages.workers.spare_lost(symptom.message)
     return order_away(draft, worker, symptom.reason, message).with_event(
         WorkerReason.SPARE_LOST, message, warning=True
     )
@@ -78,7 +78,7 @@ def _shown(draft: PlanDraft, worker: Worker) -> Iterator[_Symptom]:
         yield _Symptom(
             key=f"{error.gpu}/{found.fault_of(error)}",
             reason=FailureReason.GPU_ERROR,
-            message=messages.gpu_error(name, error.message or error.kind),
+            message=messages.recovery.gpu_error(name, error.message or error.kind),
             cause=error.cause or Cause.INFRASTRUCTURE,
             facts=replace(facts, gpu_errors=(error,)),
         )
@@ -87,7 +87,7 @@ def _shown(draft: PlanDraft, worker: Worker) -> Iterator[_Symptom]:
         yield _Symptom(
             key=f"{kind}={status}/{reason}",
             reason=FailureReason.POD_CONDITION,
-            message=messages.pod_condition(name, kind, status, reason),
+            message=messages.recovery.pod_condition(name, kind, status, reason),
             cause=Cause.INFRASTRUCTURE,
             facts=replace(facts, conditions=(condition,), gpu_errors=()),
         )
@@ -163,6 +163,6 @@ def _also_here(
 ) -> PlanDraft:
     """It was counted for the other pod; what the rule says is done for this one as well."""
     decision = decisions.first(draft, incident, facts, worker)
-    message = messages.symptom_elsewhere(incident.pod or "", decision.message, known.pod or "")
+    message = messages.recovery.symptom_elsewhere(incident.pod or "", decision.message, known.pod or "")
     draft = draft.with_event(decision.reason, message, warning=True)
     return carry_out(draft, incident, decision, worker)

@@ -23,5 +23,5 @@ def apply(draft: PlanDraft) -> PlanDraft:
         draft,
         c.FAILED,
         JobReason.DEADLINE_EXCEEDED,
-        messages.deadline_exceeded(limit),
+        messages.job.deadline_exceeded(limit),
     )

@@ -20,7 +20,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
         return draft
     draft = newest_progress(draft, force=True)
     reached = draft.status.progress or draft.status.last_checkpoint
-    return finish(draft, c.COMPLETE, JobReason.COMPLETED, messages.completed(reached.step if reached else None))
+    return finish(draft, c.COMPLETE, JobReason.COMPLETED, messages.job.completed(reached.step if reached else None))
 
 
 def _complete(draft: PlanDraft) -> bool:

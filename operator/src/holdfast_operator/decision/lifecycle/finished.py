@@ -66,7 +66,7 @@ def finish(draft: PlanDraft, kind: str, reason: str, message: str) -> PlanDraft:
     """Complete or fail the job, in this pass."""
     draft = goodput.settled(draft)
     generation = draft.seen.job.generation
-    status, words = draft.status, Reason(reason=reason, message=message)
+    status, words = draft.status, Reason(reason, message)
     suspended = (c.SUSPENDED,) if status.condition(c.SUSPENDED) else ()
     for condition in (*suspended, c.READY, c.RESTARTING, c.DEGRADED, kind):
         holds = condition == kind

@@ -76,13 +76,10 @@ def _slow(draft: PlanDraft) -> PlanDraft:
     for worker in draft.needed:
         pod = draft.pod(worker)
         if pod is not None and pod.held_by and not (pod.absent or pod.gated or worker.gated):
-            words = Reason(
-                reason=WaitReason.WAITING_FOR_QUEUE,
-                message=messages.waiting_for_gates(pod.name, pod.held_by),
-            )
+            words = Reason(WaitReason.WAITING_FOR_QUEUE, messages.capacity.waiting_for_gates(pod.name, pod.held_by))
             return replace(draft, hold=words).requeue_soon()
         if pod is not None and pod.pulling and not pod.absent:
-            words = Reason(reason=WaitReason.IMAGE_PULLING, message=messages.image_pulling(pod.name, pod.pulling))
+            words = Reason(WaitReason.IMAGE_PULLING, messages.startup.image_pulling(pod.name, pod.pulling))
             return replace(draft, hold=words).requeue_soon()
     return draft
 
@@ -104,7 +101,7 @@ def _overdue(draft: PlanDraft) -> PlanDraft:
     if draft.now < deadline:
         return draft.requeue_at(deadline).requeue_soon()
     limit = draft.spec.startup_deadline_seconds
-    return finish(draft, c.FAILED, trouble.reason, messages.start_deadline(trouble.message, limit))
+    return finish(draft, c.FAILED, trouble.reason, messages.startup.start_deadline(trouble.message, limit))
 
 
 def _waits_for_room(draft: PlanDraft, trouble: StartupProblem) -> bool:
@@ -120,12 +117,12 @@ def _over(draft: PlanDraft) -> bool:
 
 def _find(draft: PlanDraft) -> Reason | None:
     if draft.seen.refusal is not None and not _only_spares_lack(draft):
-        return Reason(reason=draft.seen.refusal.reason, message=draft.seen.refusal.message)
+        return Reason(draft.seen.refusal.reason, draft.seen.refusal.message)
     workers = draft.needed
     placed = any(worker.node for worker in workers)
     impossible = "" if placed else no_node(draft.spec.pod_spec, draft.seen.nodes)
     if impossible:
-        return Reason(reason=StartupReason.UNSCHEDULABLE, message=impossible)
+        return Reason(StartupReason.UNSCHEDULABLE, impossible)
     for worker in workers:
         pod = draft.pod(worker)
         words = _of_pod(pod) if pod is not None and not pod.absent else None
@@ -142,27 +139,23 @@ def _only_spares_lack(draft: PlanDraft) -> bool:
 def _of_pod(pod: PodView) -> Reason | None:
     for container, reason, message in pod.waiting:
         if reason in _PULL:
-            told = messages.image_pull_failed(container, pod.name, message or reason)
-            return Reason(reason=StartupReason.IMAGE_PULL_FAILED, message=told)
+            told = messages.startup.image_pull_failed(container, pod.name, message or reason)
+            return Reason(StartupReason.IMAGE_PULL_FAILED, told)
         if reason in _CONFIG:
-            told = messages.container_not_created(container, pod.name, message or reason)
-            return Reason(reason=StartupReason.CONTAINER_CONFIG_ERROR, message=told)
+            told = messages.startup.container_not_created(container, pod.name, message or reason)
+            return Reason(StartupReason.CONTAINER_CONFIG_ERROR, told)
         if reason == "CrashLoopBackOff" and pod.running_since is None:
-            told = messages.container_crashes(container, pod.name, message)
-            return Reason(reason=StartupReason.CONTAINER_CRASHES, message=told)
+            told = messages.startup.container_crashes(container, pod.name, message)
+            return Reason(StartupReason.CONTAINER_CRASHES, told)
     for reason, note in () if pod.terminal else pod.warnings:
         if reason in _VOLUME_EVENTS:
-            return Reason(reason=StartupReason.VOLUME_FAILED, message=messages.volume_failed(pod.name, note))
+            return Reason(StartupReason.VOLUME_FAILED, messages.startup.volume_failed(pod.name, note))
         if reason in _START_EVENTS:
-            return Reason(
-                reason=StartupReason.POD_START_FAILED, message=messages.pod_start_failed(pod.name, pod.node, note)
-            )
+            return Reason(StartupReason.POD_START_FAILED, messages.startup.pod_start_failed(pod.name, pod.node, note))
     if "persistentvolumeclaim" in pod.unschedulable:
-        return Reason(
-            reason=StartupReason.VOLUME_MISSING, message=messages.volume_missing(pod.name, pod.unschedulable)
-        )
+        return Reason(StartupReason.VOLUME_MISSING, messages.startup.volume_missing(pod.name, pod.unschedulable))
     if pod.unschedulable and not pod.nominated:
-        return Reason(reason=StartupReason.UNSCHEDULABLE, message=messages.unschedulable(pod.name, pod.unschedulable))
+        return Reason(StartupReason.UNSCHEDULABLE, messages.startup.unschedulable(pod.name, pod.unschedulable))
     return None
 
 
@@ -176,10 +169,7 @@ def _unscheduled(draft: PlanDraft) -> Reason | None:
             continue
         since = max(filter(None, (worker.since, draft.status.gang.lifted_at)), default=draft.now)
         if draft.now - since >= c.SCHEDULER_HEARD:
-            return Reason(
-                reason=StartupReason.NO_SCHEDULER_RESPONSE,
-                message=_why_unscheduled(draft, pod),
-            )
+            return Reason(StartupReason.NO_SCHEDULER_RESPONSE, _why_unscheduled(draft, pod))
     return None
 
 
@@ -187,8 +177,10 @@ def _why_unscheduled(draft: PlanDraft, pod: PodView) -> str:
     """The newest warning of any component; only without one the scheduler itself is in doubt."""
     if pod.warnings:
         reason, note = pod.warnings[-1]
-        return messages.unscheduled(pod.name, reason, note)
-    return messages.no_scheduler_response(pod.name, draft.spec.pod_spec.get("schedulerName") or "default-scheduler")
+        return messages.startup.unscheduled(pod.name, reason, note)
+    return messages.startup.no_scheduler_response(
+        pod.name, draft.spec.pod_spec.get("schedulerName") or "default-scheduler"
+    )
 
 
 def _unheard(draft: PlanDraft) -> Reason | None:
@@ -201,17 +193,15 @@ def _unheard(draft: PlanDraft) -> Reason | None:
     names = ", ".join(pod.name for pod in silent[:_NAMED]) + (", …" if len(silent) > _NAMED else "")
     reports = [draft.seen.report(pod.uid) for pod in silent]
     heard = any(report is not None and report.fresh(draft.now) for report in reports)
-    message = (messages.no_launcher if heard else messages.no_sidecar)(names)
-    return Reason(reason=StartupReason.NO_LAUNCHER_DETECTED, message=message)
+    message = (messages.startup.no_launcher if heard else messages.startup.no_sidecar)(names)
+    return Reason(StartupReason.NO_LAUNCHER_DETECTED, message)
 
 
 def _as_said(draft: PlanDraft) -> Reason | None:
     """Who has just started has heard nobody: it neither finds a launcher silent, nor takes back what was found."""
     known = draft.status.trouble
     return (
-        Reason(reason=known.reason, message=known.message)
-        if known and known.reason == StartupReason.NO_LAUNCHER_DETECTED
-        else None
+        Reason(known.reason, known.message) if known and known.reason == StartupReason.NO_LAUNCHER_DETECTED else None
     )
 
 
@@ -231,7 +221,7 @@ def _start_failed(draft: PlanDraft) -> Reason | None:
     later = [worker for worker in draft.status.workers if worker.batch > newest.batch]
     if any(worker.ready_at is not None for worker in later):
         return None
-    return Reason(reason=newest.reason, message=newest.message)
+    return Reason(newest.reason, newest.message)
 
 
 def pause(draft: PlanDraft) -> PlanDraft:
@@ -257,6 +247,6 @@ def _refused(draft: PlanDraft, worker: Worker) -> PlanDraft:
     if not blamed or not draft.can_place_elsewhere(worker.node, unplaced(draft)):
         return draft.with_event(worker.reason, worker.message, warning=True)
     minutes = c.AVOID_REFUSED.total_seconds() / 60
-    told = messages.pod_refused_avoiding(worker.message, minutes)
+    told = messages.workers.pod_refused_avoiding(worker.message, minutes)
     draft = avoiding(draft, worker.node, StartupReason.POD_REFUSED, c.AVOID_REFUSED)
     return draft.with_event(worker.reason, told, warning=True)

@@ -16,8 +16,8 @@ from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.set_condition import Reason, set_condition
 from holdfast_operator.decision.workers.replicas import order_away
 
-RESUMED = Reason(reason=JobReason.JOB_UNSUSPENDED, message=messages.unsuspended())
-_NOTHING = Reason(reason=JobReason.SUSPENDED, message=messages.suspended())
+RESUMED = Reason(JobReason.JOB_UNSUSPENDED, messages.job.unsuspended())
+_NOTHING = Reason(JobReason.SUSPENDED, messages.job.suspended())
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
@@ -29,7 +29,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
         backoff_until=None, stalled_since=None, trouble=None, gang=GangAttempt(), start_time=None
     )
     for worker in draft.status.in_phase(Phase.WANTED):
-        draft = order_away(draft, worker, JobReason.SUSPENDED, messages.suspended())
+        draft = order_away(draft, worker, JobReason.SUSPENDED, messages.job.suspended())
     # A lost worker may return (``lost_workers``) and must then leave, too. Silence triggers no pass, so look again.
     return draft.requeue_soon() if draft.status.in_phase(Phase.LOST) else draft
 
@@ -47,7 +47,7 @@ def shown(draft: PlanDraft) -> PlanDraft:
     words = (
         _leaving(draft, left)
         if left
-        else Reason(reason=JobReason.SUSPENDED, message=messages.no_worker_left(_resumes_from(draft)))
+        else Reason(JobReason.SUSPENDED, messages.checkpoints.no_worker_left(_resumes_from(draft)))
     )
     if not left:
         draft = draft.with_status(origin=StartingPoint(after=draft.status.membership.generation))
@@ -62,20 +62,20 @@ def shown(draft: PlanDraft) -> PlanDraft:
 
 
 def _leaving(draft: PlanDraft, left: int) -> Reason:
-    return Reason(reason=JobReason.SUSPENDING, message=messages.suspending(left, launched=draft.spec.launched))
+    return Reason(JobReason.SUSPENDING, messages.checkpoints.suspending(left, launched=draft.spec.launched))
 
 
 def _resumes_from(draft: PlanDraft) -> str:
     if not draft.spec.launched:
-        return messages.script_resumes()
+        return messages.checkpoints.script_resumes()
     newest = draft.status.last_checkpoint
     if newest is not None:
-        return messages.newest_checkpoint(newest.step)
+        return messages.checkpoints.newest_checkpoint(newest.step)
     if draft.status.membership.active is None:
-        return messages.never_trained()
+        return messages.checkpoints.never_trained()
     if not draft.spec.checkpoint.claim_name:
-        return messages.starts_over()
-    return messages.no_checkpoint()
+        return messages.checkpoints.starts_over()
+    return messages.checkpoints.no_checkpoint()
 
 
 def _set(draft: PlanDraft, kind: str, holds: bool, words: Reason) -> PlanDraft:

@@ -16,9 +16,9 @@ def apply(draft: PlanDraft) -> PlanDraft:
     job = draft.seen.job
     if job.spec is not None:
         return draft
-    message = messages.invalid_spec(job.unreadable)
+    message = messages.job.invalid_spec(job.unreadable)
     before = draft.status.condition(c.DEGRADED)
-    words = Reason(reason=JobReason.INVALID_SPEC, message=message)
+    words = Reason(JobReason.INVALID_SPEC, message)
     status = set_condition(draft.status, c.DEGRADED, True, words, generation=job.generation, now=draft.now)
     draft = replace(draft, status=replace(status, summary=JobReason.INVALID_SPEC), ended=True)
     if before is None or before.reason != JobReason.INVALID_SPEC:

@@ -37,7 +37,7 @@ def _waits(message: str) -> Wait:
 
 def _first_gang(seen: MembershipInput, chosen: Sequence[Candidate], now: datetime) -> Due | Wait:
     if len(chosen) >= seen.rules.replicas:
-        return Due(MembershipReason.FIRST_GANG, messages.ready(len(chosen), len(chosen)))
+        return Due(MembershipReason.FIRST_GANG, messages.membership.ready(len(chosen), len(chosen)))
     return _partial_gang(seen, chosen, now)
 
 
@@ -46,11 +46,11 @@ def _partial_gang(seen: MembershipInput, chosen: Sequence[Candidate], now: datet
     rules, size = seen.rules, len(chosen)
     if rules.may_shrink and size >= rules.min_replicas:
         if _others_find_no_node(seen, chosen):
-            return Due(MembershipReason.FIRST_GANG, messages.ready_without_others(size, rules.replicas))
+            return Due(MembershipReason.FIRST_GANG, messages.membership.ready_without_others(size, rules.replicas))
         if now - min((w.ready_at for w in chosen if w.ready_at), default=now) >= rules.first_wait:
             seconds = rules.first_wait.total_seconds()
-            return Due(MembershipReason.FIRST_GANG, messages.ready_in_time(size, rules.replicas, seconds))
-    return _waits(messages.ready(size, rules.replicas))
+            return Due(MembershipReason.FIRST_GANG, messages.membership.ready_in_time(size, rules.replicas, seconds))
+    return _waits(messages.membership.ready(size, rules.replicas))
 
 
 def _others_find_no_node(seen: MembershipInput, chosen: Sequence[Candidate]) -> bool:
@@ -66,11 +66,13 @@ def _above(seen: MembershipInput, recorded: Membership) -> Due | None:
     others = [claim for claim in foreign if claim.pair.generation >= recorded.generation]
     if others:
         top = max(others, key=lambda claim: claim.order)
-        message = messages.foreign_claim(top.job_uid, top.publication, top.pair.generation)
+        message = messages.membership.foreign_claim(top.job_uid, top.publication, top.pair.generation)
         return Due(MembershipReason.FOREIGN_CLAIMS, message)
     highest = highest_reported(seen)
     if highest > recorded.generation:
-        return Due(MembershipReason.GENERATION_CONFLICT, messages.newer_generation(highest, recorded.generation))
+        return Due(
+            MembershipReason.GENERATION_CONFLICT, messages.membership.newer_generation(highest, recorded.generation)
+        )
     return _other_publication(seen, recorded)
 
 
@@ -78,11 +80,11 @@ def _other_publication(seen: MembershipInput, recorded: Membership) -> Due | Non
     generation = recorded.generation
     pods = [w.member.pod for w in seen.workers if w.report and w.report.conflict >= generation]
     if pods:
-        return Due(MembershipReason.GENERATION_CONFLICT, messages.known_twice(sorted(pods), generation))
+        return Due(MembershipReason.GENERATION_CONFLICT, messages.membership.known_twice(sorted(pods), generation))
     for worker in seen.workers:
         world = worker.report.world if worker.report else None
         if world and world.pair.generation == generation and world.publication != recorded.publication:
-            message = messages.other_publication(
+            message = messages.membership.other_publication(
                 worker.member.pod, generation, world.publication, recorded.publication
             )
             return Due(MembershipReason.GENERATION_CONFLICT, message)
@@ -98,19 +100,19 @@ def _joined(
     rules = seen.rules
     names = ", ".join(sorted(worker.member.pod for worker in chosen if worker.uid in joined))
     if joined & recorded.last_active():
-        return Due(MembershipReason.WORKERS_RETURNED, messages.pods_returned(names))
+        return Due(MembershipReason.WORKERS_RETURNED, messages.membership.pods_returned(names))
     if _in_checkpoint(seen):
-        return _waits(messages.waiting_for_checkpoint(names))
+        return _waits(messages.membership.waiting_for_checkpoint(names))
     fewest = min(len(recorded.members), rules.replicas)
     if not rules.may_shrink and len(chosen) < fewest:
-        return _waits(messages.waiting_for_all(len(chosen), fewest))
+        return _waits(messages.membership.waiting_for_all(len(chosen), fewest))
     if all(worker.uid in joined for worker in chosen) and len(chosen) < rules.replicas:
         return _partial_gang(seen, chosen, now)
     if _replacement_may_come(seen, len(chosen), now):
         return _for_replacement(seen)
     if _more_to_come(seen, chosen, joined, now):
-        return _waits(messages.waiting_for_starting(names))
-    return Due(MembershipReason.WORKER_JOINED, messages.pods_ready(names))
+        return _waits(messages.membership.waiting_for_starting(names))
+    return Due(MembershipReason.WORKER_JOINED, messages.membership.pods_ready(names))
 
 
 def _replacement_may_come(seen: MembershipInput, size: int, now: datetime) -> bool:
@@ -120,7 +122,7 @@ def _replacement_may_come(seen: MembershipInput, size: int, now: datetime) -> bo
 
 
 def _for_replacement(seen: MembershipInput) -> Wait:
-    return _waits(messages.waiting_for_replacement(seen.rules.shrink_after.total_seconds()))
+    return _waits(messages.membership.waiting_for_replacement(seen.rules.shrink_after.total_seconds()))
 
 
 def _in_checkpoint(seen: MembershipInput) -> bool:
@@ -146,19 +148,19 @@ def _without_newcomers(
     """A generation of fewer: only where the launchers cannot make the shrink themselves, or it was ordered."""
     rules, before = seen.rules, len(recorded.members)
     if not absent:
-        return Wait(MembershipReason.UP_TO_DATE, messages.up_to_date(recorded.generation))
+        return Wait(MembershipReason.UP_TO_DATE, messages.membership.up_to_date(recorded.generation))
     ended = seen.proved_gone | {worker.uid for worker in seen.workers if worker.ended}
     if uids and absent <= ended and before > rules.replicas:
-        return Due(MembershipReason.SCALED_DOWN, messages.scaled_down(before, len(uids)))
+        return Due(MembershipReason.SCALED_DOWN, messages.membership.scaled_down(before, len(uids)))
     if not uids:
-        return _waits(messages.none_reports())
+        return _waits(messages.membership.none_reports())
     if 2 * rules.world_of(len(uids)) > before or not rules.may_shrink:
-        return _waits(messages.workers_missing(len(absent)))
+        return _waits(messages.membership.workers_missing(len(absent)))
     if not _agree_on_loss(seen, uids, absent):
-        return _waits(messages.loss_not_agreed())
+        return _waits(messages.membership.loss_not_agreed())
     if _replacement_may_come(seen, len(uids), now):
         return _for_replacement(seen)
-    return Due(MembershipReason.SURVIVORS_CONTINUE, messages.survivors_continue(len(uids), before))
+    return Due(MembershipReason.SURVIVORS_CONTINUE, messages.membership.survivors_continue(len(uids), before))
 
 
 def _agree_on_loss(seen: MembershipInput, uids: frozenset[str], absent: frozenset[str]) -> bool:

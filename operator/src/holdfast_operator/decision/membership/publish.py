@@ -45,7 +45,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 def _decided(draft: PlanDraft) -> PlanDraft:
     verdict = rules.decide(_input(draft), draft.now)
-    words = Reason(reason=verdict.reason, message=verdict.message)
+    words = Reason(verdict.reason, verdict.message)
     if isinstance(verdict, Wait):
         quiet = verdict.reason is MembershipReason.UP_TO_DATE
         keep = draft.hold is not None and verdict.reason is not MembershipReason.AWAITING_FENCE
@@ -53,7 +53,7 @@ def _decided(draft: PlanDraft) -> PlanDraft:
     after = verdict.membership
     if after.generation > draft.status.membership.generation:
         pods = [member.pod for member in after.members]
-        told = messages.generation_published(after.generation, verdict.message, pods)
+        told = messages.membership.generation_published(after.generation, verdict.message, pods)
         draft = draft.with_event(MembershipReason.GENERATION_PUBLISHED, told)
     elif verdict.reason is not MembershipReason.UP_TO_DATE and draft.hold is None:
         draft = replace(draft, hold=words)

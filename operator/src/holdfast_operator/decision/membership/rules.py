@@ -86,7 +86,7 @@ def _publication(seen: MembershipInput, recorded: Membership, now: datetime) -> 
     rules, size = seen.rules, len(chosen)
     world = rules.world_of(size)
     if world < max(rules.min_replicas, 1) or (world < size and not rules.may_shrink):
-        message = messages.too_few_ready(size, rules.min_replicas, rules.replica_step)
+        message = messages.membership.too_few_ready(size, rules.min_replicas, rules.replica_step)
         return Wait(MembershipReason.WAITING_FOR_WORKERS, message)
     proposed = next_generation(seen, recorded, chosen)
     fence = _awaiting_fence(proposed, seen.names)
@@ -128,5 +128,5 @@ def _awaiting_fence(membership: Membership, names: Mapping[str, str]) -> Wait | 
         left = set(entry.members).difference(membership.member_uids(), membership.gone)
         if 2 * len(left) > len(entry.members):
             pods = sorted(names.get(uid, uid) for uid in left)
-            return Wait(MembershipReason.AWAITING_FENCE, messages.awaiting_fence(pods, entry.generation))
+            return Wait(MembershipReason.AWAITING_FENCE, messages.membership.awaiting_fence(pods, entry.generation))
     return None

@@ -49,11 +49,12 @@ def apply(draft: PlanDraft) -> PlanDraft:
     restarting = _restarting(draft, training)
     degraded = _degraded(draft, training)
     ready = _ready(draft, training)
+    settled = _set(draft, c.RESTARTING, restarting, Reason(JobReason.NOT_RECOVERING, messages.job.no_recovery()))
     settled = _set(
-        draft, c.RESTARTING, restarting, Reason(reason=JobReason.NOT_RECOVERING, message=messages.no_recovery())
-    )
-    settled = _set(
-        settled, c.DEGRADED, degraded, Reason(reason=JobReason.ALL_WORKERS_TRAINING, message=messages.all_training())
+        settled,
+        c.DEGRADED,
+        degraded,
+        Reason(JobReason.ALL_WORKERS_TRAINING, messages.job.all_training()),
     )
     settled = _set_ready(settled, training, degraded or restarting or ready)
     return _shown(_told(draft, settled), training)
@@ -89,37 +90,37 @@ def _blind(draft: PlanDraft) -> bool:
 def _ready(draft: PlanDraft, training: int) -> Reason:
     wanted = draft.spec.replicas
     if training:
-        told = messages.training(training, wanted, launched=draft.spec.launched)
-        return Reason(reason=JobReason.TRAINING, message=_with_volume(draft, told + _standing_by(draft)))
+        told = messages.job.training(training, wanted, launched=draft.spec.launched)
+        return Reason(JobReason.TRAINING, _with_volume(draft, told + _standing_by(draft)))
     if draft.hold is not None:
         return draft.hold
     phases = sorted({f"{report.phase}: {report.message}" for report in draft.seen.reports if report.phase})
-    return Reason(reason=JobReason.STARTING, message=_with_volume(draft, messages.starting(phases[:2])))
+    return Reason(JobReason.STARTING, _with_volume(draft, messages.job.starting(phases[:2])))
 
 
 def _standing_by(draft: PlanDraft) -> str:
     if not draft.spec.spares:
         return ""
     ready = sum(worker.ready_at is not None for worker in draft.spares)
-    return f"; {messages.spares_ready(ready, draft.spec.spares)}"
+    return f"; {messages.job.spares_ready(ready, draft.spec.spares)}"
 
 
 def _with_volume(draft: PlanDraft, message: str) -> str:
     if draft.spec.checkpoint.claim_name or not draft.spec.launched:
         return message
-    return f"{message}; {messages.no_volume()}"
+    return f"{message}; {messages.job.no_volume()}"
 
 
 def _restarting(draft: PlanDraft, training: int) -> Reason | None:
     open_incident = _open(draft)
     if open_incident is None:
         lost = draft.status.membership.active is not None and not training
-        waits = draft.hold.message if draft.hold else messages.recovering()
-        return Reason(reason=JobReason.RECOVERING, message=waits) if lost else None
+        waits = draft.hold.message if draft.hold else messages.job.recovering()
+        return Reason(JobReason.RECOVERING, waits) if lost else None
     waits = f"; {draft.hold.message}" if draft.hold and not training else ""
     decided = f"; {open_incident.why}" if open_incident.why else ""
     message = f"{open_incident.cause}: {open_incident.message}{decided}{waits}"
-    return Reason(reason=open_incident.reason, message=message)
+    return Reason(open_incident.reason, message)
 
 
 def _open(draft: PlanDraft) -> Incident | None:
@@ -131,15 +132,15 @@ def _open(draft: PlanDraft) -> Incident | None:
 def _degraded(draft: PlanDraft, training: int) -> Reason | None:
     trouble = draft.status.trouble
     if trouble is not None:
-        return Reason(reason=trouble.reason, message=trouble.message)
+        return Reason(trouble.reason, trouble.message)
     if draft.hold is not None and draft.hold.reason in _DEGRADING:
         return draft.hold
     if training and (unsaved := _unsaved(draft)) is not None:
         return unsaved
     if 0 < training < draft.spec.replicas:
         waits = f"; {draft.hold.message}" if draft.hold else ""
-        told = messages.fewer_training(training, draft.spec.replicas, launched=draft.spec.launched)
-        return Reason(reason=JobReason.RUNNING_WITH_FEWER_WORKERS, message=told + waits)
+        told = messages.job.fewer_training(training, draft.spec.replicas, launched=draft.spec.launched)
+        return Reason(JobReason.RUNNING_WITH_FEWER_WORKERS, told + waits)
     return None
 
 
@@ -152,8 +153,10 @@ def _unsaved(draft: PlanDraft) -> Reason | None:
     unsaved, _ = min(told, key=lambda pair: (pair[0].since, pair[1]))
     last, since = draft.status.last_checkpoint, f"{unsaved.since:%Y-%m-%dT%H:%M:%SZ}"
     fix = _FIXES.get(unsaved.cause, _LOOK)
-    message = messages.checkpoints_failing(since, unsaved.cause, unsaved.message, last.step if last else 0, fix)
-    return Reason(reason=JobReason.CHECKPOINTS_FAILING, message=message)
+    message = messages.checkpoints.checkpoints_failing(
+        since, unsaved.cause, unsaved.message, last.step if last else 0, fix
+    )
+    return Reason(JobReason.CHECKPOINTS_FAILING, message)
 
 
 def _set(draft: PlanDraft, kind: str, words: Reason | None, otherwise: Reason) -> PlanDraft:
@@ -205,6 +208,6 @@ def summary(status: Status) -> Reason:
     for kind in (c.FAILED, c.COMPLETE, c.SUSPENDED, c.RESTARTING, c.DEGRADED):
         condition = status.condition(kind)
         if condition is not None and condition.status:
-            return Reason(reason=condition.reason, message=condition.message)
+            return Reason(condition.reason, condition.message)
     ready = status.condition(c.READY)
-    return Reason(reason=ready.reason, message=ready.message) if ready else Reason(reason=JobReason.NEW, message="")
+    return Reason(ready.reason, ready.message) if ready else Reason(JobReason.NEW, "")

@@ -75,6 +75,6 @@ def _quarantined(draft: PlanDraft) -> PlanDraft:
         for item in report.quarantined:
             if item.path not in known:
                 known = (*known, item.path)[-c.QUARANTINED_KEPT :]
-                told = messages.checkpoint_quarantined(item.path, item.reason)
+                told = messages.job.checkpoint_quarantined(item.path, item.reason)
                 draft = draft.with_event(JobReason.CHECKPOINT_QUARANTINED, told, warning=True)
     return draft.with_status(quarantined=known)

@@ -24,7 +24,11 @@ def apply(draft: PlanDraft) -> PlanDraft:
         return draft
     first = min(later, key=lambda claim: claim.order)
     step, resumes = first.from_step, first.from_pair is not None
-    message = messages.resumes_from(step, suspended_before=known.after > 0) if resumes else _starts(draft, known)
+    message = (
+        messages.checkpoints.resumes_from(step, suspended_before=known.after > 0)
+        if resumes
+        else _starts(draft, known)
+    )
     origin = StartingPoint(after=known.after, pair=first.pair, step=step, message=message)
     return draft.with_status(origin=origin).with_event(
         JobReason.RESUMES_FROM_CHECKPOINT if resumes else JobReason.STARTED_FROM_STEP_ZERO, message
@@ -33,4 +37,4 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 def _starts(draft: PlanDraft, known: StartingPoint) -> str:
     always = known.after or draft.spec.checkpoint.resume == c.RESUME_ALWAYS
-    return messages.starts_without_checkpoint() if always else messages.starts_by_request()
+    return messages.checkpoints.starts_without_checkpoint() if always else messages.checkpoints.starts_by_request()

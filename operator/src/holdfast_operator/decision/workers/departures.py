@@ -61,15 +61,15 @@ def _must_go(draft: PlanDraft, worker: Worker, pod: PodView) -> _Departure | Non
         return _Departure(verdict=causes.of_departure(pod, node, draft.now), shun_node=False)
     notice = _notice(draft, pod)
     if notice is not None:
-        words = messages.interruption_notice(notice.source, pod.node, pod.name, notice.reason)
+        words = messages.workers.interruption_notice(notice.source, pod.node, pod.name, notice.reason)
         reason = f"{notice.source}Notice"
         return _Departure(verdict=_interrupted(reason, words), shun_node=True)
     if node is not None and node.announced:
-        words = messages.node_leaving(node.name, pod.name, node.announced)
+        words = messages.workers.node_leaving(node.name, pod.name, node.announced)
         return _Departure(verdict=_interrupted(FailureReason.NODE_LEAVING, words), shun_node=True)
     mark = node.mark if node is not None and not draft.spec.remediation_opt_out else None
     if mark is not None and mark.drains:
-        words = messages.node_remediated(pod.node, pod.name, mark.message)
+        words = messages.workers.node_remediated(pod.node, pod.name, mark.message)
         return _Departure(verdict=_interrupted(FailureReason.NODE_REMEDIATION, words), shun_node=True)
     return None
 
@@ -80,7 +80,7 @@ def _may_go(draft: PlanDraft, worker: Worker, pod: PodView) -> _Departure | None
         return None
     if not draft.can_place_elsewhere(pod.node, (worker, *unplaced(draft))):
         return None
-    words = messages.node_cordoned(node.name, pod.name)
+    words = messages.workers.node_cordoned(node.name, pod.name)
     return _Departure(verdict=_interrupted(FailureReason.NODE_CORDONED, words), shun_node=False)
 
 

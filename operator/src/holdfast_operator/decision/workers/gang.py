@@ -64,7 +64,7 @@ def _send_away(draft: PlanDraft, missing: int) -> PlanDraft:
     if any(worker.pod_uid in named for worker in gated) or _enough(draft, len(gated) - missing)[1]:
         return _go_on_with_fewer(draft, gated, missing)
     wait = min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * 2 ** min(draft.status.gang.attempts, 10))
-    message = messages.gang_timeout(missing, len(gated), _waited(draft), wait.seconds)
+    message = messages.capacity.gang_timeout(missing, len(gated), _waited(draft), wait.seconds)
     return _taken_back(draft, gated, WorkerReason.GANG_TIMEOUT, message, wait)
 
 
@@ -98,7 +98,7 @@ def _give_back(draft: PlanDraft) -> PlanDraft:
     wait = min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * 2 ** min(gang.attempts, 10))
     wait *= 1.0 + share(f"{draft.seen.job.uid}/{gang.attempts}")
     queue = _queue(draft, held)
-    message = messages.queue_timeout(len(held), len(gated), queue, c.QUEUE_PATIENCE.seconds, wait.seconds)
+    message = messages.capacity.queue_timeout(len(held), len(gated), queue, c.QUEUE_PATIENCE.seconds, wait.seconds)
     return _taken_back(draft, gated, WorkerReason.QUEUE_TIMEOUT, message, wait)
 
 
@@ -116,7 +116,7 @@ def _queue(draft: PlanDraft, held: list[Worker]) -> str:
 
 def _go_on_with_fewer(draft: PlanDraft, gated: list[Worker], missing: int) -> PlanDraft:
     """Enough of them were bound for a generation: what may train already is no gang that waits."""
-    message = messages.gang_shrunk(missing, len(gated), _waited(draft))
+    message = messages.capacity.gang_shrunk(missing, len(gated), _waited(draft))
     for worker in gated:
         if worker.node:
             draft = draft.changed_worker(worker, gated=False)
@@ -133,7 +133,7 @@ def _stranded(draft: PlanDraft) -> PlanDraft:
     for worker in wanted:
         if worker.domain and not worker.gated:
             draft = order_away(
-                draft, worker, WorkerReason.TOPOLOGY_DOMAIN_EMPTY, messages.domain_empty(worker.domain)
+                draft, worker, WorkerReason.TOPOLOGY_DOMAIN_EMPTY, messages.capacity.domain_empty(worker.domain)
             )
     return draft
 
@@ -154,7 +154,7 @@ def _outdated(draft: PlanDraft) -> PlanDraft:
             continue
         if draft.now - worker.since >= c.GANG_BIND:
             draft = order_away(
-                draft, worker, WorkerReason.RESCHEDULED_AFTER_NODE_RECOVERY, messages.avoided_nodes_healthy()
+                draft, worker, WorkerReason.RESCHEDULED_AFTER_NODE_RECOVERY, messages.capacity.avoided_nodes_healthy()
             )
         else:
             draft = draft.requeue_at(worker.since + c.GANG_BIND)
@@ -200,17 +200,17 @@ def _wait_or_lift(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
     held = _held(draft, gated)
     draft = _queued(draft, bool(held))
     if not all(worker.known for worker in gated) and not _keeps_out(draft):
-        return _hold(draft, WaitReason.WAITING_FOR_PODS, messages.waiting_for_pods())
+        return _hold(draft, WaitReason.WAITING_FOR_PODS, messages.capacity.waiting_for_pods())
     retry_at = draft.status.gang.retry_at
     if retry_at is not None and draft.now < retry_at:
         return _hold(
             draft.requeue_at(retry_at),
             WaitReason.WAITING_FOR_GANG,
-            messages.waiting_for_retry(),
+            messages.capacity.waiting_for_retry(),
         )
     line = draft.seen.line
     if line is None:  # of a moment when this job was not known
-        return _hold(draft.requeue_in(c.POLL_OPEN), WaitReason.WAITING_FOR_PODS, messages.waiting_for_pods())
+        return _hold(draft.requeue_in(c.POLL_OPEN), WaitReason.WAITING_FOR_PODS, messages.capacity.waiting_for_pods())
     if held and not _enough(draft, len(gated) - len(held))[1]:
         return _hold(draft, WaitReason.WAITING_FOR_QUEUE, _not_admitted(draft, gated, held))
     places = _places(draft, line, [worker for worker in gated if worker not in held])
@@ -226,7 +226,7 @@ def _wait_or_lift(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
 
 def _not_admitted(draft: PlanDraft, gated: list[Worker], held: list[Worker]) -> str:
     hint = len(held) == len(gated) and bool(draft.spec.scheduling.queue)
-    return messages.not_admitted(len(gated) - len(held), len(gated), _queue(draft, held), hint=hint)
+    return messages.capacity.not_admitted(len(gated) - len(held), len(gated), _queue(draft, held), hint=hint)
 
 
 def _queued(draft: PlanDraft, queued: bool) -> PlanDraft:
@@ -245,7 +245,7 @@ def _keeps_out(draft: PlanDraft) -> bool:
 def _lacking(draft: PlanDraft, gated: list[Worker], places: _Placement) -> str:
     on_demand = sum(worker.on_demand for worker in gated)
     lacking = sum(worker.on_demand for worker in places.workers) < on_demand
-    return messages.waiting_for_capacity(
+    return messages.capacity.waiting_for_capacity(
         len(places.workers),
         len(gated),
         domain=draft.spec.scheduling.packed_by,
@@ -275,7 +275,7 @@ def _enough(draft: PlanDraft, placed: int) -> tuple[PlanDraft, int]:
 
 def _start_with(draft: PlanDraft, gated: list[Worker], places: _Placement, size: int) -> PlanDraft:
     """The others are made anew once these have their places, and join when there is room for them."""
-    message = messages.started_with_fewer(size, len(gated))
+    message = messages.capacity.started_with_fewer(size, len(gated))
     begin = sorted(places.workers, key=lambda worker: (not worker.on_demand, worker.incarnation))[:size]
     for worker in gated:
         if worker not in begin:
@@ -328,7 +328,7 @@ def _lift(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
     if not waiting:
         return draft
     coming = sum(_nominated(draft, worker) for worker in waiting)
-    return _hold(draft, WaitReason.SCHEDULING, messages.scheduling(len(waiting), len(gated), coming))
+    return _hold(draft, WaitReason.SCHEDULING, messages.capacity.scheduling(len(waiting), len(gated), coming))
 
 
 def _bound(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
@@ -338,4 +338,4 @@ def _bound(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
 
 
 def _hold(draft: PlanDraft, reason: WaitReason, message: str) -> PlanDraft:
-    return replace(draft, hold=Reason(reason=reason, message=message))
+    return replace(draft, hold=Reason(reason, message))

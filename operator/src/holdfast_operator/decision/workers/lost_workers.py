@@ -96,7 +96,7 @@ def _silent(draft: PlanDraft, worker: Worker, pod: PodView) -> bool:
 
 
 def _silenced(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
-    message = messages.node_lost(pod.name, pod.node)
+    message = messages.workers.node_lost(pod.name, pod.node)
     if worker.phase is Phase.WANTED:
         verdict = causes.ExitCause(cause=Cause.INFRASTRUCTURE, reason=FailureReason.NODE_LOST, message=message)
         worker = _blamed(worker, verdict)
@@ -106,7 +106,7 @@ def _silenced(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
 
 def _severed(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
     """The kubelet still reports, so deleting the pod (``cleanup``) will prove that it ended."""
-    message = messages.pod_unreachable(pod.name, pod.node, c.CUT_OFF.total_seconds())
+    message = messages.workers.pod_unreachable(pod.name, pod.node, c.CUT_OFF.total_seconds())
     verdict = causes.ExitCause(cause=Cause.INFRASTRUCTURE, reason=FailureReason.POD_UNREACHABLE, message=message)
     draft = draft.with_worker(replace(_blamed(worker, verdict), phase=Phase.LOST, since=draft.now))
     return avoiding(draft, pod.node, FailureReason.POD_UNREACHABLE, c.AVOID_DEAD)
@@ -122,7 +122,7 @@ def _hangs(draft: PlanDraft, pod: PodView) -> bool:
 
 def _hung(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
     """The node is healthy, so deleting the pod (``cleanup``) will prove that it ended."""
-    message = messages.launcher_unresponsive(pod.name, c.LAUNCHER_HUNG.total_seconds())
+    message = messages.workers.launcher_unresponsive(pod.name, c.LAUNCHER_HUNG.total_seconds())
     verdict = causes.ExitCause(
         cause=Cause.INFRASTRUCTURE, reason=FailureReason.LAUNCHER_UNRESPONSIVE, message=message
     )

@@ -83,15 +83,13 @@ def held(draft: PlanDraft) -> Reason | None:
         told = _told(draft, unfit)
         match _blame(draft, unfit):
             case _FailureScope.JOB:
-                message = messages.preflight_of_job(told)
-                return Reason(reason=StartupReason.PREFLIGHT_FAILED, message=message)
+                message = messages.preflight.preflight_of_job(told)
+                return Reason(StartupReason.PREFLIGHT_FAILED, message)
             case _FailureScope.SHARED:
-                message = messages.preflight_on_every_node(told)
-                return Reason(reason=StartupReason.PREFLIGHT_FAILED, message=message)
+                message = messages.preflight.preflight_on_every_node(told)
+                return Reason(StartupReason.PREFLIGHT_FAILED, message)
             case _FailureScope.NODE:
-                return Reason(
-                    reason=StartupReason.PREFLIGHT_FAILED, message=messages.preflight_without_other_node(told)
-                )
+                return Reason(StartupReason.PREFLIGHT_FAILED, messages.preflight.preflight_without_other_node(told))
             case _:
                 continue
     return None
@@ -120,7 +118,7 @@ def _all_unfit(draft: PlanDraft) -> list[_FailedPreflight]:
         if worker.pod_uid in culprits and worker.pod_uid not in known:
             by = [x.worker for x in told if any(worker.pod_uid in check.unreached for check in x.failed)]
             names = ", ".join(sorted(pod_name(draft.seen.job.name, other.incarnation) for other in by))
-            check = Check(name=NETWORK, result="Failed", message=messages.not_reached(names))
+            check = Check(name=NETWORK, result="Failed", message=messages.preflight.not_reached(names))
             found.append(_FailedPreflight(worker=worker, failed=(check,)))
     return found
 
@@ -157,11 +155,11 @@ def _not_reached(draft: PlanDraft, told: Sequence[_FailedPreflight]) -> frozense
 def _told(draft: PlanDraft, unfit: _FailedPreflight) -> str:
     checks = "; ".join(f"{check.name}: {check.message}" for check in unfit.failed)
     name = pod_name(draft.seen.job.name, unfit.worker.incarnation)
-    return messages.preflight_failed(name, unfit.worker.node, checks)
+    return messages.preflight.preflight_failed(name, unfit.worker.node, checks)
 
 
 def _fail(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
-    message = say(messages.preflight_fails_job(_told(draft, unfit)))
+    message = say(messages.preflight.preflight_fails_job(_told(draft, unfit)))
     draft = draft.with_decision_metric(
         DecisionMetric(
             cause=Cause.INFRASTRUCTURE, action=RecoveryAction.FAIL_JOB, reason=StartupReason.PREFLIGHT_FAILED
@@ -177,7 +175,7 @@ def _ignore(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
     if not new:
         return draft
     draft = draft.changed_worker(unfit.worker, symptoms=(*unfit.worker.symptoms, *new))
-    message = messages.preflight_ignored(_told(draft, unfit))
+    message = messages.preflight.preflight_ignored(_told(draft, unfit))
     return _said(draft, RecoveryAction.IGNORE, StartupReason.PREFLIGHT_IGNORED, message)
 
 
@@ -191,7 +189,7 @@ def _leave(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
     if blame in (_FailureScope.SHARED, _FailureScope.JOB) or not draft.can_place_elsewhere(node, moved):
         return draft
     hours = c.AVOID_UNFIT.total_seconds() / 3600
-    message = say(messages.preflight_avoids_node(_told(draft, unfit), hours))
+    message = say(messages.preflight.preflight_avoids_node(_told(draft, unfit), hours))
     kept = shorten(message, c.MAX_AVOIDED_MESSAGE)
     failed, reason = tuple(check.name for check in unfit.failed), StartupReason.PREFLIGHT_FAILED
     draft = avoiding(draft, node, reason, c.AVOID_UNFIT, message=kept, failed_checks=failed)
@@ -260,4 +258,4 @@ def _named(draft: PlanDraft) -> PlanDraft:
     if not left or not any(waits):
         return draft
     newest = max(left, key=lambda entry: (entry.until, entry.node))
-    return replace(draft, hold=Reason(reason=StartupReason.PREFLIGHT_FAILED, message=newest.message))
+    return replace(draft, hold=Reason(StartupReason.PREFLIGHT_FAILED, newest.message))

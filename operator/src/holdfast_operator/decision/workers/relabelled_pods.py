@@ -28,7 +28,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
     draft = draft.with_action(*(_restored(draft, worker, pod) for worker, pod in changed))
     names = ", ".join(pod.name for _, pod in changed[:SHOWN])
     more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
-    message = messages.pods_relabelled(f"{names}{more}")
+    message = messages.workers.pods_relabelled(f"{names}{more}")
     return draft.with_event(WorkerReason.POD_RELABELLED, message, warning=True)
 
 

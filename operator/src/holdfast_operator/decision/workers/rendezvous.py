@@ -33,7 +33,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 def _left_behind(draft: PlanDraft, host: int) -> str:
     name = pod_name(draft.seen.job.name, host)
-    return messages.rendezvous_host_lost(name)
+    return messages.workers.rendezvous_host_lost(name)
 
 
 def waits(draft: PlanDraft) -> PlanDraft | None:
@@ -41,14 +41,16 @@ def waits(draft: PlanDraft) -> PlanDraft | None:
     if draft.spec.rendezvous != c.C10D:
         return None
     if not draft.seen.rendezvous_ip:
-        words = Reason(reason=WaitReason.WAITING_FOR_SERVICE, message=messages.waiting_for_service())
+        words = Reason(WaitReason.WAITING_FOR_SERVICE, messages.workers.waiting_for_service())
         return replace(draft, hold=words).requeue_in(c.POLL_OPEN)
     before = _earlier_host(draft)
     if before is None:
         return None
-    message = messages.waiting_for_rendezvous_host(pod_name(draft.seen.job.name, before.incarnation), before.node)
+    message = messages.workers.waiting_for_rendezvous_host(
+        pod_name(draft.seen.job.name, before.incarnation), before.node
+    )
     reason = MembershipReason.AWAITING_FENCE if before.phase is Phase.LOST else MembershipReason.WAITING_FOR_WORKERS
-    return replace(draft, hold=Reason(reason=reason, message=message)).requeue_soon()
+    return replace(draft, hold=Reason(reason, message)).requeue_soon()
 
 
 def _earlier_host(draft: PlanDraft) -> Worker | None:

@@ -90,8 +90,10 @@ def _waited_for(draft: PlanDraft) -> tuple[Worker, ...]:
 
 
 def _waits(draft: PlanDraft, workers: tuple[Worker, ...]) -> PlanDraft:
-    message = messages.waiting_for_lost_worker([pod_name(draft.seen.job.name, w.incarnation) for w in workers])
-    return replace(draft, hold=Reason(reason=WaitReason.WAITING_FOR_LOST_WORKER, message=message))
+    message = messages.workers.waiting_for_lost_worker(
+        [pod_name(draft.seen.job.name, w.incarnation) for w in workers]
+    )
+    return replace(draft, hold=Reason(WaitReason.WAITING_FOR_LOST_WORKER, message))
 
 
 def _more(draft: PlanDraft, count: int) -> PlanDraft:
@@ -174,7 +176,7 @@ def _fewer(draft: PlanDraft, surplus: int) -> PlanDraft:
     others = [worker for worker in _dispensable(draft) if worker not in holders]
     from_holders = max(surplus - len(others), len(holders) - draft.target, 0)
     for worker in (*others[: max(surplus - from_holders, 0)], *holders[:from_holders]):
-        draft = order_away(draft, worker, MembershipReason.SCALED_DOWN, messages.surplus())
+        draft = order_away(draft, worker, MembershipReason.SCALED_DOWN, messages.workers.surplus())
     return draft
 
 

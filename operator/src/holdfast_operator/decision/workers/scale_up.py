@@ -89,7 +89,7 @@ def _wanted_elsewhere(draft: PlanDraft) -> bool:
 def _given_back(draft: PlanDraft) -> PlanDraft:
     if not draft.status.extra:
         return draft
-    message = messages.capacity_yielded(draft.status.extra)
+    message = messages.capacity.capacity_yielded(draft.status.extra)
     return draft.with_status(extra=0, grown_at=draft.now).with_event(WorkerReason.YIELDED_CAPACITY, message)
 
 
@@ -123,5 +123,5 @@ def _room(draft: PlanDraft) -> bool:
 
 def _grown(draft: PlanDraft) -> PlanDraft:
     extra = draft.status.extra + draft.spec.replica_step
-    message = messages.scaling_up(draft.spec.replicas + extra, draft.spec.max_replicas)
+    message = messages.capacity.scaling_up(draft.spec.replicas + extra, draft.spec.max_replicas)
     return draft.with_status(extra=extra, grown_at=draft.now).with_event(WorkerReason.SCALING_UP, message)
