@@ -1,4 +1,4 @@
-"""The thread that holds the Lease or waits for it. What to do is decided in ``election.py``."""
+"""The thread that holds the Lease or waits for it. ``lease.decide`` says what to do."""
 
 from __future__ import annotations
 
@@ -89,6 +89,7 @@ class Elector:
         self._sight = LeaseView()
         self._outdated = False
         self._said = ""
+        self._unanswered = False  # the last call about the Lease failed
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="election", daemon=True)
 
@@ -129,9 +130,11 @@ class Elector:
             if self._must_look():
                 self._sight, self._outdated = seen(self._sight, self._store.read(), self._clock()), False
             self._step()
+            self._unanswered = False
         except (ConflictError, NotFoundError):
             self._outdated = True
         except ClusterError as error:
+            self._unanswered = True
             self._say(logging.WARNING, f"the Lease cannot be read or written: {error}")
         return pause_seconds(self._sight, self._clock(), self._terms)
 
@@ -152,7 +155,8 @@ class Elector:
                 self._calls.elected()
             case Step.RENEW:
                 self._write()
-                self._say(logging.INFO, "the Lease is renewed", quietly=True)
+                if self._unanswered:
+                    self._say(logging.INFO, "the Lease is renewed")
             case Step.WAIT:
                 self._say(logging.INFO, f"this process stands by: {decision.why}")
                 self._calls.follows(self._sight.lease.url or None if self._sight.lease is not None else None)
@@ -178,7 +182,7 @@ class Elector:
         except ClusterError as error:
             logger.warning("the Lease was not given back, it ends by itself: %s", error)
 
-    def _say(self, level: int, words: str, *, quietly: bool = False) -> None:
-        if words != self._said and not (quietly and self._said.startswith("this process")):
+    def _say(self, level: int, words: str) -> None:
+        if words != self._said:
             logger.log(level, "%s", words)
             self._said = words

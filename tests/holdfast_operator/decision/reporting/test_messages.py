@@ -37,7 +37,7 @@ def texts(message: Callable[..., str]) -> Iterator[str]:
 
 def listing() -> str:
     """All messages, by subject."""
-    subjects = [getattr(messages, name) for name in messages.__all__]
+    subjects = [value for name, value in vars(messages).items() if inspect.ismodule(value) and name != "common"]
     found = [
         (name, message)
         for subject in subjects
