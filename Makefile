@@ -16,6 +16,7 @@ CHART_CRDS := charts/holdfast/crds
 DASHBOARDS := charts/holdfast/dashboards
 CRD_REFERENCE := docs/reference/faulttolerantjob.md
 REASONS := docs/reference/reasons.md
+SETTINGS := docs/reference/holdfast-run.md
 
 .PHONY: help demo test test-thorough test-all test-durations test-unit test-integration test-e2e test-scale lint fmt cluster cluster-down bench bench-operator bench-checkpoint drill drill-checkpoint generate verify setup setup-venv clean
 
@@ -95,6 +96,7 @@ generate: setup-venv ## make the files that are derived from others
 	@python3 tools/dashboards.py $(DASHBOARDS)
 	@$(PY) tools/crd_reference.py $(CRD_REFERENCE)
 	@python3 tools/reasons.py $(REASONS)
+	@PYTHONPATH=trainer_lib/src python3 tools/settings.py $(SETTINGS)
 
 verify: $(PY) ## fail if a derived file differs from what `make generate` makes
 	@diff -ru crds $(CHART_CRDS) || { echo "the chart's copy of the CRD is stale: run 'make generate'" >&2; exit 1; }
@@ -104,6 +106,9 @@ verify: $(PY) ## fail if a derived file differs from what `make generate` makes
 	  diff -u "$$made" $(CRD_REFERENCE) || { echo "the CRD's reference is stale: run 'make generate'" >&2; exit 1; }
 	@made=$$(mktemp) && trap 'rm -f "$$made"' EXIT && python3 tools/reasons.py "$$made" && \
 	  diff -u "$$made" $(REASONS) || { echo "the page of reasons is stale: run 'make generate'" >&2; exit 1; }
+	@made=$$(mktemp) && trap 'rm -f "$$made"' EXIT && cp $(SETTINGS) "$$made" && \
+	  PYTHONPATH=trainer_lib/src python3 tools/settings.py "$$made" && \
+	  diff -u "$$made" $(SETTINGS) || { echo "the tables of settings are stale: run 'make generate'" >&2; exit 1; }
 
 $(PY):
 	@$(BOOTSTRAP) --only venv

@@ -11,6 +11,7 @@ import pytest
 from holdfast import __version__
 from holdfast.cli.main import main
 from holdfast.cli.run_options import parse
+from holdfast.core.environment import Environment
 from holdfast.core.errors import UsageError
 from holdfast.core.protocol import ExitCode
 from holdfast.launcher.rendezvous.roster import RunRequest
@@ -21,7 +22,7 @@ def test_torchruns_words_are_read_in_both_spellings() -> None:
     options = parse([*words.split(), "--rdzv-id", "mine", "--", "python", "train.py", "--lr", "3e-4"])
     assert (options.processes, options.min_nodes, options.max_nodes) == (2, 2, 4)
     assert options.endpoint == ("node-1", 29400)
-    assert (options.max_restarts, options.run_id) == (0, "mine")
+    assert (options.max_restarts, options.run_name) == (0, "mine")
     assert options.command == ("python", "train.py", "--lr", "3e-4")
 
 
@@ -40,7 +41,7 @@ def test_without_dashes_the_rest_belongs_to_the_script() -> None:
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["run"], ["nothing to run", "-- python train.py"]),
+        (["run"], ["no command to run", "-- python train.py"]),
         (["run", "--nproc-per-node", "two", "--", "x"], ["--nproc-per-node", "'two'", "whole number"]),
         (["run", "--nproc-per-node", "0", "--", "x"], ["--nproc-per-node", "at least 1"]),
         (["run", "--nnodes", "4:2", "--", "x"], ["--nnodes", "at most MAX"]),
@@ -48,17 +49,18 @@ def test_without_dashes_the_rest_belongs_to_the_script() -> None:
         (["run", "--nnodes", "2", "--", "x"], ["--nnodes", "--rdzv-endpoint"]),
         (["run", "--rdzv-endpoint", "node-1", "--", "x"], ["--rdzv-endpoint", "HOST:PORT"]),
         (["run", "--rdzv-backend", "etcd", "--", "x"], ["--rdzv-backend", "c10d"]),
-        (["run", "--node-rank", "1", "--", "x"], ["--node-rank", "by itself"]),
+        (["run", "--node-rank", "1", "--", "x"], ["--node-rank", "assigns"]),
         (["run", "--master_addr=h", "--", "x"], ["--master-addr", "--rdzv-endpoint"]),
-        (["run", "--checkpoint-interval", "5m", "--", "x"], ["--checkpoint-interval", "30s", "Auto"]),
+        (["run", "--checkpoint-interval", "soon", "--", "x"], ["--checkpoint-interval", "30s", "Auto"]),
         (
             ["run", "--checkpoint-delta-threshold", "low", "--", "x"],
-            ["--checkpoint-delta-threshold", "'low'", "1e-5"],
+            ["--checkpoint-delta-threshold", "'low'", "a number"],
         ),
         (
             ["run", "--checkpoint-delta-threshold", "1e-5", "--", "x"],
             ["--checkpoint-delta-threshold", "full_every 1"],
         ),
+        (["run", "--checkpoint-retention", "monthly=2", "--", "x"], ["--checkpoint-retention", "monthly=2"]),
         (["run", "--hang-timeout", "soon", "--", "x"], ["--hang-timeout", "whole seconds", "Off"]),
         (["run", "--max-restarts", "-1", "--", "x"], ["--max-restarts"]),
         (["run", "--warm-processes", "some", "--", "x"], ["--warm-processes", "whole number", "none"]),
@@ -75,11 +77,7 @@ def test_a_bad_option_is_named_with_its_mend(words: list[str], parts: list[str])
 def test_what_deltas_may_leave_out_is_told_to_all() -> None:
     words = ["run", "--checkpoint-full-every", "8", "--checkpoint-delta-threshold", "1e-5", "--", "x"]
     options = parse(words)
-    terms = RunRequest(
-        run_id="run",
-        checkpoint_full_every=options.checkpoint_full_every,
-        checkpoint_delta_threshold=options.checkpoint_delta_threshold,
-    )
+    terms = RunRequest(run_id="run", options=options, environment=Environment().with_options(options.given))
     assert terms.settings()["checkpoint"]["deltaThreshold"] == 1e-5
     assert "deltaThreshold" not in RunRequest(run_id="run").settings()["checkpoint"]
 

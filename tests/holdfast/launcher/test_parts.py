@@ -35,6 +35,7 @@ from holdfast.launcher.membership.quorum import missing_generation
 from holdfast.launcher.membership.state import State
 from holdfast.launcher.network import tcp_store
 from holdfast.launcher.network.tcp_store import StoreHost
+from holdfast.launcher.options import RunOptions
 from holdfast.launcher.process import child
 from holdfast.launcher.process.child import ChildProcess, ProcessExit
 from holdfast.launcher.ranks.exit_cause import FailureContext, RankEnd, judge, not_started, raised
@@ -597,22 +598,26 @@ def joined(uid: str) -> Joined:
 
 
 def roster(low: int, high: int) -> Roster:
-    return Roster(terms=RunRequest(min_nodes=low, max_nodes=high, run_id="run"), publication="x")
+    return Roster(terms=RunRequest(options=RunOptions(nodes=(low, high)), run_id="run"), publication="x")
 
 
 def test_only_a_launcher_that_was_asked_for_the_same_may_join() -> None:
-    here = RunRequest(min_nodes=2, max_nodes=4, processes=2, run_id="run-1")
+    here = RunRequest(options=RunOptions(nodes=(2, 4), processes=2), run_id="run-1")
     assert here.asked() == {"--nproc-per-node": "2", "--nnodes": "2:4"}
     assert here.refusal(here.asked()) is None
     assert here.refusal({}) is None
     assert here.refusal({"--of-the-future": "1"}) is None
-    for other, option in (
-        (replace(here, processes=3), "--nproc-per-node is 3 here and 2 at"),
-        (replace(here, max_nodes=3), "--nnodes is 2:3 here and 2:4 at"),
-        (replace(here, min_nodes=4), "--nnodes is 4 here and 2:4 at"),
-        (replace(here, run_id="mine", named=True), "--rdzv-id is mine here and run-1 at"),
+
+    def other(**changes: Any) -> RunRequest:
+        return replace(here, options=replace(here.options, **changes))
+
+    for there, option in (
+        (other(processes=3), "--nproc-per-node is 3 here and 2 at"),
+        (other(nodes=(2, 3)), "--nnodes is 2:3 here and 2:4 at"),
+        (other(nodes=(4, 4)), "--nnodes is 4 here and 2:4 at"),
+        (replace(other(run_name="mine"), run_id="mine"), "--rdzv-id is mine here and run-1 at"),
     ):
-        said = here.refusal(other.asked())
+        said = here.refusal(there.asked())
         assert said is not None
         assert said.startswith(option)
         assert "give the same on every host" in said

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint.folder.catalog import list_commits
-from holdfast.core.environment_variables import ENV_CHAOS
 from holdfast.fault_injection.injector import PLAN_FILE
 from holdfast.fault_injection.plan import Fault, Kind
 from holdfast.launcher.host.run_dir import TIMELINE_FILE
@@ -135,7 +134,7 @@ def kills(folder: Path, *, step: int, at: Activity) -> dict[str, str]:
     waits = Fault(number=1, kind=Kind.SLEEP, rank=1, step=step, at=at, seconds=0.3)
     ends = Fault(number=2, kind=Kind.KILL, rank=1, step=step, at=at)
     (folder / PLAN_FILE).write_text(json.dumps([waits.to_json(), ends.to_json()]))
-    return {ENV_CHAOS: str(folder)}
+    return {"HOLDFAST_CHAOS": str(folder)}
 
 
 @pytest.mark.thorough

@@ -17,6 +17,7 @@ from holdfast.launcher.membership.document import Budget, Membership
 from holdfast.launcher.membership.held_shards import HeldShards
 from holdfast.launcher.membership.messages import Failure, Priority
 from holdfast.launcher.membership.state import Phase
+from holdfast.launcher.options import RunOptions
 from holdfast.launcher.rendezvous.roster import Joined, Record, Roster, RunRequest
 from holdfast.telemetry.activity import Activity
 from holdfast_operator.api.reasons import MembershipReason
@@ -719,7 +720,7 @@ class Endpoint:
 
     def __init__(self) -> None:
         self.sim = Simulation(2, operator=False, replace_lost=False)
-        terms = RunRequest(min_nodes=1, max_nodes=2, run_id="run", last_call=1.0)
+        terms = RunRequest(options=RunOptions(nodes=(1, 2)), run_id="run", last_call=1.0)
         self.roster = Roster(terms=terms, publication="x")
         self.revision, self.told = 0, ()
         for pod in self.sim.pods.values():

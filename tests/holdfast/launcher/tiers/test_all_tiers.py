@@ -22,7 +22,6 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.core.attempt import AttemptId
-from holdfast.core.environment_variables import ENV_CHAOS
 from holdfast.fault_injection.injector import PLAN_FILE
 from holdfast.fault_injection.plan import Fault, Kind
 from holdfast.telemetry.activity import Activity
@@ -152,7 +151,7 @@ def test_a_rank_then_a_node_then_both_nodes_are_lost_and_each_time_the_state_goe
     chaos.mkdir()
     dies = Fault(number=1, kind=Kind.KILL, rank=1, step=13, at=Activity.CHECKPOINT)
     (chaos / PLAN_FILE).write_text(json.dumps([dies.to_json()]))
-    job = Job(cluster, wait_for, **{ENV_CHAOS: str(chaos)})
+    job = Job(cluster, wait_for, HOLDFAST_CHAOS=str(chaos))
     a, _ = job.start("a"), job.start("b")
     first = job.publish(1, "a", "b")
 

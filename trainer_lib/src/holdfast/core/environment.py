@@ -1,21 +1,43 @@
-"""The one place where this package reads, and writes, the process environment."""
+"""The one place where this package reads, and writes, the process environment. Declares every variable.
+
+The variables are part of the interface: see `docs/reference/protocol.md`.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from holdfast.core import environment_variables as v
 from holdfast.core.errors import UsageError
-from holdfast.core.limits import MOST_IN_FLIGHT
+from holdfast.core.limits import MOST_FULL_EVERY, MOST_IN_FLIGHT
 from holdfast.core.paths import local_path
+from holdfast.core.settings import (
+    Owner,
+    Volume,
+    interval,
+    number,
+    one_of,
+    setting,
+    settings_of,
+    switch,
+    volume,
+    whole,
+)
 
-TERMINATION_LOG: Final = "/dev/termination-log"
-DEFAULT_EXIT_SECONDS: Final = 300.0
+# Different for each process that the launcher starts: it finds what that process has started, wherever it went.
+ENV_PROCESS_MARK: Final = "HOLDFAST_PROCESS_MARK"
+# What torchrun sets of a process's place in the world, in addition to TORCHELASTIC_* and Holdfast's own names.
+PLACE_VARIABLES: Final = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    }
+)
+PLACE_PREFIXES: Final = ("HOLDFAST_", "TORCHELASTIC_")
 # What torch's NCCL reads when a communicator is made: no thread of its own may end the process.
 NCCL_ENVIRONMENT: Final = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
@@ -23,78 +45,220 @@ NCCL_ENVIRONMENT: Final = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
 }
+BOTH, RANK = Owner.BOTH, Owner.RANK
+NO_LIMIT: Final = "no limit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """What the environment says, to a launcher or to a rank process; empty or None where it says nothing."""
+    """The settings that have a variable: HOLDFAST_ and the setting's name, unless another one is declared."""
 
-    # Both sides.
-    checkpoint_dir: Path | None
-    # The launcher.
-    run_dir: Path | None
-    pod_uid: str
-    pod_name: str
-    pod_namespace: str
-    pod_ip: str
-    node_name: str
-    job_name: str
-    job_key_file: Path | None
-    grace_seconds: float
-    control_port: int | None
-    termination_log: Path
-    omp_threads_set: bool
-    object_url: str
-    object_interval_seconds: float
-    object_keep: int | None
-    object_retention: str
-    object_bytes_per_second: float | None
-    object_in_flight: int | None
-    preflight_free_bytes: int | None
-    preflight_write_bytes: int | None
-    preflight_object: bool
-    preflight_seconds: float
-    local_tier: str
-    local_interval: int | None
-    local_bytes: int | None
-    local_in_flight: int | None
-    memory_tier: str
-    memory_interval: int | None
-    peer_interval: int | None
-    peer_bytes: int | None
-    peer_in_flight: int | None
-    # A rank process.
-    agent_socket: Path | None
-    slot: int | None
-    standby: bool
-    exit_seconds: float
-    generation: int | None
-    attempt: int | None
-    publication: str
-    job_uid: str
-    run_id: str
-    checkpoint_interval: str
-    checkpoint_keep: int | None
-    checkpoint_full_every: int | None
-    checkpoint_delta_threshold: float | None
-    checkpoint_retention: str
-    checkpoint_bytes_per_second: int | None
-    checkpoint_in_flight: int | None
-    resume: str
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    master_addr: str
-    master_port: int | None
-    agent_store: bool
-    chaos_dir: Path | None
-    socket_interface: str
+    given: frozenset[str] = frozenset()
+    """Names of the settings that a variable or an option sets."""
+
+    # Checkpoints
+    checkpoint_dir: Path | None = setting(
+        None,
+        local_path,
+        "checkpoint folder. Without an operator, one run at a time: the launcher at the endpoint locks `run.lock` in "
+        "it, and a second run is refused after 15 s",
+        owner=BOTH,
+    )
+    checkpoint_interval: str = setting(
+        "5m",
+        interval,
+        "steps (`50`), a duration (`30s`, `5m`), or `Auto`: "
+        "[the interval with the least cost](../how-to/checkpoints.md#how-often)",
+        flag="--checkpoint-interval N",
+        owner=BOTH,
+        key="interval",
+        shown="50; 5m without a launcher",
+    )
+    checkpoint_keep: int = setting(
+        3, whole(1), "number of newest checkpoints to keep", flag="--checkpoint-keep N", owner=BOTH, key="keepLast"
+    )
+    checkpoint_full_every: int = setting(
+        1,
+        whole(1, MOST_FULL_EVERY),
+        "one of this many checkpoints is full; the others hold [the changes](../how-to/checkpoints.md#deltas)",
+        flag="--checkpoint-full-every N",
+        owner=BOTH,
+        key="fullEvery",
+    )
+    checkpoint_delta_threshold: float = setting(
+        0.0,
+        number,
+        "maximum difference between a restored and a saved weight, for "
+        "[smaller deltas](../how-to/checkpoints.md#leaving-out-what-hardly-moved); 0 means exact",
+        flag="--checkpoint-delta-threshold X",
+        owner=BOTH,
+        key="deltaThreshold",
+    )
+    checkpoint_retention: str = setting(
+        "",
+        str,
+        "which other checkpoints to keep: [rules](../how-to/checkpoints.md#what-is-kept), such as "
+        "`hours=6,daily=7,every=10000`",
+        flag="--checkpoint-retention RULES",
+        owner=BOTH,
+        key="retention",
+    )
+    resume: str = setting(
+        "Always",
+        one_of("Always", "Never"),
+        "`Never` starts at step 0 in a folder that has checkpoints of another run",
+        flag="--resume WHEN",
+        owner=BOTH,
+        key="resume",
+    )
+    checkpoint_bytes_per_second: int | None = setting(
+        None, whole(1), "maximum that all ranks write to the folder", owner=RANK, key="bytesPerSecond", shown=NO_LIMIT
+    )
+    checkpoint_in_flight: int | None = setting(
+        None, whole(1, MOST_IN_FLIGHT), "concurrent writes of each rank to the folder, 1 to 64", owner=RANK, shown="2"
+    )
+    object_url: str = setting(
+        "",
+        str,
+        "`s3://BUCKET/PREFIX` or another URL to which checkpoints are also copied "
+        "([how-to](../how-to/object-store.md)); the operator's `checkpoint.object` has priority",
+        flag="--object-url URL",
+        owner=BOTH,
+        variable_wins=True,
+    )
+    object_interval_seconds: float = setting(0.0, number, "least time between copies to the object store, in seconds")
+    object_keep: int | None = setting(
+        None, whole(), "number of newest copies to keep in the object store", shown="as `--checkpoint-keep`"
+    )
+    object_retention: str = setting(
+        "", str, "rules for the copies in the object store", shown="as `--checkpoint-retention`"
+    )
+    object_bytes_per_second: int | None = setting(
+        None, whole(1), "maximum that a launcher sends to the object store", shown=NO_LIMIT
+    )
+    object_in_flight: int | None = setting(
+        None, whole(1, MOST_IN_FLIGHT), "concurrent requests to the object store, 1 to 64", owner=BOTH, shown="8"
+    )
+    memory_tier: Volume | None = setting(
+        None,
+        volume,
+        "a memory volume for checkpoints that outlive the rank processes ([how-to](../how-to/memory-tier.md)); "
+        "needs a checkpoint folder",
+        flag="--memory-tier PATH[:SIZE]",
+    )
+    memory_interval: int = setting(1, whole(1), "steps between checkpoints in memory", flag="--memory-interval N")
+    peer_interval: int | None = setting(
+        None,
+        whole(1),
+        "steps between copies on another node; without it there are no copies",
+        flag="--peer-interval N",
+    )
+    peer_bytes_per_second: int | None = setting(
+        None, whole(1), "maximum that each rank sends to another node's memory", shown=NO_LIMIT
+    )
+    peer_in_flight: int | None = setting(
+        None, whole(1, MOST_IN_FLIGHT), "concurrent reads from another node's memory, 1 to 64", shown="4"
+    )
+    local_tier: Volume | None = setting(
+        None,
+        volume,
+        "a folder on a disk of this host for checkpoints that outlive ranks and launcher "
+        "([how-to](../how-to/local-tier.md)); needs a checkpoint folder",
+        flag="--local-tier PATH[:SIZE]",
+    )
+    local_interval: int = setting(10, whole(1), "steps between checkpoints on the disk", flag="--local-interval N")
+    local_bytes_per_second: int | None = setting(
+        None, whole(1), "maximum that each rank writes to its node's disk", shown=NO_LIMIT
+    )
+    local_in_flight: int | None = setting(
+        None, whole(1, MOST_IN_FLIGHT), "concurrent writes of each rank to its node's disk, 1 to 64", shown="2"
+    )
+    # The launcher and its pod
+    run_dir: Path | None = setting(None, Path, "run directory", shown="a new folder in `TMPDIR`, or in memory")
+    pod_uid: str = setting("", str, "UID of the pod")
+    pod_name: str = setting("", str, "name of the pod", owner=BOTH)
+    pod_ip: str = setting("", str, "address of the pod")
+    node_name: str = setting("", str, "name of the pod's node")
+    job_name: str = setting("", str, "name of the job")
+    job_key_file: Path | None = setting(None, Path, "file with the key of several hosts")
+    grace_seconds: float = setting(30.0, number, "time from SIGTERM to SIGKILL that the environment gives")
+    control_port: int | None = setting(
+        None,
+        whole(),
+        "port of the launcher; 0 for any. A port in use is replaced by a free one, which the status names",
+        shown="29401 under the operator, otherwise any",
+    )
+    termination_log: Path = setting(
+        Path("/dev/termination-log"), Path, "file for the reason of the end; written only if it exists"
+    )
+    preflight_free_bytes: int | None = setting(
+        None, whole(), "free bytes that the checkpoint volume needs before the job starts"
+    )
+    preflight_write_bytes: int | None = setting(
+        None, whole(), "bytes per second that the checkpoint volume must write before the job starts"
+    )
+    preflight_object: bool = setting(False, switch, "`1`: check the object store before the job starts")
+    preflight_seconds: float = setting(60.0, number, "time limit of these checks")
+    # A rank process
+    exit_seconds: float = setting(
+        300.0,
+        number,
+        "how long a rank process may outlive its script. Threads and `multiprocessing` children that do not end are "
+        "logged after 10 s. After the limit the process is killed and the job completes",
+        owner=RANK,
+    )
+    agent_socket: Path | None = setting(None, Path, "socket of the launcher", owner=RANK)
+    slot: int | None = setting(None, whole(), "number of the process in its launcher", owner=RANK)
+    standby: bool = setting(False, switch, "`1`: the launcher sends the world later, over the socket", owner=RANK)
+    generation: int | None = setting(None, whole(), "generation of the world", owner=RANK)
+    attempt: int | None = setting(None, whole(), "attempt of the world", owner=RANK)
+    publication: str = setting("", str, "publication of the membership", owner=RANK)
+    job_uid: str = setting("", str, "UID of the job", owner=RANK)
+    run_id: str = setting("", str, "name of the run", owner=RANK)
+    chaos: Path | None = setting(None, Path, "folder of `holdfast chaos`", owner=RANK)
+    rank: int = setting(0, whole(), "rank", variable="RANK", owner=RANK)
+    local_rank: int = setting(0, whole(), "rank on this host", variable="LOCAL_RANK", owner=RANK)
+    world_size: int = setting(1, whole(1), "number of ranks", variable="WORLD_SIZE", owner=RANK)
+    local_world_size: int = setting(
+        1, whole(1), "number of ranks on this host", variable="LOCAL_WORLD_SIZE", owner=RANK
+    )
+    master_addr: str = setting("", str, "host of the TCP store", variable="MASTER_ADDR", owner=RANK)
+    master_port: int | None = setting(None, whole(), "port of the TCP store", variable="MASTER_PORT", owner=RANK)
+    agent_store: bool = setting(
+        False,
+        "True".__eq__,
+        "`True`: the launcher serves the TCP store",
+        variable="TORCHELASTIC_USE_AGENT_STORE",
+        owner=RANK,
+    )
+    socket_interface: str = setting(
+        "", str, "network interface of the process groups", variable="GLOO_SOCKET_IFNAME", owner=RANK
+    )
 
     @property
     def under_operator(self) -> bool:
         """Whether the membership comes from a file that a sidecar writes."""
         return self.run_dir is not None and bool(self.pod_uid)
+
+    def with_options(self, given: Mapping[str, Any]) -> Environment:
+        """Apply the command line's options. An option wins over its variable, unless its setting says otherwise."""
+        variables = {one.name for one in SETTINGS if one.variable_wins} & self.given
+        values = {name: value for name, value in given.items() if name not in variables}
+        return replace(self, **values, given=self.given | values.keys())
+
+
+SETTINGS: Final = settings_of(Environment, prefix="HOLDFAST_")
+_VARIABLES: Final = {one.name: one.variable for one in SETTINGS}
+
+
+def variable(name: str) -> str:
+    """Return the variable of a setting."""
+    return _VARIABLES[name]
+
+
+def variables(**values: object) -> dict[str, str]:
+    """Return the variables that pass on these settings; one without a value is left out."""
+    return {_VARIABLES[name]: str(value) for name, value in values.items() if value not in (None, "")}
 
 
 def process_environment() -> dict[str, str]:
@@ -115,66 +279,16 @@ def aws_region() -> str | None:
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """Read and check every variable that this package knows."""
     source = os.environ if environ is None else environ
-    return Environment(
-        checkpoint_dir=_folder(source, v.ENV_CHECKPOINT_DIR),
-        run_dir=_path(source, v.ENV_RUN_DIR),
-        pod_uid=source.get(v.ENV_POD_UID, ""),
-        pod_name=source.get(v.ENV_POD_NAME, ""),
-        pod_namespace=source.get(v.ENV_POD_NAMESPACE, ""),
-        pod_ip=source.get(v.ENV_POD_IP, ""),
-        node_name=source.get(v.ENV_NODE_NAME, ""),
-        job_name=source.get(v.ENV_JOB_NAME, ""),
-        job_key_file=_path(source, v.ENV_JOB_KEY_FILE),
-        grace_seconds=_float(source, v.ENV_GRACE_SECONDS, 30.0),
-        control_port=_optional_int(source, v.ENV_CONTROL_PORT),
-        termination_log=Path(source.get(v.ENV_TERMINATION_LOG) or TERMINATION_LOG),
-        omp_threads_set=bool(source.get("OMP_NUM_THREADS")),
-        object_url=source.get(v.ENV_OBJECT_URL, ""),
-        object_interval_seconds=_float(source, v.ENV_OBJECT_INTERVAL, 0.0),
-        object_keep=_optional_int(source, v.ENV_OBJECT_KEEP),
-        object_retention=source.get(v.ENV_OBJECT_RETENTION, ""),
-        object_bytes_per_second=_float(source, v.ENV_OBJECT_BANDWIDTH, 0.0) or None,
-        object_in_flight=_in_flight(source, v.ENV_OBJECT_IN_FLIGHT),
-        preflight_free_bytes=_optional_int(source, v.ENV_PREFLIGHT_FREE_BYTES),
-        preflight_write_bytes=_optional_int(source, v.ENV_PREFLIGHT_WRITE_BYTES),
-        preflight_object=bool(source.get(v.ENV_PREFLIGHT_OBJECT)),
-        preflight_seconds=_float(source, v.ENV_PREFLIGHT_SECONDS, 60.0),
-        local_tier=source.get(v.ENV_LOCAL_TIER, ""),
-        local_interval=_optional_int(source, v.ENV_LOCAL_INTERVAL),
-        local_bytes=_positive(source, v.ENV_LOCAL_BYTES),
-        local_in_flight=_in_flight(source, v.ENV_LOCAL_IN_FLIGHT),
-        memory_tier=source.get(v.ENV_MEMORY_TIER, ""),
-        memory_interval=_optional_int(source, v.ENV_MEMORY_INTERVAL),
-        peer_interval=_optional_int(source, v.ENV_PEER_INTERVAL),
-        peer_bytes=_positive(source, v.ENV_PEER_BYTES),
-        peer_in_flight=_in_flight(source, v.ENV_PEER_IN_FLIGHT),
-        agent_socket=_path(source, v.ENV_AGENT_SOCKET),
-        slot=_optional_int(source, v.ENV_SLOT),
-        standby=bool(source.get(v.ENV_STANDBY)),
-        exit_seconds=_float(source, v.ENV_EXIT_SECONDS, DEFAULT_EXIT_SECONDS),
-        generation=_optional_int(source, v.ENV_GENERATION),
-        attempt=_optional_int(source, v.ENV_ATTEMPT),
-        publication=source.get(v.ENV_PUBLICATION, ""),
-        job_uid=source.get(v.ENV_JOB_UID, ""),
-        run_id=source.get(v.ENV_RUN_ID, ""),
-        checkpoint_interval=source.get(v.ENV_CHECKPOINT_INTERVAL, ""),
-        checkpoint_keep=_optional_int(source, v.ENV_CHECKPOINT_KEEP),
-        checkpoint_full_every=_optional_int(source, v.ENV_CHECKPOINT_FULL_EVERY),
-        checkpoint_delta_threshold=_optional_float(source, v.ENV_CHECKPOINT_DELTA_THRESHOLD),
-        checkpoint_retention=source.get(v.ENV_CHECKPOINT_RETENTION, ""),
-        checkpoint_bytes_per_second=_positive(source, v.ENV_CHECKPOINT_BANDWIDTH),
-        checkpoint_in_flight=_in_flight(source, v.ENV_CHECKPOINT_IN_FLIGHT),
-        resume=source.get(v.ENV_RESUME, ""),
-        rank=_optional_int(source, "RANK") or 0,
-        local_rank=_optional_int(source, "LOCAL_RANK") or 0,
-        world_size=_optional_int(source, "WORLD_SIZE") or 1,
-        local_world_size=_optional_int(source, "LOCAL_WORLD_SIZE") or 1,
-        master_addr=source.get("MASTER_ADDR", ""),
-        master_port=_optional_int(source, "MASTER_PORT"),
-        agent_store=source.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        chaos_dir=_path(source, v.ENV_CHAOS),
-        socket_interface=source.get("GLOO_SOCKET_IFNAME", ""),
-    )
+    values: dict[str, Any] = {}
+    for one in SETTINGS:
+        if text := source.get(one.variable):
+            try:
+                values[one.name] = one.read(text)
+            except ValueError as error:
+                raise UsageError(f"{one.variable}: invalid value {text!r}: {error}") from None
+            except UsageError as error:
+                raise UsageError(f"{one.variable}: {error}") from None
+    return Environment(given=frozenset(values), **values)
 
 
 @contextmanager
@@ -192,58 +306,3 @@ def nccl_leaves_errors_to_us() -> Iterator[None]:
 def publish(variables: Mapping[str, str]) -> None:
     """Let the script and its libraries see the world that this process was given after its start."""
     os.environ.update(variables)
-
-
-def _path(source: Mapping[str, str], name: str) -> Path | None:
-    value = source.get(name)
-    return Path(value) if value else None
-
-
-def _folder(source: Mapping[str, str], name: str) -> Path | None:
-    value = source.get(name)
-    try:
-        return local_path(value) if value else None
-    except UsageError as error:
-        raise UsageError(f"{name}: {error}") from None
-
-
-def _optional_int(source: Mapping[str, str], name: str) -> int | None:
-    value = source.get(name)
-    if not value:
-        return None
-    try:
-        return int(value)
-    except ValueError:
-        raise UsageError(f"{name} is {value!r}, which is not a whole number: correct or unset it") from None
-
-
-def _positive(source: Mapping[str, str], name: str) -> int | None:
-    value = _optional_int(source, name)
-    if value is not None and value < 1:
-        raise UsageError(f"{name} is {value}: give bytes a second, 1 or more, or unset it for no limit")
-    return value
-
-
-def checked_in_flight(value: int | None, name: str) -> int | None:
-    """How many at once; UsageError says what can be given."""
-    if value is not None and not 1 <= value <= MOST_IN_FLIGHT:
-        raise UsageError(f"{name} is {value}: give 1 to {MOST_IN_FLIGHT}, or leave it out for the default")
-    return value
-
-
-def _in_flight(source: Mapping[str, str], name: str) -> int | None:
-    return checked_in_flight(_optional_int(source, name), name)
-
-
-def _optional_float(source: Mapping[str, str], name: str) -> float | None:
-    return _float(source, name, 0.0) if source.get(name) else None
-
-
-def _float(source: Mapping[str, str], name: str, default: float) -> float:
-    value = source.get(name)
-    if not value:
-        return default
-    try:
-        return float(value)
-    except ValueError:
-        raise UsageError(f"{name} is {value!r}, which is not a number: correct or unset it") from None

@@ -36,9 +36,9 @@ def order_file(folder: Path, pid: int) -> Path:
 
 def listener(environment: Environment) -> Listener | None:
     """What `holdfast chaos` wants to hear of in this process; None where it is not at work."""
-    if environment.chaos_dir is None:
+    if environment.chaos is None:
         return None
-    return Injector(environment.chaos_dir, place)
+    return Injector(environment.chaos, place)
 
 
 class Injector:

@@ -124,13 +124,13 @@ def read_fault(kind: Kind, text: str, *, number: int = 1, pick: float = 0.0) -> 
     """`rank=1,step=50,…` as a fault."""
     given = _read_pairs(kind, text)
     if "step" not in given:
-        raise ValueError(f"{text!r} names no step: give step=50, or use --rate for faults at random instants")
+        raise ValueError("expected step=N, for example step=50; for faults at random instants use --rate")
     if "at" in given and kind.in_script:
-        raise ValueError(f"at= does not do here: a rank's {kind} happens in the script; leave it out")
+        raise ValueError(f"at= is not valid for {kind}, which happens in the script; leave it out")
     rank = given.get("rank")
     seconds = _number(given["seconds"], "seconds") if "seconds" in given else None
     if kind is Kind.SLOW and seconds is None:
-        raise ValueError(f"{text!r} does not say how slow: give seconds=0.5, which is added to each step")
+        raise ValueError("expected seconds=N, the time that is added to each step, for example seconds=0.5")
     return Fault(
         number=number,
         kind=kind,
@@ -147,7 +147,7 @@ def read_rate(text: str) -> float:
     """`2/min` in faults a second."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)/(s|min|h)", text, re.ASCII)
     if match is None or not float(match[1]):
-        raise ValueError(f"{text!r} does not do: give a number of faults in a time, such as 2/min or 10/h")
+        raise ValueError("expected a number of faults per time, for example 2/min or 10/h")
     return float(match[1]) / _UNITS[match[2]]
 
 
@@ -156,7 +156,7 @@ def read_kinds(text: str) -> tuple[Kind, ...]:
     known = [str(kind) for kind in Kind]
     words = text.split(",")
     if not set(words) <= set(known):
-        raise ValueError(f"{text!r} does not do: give some of {', '.join(known)} with commas between")
+        raise ValueError(f"expected some of {', '.join(known)}, separated by commas")
     return tuple(Kind(word) for word in words)
 
 
@@ -169,28 +169,26 @@ def _read_pairs(kind: Kind, text: str) -> dict[str, str]:
         name, _, value = part.partition("=")
         if name not in allowed or not value:
             words = ", ".join(f"{key}=…" for key in _KEYS if key in allowed)
-            raise ValueError(
-                f"{part!r} does not do: give some of {words} with commas between, such as rank=1,step=50"
-            )
+            raise ValueError(f"{part!r}: expected some of {words}, separated by commas, for example rank=1,step=50")
         if name in pairs:
-            raise ValueError(f"{name}= stands there twice: give it once, and the option again for another fault")
+            raise ValueError(f"expected {name}= once; repeat the option for another fault")
         pairs[name] = value
     return pairs
 
 
 def _count(text: str, name: str, *, least: int) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) < least:
-        raise ValueError(f"{name}={text} does not do: give a whole number of at least {least}")
+        raise ValueError(f"{name}={text}: expected a whole number of at least {least}")
     return int(text)
 
 
 def _number(text: str, name: str) -> float:
     if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII) is None or not float(text):
-        raise ValueError(f"{name}={text} does not do: give a number above 0")
+        raise ValueError(f"{name}={text}: expected a number above 0")
     return float(text)
 
 
 def _place(text: str) -> Activity:
     if text not in {str(place) for place in _PLACES}:
-        raise ValueError(f"at={text} does not do: give one of {', '.join(_PLACES)}")
+        raise ValueError(f"at={text}: expected one of {', '.join(_PLACES)}")
     return Activity(text)

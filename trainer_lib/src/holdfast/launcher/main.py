@@ -12,18 +12,11 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.core.environment import Environment
-from holdfast.core.environment_variables import (
-    ENV_CHECKPOINT_DIR,
-    ENV_JOB_KEY_FILE,
-    ENV_LOCAL_TIER,
-    ENV_MEMORY_TIER,
-    ENV_OBJECT_URL,
-)
+from holdfast.core.environment import Environment, variable, variables
 from holdfast.core.errors import UsageError
 from holdfast.core.log_format import LogContext, configure
 from holdfast.core.protocol import Cause, ExitCode
@@ -40,7 +33,7 @@ from holdfast.launcher.rendezvous import connection as rendezvous
 from holdfast.launcher.rendezvous import endpoint, folder_lock
 from holdfast.launcher.rendezvous.roster import Joined, Record, Roster, RunRequest
 from holdfast.launcher.status.status_document import Identity
-from holdfast.launcher.tiers.options import DEFAULT_LOCAL_INTERVAL, MemoryOptions, TierOptions
+from holdfast.launcher.tiers.options import MemoryOptions, TierOptions
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.tiers.uploader import UploadSettings
@@ -57,7 +50,7 @@ async def launch(options: RunOptions, environment: Environment) -> int:
     context = LogContext()
     logger = configure(context, background=True)
     try:
-        ending = await _run(options, environment, context)
+        ending = await _run(options, environment.with_options(options.given), context)
     except UsageError as error:
         # Not final: it may hold for this pod only, such as a script on a volume that its node did not mount.
         refused = Ending(code=ExitCode.USAGE, cause=Cause.APPLICATION, reason="Usage", message=str(error))
@@ -78,12 +71,11 @@ async def _run(options: RunOptions, environment: Environment, context: LogContex
 
 
 def _command(options: RunOptions, environment: Environment, *, processes: int) -> Command:
-    url = environment.object_url or options.object_url
     return Command(
         argv=resolve_command(options.command),
         processes=processes,
         # Ranks restore from the copies where the folder has lost its commits.
-        environ={**os.environ, **({ENV_OBJECT_URL: url} if url else {})},
+        environ={**os.environ, **variables(object_url=environment.object_url)},
         prefix_output=options.prefix_output,
         warm=options.warm_processes,
     )
@@ -93,7 +85,7 @@ async def _under_operator(options: RunOptions, environment: Environment, context
     """The membership comes from the file that the sidecar keeps."""
     pod = environment.pod_name or environment.pod_uid
     context.update(pod=pod, job=environment.job_name)
-    preflight.start(environment, environment.object_url or options.object_url)
+    preflight.start(environment, environment.object_url)
     if options.endpoint is not None or options.max_nodes > 1:
         _log.warning("under the operator --nnodes and --rdzv-endpoint do nothing: the resource says who trains")
     config = LauncherConfig(
@@ -107,30 +99,29 @@ async def _under_operator(options: RunOptions, environment: Environment, context
         termination_log=environment.termination_log,
         timeline=options.timeline,
         checkpoint_dir=environment.checkpoint_dir,
-        upload=_upload(options, environment),
-        memory=_memory(options, environment),
-        local=_local(options, environment),
+        upload=_upload(environment),
+        memory=_memory(environment),
+        local=_local(environment),
     )
     return await Launcher(config, context).run()
 
 
-def _upload(options: RunOptions, environment: Environment) -> UploadSettings | None:
-    """What the operator says goes before the command line, which is the same for every job of an image."""
+def _upload(environment: Environment) -> UploadSettings | None:
     from holdfast.checkpoint.policy.retention import Rules
     from holdfast.checkpoint.tiers.uploader import UploadSettings
 
-    url = environment.object_url or options.object_url
+    url = environment.object_url
     if not url:
         return None
     if environment.checkpoint_dir is None:
         raise UsageError(
-            f"holdfast run: {url} gets copies of the commits in a folder, and there is none: set {ENV_CHECKPOINT_DIR}"
+            f"holdfast run: {url} gets copies of a checkpoint folder: set {variable('checkpoint_dir')} to it"
         )
     return UploadSettings(
         url=url,
         interval_seconds=environment.object_interval_seconds,
-        keep_last=environment.object_keep or options.checkpoint_keep,
-        rules=Rules.parse(environment.object_retention or options.checkpoint_retention),
+        keep_last=environment.object_keep or environment.checkpoint_keep,
+        rules=Rules.parse(environment.object_retention or environment.checkpoint_retention),
         bytes_per_second=environment.object_bytes_per_second,
         in_flight=environment.object_in_flight,
     )
@@ -158,11 +149,13 @@ async def _alone(options: RunOptions, environment: Environment, context: LogCont
             membership_from_file=False,
             timeline=options.timeline,
             checkpoint_dir=environment.checkpoint_dir,
-            upload=_upload(options, environment),
-            memory=_memory(options, environment),
-            local=_local(options, environment),
+            upload=_upload(environment),
+            memory=_memory(environment),
+            local=_local(environment),
         )
-        return await _Standalone(config, context, place, _terms(options, environment)).run()
+        run_id = options.run_name or f"run-{secrets.token_hex(4)}"
+        terms = RunRequest(run_id=run_id, options=options, environment=environment)
+        return await _Standalone(config, context, place, terms).run()
     finally:
         if let_go is not None:
             let_go()
@@ -170,42 +163,36 @@ async def _alone(options: RunOptions, environment: Environment, context: LogCont
             shutil.rmtree(run_dir, ignore_errors=True)
 
 
-def _memory(options: RunOptions, environment: Environment) -> MemoryOptions | None:
-    """The command line wins over the environment, which the operator fills."""
-    given = options.memory_tier or environment.memory_tier
-    if not given:
+def _memory(environment: Environment) -> MemoryOptions | None:
+    tier, interval, copies = environment.memory_tier, environment.memory_interval, environment.peer_interval
+    if tier is None:
         return None
-    try:
-        parsed = MemoryOptions.parse(given)
-    except ValueError as error:
-        raise UsageError(f"{ENV_MEMORY_TIER}: {error}") from error
-    interval = options.memory_interval or environment.memory_interval or 1
-    copies = options.peer_interval or environment.peer_interval
     if copies is not None and copies % interval:
         raise UsageError(
-            f"--peer-interval {copies} is not a multiple of --memory-interval {interval}: only what is committed in "
-            "memory is copied; use a multiple"
+            f"--peer-interval {copies} is not a multiple of --memory-interval {interval}: only checkpoints in memory "
+            "are copied; use a multiple"
         )
-    return replace(
-        parsed,
+    return MemoryOptions(
+        root=tier.root,
+        limit=tier.limit,
         interval=interval,
         peer_interval=copies,
-        per_second=environment.peer_bytes,
+        per_second=environment.peer_bytes_per_second,
         in_flight=environment.peer_in_flight,
     )
 
 
-def _local(options: RunOptions, environment: Environment) -> TierOptions | None:
-    given = options.local_tier or environment.local_tier
-    if not given:
+def _local(environment: Environment) -> TierOptions | None:
+    tier = environment.local_tier
+    if tier is None:
         return None
-    try:
-        parsed = TierOptions.parse(given)
-    except ValueError as error:
-        raise UsageError(f"{ENV_LOCAL_TIER}: {error}") from error
-    interval = options.local_interval or environment.local_interval or DEFAULT_LOCAL_INTERVAL
-    per_second, in_flight = environment.local_bytes, environment.local_in_flight
-    return replace(parsed, interval=interval, per_second=per_second, in_flight=in_flight)
+    return TierOptions(
+        root=tier.root,
+        limit=tier.limit,
+        interval=environment.local_interval,
+        per_second=environment.local_bytes_per_second,
+        in_flight=environment.local_in_flight,
+    )
 
 
 def _temporary_dir() -> Path:
@@ -213,25 +200,6 @@ def _temporary_dir() -> Path:
     named = tempfile.gettempdir() != "/tmp"  # noqa: S108  (compared, not used)
     memory = not named and os.access(_MEMORY_DIR, os.W_OK | os.X_OK)
     return Path(tempfile.mkdtemp(prefix="holdfast-", dir=_MEMORY_DIR if memory else None))
-
-
-def _terms(options: RunOptions, environment: Environment) -> RunRequest:
-    return RunRequest(
-        min_nodes=options.min_nodes,
-        max_nodes=options.max_nodes,
-        processes=options.processes or 1,
-        max_restarts=options.max_restarts,
-        run_id=options.run_id or f"run-{secrets.token_hex(4)}",
-        named=bool(options.run_id),
-        checkpoint_interval=options.checkpoint_interval or environment.checkpoint_interval or "50",
-        checkpoint_keep=options.checkpoint_keep,
-        checkpoint_full_every=options.checkpoint_full_every,
-        checkpoint_delta_threshold=options.checkpoint_delta_threshold,
-        checkpoint_retention=options.checkpoint_retention,
-        resume=options.resume,
-        hang_timeout=options.hang_timeout,
-        replica_step=options.replica_step,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,15 +251,15 @@ def _secret(environment: Environment, host: str, address: str) -> bytes:
         if not ipaddress.ip_address(address).is_loopback:
             raise UsageError(
                 f"holdfast run: --rdzv-endpoint {host} is reached over a network, so the launchers need a common"
-                f" key: put the same random bytes into a file on each host and name it in {ENV_JOB_KEY_FILE}"
+                f" key: put the same random bytes into a file on each host and name it in {variable('job_key_file')}"
             )
         return _LOOPBACK_SECRET
     try:
         secret = environment.job_key_file.read_bytes().strip()
     except OSError as error:
-        raise UsageError(f"{ENV_JOB_KEY_FILE} cannot be read: {error}") from error
+        raise UsageError(f"{variable('job_key_file')} cannot be read: {error}") from error
     if len(secret) < 16:
-        raise UsageError(f"{ENV_JOB_KEY_FILE} holds fewer than 16 bytes: make it with 'openssl rand -hex 32'")
+        raise UsageError(f"{variable('job_key_file')} holds fewer than 16 bytes: make it with 'openssl rand -hex 32'")
     return secret
 
 

@@ -6,8 +6,9 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from holdfast.cli.run_options import CHAOS_HELP, parse
-from holdfast.cli.support.arguments import Parser, checked, split_command, whole_number
+from holdfast.cli.support.arguments import Parser, checked, split_command
 from holdfast.core.errors import UsageError
+from holdfast.core.settings import whole
 from holdfast.fault_injection.plan import Kind, Plan, make_plan, read_fault, read_kinds, read_rate
 
 _FAULT_HELP = {
@@ -46,9 +47,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--faults", type=checked(read_kinds), default=(Kind.KILL,), help="those of --rate, such as kill,stop (kill)"
     )
-    parser.add_argument(
-        "--seed", type=checked(whole_number("--seed", least=0)), help="the same faults again (random)"
-    )
+    parser.add_argument("--seed", type=checked(whole()), help="the same faults again (random)")
     return parser
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from holdfast.cli.chaos.report import Cost, summary
 from holdfast.cli.support import child_process
-from holdfast.core.environment_variables import ENV_CHAOS, ENV_RUN_DIR
+from holdfast.core.environment import variable, variables
 from holdfast.fault_injection.injector import INJECTIONS_FILE, PLAN_FILE, TRACE_FILE, order_file
 from holdfast.fault_injection.plan import Kind, Plan, Strike
 from holdfast.fault_injection.step_trace import Injection, Lines, Trace
@@ -39,9 +39,9 @@ def run(plan: Plan, words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run `holdfast run` with these words under this plan; returns its exit code."""
     with child_process.swept_folder("holdfast-chaos-") as folder:
         (folder / PLAN_FILE).write_text(json.dumps([fault.to_json() for fault in plan.faults]))
-        run_dir = Path(environ.get(ENV_RUN_DIR) or folder / "run")
+        run_dir = Path(environ.get(variable("run_dir")) or folder / "run")
         run_dir.mkdir(parents=True, exist_ok=True)
-        own = {ENV_CHAOS: str(folder), ENV_RUN_DIR: str(run_dir)}
+        own = variables(chaos=folder, run_dir=run_dir)
         launcher = child_process.start(own_program("holdfast", "run", *words), environ={**environ, **own})
         before = {number: signal.signal(number, _pass_on(launcher)) for number in _PASSED_ON}
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli.support import child_process
-from holdfast.core.environment_variables import ENV_CHECKPOINT_DIR, ENV_RUN_DIR
+from holdfast.core.environment import variables
 from holdfast.launcher.host.run_dir import STATUS_FILE
 from holdfast.launcher.process.child import own_program
 
@@ -40,8 +40,7 @@ class Launchers:
         shutil.rmtree(run_dir, ignore_errors=True)
         run_dir.mkdir()
         own = {
-            ENV_RUN_DIR: str(run_dir),
-            ENV_CHECKPOINT_DIR: str(self._root / "checkpoints"),
+            **variables(run_dir=run_dir, checkpoint_dir=self._root / "checkpoints"),
             "OMP_NUM_THREADS": "1",
             "TMPDIR": str(self._root),  # torch leaves folders in there
         }

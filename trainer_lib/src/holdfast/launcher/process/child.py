@@ -31,7 +31,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Final, cast
 
-from holdfast.core.environment_variables import ENV_PROCESS_MARK
+from holdfast.core.environment import ENV_PROCESS_MARK
 from holdfast.core.errors import SpawnError
 
 _log = logging.getLogger("holdfast.launcher.process")

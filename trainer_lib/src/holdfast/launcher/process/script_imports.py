@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from holdfast.core.environment_variables import PLACE_PREFIXES, PLACE_VARIABLES
+from holdfast.core.environment import PLACE_PREFIXES, PLACE_VARIABLES
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?t?")
 _FLAGS = frozenset("bBdEIOPqRsSuv")  # options of the interpreter that stand alone

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from holdfast.core.environment_variables import ENV_PROCESS_MARK
+from holdfast.core.environment import ENV_PROCESS_MARK
 from holdfast.core.errors import SpawnError
 from holdfast.launcher.process.child import Child, ChildProcess, Origin, ProcessExit, adopt_orphans
 from holdfast.launcher.process.preload import ORDER, READY

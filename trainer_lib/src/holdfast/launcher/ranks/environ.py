@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.checkpoint.io.memcpy import BLOCK_BYTES
-from holdfast.core import environment_variables as v
+from holdfast.core.environment import PLACE_VARIABLES, SETTINGS, variables
 from holdfast.core.protocol import Cause
 from holdfast.launcher.host.run_dir import AGENT_SOCKET_FILE
 from holdfast.launcher.membership.document import Membership
 from holdfast.launcher.membership.messages import Master, World
 
-_OF_A_PLACE: Final = v.PLACE_VARIABLES | {
+_OF_A_PLACE: Final = PLACE_VARIABLES | {
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE"),
-    *(v.ENV_GENERATION, v.ENV_ATTEMPT, v.ENV_PUBLICATION),
+    *("HOLDFAST_GENERATION", "HOLDFAST_ATTEMPT", "HOLDFAST_PUBLICATION"),
 }
 _TUNABLES: Final = "GLIBC_TUNABLES"
 _PAST_THE_CACHE: Final = "glibc.cpu.x86_non_temporal_threshold"
@@ -71,14 +71,8 @@ def rank_environ(
     environ = {**base, **torchrun_variables(place, world, master, membership, error_file)}
     _defaults(environ, place.local_world_size)
     environ.update(_own(membership, run_dir, slot))
-    environ.update(
-        {
-            v.ENV_GENERATION: str(world.pair.generation),
-            v.ENV_ATTEMPT: str(world.pair.attempt),
-            v.ENV_PUBLICATION: world.publication,
-        }
-    )
-    return environ
+    pair = world.pair
+    return environ | variables(generation=pair.generation, attempt=pair.attempt, publication=world.publication)
 
 
 def standby_environ(
@@ -88,8 +82,7 @@ def standby_environ(
     environ = {name: value for name, value in base.items() if name not in _OF_A_PLACE}
     _defaults(environ, processes)
     environ.update(_own(membership, run_dir, slot))
-    environ[v.ENV_STANDBY] = "1"
-    return environ
+    return environ | variables(standby=1)
 
 
 def world_message(
@@ -160,20 +153,14 @@ def torchrun_variables(
 
 def _own(membership: Membership, run_dir: Path, slot: int) -> dict[str, str]:
     checkpoint = membership.document.get("settings", {}).get("checkpoint", {})
-    values = {
-        v.ENV_AGENT_SOCKET: str(run_dir / AGENT_SOCKET_FILE),
-        v.ENV_SLOT: str(slot),
-        v.ENV_JOB_UID: membership.job_uid,
-        v.ENV_RUN_ID: _run_id(membership),
-        v.ENV_CHECKPOINT_INTERVAL: str(checkpoint.get("interval", "")),
-        v.ENV_CHECKPOINT_KEEP: str(checkpoint.get("keepLast", "")),
-        v.ENV_CHECKPOINT_FULL_EVERY: str(checkpoint.get("fullEvery", "")),
-        v.ENV_CHECKPOINT_DELTA_THRESHOLD: str(checkpoint.get("deltaThreshold", "")),
-        v.ENV_CHECKPOINT_RETENTION: str(checkpoint.get("retention", "")),
-        v.ENV_CHECKPOINT_BANDWIDTH: str(checkpoint.get("bytesPerSecond", "")),
-        v.ENV_RESUME: str(checkpoint.get("resume", "")),
-    }
-    return {name: value for name, value in values.items() if value}
+    settings = {one.name: checkpoint.get(one.key) for one in SETTINGS if one.key}
+    return variables(
+        agent_socket=run_dir / AGENT_SOCKET_FILE,
+        slot=slot,
+        job_uid=membership.job_uid,
+        run_id=_run_id(membership),
+        **settings,
+    )
 
 
 def _run_id(membership: Membership) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from holdfast.checkpoint.format.file_names import RUN_LOCK
 from holdfast.checkpoint.io.durable_files import make_folder
-from holdfast.core.environment_variables import ENV_CHECKPOINT_DIR
+from holdfast.core.environment import variable
 from holdfast.core.errors import UsageError
 
 _log = logging.getLogger("holdfast.launcher")
@@ -66,7 +66,7 @@ async def _take(lock: int, folder: Path, patience: float) -> None:
         if loop.time() >= deadline:
             raise UsageError(
                 f"holdfast run: {other} has its checkpoints in {folder}: stop it, or give this run a folder of its"
-                f" own ({ENV_CHECKPOINT_DIR})"
+                f" own ({variable('checkpoint_dir')})"
             )
         if not told:
             _log.warning("%s has its checkpoints in %s: waiting %.0f s for its end", other, folder, patience)

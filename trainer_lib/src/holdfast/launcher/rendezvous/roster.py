@@ -13,59 +13,53 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.core.attempt import AttemptId, Claim
+from holdfast.core.environment import SETTINGS, Environment
 from holdfast.core.protocol import PROTOCOL_VERSION
+from holdfast.launcher.options import RunOptions
 
 # A member ends itself this long after it lost the endpoint; the endpoint counts it as gone some time later.
 LEASE_SECONDS = 10.0
 GONE_SECONDS = 20.0
 LAST_CALL_SECONDS = 30.0
+# Steps. A script without a launcher saves by time instead.
+LAUNCHED_INTERVAL = "50"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
     """What the command line asks for."""
 
-    min_nodes: int = 1
-    max_nodes: int = 1
-    processes: int = 1
-    max_restarts: int = 3
     run_id: str
-    named: bool = False  # --rdzv-id was given
-    checkpoint_interval: str = "50"
-    checkpoint_keep: int = 3
-    checkpoint_full_every: int = 1
-    checkpoint_delta_threshold: float = 0.0
-    checkpoint_retention: str = ""
-    resume: str = "Always"
-    hang_timeout: str = "Auto"
-    replica_step: int = 1
+    options: RunOptions = field(default_factory=RunOptions)
+    environment: Environment = field(default_factory=Environment)
     last_call: float = LAST_CALL_SECONDS
     backoff_seconds: float = 1.0
 
+    @property
+    def processes(self) -> int:
+        """The rank processes of each host."""
+        return self.options.processes or 1
+
     def settings(self) -> dict[str, Any]:
         """As a membership carries them."""
+        options = self.options
+        checkpoint = {one.key: getattr(self.environment, one.name) for one in SETTINGS if one.key}
+        if "checkpoint_interval" not in self.environment.given:
+            checkpoint["interval"] = LAUNCHED_INTERVAL
         return {
-            "minReplicas": self.min_nodes,
-            "replicaStep": self.replica_step,
-            "onFailure": "Shrink" if self.min_nodes < self.max_nodes else "Wait",
-            "replicas": self.max_nodes,
+            "minReplicas": options.min_nodes,
+            "replicaStep": options.replica_step,
+            "onFailure": "Shrink" if options.min_nodes < options.max_nodes else "Wait",
+            "replicas": options.max_nodes,
             "processesPerWorker": self.processes,
             "heartbeatSeconds": 0.25,
             "deadAfterSeconds": 1.0,
             "firstAttemptWaitSeconds": 30.0,
             "startupDeadlineSeconds": 300.0,
-            "hangDetection": {"stepTimeout": self.hang_timeout, "startupTimeoutSeconds": 1200.0},
-            "checkpoint": {
-                "interval": self.checkpoint_interval,
-                "keepLast": self.checkpoint_keep,
-                **({"fullEvery": self.checkpoint_full_every} if self.checkpoint_full_every > 1 else {}),
-                **({"deltaThreshold": self.checkpoint_delta_threshold} if self.checkpoint_delta_threshold else {}),
-                **({"retention": self.checkpoint_retention} if self.checkpoint_retention else {}),
-                "resume": self.resume,
-                "deadlineSeconds": 25.0,
-            },
+            "hangDetection": {"stepTimeout": options.hang_timeout, "startupTimeoutSeconds": 1200.0},
+            "checkpoint": {**{key: value for key, value in checkpoint.items() if value}, "deadlineSeconds": 25.0},
             "budgets": [
-                {"cause": cause, "maxRestarts": self.max_restarts, "windowSeconds": 21600.0}
+                {"cause": cause, "maxRestarts": options.max_restarts, "windowSeconds": 21600.0}
                 for cause in ("Application", "OOM")
             ],
             "backoff": {"initialSeconds": self.backoff_seconds, "maxSeconds": 60.0},
@@ -73,9 +67,9 @@ class RunRequest:
 
     def asked(self) -> dict[str, str]:
         """By option, what must be the same on every host of a run."""
-        low, high = self.min_nodes, self.max_nodes
+        low, high = self.options.nodes
         nodes = f"{low}" if low == high else f"{low}:{high}"
-        name = {"--rdzv-id": self.run_id} if self.named else {}
+        name = {"--rdzv-id": self.run_id} if self.options.run_name else {}
         return {"--nproc-per-node": str(self.processes), "--nnodes": nodes, **name}
 
     def refusal(self, asked: Mapping[str, Any]) -> str | None:
@@ -172,11 +166,11 @@ class Roster:
         return max((claim.pair.generation for claim in self.claims), default=0)
 
     def _next_members(self, now: float) -> tuple[Joined, ...] | None:
-        here = self.present[: self.terms.max_nodes]
-        if len(here) < self.terms.min_nodes:
+        here = self.present[: self.terms.options.max_nodes]
+        if len(here) < self.terms.options.min_nodes:
             return None
         if not self.published:
-            full = len(here) == self.terms.max_nodes
+            full = len(here) == self.terms.options.max_nodes
             return here if full or now - self.last_join >= self.terms.last_call else None
         last = self.published[-1]
         kept = tuple(member for member in last.members if member in here)

@@ -12,14 +12,12 @@ from holdfast.checkpoint.io.rate_limit import WRITERS
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.retention import Rules
 from holdfast.checkpoint.saving import lossy_delta
-from holdfast.core.environment import Environment, checked_in_flight
+from holdfast.core.environment import Environment
 from holdfast.core.errors import UsageError
-from holdfast.core.limits import MOST_FULL_EVERY
+from holdfast.core.limits import MOST_FULL_EVERY, MOST_IN_FLIGHT
 
 _DURATION: Final = re.compile(r"([1-9]\d*)(s|m|h)?", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
-DEFAULT_INTERVAL: Final = "5m"
-DEFAULT_KEEP_LAST: Final = 3
 AUTO: Final = "Auto"
 
 
@@ -100,37 +98,31 @@ def effective(
     """Choose each value; UsageError says what cannot be."""
     sources: dict[str, str] = {}
 
-    def pick(name: str, argument: Any, environ: Any, default: Any) -> Any:
-        for source, value in (("argument", argument), ("environment", environ)):
-            if value not in (None, ""):
-                sources[name] = source
-                return value
-        sources[name] = "default"
-        return default
+    def pick(name: str, argument: Any, setting: str) -> Any:
+        given = argument not in (None, "")
+        sources[name] = "argument" if given else "environment" if setting in environment.given else "default"
+        return argument if given else getattr(environment, setting)
 
-    keep = int(pick("keep_last", keep_last, environment.checkpoint_keep, DEFAULT_KEEP_LAST))
+    keep = int(pick("keep_last", keep_last, "checkpoint_keep"))
     if keep < 1:
         raise UsageError(f"keep_last is {keep}: keep at least one commit")
-    full = int(pick("full_every", full_every, environment.checkpoint_full_every, 1))
+    full = int(pick("full_every", full_every, "checkpoint_full_every"))
     if not 1 <= full <= MOST_FULL_EVERY:
         raise UsageError(f"full_every is {full}: give 1 (every commit is a full one) to {MOST_FULL_EVERY}")
-    threshold = pick("delta_threshold", delta_threshold, environment.checkpoint_delta_threshold, 0.0)
-    every = pick("checkpoint_interval", checkpoint_interval, environment.checkpoint_interval, DEFAULT_INTERVAL)
+    threshold = pick("delta_threshold", delta_threshold, "checkpoint_delta_threshold")
+    in_flight = pick("max_in_flight", max_in_flight, "checkpoint_in_flight")
+    if in_flight is not None and not 1 <= in_flight <= MOST_IN_FLIGHT:
+        raise UsageError(f"max_in_flight is {in_flight}: give 1 to {MOST_IN_FLIGHT}, or leave it out for the default")
     return JobConfig(
-        checkpoint_dir=pick("checkpoint_dir", checkpoint_dir, environment.checkpoint_dir, None),
-        interval=Interval.parse(str(every)),
+        checkpoint_dir=pick("checkpoint_dir", checkpoint_dir, "checkpoint_dir"),
+        interval=Interval.parse(str(pick("checkpoint_interval", checkpoint_interval, "checkpoint_interval"))),
         keep_last=keep,
         full_every=full,
         delta_threshold=checked_threshold(float(threshold), full),
-        retention=Rules.parse(str(pick("retention", retention, environment.checkpoint_retention, ""))),
-        bytes_per_second=pick("bytes_per_second", None, environment.checkpoint_bytes_per_second, None),
-        max_in_flight=pick(
-            "max_in_flight",
-            checked_in_flight(max_in_flight, "max_in_flight"),
-            environment.checkpoint_in_flight,
-            WRITERS,
-        ),
-        resume=_resume(str(pick("resume", resume, environment.resume, Resume.ALWAYS))),
+        retention=Rules.parse(str(pick("retention", retention, "checkpoint_retention"))),
+        bytes_per_second=pick("bytes_per_second", None, "checkpoint_bytes_per_second"),
+        max_in_flight=in_flight or WRITERS,
+        resume=_resume(str(pick("resume", resume, "resume"))),
         sources=sources,
     )
 
