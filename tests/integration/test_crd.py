@@ -592,6 +592,7 @@ CHANGES_REFUSED = [
         [(f"{POD}.containers", [{"name": "trainer", "image": "train:1", "env": [{"name": "A", "valueFrom": {}}]}])],
         "template is immutable",
     ),
+    ("a group", [(f"{POD}.schedulingGroup", {"podGroupName": "group"})], "template is immutable"),
     (
         "another kind of volume",
         [(f"{POD}.volumes", [{"name": "data", "emptyDir": {}}])],
