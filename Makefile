@@ -12,6 +12,7 @@ PACKAGES := operator/src sidecar/src trainer_lib/src testbed/src
 TWO_STREAMS := -n 2 --dist loadfile --no-loadscope-reorder
 NODES ?= 3
 CLUSTER ?= default
+CRD := crds/holdfast.dev_faulttolerantjobs.yaml
 CHART_CRDS := charts/holdfast/crds
 DASHBOARDS := charts/holdfast/dashboards
 CRD_REFERENCE := docs/reference/faulttolerantjob.md
@@ -92,6 +93,7 @@ drill-%: setup
 	@$(PY) drills/matrix.py $* $(DRILL_ARGS)
 
 generate: setup-venv ## make the files that are derived from others
+	@python3 tools/pod_fields.py $(CRD)
 	@mkdir -p $(CHART_CRDS) && cp crds/*.yaml $(CHART_CRDS)/
 	@python3 tools/dashboards.py $(DASHBOARDS)
 	@$(PY) tools/crd_reference.py $(CRD_REFERENCE)
@@ -99,6 +101,8 @@ generate: setup-venv ## make the files that are derived from others
 	@PYTHONPATH=trainer_lib/src python3 tools/settings.py $(SETTINGS)
 
 verify: $(PY) ## fail if a derived file differs from what `make generate` makes
+	@made=$$(mktemp) && trap 'rm -f "$$made"' EXIT && python3 tools/pod_fields.py "$$made" && \
+	  diff -u "$$made" $(CRD) || { echo "the fields of a pod are stale: run 'make generate'" >&2; exit 1; }
 	@diff -ru crds $(CHART_CRDS) || { echo "the chart's copy of the CRD is stale: run 'make generate'" >&2; exit 1; }
 	@made=$$(mktemp -d) && trap 'rm -rf "$$made"' EXIT && python3 tools/dashboards.py "$$made" && \
 	  diff -ru "$$made" $(DASHBOARDS) || { echo "the dashboards are stale: run 'make generate'" >&2; exit 1; }
