@@ -54,7 +54,6 @@ class Settings:
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
-    """The settings of this process."""
     env = os.environ if environment is None else environment
     namespace = env.get("HOLDFAST_NAMESPACE") or _own_namespace()
     service = env.get("HOLDFAST_SERVICE", "holdfast-operator")

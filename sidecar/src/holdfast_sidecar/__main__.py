@@ -5,7 +5,6 @@ import sys
 
 
 def main() -> int:
-    """The process's exit code."""
     # The kernel drops a signal to PID 1 that is neither handled nor blocked, and the kubelet sends SIGTERM once: when
     # the trainer cannot be started, it comes while the imports below are still running.
     stopping = {signal.SIGTERM, signal.SIGINT}

@@ -58,7 +58,6 @@ class Settings:
 
 
 def read_environment(environment: Mapping[str, str] | None = None) -> Settings:
-    """Settings from the process's environment."""
     env = os.environ if environment is None else environment
     return Settings(
         pod=Pod(

@@ -6,5 +6,4 @@ from datetime import UTC, datetime
 
 
 def stamp() -> str:
-    """Now."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

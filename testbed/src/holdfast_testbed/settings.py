@@ -22,7 +22,6 @@ class Settings:
 
     @property
     def venv(self) -> Path:
-        """The Python environment."""
         return self.cache / "venv"
 
     @property
@@ -32,12 +31,10 @@ class Settings:
 
     @property
     def images(self) -> Path:
-        """Built images, as archives."""
         return self.cache / "images"
 
     @property
     def clusters(self) -> Path:
-        """State of the running clusters."""
         return self.cache / "clusters"
 
     @property
@@ -48,7 +45,6 @@ class Settings:
 
 @cache
 def settings() -> Settings:
-    """Read the environment once."""
     repository = Path(__file__).resolve().parents[3]
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     return Settings(

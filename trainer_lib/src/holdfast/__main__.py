@@ -7,7 +7,6 @@ import sys
 
 
 def main() -> int:
-    """The process's exit code."""
     # The kernel drops a signal to PID 1 that is neither handled nor blocked, and the kubelet sends SIGTERM once. The
     # launcher lets it in when it can handle it, before it starts any process.
     if os.getpid() == 1 and sys.argv[1:2] == ["run"]:

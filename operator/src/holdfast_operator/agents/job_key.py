@@ -30,5 +30,4 @@ def ensure_operator_key(store: SecretStore) -> bytes:
 
 
 def job_key(operator_key: bytes, job_uid: str) -> str:
-    """Hex of the job's key."""
     return hmac.new(operator_key, job_uid.encode(), hashlib.sha256).hexdigest()

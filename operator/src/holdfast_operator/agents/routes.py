@@ -33,8 +33,6 @@ class ServerMetrics:
 
 
 class AlertReceiver(Protocol):
-    """Takes Alertmanager's notifications."""
-
     def allowed(self, token: str) -> bool:
         """Return whether the sender of this token may post alerts."""
 

@@ -91,7 +91,7 @@ class TokenReviews:
 
 
 class _Table(OrderedDict[bytes, _Verdict]):
-    """Bounded: the oldest goes first."""
+    """A bounded table; the oldest entry is evicted."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

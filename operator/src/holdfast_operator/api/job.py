@@ -33,7 +33,6 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Key in queue and caches."""
         return f"{self.namespace}/{self.name}"
 
 

@@ -85,7 +85,6 @@ class Cache:
         return known if known is not None and _same(known, body) else None
 
     def job(self, key: str) -> Json | None:
-        """The job of this key."""
         with self._lock:
             return self._jobs.get(key)
 
@@ -94,7 +93,6 @@ class Cache:
             return list(self._jobs.values())
 
     def count(self) -> int:
-        """How many jobs there are."""
         with self._lock:
             return len(self._jobs)
 
@@ -149,7 +147,6 @@ class Cache:
         return known if known is not None and _same(known, body) else None
 
     def pods_of(self, job_uid: str) -> list[Json]:
-        """Existing pods of a job."""
         with self._lock:
             return list(self._pods.get(job_uid, {}).values())
 
@@ -201,7 +198,6 @@ class Cache:
             return list(self._nodes.values())
 
     def node(self, name: str) -> Json | None:
-        """The node of this name."""
         with self._lock:
             return self._nodes.get(name)
 

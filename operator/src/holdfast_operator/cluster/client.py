@@ -182,7 +182,6 @@ class Cluster:
         self._patch_pod(namespace, name, {"metadata": {"uid": uid}, "spec": spec})
 
     def label_pod(self, namespace: str, name: str, uid: str, labels: Mapping[str, str]) -> None:
-        """Set labels on a pod."""
         self._patch_pod(namespace, name, {"metadata": {"uid": uid, "labels": dict(labels)}})
 
     def restore_pod(self, namespace: str, name: str, uid: str, marks: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ class Memo(Generic[S, T]):
         self._known: dict[str, tuple[S, T]] = {}
 
     def __call__(self, key: str, source: S) -> T:
-        """What the source says."""
+        """Return the value for these arguments, from memory or from the function."""
         known = self._known.get(key)
         if known is not None and known[0] is source:
             return known[1]

@@ -60,7 +60,6 @@ class Observed:
         return {report.pod_uid: report for report in reversed(self.reports)}
 
     def pod(self, uid: str) -> PodView | None:
-        """The pod of this UID."""
         return self._pods_by_uid.get(uid) if uid else None
 
     def pod_named(self, name: str) -> PodView | None:
@@ -68,7 +67,6 @@ class Observed:
         return next((pod for pod in self.pods if pod.name == name and not pod.absent), None)
 
     def node(self, name: str) -> NodeView | None:
-        """The node of this name."""
         return self._nodes_by_name.get(name) if name else None
 
     def report(self, uid: str) -> Report | None:

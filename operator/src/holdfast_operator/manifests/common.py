@@ -25,7 +25,7 @@ def owner_reference(job: Job) -> Manifest:
 
 
 def labels(job: Job) -> dict[str, str]:
-    """On every child."""
+    """Return the labels of every child."""
     return {
         c.LABEL_JOB: job.name,
         c.LABEL_APP_NAME: "holdfast-job",

@@ -23,7 +23,6 @@ from holdfast_operator.manifests.placement import in_host_network, placed
 
 
 def pod(job: Job, spec: JobSpec, worker: Worker, platform: Installation, rendezvous_ip: str = "") -> Manifest:
-    """One worker's pod."""
     template_meta: Mapping[str, Any] = spec.template.get("metadata") or {}
     marks = worker_marks(job, worker.incarnation)
     return {

@@ -22,7 +22,6 @@ class EventWriter:
         self._thread = threading.Thread(target=self._work, name="events", daemon=True)
 
     def start(self) -> None:
-        """Write from now on."""
         self._thread.start()
 
     def add(self, write: WriteEvents) -> None:

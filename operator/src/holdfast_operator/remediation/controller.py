@@ -71,7 +71,7 @@ class Controller:
         )
 
     def wake(self) -> None:
-        """Look soon. From any thread."""
+        """Request a pass. Thread-safe."""
         self._queue.add(_KEY)
 
     def start(self) -> None:

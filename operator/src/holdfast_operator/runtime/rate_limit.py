@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class RateLimit:
-    """What one key is granted."""
+    """The bucket of one key."""
 
     a_second: float
     at_once: int

@@ -94,7 +94,7 @@ class FreeCapacity:
         )
 
     def vacate(self, nodes: Iterable[str]) -> None:
-        """Take these nodes for empty."""
+        """Treat these nodes as empty."""
         self._yielded = {node: amounts for node, amounts in self._yielded.items() if node not in nodes}
         for node in self._nodes:
             if node.name in nodes:

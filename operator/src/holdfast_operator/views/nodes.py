@@ -33,7 +33,7 @@ class NodeView:
 
     @cached_property
     def offers(self) -> Amounts:
-        """What it has for pods."""
+        """Return the allocatable resources."""
         return {key: quantity(value) for key, value in self.allocatable.items()}
 
     def lease_stale(self, now: datetime) -> bool:

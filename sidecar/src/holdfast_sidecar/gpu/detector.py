@@ -108,7 +108,7 @@ GpuStates = Mapping[str, GpuState]
 
 
 def judge(known: GpuStates, sample: Sample, now: float) -> tuple[GpuStates, tuple[Finding, ...]]:
-    """Take in a sample."""
+    """Compare a sample with the last one and return the errors."""
     tracks = dict(known)
     findings: list[Finding] = []
     devices: set[tuple[str, int | None]] = set()

@@ -84,7 +84,7 @@ class GpuWatch:
         self._view = self._remembered()
 
     def view(self) -> View:
-        """What is known now."""
+        """Return the results so far."""
         with self._lock:
             return self._view
 

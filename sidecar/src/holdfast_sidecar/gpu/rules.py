@@ -71,8 +71,6 @@ COUNTERS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class XidRule:
-    """What some XIDs mean."""
-
     xids: frozenset[int]
     cause: str
     action: str
@@ -252,5 +250,4 @@ FIELDS: Final = frozenset(
 
 
 def xid_rule(xid: int) -> XidRule:
-    """What an XID means."""
     return next((rule for rule in XID_RULES if xid in rule.xids), UNKNOWN_XID)

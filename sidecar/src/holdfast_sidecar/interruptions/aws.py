@@ -72,7 +72,7 @@ class AwsSource:
 
     @property
     def known(self) -> bool:
-        """Nobody else gives such tokens."""
+        """Whether the service has issued a token: only AWS issues them."""
         return bool(self._token)
 
     def poll(self, now: datetime) -> tuple[Notice, ...]:

@@ -58,7 +58,6 @@ class Event:
 
     @property
     def notice_id(self) -> str:
-        """The id of its notice."""
         return f"azure-{self.id}"
 
 

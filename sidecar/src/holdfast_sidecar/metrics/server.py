@@ -20,8 +20,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """An answer to a GET."""
-
     status: int
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
@@ -31,7 +29,6 @@ Pages = dict[str, Callable[[], Page]]
 
 
 def metrics_page(render: Callable[[], bytes]) -> Callable[[], Page]:
-    """The page of metrics."""
     return lambda: Page(status=200, body=render(), content_type=CONTENT_TYPE_LATEST)
 
 

@@ -78,7 +78,7 @@ class _CheckResult:
 
 
 def judge(asked: PreflightSettings, facts: Inputs) -> Preflight:
-    """How all checks stand."""
+    """Return the results of all checks."""
     found = [(name, _CHECKS[name](asked, facts) if name in _CHECKS else _unknown()) for name in asked.checks]
     return Preflight(
         checks=tuple(

@@ -48,7 +48,7 @@ class PeerDialer:
             )
 
     def reach(self) -> Reachability | None:
-        """What is known now."""
+        """Return the results so far."""
         with self._lock:
             return self._reach
 

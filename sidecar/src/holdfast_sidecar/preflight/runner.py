@@ -53,7 +53,7 @@ class PreflightWatch:
         _say(check for check in self._view.checks if check.result != RUNNING)
 
     def view(self) -> Preflight:
-        """How the checks stand."""
+        """Return the results so far."""
         with self._lock:
             return self._view
 

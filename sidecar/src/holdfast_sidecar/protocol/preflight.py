@@ -39,13 +39,13 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """How all of them stand."""
+    """The results of all checks."""
 
     checks: tuple[Check, ...]
 
     @property
     def passed(self) -> bool:
-        """None runs or has failed."""
+        """Whether no check is running or has failed."""
         return all(check.result in (PASSED, SKIPPED) for check in self.checks)
 
     def as_report(self) -> Document:

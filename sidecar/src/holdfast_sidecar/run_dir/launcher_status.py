@@ -48,7 +48,6 @@ class LauncherStatusWatcher:
         self._state = Transitions(_log)
 
     def current(self) -> LauncherStatus:
-        """The newest status."""
         with self._lock:
             return self._current
 

@@ -18,8 +18,6 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks."""
-
     def now(self) -> datetime:
         return datetime.now(UTC)
 

@@ -70,7 +70,6 @@ class _Exchange:
         """How often a connection was opened so far."""
 
     def left(self) -> float:
-        """Seconds until the deadline."""
         left = self.deadline - self._monotonic()
         if left <= 0:
             raise TimeoutError("timed out")

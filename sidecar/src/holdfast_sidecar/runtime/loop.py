@@ -25,7 +25,6 @@ class Loop:
         self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     def wake(self) -> None:
-        """End the wait."""
         self.woken.set()
 
     def problem(self) -> str | None:

@@ -77,7 +77,6 @@ def check_machine() -> None:
 
 
 def set_up_venv() -> None:
-    """The Python environment."""
     with locked(settings().cache / "venv.lock", what="the Python environment"):
         venv.make_venv()
 

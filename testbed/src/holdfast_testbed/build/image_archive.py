@@ -41,12 +41,10 @@ class Layer:
         self._add(name, tarfile.DIRTYPE, mode=mode)
 
     def link(self, path: str, target: str) -> None:
-        """A symbolic link."""
         self.folder(str(Path("/", path.strip("/")).parent))
         self._add(path.strip("/"), tarfile.SYMTYPE, target=target)
 
     def data(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        """A file."""
         self.folder(str(Path("/", path.strip("/")).parent))
         self._add(path.strip("/"), tarfile.REGTYPE, mode=mode, content=content)
 

@@ -38,7 +38,6 @@ class LayerPlan:
 
     @property
     def path(self) -> Path:
-        """Where it is kept."""
         return settings().images / "layers" / f"{self.name}-{self.key}.tar"
 
     def build(self) -> Path:
@@ -68,7 +67,6 @@ class ImagePlan:
 
     @property
     def path(self) -> Path:
-        """Where the archive is kept."""
         return settings().images / f"{self.name}-{self.key}.tar"
 
 
@@ -86,7 +84,6 @@ def archive(name: str) -> Path:
 
 
 def build_all() -> dict[str, Path]:
-    """Every image with its archive."""
     return {name: archive(name) for name in IMAGES}
 
 
@@ -224,12 +221,10 @@ def add_users(layer: Layer) -> None:
 
 
 def key_of(parts: Iterable[str]) -> str:
-    """A short digest."""
     return hashlib.sha256("\n".join([_FORMAT, *parts]).encode()).hexdigest()[:16]
 
 
 def file_key(path: Path) -> str:
-    """Digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

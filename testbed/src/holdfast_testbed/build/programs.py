@@ -56,7 +56,6 @@ def check_assets() -> None:
 
 
 def find(name: str) -> Path | None:
-    """The program, or None."""
     here = settings()
     candidates = [here.assets / name] if here.assets else []
     candidates.append(here.bin / FOLDERS[name] / name)

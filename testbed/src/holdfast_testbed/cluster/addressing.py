@@ -52,12 +52,10 @@ class Plan:
 
     @property
     def host_address(self) -> str:
-        """Where the API server listens."""
         return f"10.{self.number}.0.1" if self.nodes else "127.0.0.1"
 
     @property
     def service_network(self) -> str:
-        """Cluster IPs."""
         return f"10.{self.number}.192.0/18"
 
     @property
@@ -79,7 +77,6 @@ class Plan:
 
 
 def make_plan(number: int, nodes: int) -> Plan:
-    """The plan of cluster `number`."""
     if not 0 <= nodes <= MAX_NODES:
         raise TestbedError(f"--nodes must be between 0 and {MAX_NODES}, not {nodes}")
     return Plan(number=number, nodes=tuple(_node(number, index) for index in range(1, nodes + 1)))

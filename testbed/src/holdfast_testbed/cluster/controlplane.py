@@ -100,7 +100,6 @@ class ControlPlane:
             server.close()
 
     def identity(self, part: str) -> processes.Identity | None:
-        """The process of a part."""
         return processes.read_record(self.state.records / part)
 
     def _run(self, name: str, options: dict[str, str]) -> None:

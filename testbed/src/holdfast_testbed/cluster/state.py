@@ -42,17 +42,14 @@ class State:
 
     @property
     def pki(self) -> Authority:
-        """The cluster's certificate authority."""
         return Authority(self.folder / "pki")
 
     @property
     def server(self) -> str:
-        """Address of the API server."""
         return f"https://{self.plan.host_address}:{self.ports.api}"
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's."""
         return self.folder / "kubeconfig"
 
     @property
@@ -71,7 +68,6 @@ class State:
         return self.folder / "complete"
 
     def node_folder(self, node: NodePlan) -> Path:
-        """The node's disk."""
         return self.folder / "nodes" / node.name
 
     def save(self) -> None:
@@ -91,7 +87,6 @@ class State:
 
 
 def load_state(folder: Path) -> State:
-    """Read a cluster's plan back."""
     try:
         document = json.loads((folder / "cluster.json").read_text())
     except FileNotFoundError as error:

@@ -68,7 +68,6 @@ class DrillJob:
         return next(p for p in self._trainer_processes(pod) if p.ppid == launcher.pid and is_rank(p))
 
     def operator(self) -> Process:
-        """The one that leads."""
         processes = self.cluster.pod_processes(OPERATOR_NAMESPACE, leader(self.cluster)["metadata"]["name"])
         return next(p for p in processes if "holdfast_operator" in " ".join(p.cmdline))
 

@@ -33,8 +33,6 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One row of the table."""
-
     promise: Promise
     outcome: Outcome
     complaints: tuple[str, ...]

@@ -56,11 +56,9 @@ class Exporter(ThreadingTCPServer):
 
     @property
     def target(self) -> str:
-        """Where it is scraped."""
         return f"127.0.0.1:{self.server_address[1]}"
 
     def page(self) -> str:
-        """What a scrape gets."""
         lines = (
             f'DCGM_FI_DEV_XID_ERRORS{{gpu="0",UUID="GPU-{node}",Hostname="{node}"}} {xid}'
             for node, xid in self.xids.items()

@@ -205,5 +205,4 @@ def _await(what: str, find: Callable[[], T | None], seconds: float) -> T:
 
 
 def newly_counted(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """Incidents by cause."""
     return {cause: count - before.get(cause, 0) for cause, count in after.items() if count != before.get(cause, 0)}

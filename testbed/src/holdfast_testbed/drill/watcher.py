@@ -29,8 +29,6 @@ JOB_LABEL = "holdfast.dev/job-name"
 
 @dataclass(frozen=True, kw_only=True)
 class PodView:
-    """One pod of the job."""
-
     name: str
     uid: str
     node: str

@@ -45,7 +45,7 @@ _GONE: Final = {
 
 
 class Mode(Enum):
-    """What becomes of requests."""
+    """How the proxy treats requests."""
 
     PASSING = "they pass"
     AWAY = "connections are reset, as of a host whose server has ended"
@@ -95,7 +95,6 @@ class ApiProxy:
             watch.expire()
 
     def reset(self) -> None:
-        """Break all connections."""
         with self._lock:
             clients = tuple(self._clients)
         for client in clients:

@@ -77,7 +77,6 @@ class FakeNode:
     old_names: bool = False
 
     def text(self) -> bytes:
-        """Its answer."""
         lines: list[str] = []
         for name in sorted({name for gpu in self.gpus for name in gpu.values}):
             lines += _head(name, "counter" if name.endswith(_COUNTERS) else "gauge")
@@ -154,11 +153,9 @@ class ExporterServer:
         return self.status, self.node.text() if self.body is None else self.body
 
     def start(self) -> None:
-        """Answer in the background."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer no more."""
         self._release.set()
         self._server.shutdown()
         self._server.server_close()

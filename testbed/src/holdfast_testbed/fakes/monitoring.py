@@ -42,8 +42,6 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """Where it answers."""
-
     url: str
     log: Path
 
@@ -59,8 +57,6 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Prometheus(Server):
-    """A running Prometheus."""
-
     def query(self, expression: str, at: float | None = None) -> list[Sample]:
         """The expression's value now or at a time, as a vector."""
         when = {} if at is None else {"time": str(at)}
@@ -77,10 +73,7 @@ class Prometheus(Server):
 
 @dataclass(frozen=True, kw_only=True)
 class Alertmanager(Server):
-    """A running Alertmanager."""
-
     def alerts(self) -> list[dict[str, Any]]:
-        """Alerts that it holds."""
         found: list[dict[str, Any]] = self.get("/api/v2/alerts")
         return found
 

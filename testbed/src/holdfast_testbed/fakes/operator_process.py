@@ -61,7 +61,6 @@ class OperatorProcess:
             )
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.signal(signal.SIGKILL)
         self.wait()
 
@@ -71,7 +70,6 @@ class OperatorProcess:
         return self.wait()
 
     def signal(self, number: int) -> None:
-        """Any signal."""
         self._started.send_signal(number)
 
     def wait(self) -> int:
@@ -80,7 +78,6 @@ class OperatorProcess:
 
     @property
     def pid(self) -> int:
-        """Of the last start."""
         return self._started.pid
 
     @property

@@ -52,7 +52,6 @@ class S3Server:
         }
 
     def make_bucket(self, name: str) -> str:
-        """A new bucket's name."""
         (self.folder / name).mkdir()
         return name
 

@@ -15,8 +15,6 @@ _REQUIRED = frozenset({"cpu", "cpuset", "memory", "pids"})
 
 @dataclass(frozen=True, kw_only=True)
 class Hierarchy:
-    """One mounted cgroup tree."""
-
     mount: Path
     version: int
     controllers: frozenset[str]

@@ -33,7 +33,6 @@ _MODULES = ("overlay", "bridge", "br_netfilter", "veth", "nf_tables")
 
 
 def ip(*words: str) -> str:
-    """Run iproute2's `ip`."""
     return run(["ip", *words])
 
 

@@ -50,7 +50,7 @@ class Stat:
 
     @property
     def identity(self) -> Identity:
-        """Who this is."""
+        """Return the identity of the process."""
         return Identity(pid=self.pid, start=self.start)
 
 
@@ -188,7 +188,7 @@ class Process:
 
     @property
     def identity(self) -> Identity:
-        """Who this is."""
+        """Return the identity of the process."""
         return Identity(pid=self.pid, start=self.start)
 
 

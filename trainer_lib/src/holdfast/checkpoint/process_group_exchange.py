@@ -33,7 +33,6 @@ class Together:
             ) from None
 
     def share(self, value: Any) -> Any:
-        """The value of rank 0."""
         return self.gather(value if self.rank == 0 else None)[0]
 
     def gather(self, value: Any) -> list[Any]:

@@ -37,7 +37,6 @@ class Story:
         return min((float(entry["t"]) for entry in self.entries), default=0.0)
 
     def of(self, kind: str) -> list[Entry]:
-        """All lines of a kind."""
         return [entry for entry in self.entries if entry["kind"] == kind]
 
     def after(self, entry: Entry) -> float:
@@ -50,7 +49,6 @@ class Story:
 
     @property
     def loss(self) -> list[tuple[float, float]]:
-        """The loss over time."""
         return self.series("step", "loss")
 
     @property
@@ -89,7 +87,6 @@ def _number(value: object) -> bool:
 
 
 def render(story: Story) -> str:
-    """The timeline as text."""
     if not story.entries:
         return f"nothing to show{_skipped(story)}"
     lines = [_heading(story)]

@@ -33,12 +33,10 @@ class AttemptId:
         return f"{self.generation}.{self.attempt}"
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form."""
         return {"generation": self.generation, "attempt": self.attempt}
 
     @classmethod
     def from_json(cls, value: Json) -> AttemptId:
-        """Read the wire form."""
         try:
             return cls(int(value["generation"]), int(value["attempt"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -78,7 +76,6 @@ class Claim:
 
     @classmethod
     def from_json(cls, value: Json) -> Claim:
-        """Read the wire form."""
         check_version(value, "a claim")
         try:
             return cls(

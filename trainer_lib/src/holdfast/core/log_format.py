@@ -51,7 +51,6 @@ class JsonFormatter(logging.Formatter):
         self._context = context
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format one record."""
         line: dict[str, Any] = {
             "ts": rfc3339(record.created),
             "level": record.levelname.lower(),
@@ -72,7 +71,6 @@ class PeopleFormatter(logging.Formatter):
         self._context = context
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format one record."""
         moment = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
         extra = "".join(f"  {key}={value}" for key, value in _own_fields(record).items())

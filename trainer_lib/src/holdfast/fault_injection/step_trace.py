@@ -42,11 +42,11 @@ class Injection:
 
     @classmethod
     def of(cls, number: int, kind: str, *, rank: int, pid: int, step: int) -> Injection:
-        """It happens now."""
+        """Return a mark with the present time."""
         return cls(number=number, kind=kind, rank=rank, pid=pid, step=step, time=time.monotonic(), wall=time.time())
 
     def append_to(self, path: Path) -> None:
-        """Say so."""
+        """Append the mark to the file."""
         file = _open(path)
         _append(file, self)
         os.close(file)
@@ -100,7 +100,7 @@ class Lines:
 
 
 class Trace:
-    """The side of whoever watches."""
+    """The observer's side of the trace."""
 
     def __init__(self, path: Path) -> None:
         self._lines = Lines(path)

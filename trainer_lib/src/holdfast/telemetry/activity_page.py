@@ -89,7 +89,7 @@ class Board:
         self._words[_COUNT_AT // 8] = self._count
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Close the page. Later writes have no effect."""
         self._closed.set()
         self._thread.join()
         faulthandler.unregister(STACKS_SIGNAL)

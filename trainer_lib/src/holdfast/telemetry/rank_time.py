@@ -42,8 +42,6 @@ class Spent(StrEnum):
 
 
 class Timer:
-    """A stopwatch."""
-
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._before = 0.0
@@ -61,7 +59,6 @@ class Timer:
 
     @property
     def seconds(self) -> float:
-        """All that it measured."""
         return self._before + self.stretch
 
     def start(self, at: float | None = None) -> None:
@@ -102,15 +99,12 @@ class TimeByCause:
 
     @property
     def total(self) -> float:
-        """The sum over all causes."""
         return sum(self._seconds.values())
 
     def book(self, spent: Spent, seconds: float) -> None:
-        """Add to one cause."""
         self._seconds[spent] += seconds
 
     def plus(self, other: TimeByCause) -> TimeByCause:
-        """The sum of two."""
         return TimeByCause({spent: self[spent] + other[spent] for spent in Spent})
 
     def since(self, earlier: TimeByCause) -> TimeByCause:
@@ -118,7 +112,6 @@ class TimeByCause:
         return TimeByCause({spent: self[spent] - earlier[spent] for spent in Spent})
 
     def to_json(self) -> dict[str, float]:
-        """Wire form."""
         return {str(spent): round(seconds, 6) for spent, seconds in self._seconds.items()}
 
 
@@ -268,7 +261,6 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value."""
         self.count += 1
         self.sum += value
         for index, bound in enumerate(self._bounds):

@@ -28,7 +28,6 @@ class ActionHistory:
         return replace(self, times=(*self.times, now)[-c.TALLIED_TIMES :])
 
     def to_json(self) -> dict[str, Any]:
-        """As in the resource's status."""
         return {"action": self.action, "scope": self.scope, "times": [format_time(time) for time in self.times]}
 
     @classmethod
@@ -53,7 +52,6 @@ class NodeFailures:
         return replace(self, times=(*self.times, now)[-c.OFFENCES_KEPT :])
 
     def to_json(self) -> dict[str, Any]:
-        """As in the resource's status."""
         return {"node": self.node, "bootID": self.boot_id, "times": [format_time(time) for time in self.times]}
 
     @classmethod

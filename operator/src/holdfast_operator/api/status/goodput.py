@@ -38,7 +38,6 @@ class Goodput:
         return short(min(a + b, c.MAX_NUMBER) for a, b in zip(_long(self.spent), _long(more), strict=True))
 
     def to_json(self) -> dict[str, Any]:
-        """As in the resource's status."""
         return {
             "ratio": self.ratio,
             "productiveSeconds": self.productive,

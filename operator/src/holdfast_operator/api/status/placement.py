@@ -29,7 +29,6 @@ class AvoidedNode:
         return self.reason != FailureReason.REBALANCE_RECOMMENDED
 
     def to_json(self) -> dict[str, Any]:
-        """As in the resource's status."""
         until = format_time(self.until)
         entry = {"node": self.node, "reason": self.reason, "expirationTime": until, "bootID": self.boot_id}
         more = {"message": self.message, "failedChecks": list(self.failed_checks)}
@@ -63,7 +62,6 @@ class GangAttempt:
     size: int | None = None  # fewer than all, where the job may begin with them
 
     def to_json(self) -> dict[str, Any]:
-        """As in the resource's status."""
         return {
             "attempts": self.attempts,
             "waitStartTime": time_or_none(self.since),

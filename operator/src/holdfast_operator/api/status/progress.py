@@ -23,7 +23,6 @@ class Checkpoint:
     time: datetime
 
     def to_json(self) -> dict[str, Any]:
-        """As in the resource's status."""
         return {"step": self.step, **self.pair.to_json(), "tier": self.tier, "time": format_time(self.time)}
 
     @classmethod
@@ -44,7 +43,6 @@ class StartingPoint:
     message: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As in the resource's status."""
         nobody: Mapping[str, int | None] = {"generation": None, "attempt": None}
         pair = self.pair.to_json() if self.pair else nobody
         return {"after": self.after, **pair, "step": self.step, "message": self.message}
@@ -61,7 +59,7 @@ class StartingPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The newest committed step."""
+    """The newest completed step."""
 
     step: int
     loss: float | None = None
@@ -69,7 +67,6 @@ class Progress:
     time: datetime | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As in the resource's status."""
         return {"step": self.step, "loss": self.loss, "throughput": self.throughput, "time": time_or_none(self.time)}
 
     @classmethod

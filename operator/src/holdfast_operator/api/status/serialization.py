@@ -24,7 +24,7 @@ def optional(value: Any, read: Callable[[Json], T]) -> T | None:
 
 
 def each(values: Any, read: Callable[[Json], T]) -> tuple[T, ...]:
-    """Those that can be read."""
+    """Return the entries that can be parsed."""
     found = []
     for value in items(values):
         try:

@@ -19,7 +19,6 @@ from holdfast_operator.views import PodView
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Delete and forget."""
     for worker in draft.status.in_phase(Phase.LEAVING):
         draft = _leaving(draft, worker)
     for worker in draft.status.in_phase(Phase.LOST):

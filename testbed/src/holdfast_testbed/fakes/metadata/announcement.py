@@ -50,7 +50,6 @@ class Event:
 
     @property
     def when(self) -> datetime:
-        """When it happens."""
         return datetime.fromisoformat(self.at)
 
 

@@ -53,9 +53,7 @@ class Service(Protocol):
         """What it calls itself in the header `Server`."""
         ...
 
-    def answer(self, request: Request) -> Answer:
-        """Answer a request."""
-        ...
+    def answer(self, request: Request) -> Answer: ...
 
     def refusal(self, request: Request, status: int) -> Answer:
         """What it says instead when it is in trouble, or takes the client for a nuisance."""
@@ -145,7 +143,6 @@ class _Server(ThreadingHTTPServer):
             self._open.discard(request)
 
     def cut(self) -> None:
-        """End every open connection."""
         for connection in list(self._open):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -198,7 +195,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def version_string(self) -> str:
-        """The header `Server`."""
         return self.server.metadata.service.name
 
     def date_time_string(self, timestamp: float | None = None) -> str:

@@ -45,7 +45,6 @@ class CheckpointName:
         return f"step-{self.step}.g{self.pair.generation}.a{self.pair.attempt}"
 
     def to_json(self) -> str:
-        """Return the folder's name."""
         return str(self)
 
     @classmethod

@@ -126,7 +126,6 @@ class Manifest:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The bytes of `MANIFEST.json`."""
     tensors = manifest.tensors if isinstance(manifest.tensors, Records) else Records(manifest.tensors)
     return _sealed({name: canonical(value) for name, value in manifest.head().items()} | {_TENSORS: tensors.text})
 

@@ -70,12 +70,10 @@ class FileRecord:
     chunks: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form."""
         return {"bytes": self.nbytes, "digest": self.digest, "chunks": list(self.chunks)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FileRecord:
-        """Read the wire form."""
         return cls(
             nbytes=whole_number(value["bytes"]),
             digest=string(value["digest"]),
@@ -94,7 +92,6 @@ class Chunk:
     shape: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form."""
         return {
             "file": self.file,
             "offset": self.offset,
@@ -105,7 +102,6 @@ class Chunk:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Chunk:
-        """Read the wire form."""
         return cls(
             file=string(value["file"]),
             offset=whole_number(value["offset"]),
@@ -129,12 +125,10 @@ class Patch:
     bound: float
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form."""
         return {**vars(self), "start": list(self.start), "shape": list(self.shape)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Patch:
-        """Read the wire form."""
         return cls(
             file=string(value["file"]),
             places=whole_number(value["places"]),
@@ -175,14 +169,12 @@ class TensorRecord:
             yield patch.file, patch.values, patch.count * ITEM_BYTES[self.dtype]
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form."""
         patches = {"patches": [patch.to_json() for patch in self.patches]} if self.patches else {}
         chunks = [chunk.to_json() for chunk in self.chunks]
         return {"dtype": self.dtype, "shape": list(self.shape), "chunks": chunks, **patches}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TensorRecord:
-        """Read the wire form."""
         return cls(
             dtype=string(value["dtype"]),
             shape=whole_numbers(value["shape"]),

@@ -54,7 +54,6 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
 
@@ -68,7 +67,6 @@ class Piece:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the piece."""
         return ITEM_BYTES[self.spec.dtype] * math.prod(self.shape)
 
     @property

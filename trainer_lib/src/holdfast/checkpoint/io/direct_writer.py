@@ -100,7 +100,7 @@ class DirectFile:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def close(self) -> None:
-        """Once."""
+        """Close the file. Later calls have no effect."""
         os.close(self._fd)
 
     def _past_the_cache(self, wanted: bool) -> bool:
@@ -146,7 +146,7 @@ class _Writer:
         return record
 
     def close(self) -> None:
-        """Once."""
+        """Close the file. Later calls have no effect."""
         self._file.close()
 
     def _side_by_side(self, begins: range) -> FileRecord:

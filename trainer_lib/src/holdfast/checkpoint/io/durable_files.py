@@ -52,7 +52,6 @@ class DigestingFile:
         self._flying: deque[tuple[Future[None], memoryview]] = deque()
 
     def write(self, data: Buffer) -> None:
-        """Append."""
         source = memoryview(data).cast("B")
         while source.nbytes:
             if self._filled == CHUNK_BYTES:
@@ -76,7 +75,7 @@ class DigestingFile:
         return self._digester.record()
 
     def abandon(self) -> None:
-        """Close without a promise."""
+        """Close without fsync."""
         self._leaving.close()
 
     def _send(self) -> None:

@@ -13,7 +13,7 @@ WRITERS: Final = 2
 
 
 def _nothing() -> None:
-    """Nobody gives it up."""
+    """Do not cancel."""
 
 
 class Pace:

@@ -71,7 +71,6 @@ class Slicer:
         return self._size
 
     def update(self, data: Buffer) -> None:
-        """The next piece."""
         rest = memoryview(data).cast("B")
         while rest.nbytes:
             if not self._filled and rest.nbytes >= self._size:

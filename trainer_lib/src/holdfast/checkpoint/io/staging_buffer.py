@@ -38,7 +38,6 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """What it has."""
         return self._memory.nbytes
 
     def prepare(self, nbytes: int) -> None:

@@ -43,12 +43,10 @@ class Commit:
 
     @classmethod
     def named(cls, name: CheckpointName, job_uid: str | None = None, publication: str | None = None) -> Commit:
-        """The commit of this name."""
         return cls(step=name.step, pair=name.pair, job_uid=job_uid, publication=publication)
 
     @property
     def name(self) -> CheckpointName:
-        """Its folder's name."""
         return CheckpointName(step=self.step, pair=self.pair)
 
 

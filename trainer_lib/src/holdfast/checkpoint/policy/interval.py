@@ -70,7 +70,6 @@ class LauncherFailures:
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form."""
         return {"id": self.id, "failures": self.failures, "seconds": round(self.seconds, 3)}
 
     @classmethod

@@ -77,7 +77,6 @@ class Rules:
 
     @classmethod
     def from_json(cls, value: str) -> Rules:
-        """Read it."""
         return cls.parse(value)
 
     def __str__(self) -> str:
@@ -98,7 +97,6 @@ class Entry:
 
     @property
     def name(self) -> CheckpointName:
-        """Its folder's name."""
         return self.commit.name
 
     @property

@@ -29,40 +29,32 @@ class Part:
         return 0 in self.box[1] and 0 not in self.spec.shape
 
     def to_json(self) -> list[Any]:
-        """To the others."""
         return [self.spec.dtype, self.spec.shape, *self.box]
 
     @classmethod
     def from_json(cls, name: str, value: Sequence[Any]) -> Part:
-        """From another."""
         dtype, shape, start, size = value
         return cls(spec=TensorSpec(name=name, dtype=dtype, shape=tuple(shape)), box=(tuple(start), tuple(size)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """What one rank has."""
-
     objects: Mapping[str, Any]
     parts: Mapping[str, Part]
     mesh: Mapping[str, int]
     samples: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """To the others."""
         return {**vars(self), "parts": {name: part.to_json() for name, part in self.parts.items()}}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RankReport:
-        """From another."""
         parts = {name: Part.from_json(name, one) for name, one in value["parts"].items()}
         return cls(objects=value["objects"], parts=parts, mesh=value["mesh"], samples=value["samples"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """What all have."""
-
     objects: Mapping[str, Any]
     specs: Sequence[TensorSpec]
     shares: Shares

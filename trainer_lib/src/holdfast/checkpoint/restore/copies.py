@@ -52,7 +52,7 @@ class Copies:
     _slices: dict[str, Slices | None] = field(default_factory=dict)
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for source in self._ever:
             source.__exit__(None, None, None)
         self._ever.clear()

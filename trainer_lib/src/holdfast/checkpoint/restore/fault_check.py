@@ -30,7 +30,7 @@ class Fault(JsonFields):
 
     @property
     def part(self) -> Part:
-        """What it is about."""
+        """The part of the checkpoint that was asked about."""
         return self.url, self.file, self.begin, self.end
 
 

@@ -58,7 +58,6 @@ def _overlap(patch: Patch, rows: tuple[int, int] | None) -> bool:
 
 
 def with_room(record: TensorRecord, patch: Patch) -> Wanted:
-    """All of it."""
     places, values = (memoryview(bytearray(patch.count * ITEM_BYTES[dtype])) for dtype in (PLACE, record.dtype))
     return Wanted(record=record, patch=patch, places=places, values=values)
 

@@ -87,7 +87,7 @@ class RankReader:
         return tuple(first.values())
 
     def outcome(self, host: str) -> Outcome:
-        """What came of it."""
+        """The result of the read."""
         used = tuple(self._stores[place].url for place in sorted(set(self._copies.given.values())))
         return Outcome(host=host, used=used, faults=self.faults, damage=self._damage, error=self._error)
 

@@ -55,11 +55,9 @@ _SAMPLED_BYTES: Final = 2048
 class Stateful(Protocol):
     """Anything that can be managed."""
 
-    def state_dict(self) -> Any:
-        """Its state."""
+    def state_dict(self) -> Any: ...
 
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Take a state back."""
+    def load_state_dict(self, state: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ class Source(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let go of it."""
+        """Close it."""
 
 
 class Incoming(Protocol):

@@ -36,12 +36,11 @@ class FallbackStore:
 
     @property
     def url(self) -> str:
-        """Where it is."""
         return self._url
 
     @property
     def shared(self) -> bool:
-        """All ranks see the same."""
+        """All ranks share this store."""
         return True
 
     @cached_property
@@ -62,23 +61,18 @@ class FallbackStore:
         return self._asked(lambda store: store.claims())
 
     def manifest(self, name: CheckpointName) -> Manifest:
-        """The manifest of a commit."""
         return self._inner.manifest(name)
 
     def open(self, name: CheckpointName, file: str) -> Source:
-        """One of its files."""
         return self._inner.open(name, file)
 
     def receive(self, name: CheckpointName, content: str) -> Incoming:
-        """Begin a commit."""
         return self._inner.receive(name, content)
 
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
-        """Move a bad commit aside."""
         return self._inner.quarantine(name, reason)
 
     def delete(self, name: CheckpointName) -> None:
-        """Delete a commit."""
         self._inner.delete(name)
 
     def insist(self) -> bool:

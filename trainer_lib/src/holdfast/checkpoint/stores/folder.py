@@ -136,13 +136,10 @@ class FolderIncoming:
         commit.publish(self._root, self._staging, manifest)
 
     def discard(self) -> None:
-        """Remove what was written."""
         commit.discard(self._root, self._staging)
 
 
 class FolderStore:
-    """Commits in a folder."""
-
     def __init__(self, root: Path, *, shared: bool = True) -> None:
         self._root = root
         self._shared = shared
@@ -154,7 +151,6 @@ class FolderStore:
 
     @property
     def url(self) -> str:
-        """The folder's path."""
         return str(self._root)
 
     def commits(self) -> tuple[CheckpointName, ...]:
@@ -162,7 +158,6 @@ class FolderStore:
         return catalog.list_commits(self._root)
 
     def claims(self) -> tuple[Claim, ...]:
-        """Every claim in the folder."""
         return list_claims(self._root)
 
     def keep_claim(self, claim: Claim) -> None:
@@ -176,11 +171,9 @@ class FolderStore:
         catalog.clean(self._root, own=below.pair)
 
     def manifest(self, name: CheckpointName) -> Manifest:
-        """The manifest of a commit."""
         return catalog.read_manifest(self._root, name)
 
     def open(self, name: CheckpointName, file: str) -> FolderSource:
-        """One of its files."""
         return FolderSource(self._root / str(name) / file)
 
     def receive(self, name: CheckpointName, content: str) -> FolderIncoming:
@@ -196,5 +189,4 @@ class FolderStore:
         return catalog.quarantine(self._root, name, reason)
 
     def delete(self, name: CheckpointName) -> None:
-        """Delete a commit."""
         catalog.delete(self._root, [name])

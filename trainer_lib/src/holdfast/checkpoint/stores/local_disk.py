@@ -48,12 +48,11 @@ class LocalStore:
 
     @property
     def url(self) -> str:
-        """Where it is."""
         return f"{LOCAL_TIER}:{self._folder}"
 
     @property
     def shared(self) -> bool:
-        """It is this node's alone."""
+        """No other node has this store."""
         return False
 
     def commits(self) -> tuple[CheckpointName, ...]:
@@ -94,7 +93,6 @@ class LocalStore:
         return all(moved)
 
     def delete(self, name: CheckpointName) -> None:
-        """Delete it."""
         for folder in self._having(name):
             catalog.delete(folder, [name])
 

@@ -82,7 +82,7 @@ class Queue:
         return replace(self, failures=self.failures + 1, retry_at=now + wait)
 
     def arrived(self, name: CheckpointName) -> Queue:
-        """An upload is over."""
+        """Record the end of an upload."""
         return replace(self, done=name, failures=0, retry_at=0.0)
 
     def given_up(self, name: CheckpointName) -> Queue:

@@ -35,7 +35,6 @@ class Difference:
         return any((self.added, self.missing, self.shapes, self.dtypes, self.changed, self.state))
 
     def to_json(self) -> dict[str, Any]:
-        """For scripts."""
         return {
             "differs": self.any,
             "added": list(self.added),

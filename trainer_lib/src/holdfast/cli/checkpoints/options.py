@@ -10,7 +10,6 @@ from holdfast.cli.support.arguments import Parser
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
     top = Parser(
         prog="holdfast checkpoints",
         description="Look at checkpoints, check, copy and compare them.",

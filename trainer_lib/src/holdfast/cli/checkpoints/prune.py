@@ -39,7 +39,6 @@ class Pruning:
         return [(one.commit.name, one.goes, one.reason) for one in reversed(self.decisions)]
 
     def to_json(self) -> dict[str, Any]:
-        """For scripts."""
         lines = [{"commit": str(name), "goes": goes, "reason": reason} for name, goes, reason in self.lines]
         damaged = [str(name) for name in self.damaged]
         return {"commits": lines, "damaged": damaged, "leftovers": list(self.leftovers)}

@@ -34,7 +34,6 @@ class Rewinding:
     newer: tuple[CheckpointName, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """For scripts."""
         return {"commit": str(self.base), "claim": self.claim.to_json(), "setAside": [str(one) for one in self.newer]}
 
 

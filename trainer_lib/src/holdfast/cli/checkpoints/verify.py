@@ -37,7 +37,6 @@ class Damage:
     tensors: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """For scripts."""
         return {"file": self.file, "reason": self.reason, "tensors": list(self.tensors)}
 
 
@@ -69,7 +68,6 @@ class Verification:
         return "; ".join(damage.reason for damage in self.damages)
 
     def to_json(self) -> dict[str, Any]:
-        """For scripts."""
         return {
             "commit": str(self.name),
             "whole": self.whole,

@@ -26,7 +26,7 @@ class Outcome:
 
     @property
     def held(self) -> bool:
-        """Whether the promise was."""
+        """Whether the promise was kept."""
         return self.next_step is not None and self.next_step <= self.promise.seconds and self.lost == 0
 
 
@@ -50,7 +50,7 @@ def table(outcomes: Sequence[Outcome], checks: Sequence[Check]) -> str:
 
 
 def held(outcomes: Sequence[Outcome], checks: Sequence[Check]) -> bool:
-    """Whether all was as promised."""
+    """Whether every promise was kept."""
     return all(one.held for one in outcomes) and all(check.held for check in checks)
 
 

@@ -24,7 +24,6 @@ class Written:
     last: tuple[AttemptId, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As the status has it."""
         return {"commits": self.commits, "bytes": self.nbytes, "seconds": round(self.seconds, 3)}
 
 
@@ -103,7 +102,6 @@ class CheckpointCounters:
         self.fallbacks += len(bad)
 
     def to_json(self) -> dict[str, Any]:
-        """As the status has it."""
         return {
             "checkpointFailures": {tier: causes.total() for tier, causes in self.failures.items()},
             "checkpointFailureCauses": {tier: dict(causes) for tier, causes in self.failures.items()},

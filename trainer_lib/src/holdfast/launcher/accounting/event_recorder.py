@@ -58,7 +58,7 @@ class EventRecorder:
         self._stale = True
 
     def follow(self, before: State, after: State) -> None:
-        """The core took a step."""
+        """Record what changed in a transition."""
         if after.phase is not before.phase:
             self.accounts.phase(after.phase)
         if after.failed != before.failed and after.failure is not None and after.failed is not None:
@@ -73,11 +73,9 @@ class EventRecorder:
         return self._document
 
     def begin(self, **fields: Any) -> None:
-        """The launcher lives."""
         self._write("start", **fields)
 
     def close(self, code: int, reason: str) -> None:
-        """The launcher leaves."""
         self._write("end", code=code, reason=reason)
 
     # Inside

@@ -218,7 +218,7 @@ class GoodputAccounts:
             self._failed.entered, self._failed.restored = self._clock(), None
 
     def account(self, pid: int, report: Mapping[str, Any]) -> None:
-        """A process tells its books."""
+        """Add the accounts that a process reported."""
         process = self._processes.setdefault(pid, _Process())
         books = TimeByCause(report["seconds"])
         added, process.books = books.since(process.books), books

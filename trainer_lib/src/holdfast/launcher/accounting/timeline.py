@@ -30,7 +30,6 @@ class Timeline:
         self._failed = False
 
     def write(self, kind: str, **fields: Any) -> None:
-        """One line."""
         if self._failed:
             return
         if kind != "step":

@@ -34,8 +34,7 @@ class Watched(Protocol):
         """Names the process."""
 
     @property
-    def number(self) -> int:
-        """Its rank in the world."""
+    def number(self) -> int: ...
 
     @property
     def pid(self) -> int:
@@ -51,7 +50,7 @@ class Watched(Protocol):
 
 
 class Hung(Protocol):
-    """Who acts on a verdict."""
+    """The receiver of hang verdicts."""
 
     def __call__(self, slot: int, message: str, cause: Cause, *, kill: bool) -> None:
         """This process keeps others waiting; `kill`: by its own doing."""

@@ -33,7 +33,6 @@ class Stall:
         return in_collective(self.activity) and not self.silent
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form."""
         return {
             "pair": self.pair.to_json(),
             "rank": self.rank,
@@ -46,7 +45,6 @@ class Stall:
 
     @classmethod
     def from_json(cls, value: Json) -> Stall:
-        """Read the wire form."""
         return cls(
             pair=AttemptId.from_json(value["pair"]),
             rank=int(value["rank"]),

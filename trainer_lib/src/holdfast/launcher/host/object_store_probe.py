@@ -47,7 +47,7 @@ def of_the_job(error: HoldfastError) -> bool:
 
 
 def main() -> int:
-    """Tell in one line."""
+    """Print the result as one line of JSON."""
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     check = rehearse(sys.argv[1], sys.argv[2])
     print(json.dumps({"result": check.result, "message": check.message, "ofTheJob": check.of_the_job}))

@@ -39,8 +39,6 @@ _UNITS: Final = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20))
 
 
 class Result(StrEnum):
-    """How a check stands."""
-
     RUNNING = "Running"
     PASSED = "Passed"
     FAILED = "Failed"
@@ -203,7 +201,7 @@ def _why(error: OSError) -> str:
 
 
 def _size(count: float) -> str:
-    """As people write it."""
+    """Format a size for a message."""
     for suffix, unit in _UNITS:
         if count >= unit:
             return f"{count / unit:.1f}".removesuffix(".0") + suffix

@@ -25,7 +25,6 @@ class Member:
     node: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form."""
         return {
             "index": self.index,
             "pod": self.pod,
@@ -37,7 +36,6 @@ class Member:
 
     @classmethod
     def from_json(cls, value: Json) -> Member:
-        """Read the wire form."""
         ports = value["ports"]
         return cls(
             index=int(value["index"]),
@@ -61,7 +59,6 @@ class Previous:
 
     @classmethod
     def from_json(cls, value: Json) -> Previous:
-        """Read the wire form."""
         return cls(
             generation=int(value["generation"]),
             publication=str(value["publication"]),
@@ -165,7 +162,6 @@ class Membership:
 
     @property
     def uids(self) -> frozenset[str]:
-        """The pods of this generation."""
         return frozenset(member.pod_uid for member in self.members)
 
     @property

@@ -14,8 +14,6 @@ from holdfast.launcher.membership.messages import Failure, Master, Message, Worl
 
 
 class How(StrEnum):
-    """How a launcher was lost."""
-
     SILENT = "Silent"
     CLOSED = "Closed"
     REFUSED = "Refused"

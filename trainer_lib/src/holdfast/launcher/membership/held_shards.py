@@ -24,12 +24,10 @@ class HeldShards:
     shards: frozenset[int]
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form."""
         return {"pair": self.pair.to_json(), "count": self.count, "shards": sorted(self.shards)}
 
     @classmethod
     def from_json(cls, value: Json) -> HeldShards:
-        """Read the wire form."""
         return cls(
             pair=AttemptId.from_json(value["pair"]),
             count=int(value["count"]),

@@ -66,7 +66,6 @@ class Failure:
         return (self.priority, self.at)
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form."""
         return {
             "cause": str(self.cause),
             "reason": self.reason,
@@ -84,7 +83,6 @@ class Failure:
 
     @classmethod
     def from_json(cls, value: Json) -> Failure:
-        """Read the wire form."""
         return cls(
             cause=Cause(value["cause"]),
             reason=str(value["reason"]),
@@ -147,12 +145,10 @@ class Notice:
     until: float  # Unix time; all who read it are on that node, so they share its clock
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form."""
         return {"node": self.node, "id": self.id, "reason": self.reason, "until": self.until}
 
     @classmethod
     def from_json(cls, value: Json) -> Notice:
-        """Read the wire form."""
         return cls(
             node=str(value["node"]), id=str(value["id"]), reason=str(value["reason"]), until=float(value["until"])
         )
@@ -169,11 +165,9 @@ class World:
 
     @property
     def uids(self) -> frozenset[str]:
-        """The pods of the world."""
         return frozenset(member.pod_uid for member in self.members)
 
     def member(self, pod_uid: str) -> Member:
-        """A pod of this world."""
         return next(member for member in self.members if member.pod_uid == pod_uid)
 
     def position(self, pod_uid: str) -> int:
@@ -181,7 +175,6 @@ class World:
         return next(place for place, member in enumerate(self.members) if member.pod_uid == pod_uid)
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form between launchers."""
         return {
             "pair": self.pair.to_json(),
             "publication": self.publication,
@@ -191,7 +184,6 @@ class World:
 
     @classmethod
     def from_json(cls, value: Json) -> World:
-        """Read the wire form."""
         return cls(
             pair=AttemptId.from_json(value["pair"]),
             publication=str(value["publication"]),

@@ -83,7 +83,6 @@ class Restart:
         )
 
     def match(self, failure: Failure) -> Rule | None:
-        """The first rule that matches."""
         return first_match(self.rules, failure)
 
     def judged(self, failure: Failure) -> Failure:

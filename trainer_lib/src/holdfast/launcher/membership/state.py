@@ -95,7 +95,7 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True)
 class Drain:
-    """This launcher leaves."""
+    """The drain of this launcher."""
 
     id: str
     reason: str

@@ -225,7 +225,7 @@ def _is_present(turn: Transition, pair: AttemptId) -> bool:
 
 
 def check_invariants(before: State, after: State, actions: list[Action]) -> None:
-    """What no step may break."""
+    """Raise if the state breaks an invariant."""
     for name in ("accepted", "started", "trained"):
         old, new = getattr(before, name), getattr(after, name)
         if old is not None and (new is None or new < old):

@@ -27,7 +27,6 @@ class Transition:
         self.actions: list[Action] = []
 
     def set(self, **changes: Any) -> None:
-        """Change the state."""
         self.state = replace(self.state, **changes)
 
     def set_attempt(self, **changes: Any) -> None:
@@ -40,7 +39,6 @@ class Transition:
         self.set(peers={**self.state.peers, uid: peer})
 
     def do(self, action: Action) -> None:
-        """Ask the shell."""
         self.actions.append(action)
 
     def send(self, to: str, message: Message) -> None:
@@ -54,7 +52,6 @@ class Transition:
             self.send(uid, message)
 
     def refuse(self, to: str, pair: AttemptId, reason: str) -> None:
-        """Decline a proposal."""
         self.send(to, Refuse(pair=pair, reason=reason, highest=self.state.accepted))
 
     def stop_ranks(self, reason: str) -> None:
@@ -67,7 +64,6 @@ class Transition:
 
     @property
     def membership(self) -> Membership | None:
-        """The newest membership."""
         return self.state.membership
 
     @property

@@ -30,7 +30,7 @@ _BEAT = {"type": "beat"}
 
 
 class Listener(Protocol):
-    """Who hears of peers."""
+    """The receiver of events about peers."""
 
     def peer_up(self, uid: str) -> None:
         """An authenticated connection is open in both directions."""
@@ -38,8 +38,7 @@ class Listener(Protocol):
     def peer_down(self, uid: str, how: How) -> None:
         """It is lost, or could not be opened for long enough."""
 
-    def peer_said(self, uid: str, body: Mapping[str, Any]) -> None:
-        """A message came."""
+    def peer_said(self, uid: str, body: Mapping[str, Any]) -> None: ...
 
     def stranger(self) -> None:
         """Somebody was turned away before it had proved that it holds the job's key."""

@@ -47,7 +47,6 @@ class Connection:
     writer: asyncio.StreamWriter
 
     def send(self, body: Mapping[str, Any]) -> None:
-        """Queue one message."""
         self.writer.write(encode(body))
 
     async def receive(self) -> dict[str, Any] | None:
@@ -60,7 +59,6 @@ class Connection:
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
-    """One message as a line."""
     return json.dumps(body, separators=(",", ":")).encode() + b"\n"
 
 

@@ -48,7 +48,6 @@ class StoreHost:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id."""
         return None if self._child is None else self._child.pid
 
     def warm(self) -> socket.socket:

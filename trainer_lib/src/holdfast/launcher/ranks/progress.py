@@ -39,7 +39,6 @@ class Wish:
     near: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form."""
         commit = {"commit": self.commit, "near": self.near} if self.type == "quiesce" else {}
         return {"type": self.type, "id": self.id, "reason": self.reason, **commit}
 

@@ -24,16 +24,12 @@ ENDING_SECONDS = 20.0
 
 
 class Spawner(Protocol):
-    """Starts rank processes."""
-
     def spawn(self, *, environ: Mapping[str, str], prefix: str, on_exit: Callable[[ProcessExit], None]) -> Child:
         """Start one; SpawnError if that cannot be done."""
 
 
 @dataclass(kw_only=True)
 class Rank:
-    """One process."""
-
     slot: int
     local_rank: int
     started_at: float
@@ -64,7 +60,6 @@ class Rank:
 
     @property
     def number(self) -> int:
-        """Its rank in the world."""
         return -1 if self.place is None else self.place.rank
 
     @property
@@ -74,12 +69,11 @@ class Rank:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
         return self.process is not None and self.process.alive
 
     @property
     def speaks(self) -> bool:
-        """Whether it has Holdfast's loop."""
+        """Whether the script uses Holdfast."""
         return self.connection is not None
 
     def ends(self, now: float) -> bool:
@@ -122,7 +116,6 @@ class Rank:
         return self.left_at is not None and (self.kept or awaited)
 
     def take(self, place: RankPlace, pair: AttemptId, error_file: Path) -> None:
-        """Begin anew in this attempt."""
         self.place, self.local_rank, self.pair, self.error_file = place, place.local_rank, pair, error_file
         self.phase, self.peer_lost, self.exception, self.traceback = RankPhase.STARTUP, "", "", ()
         self.greeted = self.done = self.quiesced = self.commits = False

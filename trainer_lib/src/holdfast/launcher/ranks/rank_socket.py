@@ -57,7 +57,6 @@ class Connection:
             self.pair, self.rank = AttemptId.from_json(body), int(body["rank"])
 
     def close(self) -> None:
-        """Hang up."""
         self._writer.close()
 
 
@@ -76,8 +75,6 @@ class RankMessage:
 
 
 class AgentSocket:
-    """Serves `agent.sock`."""
-
     def __init__(self, path: Path, on_message: Callable[[RankMessage], None]) -> None:
         self._path = path
         self._on_message = on_message

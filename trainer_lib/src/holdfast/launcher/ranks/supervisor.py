@@ -49,7 +49,7 @@ _LAST_WORDS_SECONDS = 0.02
 
 
 class RankListener(Protocol):
-    """Who hears of the ranks."""
+    """The receiver of events about ranks."""
 
     def rank_ended(self, rank: Rank, end: RankEnd) -> None:
         """A process ended while it was in an attempt, for whatever reason."""
@@ -60,8 +60,7 @@ class RankListener(Protocol):
     def standby_ended(self) -> None:
         """A process ended that had no world yet."""
 
-    def cannot_start(self, pair: AttemptId, program: str, message: str) -> None:
-        """The command cannot be started."""
+    def cannot_start(self, pair: AttemptId, program: str, message: str) -> None: ...
 
     def all_ended(self, pair: AttemptId) -> None:
         """Nothing here can vote in this pair or a lower one any more, after `stop` asked for it."""
@@ -85,13 +84,10 @@ class FreshInterpreter:
         self._argv = command.argv
 
     def spawn(self, *, environ: Mapping[str, str], prefix: str, on_exit: Callable[[ProcessExit], None]) -> Child:
-        """Start one."""
         return ChildProcess(argv=self._argv, environ=environ, prefix=prefix, on_exit=on_exit)
 
 
 class Supervisor:
-    """Owns the rank processes."""
-
     def __init__(
         self, *, command: Command, run_dir: Path, me: str, listener: RankListener, spawner: Spawner | None = None
     ) -> None:

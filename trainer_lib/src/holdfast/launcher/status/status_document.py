@@ -23,8 +23,6 @@ _MAX_INCIDENTS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Who this launcher is."""
-
     pod_uid: str
     pod: str
     node: str
@@ -46,7 +44,6 @@ def status(
     uploads: Mapping[str, Any] | None = None,
     refused_peers: int = 0,
 ) -> dict[str, Any]:
-    """The whole document."""
     return {
         "version": PROTOCOL_VERSION,
         "podUID": identity.pod_uid,

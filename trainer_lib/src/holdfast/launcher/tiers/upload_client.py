@@ -40,7 +40,6 @@ class UploadCounts:
     failures: Counter[str] = field(default_factory=Counter)
 
     def to_json(self) -> dict[str, Any]:
-        """As the status has it."""
         return {
             "commits": self.commits,
             "bytes": self.nbytes,

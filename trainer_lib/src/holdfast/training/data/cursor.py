@@ -27,11 +27,10 @@ class Position:
     audit: Audit = Audit()  # noqa: RUF009  (frozen)
 
     def advanced(self, samples: int, seen: Audit) -> Position:
-        """After a committed step."""
+        """Return the position after a completed step."""
         return replace(self, cursor=self.cursor + samples, audit=self.audit + seen)
 
     def to_json(self) -> dict[str, Any]:
-        """As the manifest has it."""
         return {
             "fingerprint": self.fingerprint,
             "seed": self.seed,
@@ -41,7 +40,6 @@ class Position:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Position:
-        """Read it back."""
         return cls(
             fingerprint=str(value["fingerprint"]),
             seed=int(value["seed"]),

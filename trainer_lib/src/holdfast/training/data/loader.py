@@ -19,11 +19,9 @@ from holdfast.training.options.validation import check_batches
 class MapDataset(Protocol):
     """What `job.batches` needs of a dataset."""
 
-    def __len__(self) -> int:
-        """How many samples."""
+    def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> Any:
-        """One of them."""
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,12 +28,10 @@ class Audit:
         return Audit((self.hash + mix_all(epoch, sample)) & MASK64, self.count + 1)
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form."""
         return {"hash": f"{self.hash:016x}", "count": self.count}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Audit:
-        """Read the wire form."""
         return cls(int(value["hash"], 16), int(value["count"]))
 
 

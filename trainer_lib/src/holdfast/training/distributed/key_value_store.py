@@ -8,17 +8,14 @@ from typing import Protocol
 class KeyValueStore(Protocol):
     """A client of the store that all ranks of an attempt share."""
 
-    def set(self, key: str, value: str, /) -> None:
-        """Write a key."""
+    def set(self, key: str, value: str, /) -> None: ...
 
     def get(self, key: str, /) -> bytes:
         """Return the value of a key; waits until a rank has written it."""
 
-    def check(self, keys: list[str], /) -> bool:
-        """Return whether all keys exist."""
+    def check(self, keys: list[str], /) -> bool: ...
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
         """Write a key that does not exist, if `expected` is ''. Return its value after that."""
 
-    def delete_key(self, key: str, /) -> bool:
-        """Delete a key."""
+    def delete_key(self, key: str, /) -> bool: ...

@@ -32,8 +32,6 @@ def name_of(device: torch.device) -> str:
 
 
 class Flight:
-    """One operation in flight."""
-
     def __init__(self, owner: Nccl, work: Any, tensor: torch.Tensor) -> None:
         self._owner = owner
         self._work = work

@@ -39,8 +39,6 @@ COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)
 
 
 class Pending(Protocol):
-    """A collective in flight."""
-
     def wait(self) -> None:
         """Until it is done on this rank; PeerLostError if it failed or the attempt is over."""
 
@@ -223,7 +221,6 @@ class Group:
         return [_unpack(part[: int(length)]) for part, length in zip(parts, lengths, strict=True)]
 
     def share(self, value: Any, src: int = 0) -> Any:
-        """The value of rank `src`."""
         if self.size == 1:
             return value
         data = _pack(value) if self.rank == src else torch.empty(0, dtype=torch.uint8, device="cpu")

@@ -53,7 +53,7 @@ class Reporter:
         self.trace: TracebackType | None = None  # of the exception that ended the script
 
     def install(self) -> None:
-        """From now on."""
+        """Install the hooks."""
         sys.excepthook = self
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

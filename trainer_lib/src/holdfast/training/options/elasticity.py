@@ -132,7 +132,6 @@ class Ramp:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Ramp:
-        """Read it back."""
         return cls(begin=float(value["begin"]), target=float(value["target"]), since=int(value["since"]))
 
     @classmethod

@@ -42,7 +42,6 @@ class PreparedStep:
     step: int
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form."""
         return {"pair": self.pair.to_json(), "step": self.step}
 
     @classmethod
@@ -69,7 +68,6 @@ class RankState:
         return None if self.synced is None else PreparedStep(pair=self.synced, step=self.step)
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form."""
         return {
             "step": self.step,
             "voted": None if self.voted is None else self.voted.to_json(),
@@ -79,7 +77,6 @@ class RankState:
 
     @classmethod
     def from_json(cls, value: Json) -> RankState:
-        """Read the wire form."""
         try:
             return cls(
                 step=int(value["step"]),

@@ -70,7 +70,7 @@ class ReceiveBuffers:
         return ready.pop() if ready else tensor
 
     def close(self) -> None:
-        """Nothing is to come."""
+        """No more messages will arrive."""
         self._ready.clear()
 
 
@@ -85,8 +85,7 @@ class Channel(Protocol):
     """What is needed of a group."""
 
     @property
-    def rank(self) -> int:
-        """This rank."""
+    def rank(self) -> int: ...
 
     def launch_send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> Pending:
         """Begin to send, each as a message."""
@@ -136,7 +135,6 @@ class Segment:
 
     @property
     def nbytes(self) -> int:
-        """How many."""
         return self.end - self.begin
 
 
@@ -148,7 +146,6 @@ class Chunk:
 
     @property
     def nbytes(self) -> int:
-        """Of all segments."""
         return sum(segment.nbytes for segment in self.segments)
 
     @property
@@ -158,7 +155,7 @@ class Chunk:
 
     @property
     def packed(self) -> list[Segment]:
-        """Those that go together."""
+        """Return the segments that are packed into one message."""
         return [segment for segment in self.segments if segment.nbytes < OWN_BYTES]
 
 
@@ -175,7 +172,6 @@ class Layout:
 
     @classmethod
     def read(cls, table: Iterable[Sequence[Any]]) -> Layout:
-        """From its wire form."""
         return cls(TensorSpec(name=name, dtype=dtype, shape=tuple(shape)) for name, dtype, shape in table)
 
     def sharing(self, donors: Sequence[int]) -> Sequence[int]:

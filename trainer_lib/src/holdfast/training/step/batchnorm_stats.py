@@ -29,7 +29,7 @@ class Statistics:
         return flat
 
     def take(self, flat: torch.Tensor | None) -> None:
-        """Make them ours."""
+        """Use the given statistics on this rank."""
         offset = 0
         for buffer in self._buffers() if flat is not None else ():
             part = flat[offset : offset + buffer.numel()] if flat is not None else buffer

@@ -37,19 +37,17 @@ class Call(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """One rank's word."""
+    """The call that one rank reports."""
 
     rank: int
     call: Call
     step: int
 
     def to_json(self) -> str:
-        """For the store."""
         return json.dumps({"rank": self.rank, "call": self.call, "step": self.step})
 
     @classmethod
     def from_json(cls, text: bytes) -> Said:
-        """Read it back."""
         value = json.loads(text)
         return cls(rank=int(value["rank"]), call=Call(value["call"]), step=int(value["step"]))
 

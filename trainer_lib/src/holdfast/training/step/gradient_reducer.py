@@ -148,7 +148,6 @@ class Reducer:
         return float(torch.stack([norm.cpu() for norm in norms]).norm()) if norms else 0.0
 
     def scale(self, factor: float) -> None:
-        """Multiply every average."""
         for flat in self._flats:
             flat.mul_(factor)
         self._norms = [norm * abs(factor) for norm in self._norms]

@@ -56,7 +56,7 @@ class TrainState:
 
     @property
     def step(self) -> int:
-        """The last committed step."""
+        """The last completed step."""
         return self.standing.step
 
     @property
@@ -66,7 +66,6 @@ class TrainState:
         return found if isinstance(found, torch.optim.Optimizer) else None
 
     def modules(self) -> list[torch.nn.Module]:
-        """The managed modules."""
         return [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
 
     def trained(self) -> Iterator[torch.nn.Parameter]:
@@ -78,7 +77,7 @@ class TrainState:
                 yield from group["params"]
 
     def flat(self) -> Flat:
-        """The objects taken apart."""
+        """Return the flattened state of all objects."""
         return flatten(self.objects)
 
     def foreseen(self) -> Iterator[tuple[torch.dtype, tuple[int, ...]]]:
@@ -102,7 +101,7 @@ class TrainState:
     # To a newcomer, from memory
 
     def side(self) -> dict[str, Any]:
-        """What travels beside the objects."""
+        """Return the state that is sent in addition to the objects."""
         return {
             "step": self.step,
             "origin": None if self.origin is None else self.origin.to_json(),
@@ -116,7 +115,7 @@ class TrainState:
         }
 
     def take_memory(self, tree: Any, tensors: Mapping[str, torch.Tensor], side: Json, *, rank: int) -> None:
-        """Become what a survivor is."""
+        """Load the state that a survivor sent."""
         self._load(tree, lambda name: tensors[name], lambda name: torch.empty_like(tensors[name], device="meta"))
         self.origin = AttemptId.from_optional(side["origin"])
         self.skipped, self.skipped_in_a_row = int(side["skipped"]), int(side["skippedInARow"])
@@ -130,7 +129,7 @@ class TrainState:
     # From a commit
 
     def take_commit(self, loaded: Loaded, *, rank: int) -> None:
-        """Become what was committed."""
+        """Load the state of a checkpoint."""
         manifest = loaded.manifest
         side = _Side.read(manifest.state, manifest.data, loaded.alone)  # before anything is changed
         other = self._load(
@@ -200,5 +199,5 @@ class _Side:
 
 
 def finite(*numbers: float) -> bool:
-    """Whether all are numbers."""
+    """Whether all values are finite."""
     return all(math.isfinite(number) for number in numbers)

@@ -103,7 +103,6 @@ class Peer:
         return answer
 
     def close(self) -> None:
-        """Hang up."""
         while self._free:
             self._free.pop().close()
 
@@ -155,11 +154,9 @@ class PeerSource:
 
     @property
     def nbytes(self) -> int:
-        """Its length."""
         return self._nbytes
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fetch a part of it."""
         if offset + target.nbytes > self._nbytes:
             raise DamagedError(f"{self._where['file']} ends before byte {offset + target.nbytes}")
         if target.nbytes:
@@ -200,7 +197,7 @@ class PeerStore:
 
     @property
     def shared(self) -> bool:
-        """Each rank has other neighbours."""
+        """Each rank reads from its own neighbours."""
         return False
 
     def commits(self) -> tuple[CheckpointName, ...]:
@@ -215,11 +212,10 @@ class PeerStore:
         return names(told)
 
     def claims(self) -> tuple[Claim, ...]:
-        """None, as in memory everywhere."""
+        """Stores in memory hold no claims."""
         return ()
 
     def manifest(self, name: CheckpointName) -> Manifest:
-        """The manifest of a commit."""
         told = self._peer.ask({"op": "manifest", "name": str(name), "jobs": self._jobs})
         manifest = decode(str(told.get("manifest")).encode(errors="replace"))  # what it cannot have has no seal
         if manifest.name != name:
@@ -227,7 +223,6 @@ class PeerStore:
         return manifest
 
     def open(self, name: CheckpointName, file: str) -> PeerSource:
-        """One of its files."""
         return PeerSource(self._peer, name, file, self._jobs)
 
     def receive(self, name: CheckpointName, content: str) -> Incoming:
@@ -254,7 +249,6 @@ class Copy:
     room: int
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form."""
         return {
             "owner": self.owner,
             "job": self.job,

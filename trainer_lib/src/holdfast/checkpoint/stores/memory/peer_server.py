@@ -51,8 +51,7 @@ class ServedSource(Protocol):
     """A file whose bytes are sent from where they are."""
 
     @property
-    def nbytes(self) -> int:
-        """Its length."""
+    def nbytes(self) -> int: ...
 
     def place(self, offset: int, nbytes: int) -> FileRange:
         """Where the bytes are; they count only if `verify` says so afterwards."""
@@ -63,7 +62,7 @@ class ServedSource(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let go of it."""
+        """Close it."""
 
 
 class Served(Protocol):
@@ -72,11 +71,9 @@ class Served(Protocol):
     def commits(self) -> tuple[CheckpointName, ...]:
         """What is a commit."""
 
-    def manifest(self, name: CheckpointName) -> Manifest:
-        """The manifest of a commit."""
+    def manifest(self, name: CheckpointName) -> Manifest: ...
 
-    def open(self, name: CheckpointName, file: str) -> ServedSource:
-        """One of its files."""
+    def open(self, name: CheckpointName, file: str) -> ServedSource: ...
 
 
 class PeerServer:

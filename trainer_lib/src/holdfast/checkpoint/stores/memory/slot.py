@@ -79,7 +79,7 @@ class Content:
 
     @property
     def end(self) -> int:
-        """Behind the last byte."""
+        """The offset behind the last byte."""
         return max((one.offset + one.nbytes for one in (*self.files.values(), self.manifest) if one), default=PAGE)
 
     def lies_within(self, capacity: int) -> bool:

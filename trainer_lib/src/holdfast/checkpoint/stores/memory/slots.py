@@ -61,7 +61,7 @@ class SlotSet:
         return frozenset(one.name for one in contents if one is not None and one.copied and not one.void)
 
     def close(self) -> None:
-        """Let another writer have them."""
+        """Unlock the slots for another writer."""
         for slot in self._slots.values():
             slot.close()
         os.close(self._lock)

@@ -43,7 +43,6 @@ class SlotSource:
 
     @property
     def nbytes(self) -> int:
-        """Its length."""
         return self._extent.nbytes
 
     @property
@@ -52,7 +51,6 @@ class SlotSource:
         return 1
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Copy it out."""
         try:
             self._slot.read(self._content, self._extent, offset, target)
         except DamagedError as error:
@@ -86,7 +84,6 @@ class MemoryIncoming:
         self._files: dict[str, bytearray] = {}
 
     def write(self, file: str, parts: Iterable[Buffer]) -> FileRecord:
-        """Take one file."""
         data = bytearray().join(parts)
         self._files[file] = data
         digester = ChunkDigester()
@@ -107,7 +104,6 @@ class MemoryIncoming:
             pair.close()
 
     def discard(self) -> None:
-        """Forget it."""
         self._files.clear()
 
 
@@ -121,12 +117,11 @@ class MemoryStore:
 
     @property
     def url(self) -> str:
-        """Where it is."""
         return f"memory:{self._folder}"
 
     @property
     def shared(self) -> bool:
-        """It is this node's alone."""
+        """No other node has this store."""
         return False
 
     @property

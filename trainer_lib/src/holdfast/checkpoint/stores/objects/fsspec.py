@@ -46,7 +46,6 @@ class FsspecBucket:
         self._root = root.rstrip("/")
 
     def folders(self, prefix: str) -> list[str]:
-        """Names of folders."""
         with self._reaching(prefix):
             self._fs.invalidate_cache()
             try:
@@ -56,7 +55,6 @@ class FsspecBucket:
         return sorted(_last(entry["name"]) for entry in found if entry["type"] == "directory")
 
     def keys(self, prefix: str) -> list[str]:
-        """Every file."""
         with self._reaching(prefix):
             self._fs.invalidate_cache()
             found: list[str] = self._fs.find(self._path(prefix))
@@ -72,13 +70,11 @@ class FsspecBucket:
         return Stat(nbytes=int(found["size"]), tag=str(tag))
 
     def read(self, key: str, most: int) -> bytes:
-        """All of it."""
         check_small(key, self.stat(key).nbytes, most)
         with self._reaching(key):
             return bytes(self._fs.cat_file(self._path(key)))
 
     def read_into(self, key: str, stat: Stat, offset: int, target: memoryview) -> None:
-        """A range."""
         with self._reaching(key):
             data = self._fs.cat_file(self._path(key), start=offset, end=offset + target.nbytes)
         if len(data) != target.nbytes:
@@ -90,7 +86,6 @@ class FsspecBucket:
         return create_by_looking(self, key, data)
 
     def put(self, key: str, data: bytes) -> None:
-        """Write a small file."""
         self.upload(key, [memoryview(data)] if data else [])
 
     def upload(self, key: str, blocks: Iterable[memoryview]) -> None:
@@ -109,7 +104,6 @@ class FsspecBucket:
             )
 
     def copy(self, source: str, target: str) -> None:
-        """Copy within the file system."""
         path = self._path(target)
         with self._reaching(source):
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -126,11 +120,11 @@ class FsspecBucket:
                 self._fs.rmdir(folder)
 
     def unfinished(self, prefix: str) -> list[str]:
-        """fsspec does not tell."""
+        """fsspec cannot list unfinished uploads."""
         return []
 
     def abandon(self, prefix: str) -> None:
-        """Nothing that fsspec knows of."""
+        """fsspec cannot abort unfinished uploads."""
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}".rstrip("/")

@@ -64,7 +64,6 @@ class S3Bucket:
 
     @property
     def url(self) -> str:
-        """The bucket."""
         return f"s3://{self._settings.bucket}"
 
     @property
@@ -74,7 +73,6 @@ class S3Bucket:
 
     @property
     def part_bytes(self) -> int:
-        """The size of a part."""
         return self._settings.part_bytes
 
     @property
@@ -94,12 +92,10 @@ class S3Bucket:
         return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
 
     def stat(self, key: str) -> Stat:
-        """Length and ETag."""
         found = self._head(key)
         return Stat(nbytes=int(found["ContentLength"]), tag=str(found["ETag"]))
 
     def read(self, key: str, most: int) -> bytes:
-        """All of a small object."""
         stat = self.stat(key)
         check_small(key, stat.nbytes, most)
         data = bytearray(stat.nbytes)
@@ -145,7 +141,6 @@ class S3Bucket:
         return Lack.CONDITIONS not in self._lacks
 
     def put(self, key: str, data: bytes) -> None:
-        """Write a small object."""
         self._put(key, data)
 
     def upload(self, key: str, blocks: Iterable[memoryview]) -> None:
@@ -215,7 +210,6 @@ class S3Bucket:
             self.abort(entry["Key"], entry["UploadId"])
 
     def abort(self, key: str, upload: str) -> None:
-        """Abort one."""
         try:
             self.call("abort_multipart_upload", key, Key=key, UploadId=upload)
         except NoUploadError:

@@ -25,7 +25,6 @@ class Checksum:
 
     @property
     def name(self) -> str:
-        """Its name in S3."""
         return "SHA256" if self._crc is None else "CRC64NVME"
 
     @property

@@ -97,14 +97,12 @@ class Bucket(Protocol):
     def create(self, key: str, data: bytes) -> bool:
         """Write a small object that does not exist; False if it exists with other bytes."""
 
-    def put(self, key: str, data: bytes) -> None:
-        """Write a small object."""
+    def put(self, key: str, data: bytes) -> None: ...
 
     def upload(self, key: str, blocks: Iterable[memoryview]) -> None:
         """Write an object in blocks of `part_bytes`; each is free for other use when the next is asked for."""
 
-    def copy(self, source: str, target: str) -> None:
-        """Copy within the store."""
+    def copy(self, source: str, target: str) -> None: ...
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete; what is missing is no error."""
@@ -171,7 +169,6 @@ class ObjectSource:
 
     @property
     def nbytes(self) -> int:
-        """Its length."""
         return self._stat.nbytes
 
     def read_into(self, offset: int, target: memoryview) -> None:
@@ -205,7 +202,6 @@ class ObjectIncoming:
             )
 
     def write(self, file: str, parts: Iterable[Buffer]) -> FileRecord:
-        """Upload one file."""
         sha256 = hashlib.sha256()
         digests = ChunkDigester(sha256.update)
 
@@ -284,7 +280,7 @@ class ObjectStore:
 
     @property
     def shared(self) -> bool:
-        """All ranks see the same."""
+        """All ranks share this store."""
         return True
 
     @property
@@ -320,7 +316,6 @@ class ObjectStore:
         return tuple(name for name, exists in zip(names, there, strict=True) if exists)
 
     def claims(self) -> tuple[Claim, ...]:
-        """Every claim."""
         folder = f"{self._prefix}{CLAIMS}/"
         found = [(key, parse_claim(key.removeprefix(folder))) for key in self._bucket.keys(folder)]
         pairs = sorted((parsed[0], key) for key, parsed in found if parsed is not None and not parsed[1])
@@ -340,14 +335,12 @@ class ObjectStore:
             )
 
     def manifest(self, name: CheckpointName) -> Manifest:
-        """The manifest of a commit."""
         manifest = decode(self._bucket.read(self._key(name, MANIFEST), LARGEST))
         if manifest.name != name:
             raise DamagedError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.pair}")
         return manifest
 
     def open(self, name: CheckpointName, file: str) -> ObjectSource:
-        """One of its files."""
         return ObjectSource(self._bucket, self._key(name, file))
 
     def receive(self, name: CheckpointName, content: str) -> ObjectIncoming:

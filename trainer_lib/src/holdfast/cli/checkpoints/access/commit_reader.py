@@ -40,8 +40,6 @@ def memory(length: int) -> memoryview:
 
 
 class Content:
-    """An open commit."""
-
     def __init__(self, store: CheckpointStore, name: CheckpointName) -> None:
         self.name = name
         self.manifest = read_manifest(store, name)

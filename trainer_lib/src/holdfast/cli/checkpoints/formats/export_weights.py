@@ -34,8 +34,6 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written."""
-
     files: tuple[Path, ...]
     nbytes: int
 

@@ -38,7 +38,7 @@ class Watchdog:
         self._mismatch: Waits = frozenset()
 
     def judge(self, seen: Observed, now: float) -> tuple[HangVerdict, ...]:
-        """Who hangs now."""
+        """Return the processes that hang."""
         self._pauses.look(now)
         self._starvation.note(seen.cpu_waits, now)
         self._pace.note(seen, now)

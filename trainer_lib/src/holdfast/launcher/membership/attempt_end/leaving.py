@@ -16,7 +16,7 @@ def leave(turn: Transition, exit_: Exit, linger: float = 0.0) -> None:
 
 
 def settle_leaving(turn: Transition) -> None:
-    """Say goodbye and go."""
+    """Send the reason to the peers and exit."""
     leaving, leave_at = turn.state.leaving, turn.state.leave_at
     if leaving is None or turn.state.exit is not None or leave_at is None:
         return

@@ -198,5 +198,4 @@ def _answer(turn: Transition, world: World) -> None:
 
 
 def uids_of(members: Iterable[Member]) -> frozenset[str]:
-    """The pod UIDs of members."""
     return frozenset(member.pod_uid for member in members)

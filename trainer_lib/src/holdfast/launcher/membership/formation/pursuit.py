@@ -16,7 +16,6 @@ PATIENCE = 3
 
 
 def say(turn: Transition, uids: Iterable[str]) -> None:
-    """Send the proposal to members."""
     proposal = turn.state.proposal
     if proposal is not None:
         message = Propose(world=proposal.world, started=turn.started(), incident=proposal.incident)
