@@ -60,7 +60,7 @@ def bed() -> Iterator[Cluster]:
 
 
 def trainer_pod(name: str, script: str, *, node: int = 1, memory: str = "1Gi") -> dict[str, Any]:
-    """A pod as a job's: the trainer image, the host's runtime, all that the restricted standard asks for."""
+    """A pod as a job's: the trainer image, and all that the restricted standard asks for."""
     container = {
         "name": "trainer",
         "image": "holdfast/trainer:dev",
@@ -72,7 +72,6 @@ def trainer_pod(name: str, script: str, *, node: int = 1, memory: str = "1Gi") -
             "capabilities": {"drop": ["ALL"]},
         },
         "volumeMounts": [
-            {"name": "runtime", "mountPath": "/opt/host", "readOnly": True},
             {"name": "checkpoints", "mountPath": "/checkpoints", "subPath": f"{NAMESPACE}/{name}"},
             {"name": "tmp", "mountPath": "/tmp"},
         ],
@@ -88,7 +87,6 @@ def trainer_pod(name: str, script: str, *, node: int = 1, memory: str = "1Gi") -
             "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [container],
             "volumes": [
-                {"name": "runtime", "persistentVolumeClaim": {"claimName": "host-runtime", "readOnly": True}},
                 {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}},
                 {"name": "tmp", "emptyDir": {}},
             ],

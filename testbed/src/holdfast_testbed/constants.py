@@ -23,7 +23,6 @@ METADATA_PORT = 80
 
 NONROOT = 65532
 RUNTIME_MOUNT = "/opt/host"
-RUNTIME_CLAIM = "host-runtime"
 CHECKPOINT_CLAIM = "checkpoints"
 STORAGE_CLASS = "testbed"
 

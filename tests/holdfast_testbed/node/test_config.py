@@ -19,13 +19,27 @@ NODE = make_plan(100, 2).node(2)
 @pytest.mark.parametrize("capable", [True, False])
 def test_containerd_keeps_oom_scores_that_it_may_not_lower(capable: bool) -> None:
     text = config.containerd_toml(
-        root=Path("/r"), cni_bin=Path("/b"), cni_conf=Path("/c"), runc=Path("/bin/runc"), may_raise_oom_score=capable
+        root=Path("/r"),
+        cni_bin=Path("/b"),
+        cni_conf=Path("/c"),
+        runc=Path("/bin/runc"),
+        containers=Path("/spec.json"),
+        may_raise_oom_score=capable,
     )
     plugins = tomllib.loads(text)["plugins"]
     runtime = plugins["io.containerd.cri.v1.runtime"]
     assert runtime["restrict_oom_score_adj"] is not capable
     assert runtime["containerd"]["runtimes"]["runc"]["options"] == {"BinaryName": "/bin/runc", "SystemdCgroup": False}
+    assert runtime["containerd"]["runtimes"]["runc"]["base_runtime_spec"] == "/spec.json"
     assert plugins["io.containerd.cri.v1.images"]["pinned_images"]["sandbox"] == PAUSE_IMAGE
+
+
+def test_every_container_has_the_hosts_runtime_read_only() -> None:
+    spec = json.loads(config.container_spec('{"mounts": [{"destination": "/proc"}]}', runtime=Path("/r")))
+    proc, runtime = spec["mounts"]
+    assert proc == {"destination": "/proc"}
+    assert (runtime["destination"], runtime["source"]) == ("/opt/host", "/r")
+    assert "ro" in runtime["options"]
 
 
 def test_the_kubelet_runs_in_its_own_group_on_both_versions() -> None:
@@ -101,10 +115,10 @@ def test_a_job_namespace_enforces_the_restricted_standard() -> None:
 
 def test_claims_of_two_namespaces_never_share_a_volume() -> None:
     def bound(namespace: str) -> set[str]:
-        items = volumes.job_volumes(namespace, runtime=Path("/r"), checkpoints=Path("/c"))
+        items = volumes.checkpoint_volume(namespace, Path("/c"))
         return {item["metadata"]["name"] for item in items if item["kind"] == "PersistentVolume"}
 
-    assert bound("one") == {"one-host-runtime", "one-checkpoints"}
+    assert bound("one") == {"one-checkpoints"}
     assert not bound("one") & bound("two")
 
 

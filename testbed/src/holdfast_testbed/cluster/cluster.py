@@ -238,13 +238,12 @@ class Cluster:
         )
 
     def prepare_namespace(self, name: str) -> None:
-        """The same, with the claims `host-runtime` (read-only) and `checkpoints` (shared) that jobs mount."""
+        """Make a namespace like `ensure_namespace`, with the claim `checkpoints` (shared) that jobs mount."""
         self.ensure_namespace(name)
         folder = self.checkpoint_dir(name)
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o777)
-        items = volumes.job_volumes(name, runtime=self.state.host_runtime, checkpoints=folder)
-        self.kubectl("apply", "-f", "-", input=volumes.manifest_list(items))
+        self.kubectl("apply", "-f", "-", input=volumes.manifest_list(volumes.checkpoint_volume(name, folder)))
 
     def checkpoint_dir(self, namespace: str) -> Path:
         """The host's folder behind the claim `checkpoints` of a namespace."""

@@ -10,18 +10,12 @@ from typing import Any
 import yaml
 
 from holdfast_testbed.cluster.cluster import Cluster
-from holdfast_testbed.constants import OPERATOR_NAMESPACE, RUNTIME_CLAIM
+from holdfast_testbed.constants import OPERATOR_NAMESPACE
 from holdfast_testbed.drill.faults import DRILL_INTERVAL_STEPS, leader
 from holdfast_testbed.fakes.chart import CHART
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 EXAMPLE = REPOSITORY / "trainer_lib" / "examples" / "gpt" / "job.yaml"
-# What `helm test` needs here: the trainer's image is near-empty, the host lends it Python and torch.
-_HOST = {"claimName": RUNTIME_CLAIM, "readOnly": True}
-_TEST = {
-    "container": {"volumeMounts": [{"name": "host", "mountPath": "/opt/host", "readOnly": True}]},
-    "podSpec": {"volumes": [{"name": "host", "persistentVolumeClaim": _HOST}]},
-}
 DRILL_SCRIPT = REPOSITORY / "drills" / "_train.py"
 DRILL_JOB = "drill"
 OPERATOR_HOST = 200
@@ -33,8 +27,6 @@ def install_chart(cluster: Cluster, *values: str) -> None:
     cluster.prepare_namespace(OPERATOR_NAMESPACE)
     settings = [f"service.clusterIP={cluster.service_address(OPERATOR_HOST)}", *values]
     flags = [flag for value in settings for flag in ("--set", value)]
-    for name, value in _TEST.items():
-        flags += ["--set-json", f"test.{name}={json.dumps(value)}"]
     where = ("--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "120s")
     cluster.helm("upgrade", "--install", "holdfast", str(CHART), *where, *flags)
     # Helm is content while replicas of before still run, one of which may lead.

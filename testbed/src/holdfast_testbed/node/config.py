@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast_testbed.cluster.addressing import NodePlan
-from holdfast_testbed.constants import PAUSE_IMAGE, POD_BRIDGE
+from holdfast_testbed.constants import PAUSE_IMAGE, POD_BRIDGE, RUNTIME_MOUNT
 
 SYSCTLS = {
     "vm/overcommit_memory": "1",
@@ -41,6 +41,11 @@ class NodeFiles:
         return self.folder / "containerd.toml"
 
     @property
+    def containers(self) -> Path:
+        """The runtime specification that every container starts from."""
+        return self.folder / "containers.json"
+
+    @property
     def kubelet(self) -> Path:
         """The kubelet's configuration."""
         return self.folder / "kubelet.json"
@@ -61,7 +66,9 @@ class NodeFiles:
         return self.folder / "announcement.json"
 
 
-def containerd_toml(*, root: Path, cni_bin: Path, cni_conf: Path, runc: Path, may_raise_oom_score: bool) -> str:
+def containerd_toml(
+    *, root: Path, cni_bin: Path, cni_conf: Path, runc: Path, containers: Path, may_raise_oom_score: bool
+) -> str:
     """Containerd's configuration. Without CAP_SYS_RESOURCE an OOM score must not be lowered."""
     return f"""version = 3
 root = {_quoted(root)}
@@ -86,10 +93,19 @@ disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.traci
     default_runtime_name = "runc"
     [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
+      base_runtime_spec = {_quoted(containers)}
       [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
         BinaryName = {_quoted(runc)}
         SystemdCgroup = false
 """
+
+
+def container_spec(default: str, *, runtime: Path) -> str:
+    """Return containerd's default runtime specification with the host's runtime mounted in every container."""
+    spec = json.loads(default)
+    mount = {"destination": RUNTIME_MOUNT, "type": "bind", "source": str(runtime), "options": ["rbind", "ro"]}
+    spec["mounts"].append(mount)
+    return json.dumps(spec, indent=2)
 
 
 def _quoted(path: Path) -> str:

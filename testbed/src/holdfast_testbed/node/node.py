@@ -22,6 +22,7 @@ from holdfast_testbed.node.config import (
     CONTAINERD_SOCKET,
     NodeFiles,
     cni_conflist,
+    container_spec,
     containerd_toml,
     instance_id,
     kube_proxy_config,
@@ -76,6 +77,8 @@ class Node:
         )
         files = self.files
         (files.cni / "10-testbed.conflist").write_text(cni_conflist(self.plan))
+        default_spec = run([str(program("ctr")), "oci", "spec"])
+        files.containers.write_text(container_spec(default_spec, runtime=self.state.host_runtime))
         files.containerd.write_text(self._containerd())
         files.kubelet.write_text(
             kubelet_config(
@@ -94,6 +97,7 @@ class Node:
             cni_bin=program("bridge").parent,
             cni_conf=self.files.cni,
             runc=program("runc"),
+            containers=self.files.containers,
             may_raise_oom_score=_has_capability(_CAP_SYS_RESOURCE),
         )
 

@@ -1,7 +1,7 @@
 """The trainer's runtime: the host's interpreter, libraries and virtual environment, shown to pods read-only.
 
-Each node mounts them below one folder, a hostPath volume shows that folder at `/opt/host`, and symbolic links in the
-near-empty trainer image make every absolute path of the host lead there.
+Each node mounts them below one folder. Its containerd mounts that folder at `/opt/host` in every container. Symbolic
+links in the near-empty trainer image make every absolute path of the host lead there.
 """
 
 from __future__ import annotations
