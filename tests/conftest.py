@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 CLUSTERS = ("integration", "e2e")
-WITH_CLUSTER = (*CLUSTERS, "tests/scale/")
 REMOVAL_SECONDS = 30
 """After Ctrl-C, for clusters to be taken down."""
 TOLD_LINES = 60
@@ -75,18 +74,12 @@ class Durations:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest pieces of work first, and the ones that need a cluster last.
+    """Put the longest pieces of work first, so that no stream is left with one at the end.
 
-    A cluster runs from the first test that needs it to the end of the session, and takes CPU all the time. Inside a
-    piece the order is left as it is, so that shuffled tests stay shuffled.
+    Inside a piece the order is left as it is, so that shuffled tests stay shuffled.
     """
     recorded: dict[str, int] = json.loads(DURATIONS.read_text())
-
-    def place(item: pytest.Item) -> tuple[bool, int, int]:
-        piece = piece_of_work(item.nodeid)
-        return piece.startswith(WITH_CLUSTER), -recorded.get(piece, 0), _place(item)
-
-    items.sort(key=place)
+    items.sort(key=lambda item: (-recorded.get(piece_of_work(item.nodeid), 0), _place(item)))
 
 
 def _place(item: pytest.Item) -> int:

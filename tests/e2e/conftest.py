@@ -36,7 +36,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     return report
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
     """Three nodes with the chart installed; taken down whatever happens."""
     cluster = Cluster.up(name="e2e", nodes=NODES, replace=True)
@@ -132,7 +132,7 @@ class Trainees:
         self._stack.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def trainees(cluster: Cluster) -> Iterator[Trainees]:
     """What `running_job` hands out."""
     made = Trainees(cluster)

@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.integration)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
     """The control plane, with the CRD installed."""
     _remove_leftovers()
@@ -73,7 +73,7 @@ def _remove_leftovers() -> None:
             remove_cluster(name)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def audited(cluster: Cluster) -> Callable[[], list[dict[str, Any]]]:
     """What service accounts asked for since the cluster is up, as far as it is written down."""
 
@@ -86,7 +86,7 @@ def audited(cluster: Cluster) -> Callable[[], list[dict[str, Any]]]:
     return read
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def admin(cluster: Cluster) -> Any:
     """An API client with all rights, that asks again what the API server has no time to answer."""
     configuration = client.Configuration()
@@ -133,7 +133,7 @@ def is_busy(error: ApiException | HTTPError) -> bool:
     return isinstance(error, HTTPError) or error.status in BUSY
 
 
-@pytest.fixture(name="wait_until", scope="session")
+@pytest.fixture(name="wait_until", scope="package")
 def _wait_until() -> Callable[..., Any]:
     return wait_until
 
@@ -635,13 +635,13 @@ class Stage:
         return not self.core.list_namespaced_pod(self.namespace).items
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def rights(cluster: Cluster) -> Path:
     """A kubeconfig of the chart's own service account, with exactly the chart's rights."""
     return chart.grant(cluster, chart.rights())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def operator_class() -> type[Operator]:
     """For modules that run it with settings of their own."""
     return Operator
@@ -674,6 +674,6 @@ def stage(admin: Any, operator: Operator, kubelets: Kubelets, namespace: str) ->
     made.close()
 
 
-@pytest.fixture(name="token_for", scope="session")
+@pytest.fixture(name="token_for", scope="package")
 def _token_for() -> Callable[..., str]:
     return token_for
