@@ -64,7 +64,7 @@ def deal(held: Sequence[int | None], size: int) -> ShardAssignment:
 
 
 def resolve(
-    standings: Sequence[RankState], held: Sequence[int], size: int, commit: AttemptId | None = None
+    standings: Sequence[RankState], held: Sequence[int | None], size: int, commit: AttemptId | None = None
 ) -> tuple[Resolution, ShardAssignment]:
     """As `marks.resolve`, for states that are whole only if every shard of them is there.
 
@@ -81,7 +81,7 @@ def resolve(
     return replace(verdict, survivors=stay, newcomers=others, donor=stay[0]), dealt
 
 
-def _missing(verdict: Resolution, held: Sequence[int], size: int) -> list[int]:
+def _missing(verdict: Resolution, held: Sequence[int | None], size: int) -> list[int]:
     have = {held[rank] for rank in verdict.survivors}
     return [shard for shard in range(size) if shard not in have]
 
@@ -105,7 +105,7 @@ def _widened(standings: Sequence[RankState], verdict: Resolution) -> Resolution:
     )
 
 
-def _nobody(verdict: Resolution, held: Sequence[int], size: int) -> Resolution:
+def _nobody(verdict: Resolution, held: Sequence[int | None], size: int) -> Resolution:
     everyone = tuple(range(len(held)))
     if verdict.donor is None:
         return verdict

@@ -1,13 +1,14 @@
-"""Entering a world: form its groups, agree on whose state goes on, bring everyone to it, claim.
+"""Enter a world: form its process groups, decide whose state to continue from, synchronise every rank, and claim.
 
-A world that fails on the way costs nothing but the way: survivors keep their state, and line up again in the next.
+If the world fails meanwhile, nothing is lost: survivors keep their state and enter the next one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from typing import Any, Final
 
@@ -15,7 +16,6 @@ import torch
 
 from holdfast.checkpoint.attempt_info import Attempt, attempt_by_hand
 from holdfast.checkpoint.manager import CheckpointManager
-from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.lossy_delta import told
 from holdfast.checkpoint.restore.rank_reader import Select
@@ -33,7 +33,8 @@ from holdfast.training.distributed.torch_internals import TCPStore
 from holdfast.training.launcher_client.connection import LauncherConnection
 from holdfast.training.launcher_client.placement import RankPlacement
 from holdfast.training.options.config import JobConfig
-from holdfast.training.protocol import shard_assignment, step_commit
+from holdfast.training.protocol import entry_plan, step_commit
+from holdfast.training.protocol.entry_plan import EntryPlan, EntryReport
 from holdfast.training.protocol.shard_assignment import ShardAssignment
 from holdfast.training.protocol.step_commit import RankState, Resolution
 from holdfast.training.recovery import state_transfer
@@ -127,9 +128,9 @@ class WorldEntry:
             team = Team(place=place, group=group, cancel=cancel, attempt=attempt, calls=calls)
             if self._engine is not None:
                 self._engine.enter(team.attempt, group, aside=self._saves(place, cancel), check=cancel.check)
-            verdict, deal, claimed = self._agree(team)
-            team = self._dealt(team, deal)
-            self._follow(team, verdict, claimed=claimed)
+            plan = self._agree(team)
+            team = self._dealt(team, plan.assignment)
+            self._follow(team, plan.resolution, claimed=plan.claimed)
             self._stepper.attach(group, team.pair, peers=team.peers, mates=team.mates)
             cancel.waited = calls.waited
         except BaseException:
@@ -182,53 +183,44 @@ class WorldEntry:
             durable=self._agent.durable,
         )
 
-    def _agree(self, team: Team) -> tuple[Resolution, ShardAssignment | None, bool]:
-        """Whose state goes on, who has which shard of it, and whether the generation's claim stands for it."""
-        sharding = self._lineage.sharding
-        shard = None if sharding is None else sharding.shard
-        lineage = self._lineage
-        trained = self._agent.trained
-        own = {"standing": lineage.standing.to_json(), "claimed": lineage.claimed, "saved": lineage.saved_step}
-        before = {"trained": None if trained is None else trained.to_json()}
+    def _agree(self, team: Team) -> EntryPlan:
+        """Decide with all ranks whose state to continue from."""
+        lineage, sharding = self._lineage, self._lineage.sharding
+        own = EntryReport(
+            rank_state=lineage.standing,
+            outline=digest(self._outline),
+            claimed=lineage.claimed,
+            saved_step=lineage.saved_step,
+            trained=self._agent.trained,
+            shard=None if sharding is None else sharding.shard,
+        )
         memory = None if self._engine is None else announced(self._agent.memory)
         local = None if self._engine is None else announced(self._agent.local)
-        model = {"outline": digest(self._outline)}
-        told = team.group.gather({**own, **before, **model, "shard": shard, "memory": memory, "local": local})
-        self._check_outlines(team.group, told)
+        told = team.group.gather({**own.to_json(), "memory": memory, "local": local})
+        reports = [EntryReport.from_json(value) for value in told]
+        self._check_outlines(team.group, reports)
         if self._engine is not None:
             members = [value["memory"] for value in told]
             self._engine.enter_memory(self._agent.memory, members, team.place.local_rank, team.cancel.check)
             disks = [value["local"] for value in told]
             self._engine.enter_local(self._agent.local, disks, team.place.local_rank, team.cancel.check)
-        standings = [RankState.from_json(value["standing"]) for value in told]
-        held = [value["shard"] for value in told]
-        verdict, deal = self._resolve(standings, held)
-        claimed = fencing.inherits(
-            team.pair,
-            synced=None if verdict.donor is None else standings[verdict.donor].synced,
-            claimed=[told[rank]["claimed"] for rank in verdict.survivors],
-            trained=[AttemptId.from_optional(value["trained"]) for value in told],
-        )
-        if verdict.donor is not None and self._engine is not None and not claimed:
+        deciding = partial(entry_plan.decide, reports, team.pair, shards=None if sharding is None else sharding.size)
+        plan = deciding()
+        if plan.depends_on_newest and self._engine is not None:
             newest = self._engine.newest(waits=self._wait_for_storage)
-            verdict, deal = self._resolve(standings, held, None if newest is None else newest.pair)
-        if team.group.rank in verdict.survivors:  # a commit that a lost peer broke off may be known to some only
-            lineage.saved_step = min(told[rank]["saved"] for rank in verdict.survivors)
-        _log.info("%s", verdict.message)
-        return verdict, deal, claimed
+            plan = deciding(newest=None if newest is None else newest.pair)
+        if team.group.rank in plan.resolution.survivors:
+            lineage.saved_step = plan.saved_step  # a save that a lost peer broke off may be known to some ranks only
+        _log.info("%s", plan.resolution.message)
+        return plan
 
-    def _check_outlines(self, group: Group, told: Sequence[Mapping[str, Any]]) -> None:
-        """UsageError if the ranks' models differ; once ranks have trained, only on those that differ from them.
-
-        A rank that joins with another model is lost then, and costs the others nothing but another attempt.
-        """
-        if len({value["outline"] for value in told}) == 1:
-            return
-        outlines = group.gather(self._outline)
-        trained = [rank for rank, value in enumerate(told) if value["standing"]["voted"] is not None]
-        reference = next(iter(trained), 0)
-        if not trained or told[group.rank]["outline"] != told[reference]["outline"]:
-            raise UsageError(difference(outlines, reference))
+    def _check_outlines(self, group: Group, reports: Sequence[EntryReport]) -> None:
+        """UsageError if the ranks' models differ, and this rank is the one to leave."""
+        if len({report.outline for report in reports}) > 1:
+            outlines = group.gather(self._outline)
+            reference = entry_plan.odd_model(reports, group.rank)
+            if reference is not None:
+                raise UsageError(difference(outlines, reference))
 
     def _follow(self, team: Team, verdict: Resolution, *, claimed: bool) -> None:
         """Make the state that goes on everyone's."""
@@ -254,14 +246,6 @@ class WorldEntry:
             team.group.barrier()
         finally:
             self._agent.end_vote()
-
-    def _resolve(
-        self, standings: Sequence[RankState], held: Sequence[int], commit: AttemptId | None = None
-    ) -> tuple[Resolution, ShardAssignment | None]:
-        sharding = self._lineage.sharding
-        if sharding is None:
-            return step_commit.resolve(standings, commit), None
-        return shard_assignment.resolve(standings, held, sharding.size, commit)
 
     def _dealt(self, team: Team, deal: ShardAssignment | None) -> Team:
         sharding, place = self._lineage.sharding, team.place

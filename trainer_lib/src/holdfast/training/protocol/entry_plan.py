@@ -1,0 +1,112 @@
+"""What the ranks of a new world report to each other, and the decision whose state they continue from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.checkpoint.policy import fencing
+from holdfast.core.attempt import AttemptId, Json
+from holdfast.training.protocol import shard_assignment, step_commit
+from holdfast.training.protocol.shard_assignment import ShardAssignment
+from holdfast.training.protocol.step_commit import RankState, Resolution
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryReport:
+    """What one rank reports of its state when it enters a world."""
+
+    rank_state: RankState
+    outline: str
+    """The digest of the outline of its model."""
+    claimed: int | None = None
+    """The generation whose claim it knows to be durable."""
+    saved_step: int = 0
+    """The last step that it knows to be durable."""
+    trained: AttemptId | None = None
+    """The highest attempt in which its launcher had ranks before."""
+    shard: int | None = None
+    """The shard that it holds, if the model is sharded."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form."""
+        return {
+            "standing": self.rank_state.to_json(),
+            "outline": self.outline,
+            "claimed": self.claimed,
+            "saved": self.saved_step,
+            "trained": None if self.trained is None else self.trained.to_json(),
+            "shard": self.shard,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> EntryReport:
+        """Read the wire form."""
+        return cls(
+            rank_state=RankState.from_json(value["standing"]),
+            outline=value["outline"],
+            claimed=value["claimed"],
+            saved_step=value["saved"],
+            trained=AttemptId.from_optional(value["trained"]),
+            shard=value["shard"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryPlan:
+    """Whose state a world continues from; the same on each of its ranks."""
+
+    resolution: Resolution
+    assignment: ShardAssignment | None = None
+    """Which rank gets which shard, if the model is sharded."""
+    claimed: bool = False
+    """Whether the claim of the generation covers this state, so that the attempt writes none."""
+    saved_step: int = 0
+    """The last step that all survivors know to be durable; 0 without survivors."""
+
+    @property
+    def depends_on_newest(self) -> bool:
+        """Whether a checkpoint that is newer than any memory would change the plan."""
+        return self.resolution.donor is not None and not self.claimed
+
+
+def decide(
+    reports: Sequence[EntryReport], pair: AttemptId, *, shards: int | None, newest: AttemptId | None = None
+) -> EntryPlan:
+    """Decide from all ranks' reports, in order of their ranks in the world of attempt `pair`.
+
+    `shards` is the number of shards of the model, if it is sharded. `newest` is the attempt of the newest readable
+    checkpoint; look for it only if the plan without it `depends_on_newest`.
+    """
+    states = [report.rank_state for report in reports]
+    resolution, assignment = step_commit.resolve(states, newest), None
+    if shards is not None:
+        held = [report.shard for report in reports]
+        resolution, assignment = shard_assignment.resolve(states, held, shards, newest)
+    survivors = [reports[rank] for rank in resolution.survivors]
+    return EntryPlan(
+        resolution=resolution,
+        assignment=assignment,
+        claimed=fencing.inherits(
+            pair,
+            synced=None if resolution.donor is None else states[resolution.donor].synced,
+            claimed=[survivor.claimed for survivor in survivors],
+            trained=[report.trained for report in reports],
+        ),
+        saved_step=min((survivor.saved_step for survivor in survivors), default=0),
+    )
+
+
+def odd_model(reports: Sequence[EntryReport], rank: int) -> int | None:
+    """Return the rank whose model is the reference, if this rank must leave because the ranks' models differ.
+
+    Once ranks have trained, only ranks whose model differs from theirs leave. A rank that joins with another model is
+    lost then, and costs the others another attempt.
+    """
+    if len({report.outline for report in reports}) == 1:
+        return None
+    trained = [other for other, report in enumerate(reports) if report.rank_state.voted is not None]
+    if not trained:
+        return 0
+    return trained[0] if reports[rank].outline != reports[trained[0]].outline else None
