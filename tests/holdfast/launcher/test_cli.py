@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import subprocess
-import sys
 
 import pytest
 
@@ -108,35 +106,3 @@ def test_the_version_names_protocol_and_torch(capsys: pytest.CaptureFixture[str]
     assert main(["--version"]) == 0
     torch = importlib.metadata.version("torch")
     assert capsys.readouterr().out.startswith(f"holdfast {__version__} (protocol 1, torch {torch}, Python ")
-
-
-_ELSEWHERE = """
-import ctypes, os, signal, sys
-sys.platform = "darwin"
-for name in [name for name in dir(signal) if name.startswith(("SIGRT", "pidfd"))]: delattr(signal, name)
-for name in ("sched_getaffinity", "pidfd_open", "memfd_create", "posix_fadvise", "O_DIRECT", "posix_fallocate"):
-    delattr(os, name)
-class PyDLL:
-    def __init__(self, name): pass
-ctypes.PyDLL = PyDLL
-from holdfast.cli import main as cli
-import holdfast
-assert [cli.main(words) for words in ([], ["--help"], ["--version"])] == [0, 0, 0]
-try:
-    cli.main(["run", "--help"])
-except SystemExit as ended:
-    assert ended.code == 0
-assert [cli.main([verb, "x"]) for verb in ("run", "demo", "chaos", "checkpoints")] == [2, 2, 2, 2]
-try:
-    holdfast.init()
-except holdfast.UsageError as error:
-    print(error, file=sys.stderr)
-"""
-
-
-def test_where_this_is_not_linux_help_and_version_work_and_the_rest_says_what_it_needs() -> None:
-    done = subprocess.run([sys.executable, "-c", _ELSEWHERE], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    what = ["holdfast run", "holdfast demo", "holdfast chaos", "holdfast checkpoints", "holdfast.init"]
-    said = [f"{one} needs Linux, and this is darwin: run it on a Linux host or in a container" for one in what]
-    assert done.stderr.splitlines() == said

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core import linux
 from holdfast.core.errors import (
     CheckpointError,
     ClaimError,
@@ -65,8 +64,6 @@ _FROM_JOB = frozenset({"AuditResult", "Job", "StepResult"})
 
 def __getattr__(name: str) -> Any:
     """What needs torch is imported when it is first asked for: the launcher never does."""
-    if name in __all__:
-        linux.require(f"holdfast.{name}")
     if name == "init":
         from holdfast.training.init import init
 

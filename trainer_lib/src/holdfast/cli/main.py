@@ -18,7 +18,7 @@ from holdfast.core.errors import HoldfastError, UsageError
 from holdfast.core.protocol import PROTOCOL_VERSION, ExitCode
 from holdfast.launcher.options import RunOptions
 
-_LINUX_ONLY = frozenset({"run", "demo", "chaos", "checkpoints"})
+_LINUX_ONLY = frozenset({"run", "demo", "chaos"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(_version() if words == ["--version"] else parser().format_help())
             return int(ExitCode.COMPLETE)
         if words[0] in _LINUX_ONLY and "--help" not in words:
-            linux.require(f"holdfast {words[0]}")
+            linux.require(f"holdfast {words[0]}", "supervises processes with prctl and pidfd")
         if words[0] in _OTHER_VERBS:
             return _OTHER_VERBS[words[0]](words[1:])
         return _run(parse(words), read_environment())

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from holdfast.checkpoint.io.fill_progress import Filling
 from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
 from holdfast.checkpoint.io.thread_pool import Pool
 from holdfast.core.errors import CheckpointError
+from holdfast.core.linux import O_DIRECT
 
 # Of file offsets, lengths and memory, for O_DIRECT: the page, which is at least every disk's block.
 ALIGNMENT: Final = 4096
@@ -40,6 +42,8 @@ def aligned(nbytes: int) -> int:
 def step_back() -> None:
     """Let this thread run when no other wants to. Not SCHED_BATCH, whose threads keep the disk waiting for each
     other's slices (decision 0087)."""
+    if sys.platform != "linux":  # elsewhere a thread's ID is no process ID
+        return
     with contextlib.suppress(OSError):  # a sandbox may not know of it
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
@@ -106,10 +110,10 @@ class DirectFile:
     def _past_the_cache(self, wanted: bool) -> bool:
         flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
         try:
-            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT)
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | O_DIRECT if wanted else flags & ~O_DIRECT)
         except OSError:
             return False
-        return wanted
+        return wanted and O_DIRECT != 0
 
 
 class _Writer:

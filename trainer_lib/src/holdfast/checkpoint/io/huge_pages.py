@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -43,13 +44,16 @@ def fresh(nbytes: int, *, offset: int = 0, inherited: bool = True) -> memoryview
     whole = (pad + nbytes) // _LARGE_PAGE * _LARGE_PAGE  # the rest would take a large page for less than one
     if whole and hasattr(mmap, "MADV_HUGEPAGE"):
         mapped.madvise(mmap.MADV_HUGEPAGE, begin, whole)
-    if not inherited:
+    if not inherited and hasattr(mmap, "MADV_DONTFORK"):
         mapped.madvise(mmap.MADV_DONTFORK)
     return view[begin + pad : begin + pad + nbytes]
 
 
 def fault_in(view: memoryview) -> None:
-    """Have every page of writable memory there. On an older system they come when they are touched."""
+    """Have every page of writable memory there. On an older system, and where this is not Linux, they come when they
+    are touched."""
+    if sys.platform != "linux":
+        return
     for begin in range(0, view.nbytes, _STRIDE):
         _advise(view[begin : begin + _STRIDE], _POPULATE_WRITE)
 

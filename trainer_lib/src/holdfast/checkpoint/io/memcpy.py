@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from holdfast.checkpoint.io.thread_pool import Pool
+from holdfast.core.linux import processors
 
-PROCESSORS: Final = len(os.sched_getaffinity(0))
+PROCESSORS: Final = processors()
 # More are taken only where the script lets torch have more.
 _COPIERS: Final = 2
 # The least taken at a time, so that both end together. From there on the C library writes past the cache, where the

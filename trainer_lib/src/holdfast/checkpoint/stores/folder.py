@@ -20,6 +20,7 @@ from holdfast.checkpoint.io.durable_files import Buffer, make_folder, open_one_m
 from holdfast.checkpoint.io.huge_pages import PAGE, address_of
 from holdfast.checkpoint.stores.base import needed_by
 from holdfast.checkpoint.stores.memory.slot import FileRange
+from holdfast.core import linux
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import DamagedError
 
@@ -39,7 +40,7 @@ class FolderSource:
             self._nbytes = os.fstat(self._fd).st_size
         self._direct = _open_direct(path) if self._nbytes >= _LEAST_DIRECT else -1
         if self._direct >= 0:
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)  # what is left to it are single pages
+            linux.advise(self._fd, "RANDOM")  # what is left to it are single pages
 
     @property
     def nbytes(self) -> int:
@@ -68,7 +69,7 @@ class FolderSource:
     def forget(self) -> None:
         """Have the next read ask the disk, or the server of a network's volume, again."""
         with contextlib.suppress(OSError):
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            linux.advise(self._fd, "DONTNEED")
 
     def read_into(self, offset: int, target: memoryview) -> None:
         """Fill all of `target`."""
@@ -98,9 +99,11 @@ class FolderSource:
 
 
 def _open_direct(path: Path) -> int:
-    """-1 where the filesystem has no such thing."""
+    """-1 where the system or the filesystem has no such thing."""
+    if not linux.O_DIRECT:
+        return -1
     try:
-        return open_one_more(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECT)
+        return open_one_more(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | linux.O_DIRECT)
     except OSError:
         return -1
 

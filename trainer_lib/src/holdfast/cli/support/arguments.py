@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from holdfast.core.errors import UsageError
+from holdfast.core.linux import processors
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,14 +39,11 @@ def checked(read: Callable[[str], object]) -> Callable[[str], object]:
 
 def local_processes(word: str) -> int:
     """Count devices as torchrun does: GPUs, or else CPUs."""
-    import os
-
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if word == "cpu":
-        return cpus
+        return processors()
     import torch
 
     gpus = torch.cuda.device_count()
     if word == "gpu" and not gpus:
         raise UsageError("holdfast run: --nproc-per-node gpu: this host has no GPU; use a number, or cpu")
-    return gpus or cpus
+    return gpus or processors()

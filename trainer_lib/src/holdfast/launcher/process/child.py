@@ -31,6 +31,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Final, cast
 
+from holdfast.core import linux
 from holdfast.core.environment import ENV_PROCESS_MARK
 from holdfast.core.errors import SpawnError
 
@@ -50,8 +51,7 @@ _MARK_BYTES: Final = 8
 # Children use every core they get; the launcher needs little, but that little in time for its heartbeats.
 _NICE = 5
 
-# PyDLL keeps the interpreter's lock: between fork and exec nothing else may run.
-_prctl = ctypes.PyDLL(None).prctl
+_prctl = linux.prctl()  # prepared before any fork
 
 # Of this whole process, as children are.
 _unreaped: set[int] = set()

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from holdfast.core import linux
+
 # Beside what is read: of threads, and of what they load to read it.
 SPARE_BYTES: Final = 1 << 30
 # Bytes that were read lie there as they came, and as what they are.
@@ -20,6 +22,7 @@ def bounded(held: int) -> Iterator[None]:
 
     Of its data, not of its addresses: of those a GPU's driver may take more than there is memory at any time.
     """
+    linux.require("reading a file that torch.save wrote", "limits the memory of this process by RLIMIT_DATA")
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = _used() + _TIMES * held + SPARE_BYTES
     limits = [most, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]

@@ -1,0 +1,22 @@
+"""What works where this is not Linux: all but what supervises processes. Simulated: the names are deleted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parent / "scripts" / "not_linux.py"
+
+
+def test_all_can_be_imported_and_what_needs_linux_says_what_and_why(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(tmp_path / "tier")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "needs Linux" in line]
+    assert said == [
+        f"holdfast {verb} needs Linux, because it supervises processes with prctl and pidfd, and this is darwin: "
+        "run it on a Linux host or in a Linux container"
+        for verb in ("run", "demo", "chaos")
+    ]
