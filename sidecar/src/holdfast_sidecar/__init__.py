@@ -1,7 +1,7 @@
-"""Holdfast's sidecar: one small process beside each launcher.
+"""Holdfast's sidecar: one small process next to each launcher.
 
 It reports the launcher's state to the operator, stores the membership that the operator publishes, and turns a
-cloud's interruption notice into a request for a checkpoint. It decides nothing about membership.
+cloud's interruption notice into a request for a checkpoint. It makes no decisions about membership.
 """
 
 __version__ = "0.1.0"

@@ -11,15 +11,15 @@ STATUS_FILE: Final = "status.json"
 TOUCH_FILE: Final = "emergency_checkpoint"
 ACK_FILE: Final = "emergency_checkpoint.ack"
 ACK_COMMITTED: Final = "Committed"
-"""Its `result` when the commit is made."""
+"""The `result` of a published checkpoint."""
 NOTICES_FILE: Final = "sidecar-notices.json"
-"""The sidecar's own memory of the notices that it has passed on."""
+"""The notices that the sidecar has forwarded."""
 PREFLIGHT_FILE: Final = "preflight.json"
-"""What the launcher found of the checkpoint volume."""
+"""The launcher's results for the checkpoint volume."""
 PREFLIGHT_OWN_FILE: Final = "sidecar-preflight.json"
-"""That all checks passed, for a restarted sidecar."""
+"""Whether all checks passed, for a restarted sidecar."""
 GPU_FILE: Final = "sidecar-gpus.json"
-"""The same for what went wrong with the GPUs, and what their counters showed."""
+"""GPU errors and the last GPU counters, for a restarted sidecar."""
 
 # Environment.
 ENV_RUN_DIR: Final = "HOLDFAST_RUN_DIR"
@@ -62,7 +62,7 @@ MEMBERSHIP_PATH: Final = "/v1/membership"
 
 # Heartbeat and reports.
 LAUNCHER_SILENT_SECONDS: Final = 5.0
-"""A launcher touches its status every second; silent for so long, it is reported at once."""
+"""A launcher updates its status every second. A launcher that is silent for this long is reported at once."""
 STATUS_POLL_SECONDS: Final = 0.1
 REPORT_MOVING_SECONDS: Final = 1.0
 """Between two reports while only steps move."""
@@ -70,7 +70,7 @@ REPORT_IDLE_SECONDS: Final = 5.0
 """The longest time between two reports."""
 REPORT_TIMEOUT_SECONDS: Final = 10.0
 FINAL_REPORT_SECONDS: Final = 5.0
-"""What the last report may take, after SIGTERM."""
+"""The time limit of the last report, after SIGTERM."""
 BACKOFF_FIRST_SECONDS: Final = 0.2
 BACKOFF_MAX_SECONDS: Final = 3.0
 # The longest that an operator may put us off.
@@ -80,42 +80,45 @@ RETRY_AFTER_MAX_SECONDS: Final = 30
 HOLD_SECONDS: Final = 30.0
 MEMBERSHIP_TIMEOUT_SECONDS: Final = HOLD_SECONDS + 10.0
 REVISION_MISMATCH_SECONDS: Final = 1.0
-"""How long a report's answer may name another revision than the stored one before the long poll is begun again."""
+"""After this time with a report's answer that names another revision than the stored one, the long poll restarts."""
 CONNECT_SECONDS: Final = 2.0
-"""A standby may name a leader whose machine is gone, and a Service leads there until Kubernetes has noticed: the next
-attempt may find another one. Long enough for one SYN that was lost."""
+"""Time to open a connection.
+
+A standby may name a leader on a lost machine, and a Service may select it until Kubernetes detects the loss. The next
+attempt may reach another replica. Long enough for one lost SYN.
+"""
 KEEPALIVE_IDLE_SECONDS: Final = 5
 KEEPALIVE_INTERVAL_SECONDS: Final = 2
 KEEPALIVE_COUNT: Final = 3
-"""A peer that vanished without a goodbye is noticed after 5 + 2 × 3 s, not after the long poll's time."""
+"""A vanished peer is detected after 5 + 2 × 3 s, not after the long poll's time."""
 
 # Sources of notices.
 SOURCE_POLL_SECONDS: Final = 2.0
 """The longest time between two polls of a source that answers; the shortest is half of it."""
 SOURCE_BACKOFF_KNOWN_SECONDS: Final = 5.0
-"""Longest pause after errors of a source that is known to be here: a notice is too short to wait longer."""
+"""The longest back-off of a source that is known to be present: notices are too short for a longer one."""
 SOURCE_BACKOFF_ABSENT_SECONDS: Final = 60.0
-"""The same for a source that never answered as its cloud does: it probably does not exist here."""
+"""The same for a source that never answered like its cloud: it is probably absent."""
 METADATA_TIMEOUT_SECONDS: Final = 1.0
 METADATA_TOKEN_TTL_SECONDS: Final = 21600
 MAINTENANCE_POLL_SECONDS: Final = 30.0
-"""Between two looks at AWS's scheduled maintenance, which is known days ahead."""
+"""The interval of requests for AWS's scheduled maintenance, which is announced days ahead."""
 INTERRUPTION_LEAD_SECONDS: Final = 900.0
-"""An interruption that is announced for later than this is not acted upon yet."""
+"""The sidecar does not yet act on an interruption that is further away than this."""
 CLOCK_TOLERANCE_SECONDS: Final = 3.0
-"""A cloud's clock that differs by less is taken for the same: its times are whole seconds."""
+"""A cloud's clock that differs by less counts as equal, because its times are whole seconds."""
 GCP_PREEMPTION_SECONDS: Final = 30.0
 GCP_MAINTENANCE_SECONDS: Final = 60.0
 GCP_GPU_MAINTENANCE_SECONDS: Final = 3600.0
-"""Compute Engine names no times, but says what it gives at least: a machine with GPUs an hour."""
+"""Compute Engine names no times, but documents a minimum: one hour for a machine with GPUs."""
 AZURE_FIRST_ANSWER_SECONDS: Final = 130.0
-"""The first request enables Scheduled Events and may be answered after two minutes, says Azure."""
+"""By Azure's documentation, the first request enables Scheduled Events and may take two minutes."""
 
 # GPUs.
 GPU_POLL_SECONDS: Final = 10.0
-"""Exporters read the GPUs every 30 s unless told otherwise."""
+"""By default, exporters read the GPUs every 30 s."""
 GPU_STALE_SECONDS: Final = 300.0
-"""Readings that have stood still for so long are not believed."""
+"""Readings that did not change for this long are stale."""
 GPU_VANISHED_SECONDS: Final = 60.0
 EXPORTER_TIMEOUT_SECONDS: Final = 5.0
 MAX_EXPORTER_BYTES: Final = 4 << 20
@@ -132,13 +135,13 @@ DIAL_SECONDS: Final = 2.0
 DIALS_AT_ONCE: Final = 16
 DIALS_A_ROUND: Final = 64
 UNREACHED_SECONDS: Final = 15.0
-"""A peer whose launcher listens and that is not reached for so long is out of reach."""
+"""A peer with a listening launcher that is not reached for this long counts as unreachable."""
 MAX_UNREACHED: Final = 64
 
 # Limits.
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_RESPONSE_BYTES: Final = 8 << 20
-"""A membership of thousands of members with their claims stays far below it."""
+"""A membership of thousands of members with their claims is far smaller."""
 MAX_METADATA_BYTES: Final = 64 << 10
 MAX_NOTICES: Final = 16
 MAX_SCRAPES: Final = 4

@@ -38,7 +38,7 @@ class TransportError(SidecarError):
 
 
 class BusyError(TransportError):
-    """The other side asks to be left alone for so many seconds."""
+    """The other side requests a pause of this many seconds."""
 
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
@@ -50,8 +50,8 @@ class DeadlineError(TransportError):
 
 
 class TooLargeError(TransportError):
-    """The answer is larger than anything that is asked for."""
+    """The answer is larger than any expected one."""
 
 
 class SourceError(SidecarError):
-    """A source of notices answered with something else than its interface says."""
+    """A source of notices violated its documented interface."""

@@ -1,4 +1,4 @@
-"""The process: one thread for each thing that waits, and the main thread for the signal that ends it."""
+"""The process: one thread per waiting part, and the main thread for the signal that ends it."""
 
 import logging
 import os
@@ -39,7 +39,7 @@ _log = logging.getLogger("holdfast_sidecar")
 
 
 class Sidecar:
-    """All parts of one sidecar: what it watches, what it reports, and what it serves."""
+    """All parts of one sidecar: watchers, reporters and servers."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings, self._clock, self._jitter = settings, clock, random.SystemRandom().uniform
@@ -67,15 +67,18 @@ class Sidecar:
         self._server = Server(settings.address, settings.port, self._pages())
 
     def start(self) -> int:
-        """Start all threads; returns the port of the metrics."""
-        self._launcher.poll()  # or the first report may say of a launcher that is there that there is none
+        """Start all threads and return the port of the metrics."""
+        self._launcher.poll()  # first, so that the first report does not miss a running launcher
         for loop in self._loops:
             loop.thread.start()
         threading.Thread(target=self._server.serve_forever, args=(0.5,), name="http", daemon=True).start()
         return self._server.port
 
     def stop(self) -> bool:
-        """Send the last report. The other threads end with the process: all that they write is whole at any time."""
+        """Send the last report.
+
+        The other threads end with the process, because their files are complete at any time.
+        """
         self._stop.set()
         self._report_loop.wake()
         self._report_loop.thread.join(0.2)
@@ -136,7 +139,7 @@ class Sidecar:
     def _watch_status(self) -> float:
         if self._launcher.poll():
             self._report_loop.wake()
-        if self._ledger.acknowledged():  # the trainer may be about to leave, and a cloud waits for our word
+        if self._ledger.acknowledged():  # the trainer may leave soon, and a cloud waits for the approval
             for loop in self._notice_loops:
                 loop.wake()
         return c.STATUS_POLL_SECONDS
@@ -199,24 +202,27 @@ class Sidecar:
         return [problem for loop in self._loops if (problem := loop.problem())]
 
     def _unready(self) -> list[str]:
-        """Ready when the launcher's status is watched. The operator being away is no reason: training goes on."""
+        """Ready when the launcher's status is watched.
+
+        An unreachable operator does not matter, because training continues.
+        """
         return self._stuck() or ([] if self._status_loop.rounds else ["heartbeat has not begun"])
 
 
 def gpu_health(view: View) -> GpuHealth:
-    """What the preflight checks use of the GPUs' state."""
+    """Return the GPU facts for the preflight checks."""
     return GpuHealth(count=len(view.gpus), answers=view.answers, faults=view.faults())
 
 
 def _fatal(args: threading.ExceptHookArgs) -> None:
-    """A thread that fails for a reason nobody thought of ends the process: the kubelet starts a whole one."""
+    """End the process if a thread fails unexpectedly. The kubelet restarts it."""
     name = args.thread.name if args.thread else "a thread"
     _log.critical("%s failed", name, exc_info=args.exc_value)
     os._exit(c.EXIT_FAULT)
 
 
 def run(stopping: Collection[signal.Signals]) -> int:
-    """Run until one of these signals, which the caller has blocked. SIGTERM comes after the trainer has ended."""
+    """Run until one of these signals, which the caller has blocked. SIGTERM arrives after the trainer has ended."""
     logs.set_up()
     try:
         settings = read_environment()
@@ -236,4 +242,4 @@ def run(stopping: Collection[signal.Signals]) -> int:
     _log.info("%s: sending the last report", signal.Signals(received).name)
     sidecar.stop()
     sys.stderr.flush()
-    os._exit(0)  # daemon threads may sit in a long poll; nothing is left to be flushed
+    os._exit(0)  # daemon threads may be in a long poll; no data is left to flush

@@ -1,15 +1,16 @@
-"""What is wrong with the GPUs: what was known, a new sample and the time → what is known now, and findings. Pure.
+"""Detects GPU errors: previous state, a new sample and the time → new state and findings. Pure.
 
-- Counters count by difference. A counter that falls was reset, by a driver that was loaded anew: what it shows then
-  is new. One low sample is no reset, since exporters hiccup; it takes a second one.
-- A field that is missing says nothing: counters go on from where they were, a state has to last from its return.
-- Of several fields for one counter the first that is seen is kept: another one would count the same errors again.
-- What a GPU shows when it is first seen is the past, for counters and XIDs; a state (rows that cannot be replaced) is
-  told at once.
-- The same XID twice in a row is seen only where the exporter counts XIDs; the field alone shows the last one.
-- Of a GPU whose readings have stood still for minutes nothing is believed.
-- The exporter shows an XID on every part of a GPU (MIG) alike: it is told once for the GPU, and where some parts are
-  another pod's, only if it is the machine's fault. A program's may be the other pod's.
+- Counters count by difference. If a counter falls, the driver was loaded again, and the counter's value is new.
+  One low sample is no reset; two are, because exporters may return one wrong value.
+- A missing field has no effect: counters continue from their last value, and a state must last from its return.
+- If several fields have one counter, the first one that was seen is used. Another one would count the same errors
+  again.
+- The first values of a GPU's counters and XIDs are history. A state (rows that cannot be replaced) is reported at
+  once.
+- The same XID twice in a row is detected only if the exporter counts XIDs; the field alone has only the last one.
+- Values of a GPU that did not change for minutes are stale and not used.
+- The exporter shows an XID on every part of a GPU (MIG): it is reported once for the GPU. If some parts belong to
+  another pod, it is reported only if the machine is the cause, because another pod's program may be.
 """
 
 import math
@@ -24,7 +25,7 @@ from holdfast_sidecar.gpu.rules import CountRule, StateRule
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something that is wrong since this sample."""
+    """An error that this sample shows."""
 
     uuid: str
     index: int | None
@@ -42,14 +43,14 @@ class LastXid:
 
     xid: int = 0
     fell: bool = False
-    """The last sample showed none. One low sample may be a hiccup."""
+    """The last sample showed none. One such sample may be wrong."""
 
     def new(self, shown: int | None) -> dict[int, int]:
-        """How often each XID came since the sample before."""
+        """Return the number of occurrences of each XID since the last sample."""
         return {shown: 1} if shown and shown != self.xid else {}
 
     def after(self, shown: int | None) -> "LastXid":
-        """The state once a sample showed this; None if the field was missing."""
+        """Return the state after this value; None if the field was missing."""
         if shown is None:
             return LastXid(self.xid)
         return LastXid(self.xid, fell=True) if not shown and self.xid and not self.fell else LastXid(shown)
@@ -57,24 +58,24 @@ class LastXid:
 
 @dataclass(frozen=True)
 class XidCounts:
-    """The exporter's own counts by XID; None where it does not count."""
+    """The exporter's own counts by XID; None without counts."""
 
     counts: Mapping[int, float] | None = None
 
     def new(self, shown: Mapping[int, float]) -> dict[int, int]:
-        """How often each XID came since the sample before."""
+        """Return the number of occurrences of each XID since the last sample."""
         before = self.counts or {}
         risen = {xid: int(count - before.get(xid, 0.0)) for xid, count in shown.items()}
         return {xid: count for xid, count in risen.items() if count > 0}
 
     def after(self, shown: Mapping[int, float] | None) -> "XidCounts":
-        """The state once a sample showed this."""
+        """Return the state after these counts."""
         return self if shown is None else XidCounts(shown)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuState:
-    """What is remembered of one GPU. Times are monotonic seconds."""
+    """The state of one GPU between samples. Times are monotonic seconds."""
 
     uuid: str
     index: int | None = None
@@ -91,20 +92,20 @@ class GpuState:
     since: Mapping[str, float] = field(default_factory=dict)
     """Since when a state holds, by its rule's kind."""
     told: frozenset[str] = frozenset()
-    """Kinds whose present episode was told."""
+    """Kinds whose present episode was reported."""
     liveness_readings: tuple[float | None, ...] = ()
     moved_at: float = 0.0
     """When its readings last changed."""
     gone_since: float | None = None
 
     def readings_frozen(self, now: float) -> bool:
-        """Its readings cannot be true: some of them always move."""
+        """Whether the readings are stale: some of them always change."""
         energy, power, *_ = self.liveness_readings or (None, None)
         return (energy is not None or power is not None) and now - self.moved_at >= c.GPU_STALE_SECONDS
 
 
 GpuStates = Mapping[str, GpuState]
-"""What is remembered of all GPUs of the pod, by UUID."""
+"""The state of all GPUs of the pod between samples, by UUID."""
 
 
 def judge(known: GpuStates, sample: Sample, now: float) -> tuple[GpuStates, tuple[Finding, ...]]:
@@ -126,7 +127,10 @@ def judge(known: GpuStates, sample: Sample, now: float) -> tuple[GpuStates, tupl
 
 
 def _is_new(finding: Finding, gpu: Gpu, devices: set[tuple[str, int | None]]) -> bool:
-    """Whether an XID is this pod's, and not told for another part of the GPU; ``devices`` has those that are."""
+    """Whether an XID is this pod's, and not yet reported for another part of the GPU.
+
+    ``devices`` has the reported ones.
+    """
     if gpu.shared and finding.cause == rules.APPLICATION:
         return False
     told = (gpu.device, finding.xid) in devices
@@ -161,7 +165,7 @@ def _seen(track: GpuState, gpu: Gpu, now: float) -> tuple[GpuState, list[Finding
 
 
 def _unseen(track: GpuState, sample: Sample, now: float) -> tuple[GpuState, list[Finding]]:
-    """Gone, if the exporter shows other GPUs; an exporter that shows none has a fault of its own."""
+    """Report a GPU as vanished if the exporter shows other GPUs. An exporter that shows none has an error itself."""
     if not sample.present:
         return track, []
     since = now if track.gone_since is None else track.gone_since
@@ -176,7 +180,7 @@ def _unseen(track: GpuState, sample: Sample, now: float) -> tuple[GpuState, list
             index=track.index,
             kind=rules.VANISHED_KIND,
             cause=rules.INFRASTRUCTURE,
-            action=rules.IGNORE,  # an exporter may drop a GPU that trains on; one that is lost shows by its XID
+            action=rules.IGNORE,  # an exporter may omit a GPU that still trains; a lost GPU has an XID
             words=words,
         )
     ]
@@ -191,7 +195,10 @@ def _shown_xid(gpu: Gpu) -> int | None:
 
 
 def _xids(track: GpuState, gpu: Gpu) -> tuple[GpuState, list[Finding]]:
-    """The counts are exact; where they are new and the field is there too, the field still says what came since."""
+    """The counts are exact.
+
+    If they are new and the field exists too, the field still has the XID since the last sample.
+    """
     shown = _shown_xid(gpu)
     if gpu.xids is not None and (track.xids.counts is not None or shown is None):
         new = track.xids.new(gpu.xids)
@@ -219,7 +226,7 @@ def _xid_finding(track: GpuState, xid: int, count: int) -> Finding:
 
 
 def _field(fields: Sequence[str], known: Mapping[str, float], gpu: Gpu) -> str | None:
-    """The one that was read before, else the first that is there."""
+    """Return the field that was read before, else the first existing one."""
     return next((one for shown in (known, gpu.values) for one in fields if one in shown), None)
 
 
@@ -315,7 +322,7 @@ def _shown(rule: StateRule, gpu: Gpu) -> float | None:
 
 
 def _holds(rule: StateRule, gpu: Gpu) -> bool | None:
-    """None if the exporter does not say."""
+    """None if the exporter does not report it."""
     shown = _shown(rule, gpu)
     if shown is None:
         return None

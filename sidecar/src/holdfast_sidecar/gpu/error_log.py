@@ -1,4 +1,4 @@
-"""What is wrong, kept for the operator: one `GpuError` for each GPU, kind and XID, however often it comes. Pure."""
+"""The errors that the operator receives: one `GpuError` per GPU, kind and XID, however often it occurs. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from holdfast_sidecar.protocol.gpu_error import GpuError
 
 
 def merged(errors: Sequence[GpuError], findings: Sequence[Finding], now: datetime) -> tuple[GpuError, ...]:
-    """The errors with what was found now, those that came last at the end."""
+    """Add findings to the errors. The newest errors are at the end."""
     known = {(error.gpu, error.kind, error.xid): error for error in errors}
     for finding in findings:
         key = (finding.uuid, finding.kind, finding.xid)

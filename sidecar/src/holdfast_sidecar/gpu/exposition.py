@@ -1,9 +1,9 @@
-"""The exporter's text → what it says of this pod's GPUs. Pure.
+"""Parses the exporter's text for this pod's GPUs. Pure.
 
-A GPU is this pod's if the exporter says so (labels `namespace` and `pod`, in old exporters `pod_namespace` and
-`pod_name`), or if it said so before: its mapping comes and goes, the pod's GPUs stay. Where it maps GPUs to no pod at
-all, the UUIDs count that the launcher sees; of a GPU that is shown in parts (MIG) they prove nothing, since each part
-may be another pod's.
+A GPU is this pod's if the exporter maps it now (labels `namespace` and `pod`, in old exporters `pod_namespace` and
+`pod_name`) or did before: mappings are not stable, but a pod's GPUs are. If the exporter maps no GPU to any pod, the
+UUIDs that the launcher sees count. For a GPU in parts (MIG) they prove nothing, because each part may belong to
+another pod.
 """
 
 import io
@@ -43,11 +43,11 @@ class Gpu:
     """With `/` and the instance's number for a part of a GPU (MIG)."""
     index: int | None
     values: Mapping[str, float]
-    """By field; what the exporter does not say, or marks as blank, is not there."""
+    """Values by field. Missing and blank fields are absent."""
     xids: Mapping[int, float] | None = None
-    """How often each XID came, where the exporter counts them."""
+    """The number of occurrences of each XID, if the exporter counts them."""
     shared: bool = False
-    """A part of a GPU whose other parts are not this pod's: the exporter shows an XID on every part alike."""
+    """Whether other parts of the GPU belong to other pods. The exporter shows an XID on every part."""
 
     @property
     def device(self) -> str:
@@ -61,7 +61,7 @@ class Sample:
 
     gpus: tuple[Gpu, ...]
     present: frozenset[str] = frozenset()
-    """UUIDs of all GPUs in the text, whoever's they are."""
+    """UUIDs of all GPUs in the text, including those of other pods."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class _Row:
 
 
 def read(body: bytes, pod: Pod, *, known: Collection[str] = (), launcher_gpus: Collection[str] = ()) -> Sample:
-    """What an answer says of the pod's GPUs. `known` were the pod's before; its launcher sees `launcher_gpus`."""
+    """Parse the pod's GPUs. `known` were the pod's before, and its launcher sees `launcher_gpus`."""
     by_uuid: dict[str, list[_Row]] = {}
     for row in _rows(body, pod):
         by_uuid.setdefault(row.uuid, []).append(row)
@@ -110,7 +110,7 @@ def _rows(body: bytes, pod: Pod) -> Iterator[_Row]:
 
 
 def _parsed(line: bytes) -> tuple[Mapping[str, str], float] | None:
-    """Labels and value of one line. A line that cannot be read costs only itself."""
+    """Return labels and value of one line, or None if the line is malformed."""
     try:
         found = _LINE.fullmatch(line.decode())
         return None if found is None else (dict(_LABEL.findall(found[2])), float(found[3]))
@@ -163,7 +163,10 @@ def _values(rows: list[_Row]) -> dict[str, float]:
 
 
 def _xids(rows: list[_Row], field: str) -> dict[int, float] | None:
-    """Counts by XID; None if the exporter says nothing. A line without an XID says that there was none."""
+    """Return the counts by XID; None if the exporter has no counts.
+
+    A line without an XID means that there was none.
+    """
     found = [row for row in rows if row.field == field]
     if not found:
         return None

@@ -1,7 +1,7 @@
-"""Asks the node's exporter again and again, and keeps what was found: the only module here with I/O.
+"""Polls the node's exporter and keeps the errors: the only module of this folder with I/O.
 
-What was found stands in a file of the run directory too, with what the counters showed, so that a restarted sidecar
-neither forgets an error nor takes it for a new one.
+Errors and counters are also stored in a file of the run directory. So a restarted sidecar neither forgets an error
+nor counts it again.
 """
 
 import logging
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """All that is known of the GPUs at one moment."""
+    """The state of the pod's GPUs at one moment."""
 
     answers: bool | None = None
     """Whether the exporter's last answer could be used; None before the first."""
@@ -38,11 +38,11 @@ class View:
     """Monotonic time of the last usable answer."""
     sample: Sample = field(default_factory=lambda: Sample(gpus=()))
     gpus: GpuStates = field(default_factory=dict)
-    """What is remembered of each."""
+    """The state of each GPU."""
     errors: tuple[GpuError, ...] = ()
 
     def faults(self) -> tuple[str, ...]:
-        """Errors for which the rules advise to leave the node, and memory errors that wait for a reset."""
+        """Return the errors with the advice to leave the node, and memory errors that need a reset."""
         found = [error.message for error in self.errors if error.action == rules.REPLACE_NODE]
         for gpu in self.sample.gpus:
             count = next((gpu.values[name] for name in rules.VOLATILE_DOUBLE_BIT if name in gpu.values), 0.0)
@@ -89,7 +89,7 @@ class GpuWatch:
             return self._view
 
     def tick(self) -> float:
-        """Ask once; returns the seconds until the next time."""
+        """Poll once and return the seconds until the next poll."""
         try:
             self._take(self._ask())
             self._keep()

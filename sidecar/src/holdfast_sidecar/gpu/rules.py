@@ -1,9 +1,9 @@
-"""What is wrong with a GPU, as data: which fields, from when on, whose fault, and what helps.
+"""GPU errors as data: fields, limits, cause and advice.
 
-The XIDs and what to do about each are NVIDIA's ("Analyzing Xid Errors with the Xid Catalog", Ampere and newer),
-translated: a restart of the application is `InPlace`; a reset of the GPU or of the machine is `ReplaceNode`, since no
-pod can do either. `Ignore` says that training may go on. These actions are advice: the operator follows it
-where none of the job's rules matches.
+The XIDs and their actions are NVIDIA's ("Analyzing Xid Errors with the Xid Catalog", Ampere and newer): a restart of
+the application is `InPlace`. A reset of the GPU or the machine is `ReplaceNode`, because a pod can do neither.
+`Ignore` means that training may continue. The actions are advice: the operator follows it if no rule of the job
+matches.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ VANISHED_KIND: Final = "Vanished"
 XID: Final = "DCGM_FI_DEV_XID_ERRORS"
 """The last XID; it stays until another comes."""
 XID_WINDOW: Final = "DCGM_EXP_XID_ERRORS_COUNT"
-"""XIDs of the last minutes by `xid`, where the exporter is told to count them."""
+"""XIDs of the last minutes by `xid`, if the exporter is configured to count them."""
 XID_TOTAL: Final = "DCGM_EXP_XID_ERRORS_TOTAL"
 """XIDs since the exporter's start by `xid`, in newer exporters. Without any there is no series."""
 UTILIZATION: Final = "DCGM_FI_DEV_GPU_UTIL"
@@ -41,7 +41,7 @@ THROTTLE: Final = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTT
 """One field; DCGM 4 renamed it."""
 
 LIVENESS_FIELDS: Final = (ENERGY, POWER, TEMPERATURE, UTILIZATION, CLOCK, MEMORY_USED)
-"""Of a GPU under power some of these always move, if energy or power is among them."""
+"""Some of these values always change on a GPU with power, if energy or power is among them."""
 
 THROTTLE_REASONS: Final = {
     0x04: "power_cap",
@@ -51,10 +51,10 @@ THROTTLE_REASONS: Final = {
     0x80: "hw_power_brake",
 }
 SLOWED: Final = 0x08 | 0x20 | 0x40 | 0x80
-"""Reasons that are a fault; a power cap is how GPUs are run."""
+"""Reasons that are a fault. A power cap is normal operation."""
 
 VOLATILE_DOUBLE_BIT: Final = ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",)
-"""Uncorrectable memory errors since the driver was loaded: a GPU that shows some waits for its reset."""
+"""Uncorrectable memory errors since the driver was loaded. A GPU with such errors needs a reset."""
 
 COUNTERS: Final = {
     "ecc_single_bit": ("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "DCGM_FI_DEV_ECC_SBE_AGG_TOTAL"),
@@ -79,7 +79,10 @@ class XidRule:
 
 @dataclass(frozen=True, kw_only=True)
 class CountRule:
-    """So many new errors within so many seconds. Of a rule of one error each is told, else each episode once."""
+    """A number of new errors within a number of seconds.
+
+    If the number is 1, each error is reported, else each episode once.
+    """
 
     kind: str
     counters: tuple[str, ...]
@@ -92,14 +95,16 @@ class CountRule:
 
 @dataclass(frozen=True, kw_only=True)
 class StateRule:
-    """A field that stays at or above a limit, or has some of these bits, for so many seconds. Each episode is told
-    once."""
+    """A field that stays at or above a limit, or has some of these bits, for a number of seconds.
+
+    Each episode is reported once.
+    """
 
     kind: str
     fields: tuple[str, ...]
     limit: float = 1.0
     limit_field: str = ""
-    """A field with the GPU's own limit, which goes before `limit`."""
+    """A field with the GPU's own limit, which takes precedence over `limit`."""
     bits: int = 0
     seconds: float = 0.0
     cause: str = INFRASTRUCTURE
@@ -193,7 +198,7 @@ COUNT_RULES: Final = (
     CountRule(
         kind="NvLinkErrors",
         counters=("nvlink_crc_flit", "nvlink_crc_data"),
-        at_least=30_000,  # DCGM's own limit, 100 a second: below it, links correct what they always do
+        at_least=30_000,  # DCGM's own limit, 100 per second: links always correct some errors
         seconds=300,
         cause=INFRASTRUCTURE,
         action=IGNORE,
@@ -246,7 +251,7 @@ FIELDS: Final = frozenset(
         MEMORY_TEMPERATURE,
     }
 )
-"""All that is read of the exporter's text."""
+"""All fields that are read from the exporter's text."""
 
 
 def xid_rule(xid: int) -> XidRule:

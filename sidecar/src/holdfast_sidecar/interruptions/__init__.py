@@ -26,7 +26,7 @@ class _Surroundings:
     on_error: OnError
 
     def metadata(self) -> Connection:
-        """A connection of a source's own: one that waits for its answer keeps no other waiting."""
+        """Open a connection for one source. A source that waits for its answer delays no other."""
         return Connection(self.settings.metadata_url, self.monotonic, max_bytes=c.MAX_METADATA_BYTES)
 
 
@@ -60,9 +60,12 @@ def build(
     committed: Callable[[str], bool],
     on_error: OnError = lambda _: None,
 ) -> list[Source]:
-    """The sources that the settings name. A name that this version does not know is left out, and said: the pod must
-    train also when its operator is newer than its sidecar. `committed` tells whether a notice's commit is made;
-    `on_error` counts what a poll was not told though it went on."""
+    """Return the sources that the settings name.
+
+    An unknown name is skipped and logged, because the pod must train even if its operator is newer than its sidecar.
+    `committed` reports whether a notice's checkpoint is published. `on_error` counts requests that failed although
+    the poll continued.
+    """
     here = _Surroundings(settings=settings, monotonic=monotonic, committed=committed, on_error=on_error)
     found: list[Source] = []
     for name in dict.fromkeys(settings.providers):

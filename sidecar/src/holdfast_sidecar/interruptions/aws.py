@@ -1,8 +1,5 @@
 """AWS EC2: spot interruptions, rebalance recommendations and scheduled maintenance, from the instance metadata
-service, version 2.
-
-Inside a pod the instance's hop limit must be 2 or more: with 1 the answer never arrives.
-"""
+service, version 2. For pods, the instance's hop limit must be 2 or more: with 1 the answer never arrives."""
 
 import re
 from collections.abc import Callable
@@ -41,11 +38,11 @@ _MAINTENANCE_ACTIONS = {
     "instance-reboot": "reboot",
     "system-reboot": "reboot",
 }
-"""What each event does to the machine. Any other one, as `system-maintenance`, touches it for a moment only."""
+"""The effect of each event on the machine. Others, for example `system-maintenance`, disturb it only briefly."""
 
 
 class AwsSource:
-    """Asks for the interruption first: once it is known, the rest adds nothing."""
+    """Requests the interruption first. If there is one, the other notices do not matter."""
 
     name = c.PROVIDER_AWS
     longest = 10 * c.METADATA_TIMEOUT_SECONDS
@@ -68,7 +65,7 @@ class AwsSource:
         self._recommendation = OptionalEndpoint(self.name, REBALANCE_PATH, on_error)
         self._schedule = OptionalEndpoint(self.name, MAINTENANCE_PATH, on_error)
         self._shown: dict[str, Notice] = {}
-        """By path, the notice that the service has shown since its last 404 there: its times may move meanwhile."""
+        """By path, the notice that the service has shown since its last 404. Its times may change meanwhile."""
 
     @property
     def known(self) -> bool:
@@ -76,7 +73,7 @@ class AwsSource:
         return bool(self._token)
 
     def poll(self, now: datetime) -> tuple[Notice, ...]:
-        """The interruption, else maintenance that is near, and the recommendation."""
+        """Return the interruption, else near maintenance and the recommendation."""
         if (interruption := self._noticed(SPOT_PATH, self._interruption, now)) is not None:
             return (interruption,)
         found: list[Notice] = []
@@ -89,7 +86,7 @@ class AwsSource:
         return actionable(found, now, self._checkpoint_deadline)
 
     def _noticed(self, path: str, read: Callable[[Response, datetime], Notice], now: datetime) -> Notice | None:
-        """One notice until the service shows nothing or another action. The earliest deadline counts."""
+        """Return one notice until the service shows none or another action. The earliest deadline counts."""
         answer = self._get(path)
         if answer is None:
             self._shown.pop(path, None)
@@ -127,7 +124,7 @@ class AwsSource:
         )
 
     def _ask_scheduled(self, now: datetime) -> None:
-        """Seldom: it is known days ahead."""
+        """Request maintenance at long intervals, because it is announced days ahead."""
         if self._monotonic() >= self._ask_scheduled_at:
             answer = self._get(MAINTENANCE_PATH)
             self._scheduled = [] if answer is None else self._events(answer, now)
@@ -154,7 +151,7 @@ class AwsSource:
         )
 
     def _within(self, said: Document, answer: Response, now: datetime) -> datetime:
-        """The beginning of the window. Once it has begun, the machine may stop at any time up to its end."""
+        """Return the start of the window. Once begun, return the checkpoint's deadline, at most the window's end."""
 
         def time(field: str) -> datetime:
             return on_this_host(http_time(said.get(field), f"{MAINTENANCE_PATH}'s {field}"), answer, now)
@@ -165,8 +162,10 @@ class AwsSource:
         return min(wanted, time("NotAfter")) if said.get("NotAfter") else wanted
 
     def _get(self, path: str) -> Response | None:
-        """The answer, None for 404, which says that there is nothing to tell. A token that the service no longer
-        takes is renewed once."""
+        """Return the answer, or None for 404, which means that there is no notice.
+
+        A refused token is renewed once.
+        """
         response = self._authorised(path)
         if response.status == 401:
             self._renew_at = 0.0

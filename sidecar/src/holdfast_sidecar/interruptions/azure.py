@@ -1,8 +1,9 @@
 """Azure: Scheduled Events, from the instance metadata service.
 
-Every machine of a set sees the events of all, so those that name this one are picked out. An event is approved
-(`StartRequests`) when the commit that it led to is made and it concerns no other machine: approval lets Azure begin
-at once, with all machines of the event (`docs/decisions/0032-approve-azure-events.md`).
+Every machine of a set receives the events of all machines, so the sidecar selects those that name this one. It
+approves an event (`StartRequests`) when the event's checkpoint is published, and only if the event concerns no other
+machine: after an approval, Azure begins at once with all machines of the event
+(`docs/decisions/0032-approve-azure-events.md`).
 """
 
 import json
@@ -62,7 +63,7 @@ class Event:
 
 
 def parse_event(entry: Any, machine: str) -> Event | None:
-    """An entry of `Events`, None if it is none of this machine's; raises `SourceError` for one of another form."""
+    """Parse an entry of `Events`; None for another machine. Raises `SourceError` if the entry is malformed."""
     said = entry if isinstance(entry, dict) else {}
     resources = said.get("Resources")
     if not isinstance(resources, list) or not all(isinstance(name, str) for name in resources):
@@ -92,7 +93,7 @@ def _word(said: Mapping[str, Any], field: str) -> str:
 
 
 class AzureSource:
-    """Knows its machine's name from the service itself: the node's name is another one in a scale set."""
+    """Takes its machine's name from the service, because the node's name differs from it in a scale set."""
 
     name = c.PROVIDER_AZURE
     longest = c.AZURE_FIRST_ANSWER_SECONDS + 2 * c.METADATA_TIMEOUT_SECONDS
@@ -110,11 +111,11 @@ class AzureSource:
 
     @property
     def known(self) -> bool:
-        """It has told the machine's name."""
+        """Whether the service has sent the machine's name."""
         return bool(self._machine)
 
     def poll(self, now: datetime) -> tuple[Notice, ...]:
-        """This machine's events that are near."""
+        """Return the near events of this machine."""
         self._machine = self._machine or self._ask_name()
         response = self._ask_events()
         entries = json_object(response.body, EVENTS_PATH).get("Events")
@@ -142,7 +143,10 @@ class AzureSource:
         )
 
     def _approve(self, events: list[Event]) -> None:
-        """Tell Azure that it need not wait. A refusal is said once and tried again; it hides no notice."""
+        """Approve the events, so that Azure does not wait.
+
+        A refusal is logged once and repeated. It hides no notice.
+        """
         for event in events:
             alone = event.resources == (self._machine,)
             if event.started or not alone or event.id in self._approved or not self._committed(event.notice_id):
@@ -178,5 +182,5 @@ class AzureSource:
 
 
 def _harmless(event: Event) -> bool:
-    """A pause that is over before a commit is made, or one that interrupts nothing."""
+    """Whether the pause ends before a checkpoint could be made, or interrupts nothing."""
     return event.type == "Freeze" and (event.started or event.duration == 0)

@@ -1,7 +1,7 @@
 """GCP Compute Engine: preemption and host maintenance, from the metadata server.
 
-Each poll is one request that the server holds back until `preempted` changes (at most for `hold` seconds), and one
-for `maintenance-event`. GKE's own metadata server, which Workload Identity puts before a pod, has neither key.
+Each poll sends one request that the server holds until `preempted` changes (at most `hold` seconds), and one for
+`maintenance-event`. GKE's own metadata server, which Workload Identity places in front of a pod, has neither key.
 """
 
 import re
@@ -18,7 +18,7 @@ MAINTENANCE_PATH = "/computeMetadata/v1/instance/maintenance-event"
 FLAVOR_HEADER = "metadata-flavor"
 FLAVOR = "Google"
 _NO_ETAG = "0"
-"""An ETag that nothing has: the server answers at once."""
+"""An ETag that no value has, so the server answers at once."""
 _ETAG = re.compile(r"[0-9A-Za-z_.-]{1,128}")
 _TERMINATIONS = frozenset({"TERMINATE_ON_HOST_MAINTENANCE", "SHUTDOWN_ON_HOST_MAINTENANCE"})
 _MIGRATION = "MIGRATE_ON_HOST_MAINTENANCE"
@@ -26,7 +26,7 @@ _NOTHING = "NONE"
 
 
 class GcpSource:
-    """Asks for the preemption first: once it is known, maintenance adds nothing."""
+    """Requests the preemption first. If there is one, maintenance does not matter."""
 
     name = c.PROVIDER_GCP
 
@@ -47,13 +47,13 @@ class GcpSource:
         self._notice_given = timedelta(seconds=c.GCP_GPU_MAINTENANCE_SECONDS if gpus else 0)
         self._event = _NOTHING
         self._stayed_at: datetime | None = None
-        """When the host last said that the machine stays: a termination was announced after that."""
+        """The time of the last answer without a termination. A later termination was announced after it."""
         self._migrates_since: datetime | None = None
         self._host = OptionalEndpoint(self.name, MAINTENANCE_PATH, on_error)
         self.known = False
 
     def poll(self, now: datetime) -> tuple[Notice, ...]:
-        """The preemption, else the maintenance."""
+        """Return the preemption, else the maintenance."""
         if self._preempted():
             lead = timedelta(seconds=c.GCP_PREEMPTION_SECONDS)
             return (self._notice("gcp-preempted", "instance/preempted", "preempt", now + lead, now),)
@@ -75,7 +75,7 @@ class GcpSource:
         return (self._notice(name, reason, "migrate", since + self._checkpoint_deadline, now),)
 
     def _stops(self, now: datetime) -> datetime:
-        """A machine that this sidecar never saw without the announcement may have had it for long."""
+        """Return the deadline. If the first answer already has the announcement, it may be old."""
         soonest = now + timedelta(seconds=c.GCP_MAINTENANCE_SECONDS)
         return soonest if self._stayed_at is None else max(soonest, self._stayed_at + self._notice_given)
 
@@ -83,7 +83,7 @@ class GcpSource:
         return Notice(id=name, reason=reason, source=self.name, action=action, deadline=deadline, observed_at=now)
 
     def _preempted(self) -> bool:
-        """Asks for what is, if that is not known, and then waits for what changes."""
+        """Request the value if it is not known, and then wait for its next change."""
         return (self._etag == _NO_ETAG and self._ask_preempted()) or self._ask_preempted()
 
     def _ask_preempted(self) -> bool:
@@ -92,7 +92,7 @@ class GcpSource:
         try:
             response = self._get(PREEMPTED_PATH + wait, held)
         except SidecarError:
-            self._etag = _NO_ETAG  # after a fault the state itself is asked for, not its next change
+            self._etag = _NO_ETAG  # after an error, request the value itself and not its next change
             raise
         value = response.body.decode("latin-1").strip()
         if response.status != 200 or value not in ("TRUE", "FALSE"):
@@ -112,7 +112,7 @@ class GcpSource:
         return event
 
     def _get(self, path: str, held: int) -> Response:
-        """An answer that Google's metadata server gave, and nothing that stands in its place."""
+        """Whether Google's metadata server sent the answer, and not a proxy."""
         timeout = held + c.METADATA_TIMEOUT_SECONDS
         headers = {"Metadata-Flavor": FLAVOR}
         response = self._transport.request("GET", path, headers=headers, body=None, timeout=timeout)

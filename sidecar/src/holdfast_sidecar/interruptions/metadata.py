@@ -1,4 +1,4 @@
-"""What the answers of metadata services have in common: JSON, times, and a clock that may not be this host's."""
+"""Common parts of the answers of metadata services: JSON, times, and a clock that may differ from this host's."""
 
 import contextlib
 import http
@@ -62,9 +62,9 @@ def http_time(text: object, what: str) -> datetime:
 
 
 def on_this_host(when: datetime, response: Response, now: datetime) -> datetime:
-    """What this host's clock will show when the cloud's shows `when`, by the answer's own `Date`.
+    """Convert the cloud's time `when` to this host's clock, by the answer's `Date`.
 
-    Deadlines are kept by this host's clock: one that is wrong by minutes must neither end a drain before its commit
+    Deadlines use this host's clock. A clock that is wrong by minutes must neither end a drain before its checkpoint
     nor let it wait until the machine is gone.
     """
     try:
@@ -75,8 +75,7 @@ def on_this_host(when: datetime, response: Response, now: datetime) -> datetime:
 
 
 def readable(entries: Iterable[Any], read: Callable[[Any], Read | None]) -> list[Read]:
-    """What the entries of a list say to us. One that cannot be read hides no other; if there is nothing besides it,
-    that is an error."""
+    """Parse the entries of a list. A malformed entry hides no other. If there is no other, it is an error."""
     found: list[Read] = []
     problem: SourceError | None = None
     for entry in entries:
@@ -92,7 +91,7 @@ def readable(entries: Iterable[Any], read: Callable[[Any], Read | None]) -> list
 
 
 class OptionalEndpoint:
-    """What is asked for after the interruption. A fault there is counted and said once, and hides nothing else."""
+    """A request after the one for the interruption. Its errors are counted and logged once, and hide no notice."""
 
     def __init__(self, source: str, path: str, on_error: OnError) -> None:
         self._source = source
@@ -113,9 +112,10 @@ class OptionalEndpoint:
 
 
 def actionable(notices: Iterable[Notice], now: datetime, checkpoint_deadline: timedelta) -> tuple[Notice, ...]:
-    """What is near enough to act upon, the most urgent first; an interruption stands alone.
+    """Return the notices that are near, the most urgent first.
 
-    Maintenance is told up to weeks ahead and is often put off. Until it is near, training goes on.
+    An interruption is returned alone. Maintenance is announced up to weeks ahead and is often postponed. Until it is
+    near, training continues.
     """
     near = [notice for notice in notices if notice.deadline - now <= _lead_time(notice, checkpoint_deadline)]
     near.sort(key=lambda notice: (not notice.drain, notice.deadline))

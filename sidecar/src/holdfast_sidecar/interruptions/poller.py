@@ -1,4 +1,4 @@
-"""Polls one source of interruption notices, and passes each new notice on."""
+"""Polls one source of interruption notices, and forwards each new notice."""
 
 import logging
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class InterruptionPoller:
-    """Polls one source, at a pace that its answers set."""
+    """Polls one source, at an interval that depends on its answers."""
 
     def __init__(
         self,
@@ -38,13 +38,13 @@ class InterruptionPoller:
         self._state = Transitions(_log)
 
     def tick(self) -> float:
-        """Poll once; returns the seconds until the next poll. The pause counts from the beginning of this one."""
+        """Poll once and return the seconds until the next poll, measured from the start of this one."""
         began = self._clock.monotonic()
         try:
             for notice in self._source.poll(self._clock.now()):
                 if self._ledger.publish(notice):
                     self._on_notice(notice)
-        except Exception as error:  # noqa: BLE001 - what nobody thought of costs this source, not reports and the others
+        except Exception as error:  # noqa: BLE001 - an unexpected error affects only this source
             return self._failed(error)
         self._failures = 0
         self._state(logging.INFO, "answers", f"{self._source.name}: the source of notices answers")

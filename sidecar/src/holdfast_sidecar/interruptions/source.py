@@ -1,4 +1,4 @@
-"""What a source of notices is."""
+"""The interface of a source of notices."""
 
 from datetime import datetime
 from typing import Protocol
@@ -7,30 +7,32 @@ from holdfast_sidecar.protocol.notice import Notice
 
 
 class Source(Protocol):
-    """Where notices come from. It is asked again and again; what it remembers is only what makes asking cheaper."""
+    """A source of notices, which is polled. Its state only makes polls cheaper."""
 
     @property
     def name(self) -> str:
-        """As in the settings and in `Notice.source`."""
+        """The name in the settings and in `Notice.source`."""
         ...
 
     @property
     def longest(self) -> float:
-        """Seconds that one poll may take at most; a longer one is stuck."""
+        """The longest duration of one poll in seconds. A longer one is stuck."""
         ...
 
     @property
     def known(self) -> bool:
-        """Whether the service once answered as only this cloud's does, be it that it is too busy. One that never did
-        is probably not here."""
+        """Whether the service has once answered as only this cloud's does, even if it was too busy.
+
+        Otherwise it is probably absent.
+        """
         ...
 
     def poll(self, now: datetime) -> tuple[Notice, ...]:
-        """The notices that hold now, most urgent first; an interruption stands alone, as nothing matters beside it.
+        """Return the valid notices, the most urgent first. An interruption is returned alone.
 
-        It never sleeps, though it may wait for an answer that the service holds back until there is news. A notice
-        comes back at each poll while it holds; whoever asks keeps count by its id. Raises `SidecarError` when the
-        source does not say whether the machine is interrupted; where it is silent on anything less, what it said
-        before holds.
+        A poll never sleeps, but may wait for an answer that the service holds until there is news. A notice is
+        returned by each poll while it is valid, and the caller distinguishes notices by ID. Raises `SidecarError` if
+        the source does not report whether the machine is interrupted. If another request fails, its last answer stays
+        valid.
         """
         ...

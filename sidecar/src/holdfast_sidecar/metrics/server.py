@@ -33,7 +33,7 @@ def metrics_page(render: Callable[[], bytes]) -> Callable[[], Page]:
 
 
 def probe_page(problems: Callable[[], list[str]]) -> Callable[[], Page]:
-    """200 when there are no problems, else 503 with one a line."""
+    """Return 200 without problems, else 503 with one problem per line."""
 
     def page() -> Page:
         found = problems()
@@ -65,11 +65,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(page.body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Scrapes are ticks: not logged."""
+        """Scrapes are not logged."""
 
 
 class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """Serves a few connections at once and turns others away, so that no scraper can fill the pod's memory."""
+    """Serves a few connections at once and refuses others, so that no scraper can fill the pod's memory."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -110,6 +110,6 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self._free.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A scraper that hung up is none of our faults; anything else is said."""
+        """Log errors, except for a connection that the scraper closed."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             _log.warning("a request to the metrics port failed", exc_info=True)

@@ -23,7 +23,7 @@ REFUSALS = {
 
 
 class ReloadingTlsContext:
-    """The CA bundle as a TLS context: a new one whenever the file has changed. Verification cannot be turned off."""
+    """The CA bundle as a TLS context, loaded again when the file changes. Verification cannot be disabled."""
 
     def __init__(self, ca_file: Path) -> None:
         self._path = ca_file
@@ -43,10 +43,11 @@ class ReloadingTlsContext:
 
 
 class OperatorApi:
-    """One connection to the operator, with the pod's token on each request. The token rotates, so it is read anew
-    each time; it is never logged.
+    """One connection to the operator, with the pod's token on each request.
 
-    A standby names the leader, and `switch_to` leads there; a failure there leads back to the operator's own name."""
+    The token rotates, so it is read for each request. It is never logged. A standby names the leader, and `switch_to`
+    connects to it. After a failure there, the connection returns to the operator's own name.
+    """
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class OperatorApi:
         self._switch_to = switch_to
 
     def send(self, method: str, path: str, *, body: bytes | None, timeout: float) -> Response:
-        """The operator's answer if it is 200 or 204, else `TransportError` with one line that says what is wrong."""
+        """Return the answer if it is 200 or 204, else raise `TransportError` with a message of one line."""
         headers = {"Authorization": f"Bearer {self._token()}", "Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -88,7 +89,7 @@ class OperatorApi:
 
 
 def _leader(response: Response) -> str:
-    """The URL that a standby names, empty where it names none."""
+    """Return the URL that a standby names, or an empty string."""
     try:
         leader = parse_document(response.body, "the answer").get("leader")
     except ContractError:
@@ -97,7 +98,7 @@ def _leader(response: Response) -> str:
 
 
 def _address(url: str) -> tuple[str, int] | None:
-    """Where that is. Only of addresses: to look up a name could take as long as it likes."""
+    """Return host and port. Only IP addresses are valid, because a DNS lookup has no time limit."""
     try:
         parts = urlsplit(url)
         host = str(ipaddress.ip_address(parts.hostname or ""))
@@ -107,14 +108,14 @@ def _address(url: str) -> tuple[str, int] | None:
 
 
 def _retry_after(response: Response) -> float:
-    """The seconds that it names, 0 where it names none."""
+    """Return the seconds that it names, or 0."""
     text = response.headers.get("retry-after", "")
     named = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
     return float(min(named, c.RETRY_AFTER_MAX_SECONDS))
 
 
 def at_least(error: Exception, pause: float) -> float:
-    """A pause that the operator itself asks for is kept."""
+    """Use the pause that the operator requests."""
     return max(pause, error.seconds) if isinstance(error, BusyError) else pause
 
 
@@ -125,7 +126,7 @@ def _refusal(response: Response) -> str:
 
 
 def _complaint(response: Response) -> str:
-    """The operator's own words, where it gives any."""
+    """Return the operator's message, if any."""
     try:
         error = parse_document(response.body, "the answer").get("error")
     except ContractError:
@@ -142,6 +143,6 @@ def connect(
 
 
 def error_kind(error: Exception) -> str:
-    """What makes two failures the same one in the log: their text without numbers that change."""
+    """Return the text of a failure without numbers. Failures with equal texts are logged once."""
     kind = "".join(letter for letter in str(error) if not letter.isdigit())
     return f"{type(error).__name__}: {kind}" if not isinstance(error, MalformedError) else "malformed"

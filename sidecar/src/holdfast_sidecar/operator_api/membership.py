@@ -20,11 +20,11 @@ _log = logging.getLogger(__name__)
 
 
 class Membership:
-    """Brings the membership by long poll. `step` belongs to one thread, `expect` to the reporter's.
+    """Fetches the membership by long poll. `step` belongs to one thread, `expect` to the reporter's.
 
-    The operator's publication decides: whatever document it serves is stored, byte for byte, also one with a lower
-    revision than the stored one (its cluster was restored from a backup). Reports' answers name the operator's
-    revision; when that stays different from the poll's cursor, the poll begins again from where the operator is.
+    Whatever document the operator serves is stored, byte for byte, also one with a lower revision than the stored one
+    (its cluster was restored from a backup). Answers to reports name the operator's revision. If that differs from
+    the poll's cursor for long, the poll restarts at the operator's revision.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Membership:
         self._cursor = self._found()
 
     def step(self) -> float:
-        """One long poll; returns the seconds to wait before the next."""
+        """Poll once and return the seconds to wait before the next poll."""
         with self._lock:
             cursor, self._nudged = self._cursor, False
         try:
@@ -68,8 +68,10 @@ class Membership:
         return 0.0
 
     def expect(self, revision: int) -> bool:
-        """What a report's answer says the operator's revision is; ends a long poll that waits in the wrong place.
-        False while the two differ."""
+        """Take the operator's revision from a report's answer, and end a long poll that waits for another one.
+
+        Return False while the two differ.
+        """
         with self._lock:
             now = self._clock.monotonic()
             if revision == self._cursor:
@@ -108,7 +110,7 @@ class Membership:
         return at_least(error, pause)
 
     def _found(self) -> int:
-        """The revision that an earlier sidecar of this pod has stored, 0 when there is none that can be used."""
+        """Return the revision that an earlier sidecar of this pod stored, or 0."""
         try:
             data = read_small(self._path)
             revision = 0 if data is None else membership_revision(data)

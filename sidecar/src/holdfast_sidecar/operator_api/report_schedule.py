@@ -8,10 +8,10 @@ from holdfast_sidecar.run_dir.launcher_status import LauncherStatus
 
 @dataclass(frozen=True, kw_only=True)
 class ReportState:
-    """What the next report is measured against."""
+    """The state after the last report."""
 
     accepted_at: float | None
-    """Monotonic time of the last report that the operator took; None before the first."""
+    """Monotonic time of the last accepted report; None before the first."""
     attempted_at: float | None
     failures: int
     """Failed attempts since then."""
@@ -23,7 +23,7 @@ class ReportState:
     """Notices in the last accepted report."""
     sequence: int
     settled: bool = True
-    """False while the operator's revision is not the one that the long poll is at: ask again soon."""
+    """False while the operator's revision differs from that of the long poll: the next report is due soon."""
 
 
 NOTHING_REPORTED = ReportState(
@@ -32,7 +32,7 @@ NOTHING_REPORTED = ReportState(
 
 
 def report_due(state: ReportState, launcher: LauncherStatus, notices: int) -> tuple[float, str]:
-    """The monotonic time from which a report is due, and why then. A time in the past means now."""
+    """Return the monotonic time from which a report is due, and the reason. A time in the past means now."""
     if state.failures and state.attempted_at is not None:
         return state.attempted_at + state.pause, "Retry"
     if state.accepted_at is None:
@@ -47,7 +47,7 @@ def report_due(state: ReportState, launcher: LauncherStatus, notices: int) -> tu
 
 
 def accepted(launcher: LauncherStatus, notices: int, monotonic: float, *, settled: bool = True) -> ReportState:
-    """The state after the operator took a report of this."""
+    """Return the state after an accepted report."""
     return ReportState(
         accepted_at=monotonic,
         attempted_at=monotonic,
@@ -61,5 +61,5 @@ def accepted(launcher: LauncherStatus, notices: int, monotonic: float, *, settle
 
 
 def failed(state: ReportState, monotonic: float, pause: float) -> ReportState:
-    """The state after a report was not taken."""
+    """Return the state after a failed report."""
     return replace(state, attempted_at=monotonic, failures=state.failures + 1, pause=pause)

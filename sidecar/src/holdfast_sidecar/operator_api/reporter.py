@@ -1,4 +1,4 @@
-"""Reports the launcher's state to the operator, which may be away for as long as it likes."""
+"""Reports the launcher's state to the operator, which may be unreachable for any time."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ class Reporter:
         self._contact = Transitions(_log)
 
     def step(self) -> float:
-        """Send a report if one is due; returns the seconds until the next is, if nothing changes before."""
+        """Send a report if one is due, and return the seconds until the next one if nothing changes."""
         launcher, notices = self._current(), len(self._ledger.notices())
         due, _ = report_due(self._report_state, launcher, notices)
         wait = due - self._clock.monotonic()
@@ -67,9 +67,10 @@ class Reporter:
         return 0.0
 
     def send_final(self, api: OperatorApi, sleep: Callable[[float], object]) -> bool:
-        """The last report: sent until it is taken or its time is over, unless the operator knows all of it.
+        """Send the last report until it is accepted or its time is over, unless it has no news.
 
-        It goes over a connection of its own, since the usual one may hang."""
+        It uses its own connection, because the usual one may hang.
+        """
         self._api = api
         self._launcher.poll()
         launcher, state = self._current(), self._report_state
@@ -86,7 +87,10 @@ class Reporter:
         return False
 
     def _current(self) -> LauncherStatus:
-        """The newest status; a GPU error and a check's result are as significant as what the launcher says."""
+        """Return the newest status.
+
+        GPU errors and results of checks are as significant as the launcher's own changes.
+        """
         launcher, errors, preflight = self._launcher.current(), self._gpu(), self._preflight()
         if not errors and preflight is None:
             return launcher

@@ -1,1 +1,1 @@
-"""Is this pod's node fit for the job? Asked before the pod may join, where the job wants it (`spec.preflight`)."""
+"""Checks whether the pod's node suits the job, before the pod may join (`spec.preflight`)."""

@@ -1,7 +1,7 @@
-"""What each check says: facts and the time → its result, in words that stay the same while nothing changes. Pure.
+"""The checks: facts and the time → result, with a message that is stable while nothing changes. Pure.
 
-A check that has nothing to look at is skipped and says so; one whose answer does not come in time has failed, so that
-a disk or an exporter that hangs is told and keeps nobody waiting for ever. What failed may still pass later.
+A check without facts is skipped. A check without an answer in time has failed, so a hanging disk or exporter is
+reported and does not block the job forever. A failed check may still pass later.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -22,7 +22,7 @@ _SHOWN: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Skew:
-    """How far this host's clock is ahead of the operator's, and how exact that is."""
+    """The lead of this host's clock over the operator's, and its uncertainty, in seconds."""
 
     seconds: float
     error: float
@@ -30,7 +30,7 @@ class Skew:
 
 @dataclass(frozen=True, kw_only=True)
 class Reachability:
-    """Which peers are reached; of the others how, and for how many seconds."""
+    """The reached peers, and for the others the error and its duration in seconds."""
 
     told: bool = True
     """Whether the operator names peers at all."""
@@ -41,27 +41,27 @@ class Reachability:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuHealth:
-    """What the node's exporter shows of this pod's GPUs."""
+    """The GPUs of this pod in the node's exporter."""
 
     count: int = 0
     answers: bool | None = None
     """Whether the exporter's last answer could be used; None before the first."""
     faults: tuple[str, ...] = ()
-    """Why a GPU is not fit for the job."""
+    """Errors that make a GPU unsuitable for the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """All that is known at one moment."""
+    """All facts at one moment."""
 
     elapsed: float
-    """Seconds since the launcher first spoke: before that, nothing that it should tell is late."""
+    """Seconds since the launcher's first status. Before it, none of its results is late."""
     gpus: GpuHealth | None = None
-    """What the node's exporter shows; None if it is not asked."""
+    """The exporter's facts; None if it is not polled."""
     visible: Collection[str] = ()
     """UUIDs of the GPUs that the launcher sees."""
     launcher: bool = False
-    """The launcher has spoken."""
+    """Whether the launcher has written a status."""
     told: Mapping[str, Any] | None = None
     """The launcher's `preflight.json`."""
     skew: Skew | None = None
@@ -129,7 +129,7 @@ def _object_store(asked: PreflightSettings, facts: Inputs) -> _CheckResult:
 
 
 def _of_launcher(name: str, what: str, asked: PreflightSettings, facts: Inputs) -> _CheckResult:
-    """What the launcher tries; here it is only known whether an answer comes."""
+    """Judge a check of the launcher by its result or by its absence."""
     if facts.told is None:
         if facts.launcher:
             return _CheckResult(
@@ -154,7 +154,8 @@ def _entry(told: Mapping[str, Any], name: str, what: str) -> _CheckResult:
 
 
 def _network(asked: PreflightSettings, facts: Inputs) -> _CheckResult:
-    """Each worker tries those that listen when it is ready itself: the later one of any two tries the other."""
+    """Each worker connects to the listening peers when it is ready, so the later one of any two connects to the
+    other."""
     reach = facts.reach
     if reach is None:
         return _CheckResult(result=RUNNING, message="the launcher is not ready")
@@ -173,7 +174,7 @@ def _network(asked: PreflightSettings, facts: Inputs) -> _CheckResult:
 
 
 def _clock(asked: PreflightSettings, facts: Inputs) -> _CheckResult:
-    """Against the operator's clock. Without its answer nobody would hear of the result either."""
+    """Compare the clock with the operator's. Without its answer, the result could not be reported either."""
     skew = facts.skew
     if skew is None:
         return _CheckResult(result=RUNNING, message="the operator's clock is asked")

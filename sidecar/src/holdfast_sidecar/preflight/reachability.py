@@ -1,4 +1,4 @@
-"""Tries to connect to other workers' launchers. A connection is closed at once: that it opens is the answer."""
+"""Connects to other workers' launchers. A connection is closed at once; a successful connect is the result."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from holdfast_sidecar.runtime.clock import Clock
 
 
 def dial(peer: Peer) -> str:
-    """Why the peer is not reached; empty if it is."""
+    """Return the reason why the peer is not reached; empty if it is."""
     try:
         socket.create_connection((peer.ip, peer.port), timeout=c.DIAL_SECONDS).close()
     except TimeoutError:
@@ -25,7 +25,7 @@ def dial(peer: Peer) -> str:
 
 
 class PeerDialer:
-    """`step` belongs to one thread, the others to all. Whom the operator names no more is forgotten."""
+    """`step` belongs to one thread, the other methods to all. Peers that the operator no longer names are removed."""
 
     def __init__(self, clock: Clock, dial_one: Callable[[Peer], str] = dial) -> None:
         self._clock, self._dial = clock, dial_one
@@ -35,7 +35,7 @@ class PeerDialer:
         self._turn = 0
 
     def set_peers(self, peers: tuple[Peer, ...] | None) -> None:
-        """Whom the operator names now; None if it names nobody."""
+        """Set the peers that the operator names; None if it names none."""
         with self._lock:
             known = {peer.uid for peer in peers or ()}
             self._since = {peer: at for peer, at in self._since.items() if peer in (peers or ())}
@@ -53,7 +53,7 @@ class PeerDialer:
             return self._reach
 
     def step(self) -> None:
-        """Try some of those that are not reached yet."""
+        """Connect to some of the peers that are not reached yet."""
         reach = self.reach()
         left = [] if reach is None else [peer for peer in reach.peers if peer.uid not in reach.reached]
         if not left:

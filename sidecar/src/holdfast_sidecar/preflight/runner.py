@@ -1,7 +1,6 @@
-"""Gathers what the checks look at until all of them passed: with `reachability`, the only module here with I/O.
+"""Collects the facts until all checks passed: with `reachability`, the only module of this folder with I/O.
 
-That they passed stands in a file of the run directory too, so that a restarted sidecar does not doubt a pod that
-trains.
+The success is stored in a file of the run directory, so a restarted sidecar does not block a pod that trains.
 """
 
 import logging
@@ -58,7 +57,7 @@ class PreflightWatch:
             return self._view
 
     def on_report_answer(self, answer: Response, elapsed: float, *, ready: bool) -> None:
-        """The operator answered a report now, after so many seconds; of a launcher that was ready or not."""
+        """Record an answer to a report: its duration in seconds, and whether the launcher was ready."""
         if ready and not self.view().passed:
             self._dials.set_peers(_peers(answer))
         try:
@@ -71,7 +70,7 @@ class PreflightWatch:
             self._skew = Skew(seconds=(ours - theirs).total_seconds(), error=0.5 + elapsed / 2)
 
     def tick(self) -> float:
-        """Look once; returns the seconds until the next time, many once all is well."""
+        """Check once and return the seconds until the next time, many after all checks passed."""
         before = self.view()
         if before.passed:
             return c.PREFLIGHT_DONE_SECONDS
@@ -123,7 +122,7 @@ class PreflightWatch:
         return found if found.passed else None
 
     def _read(self, path: Path) -> Document | None:
-        """What cannot be read says nothing; its check then runs out of time."""
+        """Return None without a file. An unreadable file is an empty document: its checks fail by their time limit."""
         try:
             data = read_small(path)
             return None if data is None else parse_document(data, path.name)

@@ -1,4 +1,4 @@
-"""What all JSON objects of `docs/reference/protocol.md` have in common: their version, and their times."""
+"""Common parts of all JSON objects of `docs/reference/protocol.md`: version and times."""
 
 import json
 import math
@@ -18,7 +18,7 @@ def format_time(when: datetime) -> str:
 
 
 def parse_time(text: str) -> datetime:
-    """The reverse of `format_time`; any precision is read, a time without a zone is refused."""
+    """The reverse of `format_time`. Any precision is valid; a time without a zone is not."""
     try:
         when = datetime.fromisoformat(text)
         if when.tzinfo is None:
@@ -34,7 +34,7 @@ def _finite(text: str) -> float | None:
 
 
 def parse_document(data: bytes, name: str) -> Document:
-    """A JSON object of the known version. NaN and infinities, which JSON has not, become null."""
+    """Parse a JSON object of the known version. NaN and infinities, which JSON lacks, become null."""
     try:
         document = json.loads(data, parse_constant=lambda _: None, parse_float=_finite)
     except (ValueError, RecursionError) as error:

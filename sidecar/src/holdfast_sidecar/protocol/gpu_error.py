@@ -11,7 +11,7 @@ from holdfast_sidecar.protocol.document import Document, format_time, parse_time
 
 @dataclass(frozen=True, kw_only=True)
 class GpuError:
-    """What went wrong with one of this pod's GPUs: one for each GPU, kind and XID, however often it came."""
+    """An error of one of this pod's GPUs: one per GPU, kind and XID, however often it occurs."""
 
     gpu: str
     """Its UUID."""

@@ -5,7 +5,10 @@ from holdfast_sidecar.protocol.document import parse_document
 
 
 def membership_revision(data: bytes) -> int:
-    """The revision of a membership document; refuses what the launcher could not use."""
+    """Return the revision of a membership document.
+
+    Raises `ContractError` if the launcher could not use the document.
+    """
     document = parse_document(data, "membership")
     revision = document.get("revision")
     if not isinstance(revision, int) or isinstance(revision, bool) or revision < 0:

@@ -1,4 +1,4 @@
-"""An interruption notice, as the report, the touch-file and the sidecar's own memory hold it."""
+"""An interruption notice in the report, the touch-file and the sidecar's own file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from holdfast_sidecar.errors import MalformedError
 from holdfast_sidecar.protocol.document import Document, format_time, parse_time
 
 INTERRUPTIONS = frozenset({"terminate", "stop", "hibernate", "preempt", "redeploy", "reboot"})
-"""Actions after which the pod is gone: it drains. Any other action asks for a checkpoint only."""
+"""Actions after which the pod is gone, so it drains. Others request only a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """What a source says will happen to this pod's machine."""
+    """An announced event of this pod's machine."""
 
     id: str
     reason: str
     source: str
     action: str
     deadline: datetime
-    """When the machine goes; of a notice that names no time, when the checkpoint is wanted."""
+    """The time of the event. For a notice without a time, the time at which the checkpoint is requested."""
     observed_at: datetime
 
     @property
     def drain(self) -> bool:
-        """True when the pod must leave, not only save."""
+        """Whether the pod must leave and not only save."""
         return self.action in INTERRUPTIONS
 
     def as_report(self) -> Document:

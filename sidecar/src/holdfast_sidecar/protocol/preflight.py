@@ -16,16 +16,16 @@ SKIPPED = "Skipped"
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """How one check of a preflight stands."""
+    """The result of one preflight check."""
 
     name: str
     result: str
     """`Running`, `Passed`, `Failed` or `Skipped`."""
     message: str
     unreached: tuple[str, ...] = ()
-    """UIDs of the pods that `Network` does not reach."""
+    """UIDs of the pods that the check `Network` does not reach."""
     blame: str = ""
-    """`Job` if it failed by what the job says, whatever the node."""
+    """`Job` if the job's own settings caused the failure on any node."""
 
     def as_report(self) -> Document:
         """One entry of `report.preflight.checks`."""
@@ -73,7 +73,7 @@ class Preflight:
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """Another worker of the job, whose launcher listens there."""
+    """Another worker of the job, and where its launcher listens."""
 
     pod: str
     uid: str
@@ -82,7 +82,7 @@ class Peer:
 
 
 def answered_peers(data: bytes) -> tuple[Peer, ...] | None:
-    """Whom the answer to a report names as peers; None if it says nothing of them."""
+    """Return the peers in the answer to a report; None if it has none."""
     peers = parse_document(data, "the report's answer").get("peers")
     if not isinstance(peers, list):
         return None

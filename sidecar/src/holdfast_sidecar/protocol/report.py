@@ -31,7 +31,7 @@ SIGNIFICANT = (
 
 
 def significant(status: Document | None) -> bytes:
-    """What makes two statuses differ enough for a report at once."""
+    """Return the part of a status whose change is reported at once."""
     if status is None:
         return b""
     return json.dumps([status.get(field) for field in SIGNIFICANT], sort_keys=True).encode()
@@ -49,7 +49,7 @@ class Pod:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """One report to the operator. It carries the whole state, so a lost one is made good by the next."""
+    """One report to the operator. It has the complete state, so the next report makes up for a lost one."""
 
     start_id: str
     number: int
@@ -82,7 +82,7 @@ class Report:
 
 
 def report_answer(data: bytes) -> int:
-    """The membership's revision from the answer to a report; 0 while there is none."""
+    """Return the membership's revision from the answer to a report; 0 without a membership."""
     revision = parse_document(data, "the report's answer").get("revision")
     if not isinstance(revision, int) or isinstance(revision, bool) or revision < 0:
         raise MalformedError(f"the report's answer has revision {revision!r}")

@@ -1,4 +1,4 @@
-"""The content of the touch-file, and how two requests become one. Pure."""
+"""The content of the touch-file, and the join of two requests. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from holdfast_sidecar.protocol.document import Document, parse_document, parse_t
 
 @dataclass(frozen=True, kw_only=True)
 class Merge:
-    """What the touch-file is to hold, and why."""
+    """The new content of the touch-file, and the reason."""
 
     request: Document
     reason: str
 
 
 def merge(existing: bytes, new: Document) -> Merge:
-    """Join a new request with one that the launcher has not taken yet.
+    """Join a new request with one that the launcher has not consumed yet.
 
-    One commit answers both, so they become one request: it drains if either does, by the earlier deadline. It keeps
-    the name of the one that drains, else of the existing one; `supersedes` lists the other's id.
+    One checkpoint answers both, so they become one request. It drains if either does, by the earlier deadline. It has
+    the ID of the one that drains, else of the existing one; `supersedes` lists the other ID.
     """
     if not existing.strip():
         return Merge(request=new, reason="a request made by hand has no content to keep")
@@ -57,5 +57,5 @@ def _deadline(request: Mapping[str, Any]) -> str | None:
 
 
 def request_ids(values: object) -> list[str]:
-    """The ids in a list that may be none, or hold anything."""
+    """Return the IDs in an untrusted value."""
     return [name for name in values if isinstance(name, str)] if isinstance(values, list) else []

@@ -1,6 +1,6 @@
-"""From a notice to the launcher: the touch-file, written once for each notice.
+"""Forwards notices to the launcher: the touch-file, written once per notice.
 
-Invariant: no request for a drain is ever lost from the touch-file by what the sidecar writes.
+Invariant: nothing that the sidecar writes removes a request for a drain from the touch-file.
 """
 
 import logging
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class NoticeLedger:
-    """The notices that were passed on, kept in the run directory so that a restarted sidecar passes none on twice."""
+    """The forwarded notices, stored in the run directory, so that a restarted sidecar forwards none twice."""
 
     def __init__(self, run_dir: Path) -> None:
         self._touch = run_dir / c.TOUCH_FILE
@@ -28,7 +28,7 @@ class NoticeLedger:
         self._lock = threading.Lock()
         self._notices: tuple[Notice, ...] = self._remembered()
         self._answered_as: dict[str, str] = {}
-        """Ids of requests that were joined with another, and whose commit is acknowledged under its id."""
+        """IDs of requests that were joined with another, under whose ID their checkpoint is acknowledged."""
         self._acknowledged = stamp(self._ack)
 
     def notices(self) -> tuple[Notice, ...]:
@@ -37,7 +37,7 @@ class NoticeLedger:
             return self._notices
 
     def committed(self, notice_id: str) -> bool:
-        """Whether the launcher says that the commit which a notice asked for is made."""
+        """Whether the launcher has acknowledged the checkpoint that a notice requested."""
         with self._lock:
             expected = self._answered_as.get(notice_id, notice_id)
         try:
@@ -47,14 +47,15 @@ class NoticeLedger:
         return answer.get("id") == expected and answer.get("result") == c.ACK_COMMITTED
 
     def acknowledged(self) -> bool:
-        """Whether the launcher has acknowledged a request since this was last asked. For one thread."""
+        """Whether the launcher has acknowledged a request since the last call. For one thread."""
         before, self._acknowledged = self._acknowledged, stamp(self._ack)
         return self._acknowledged not in (None, before)
 
     def publish(self, notice: Notice) -> bool:
-        """Write the touch-file and remember the notice; False when it was passed on before.
+        """Write the touch-file and store the notice.
 
-        The file comes first: a sidecar killed between the two looks for the notice's traces before it writes again.
+        Return False if it was forwarded before. The file is written first: a sidecar that was killed in between looks
+        for traces of the notice before it writes again.
         """
         with self._lock:
             if any(known.id == notice.id for known in self._notices):
@@ -84,15 +85,18 @@ class NoticeLedger:
                 return
 
     def _replace_unread(self, request: Document, why: str) -> None:
-        """A request of another user's waits, which the launcher may be able to read: only a drain may replace it,
-        as it asks for all that any request can ask for."""
+        """Handle an unreadable request of another user.
+
+        The launcher may be able to read it, so only a drain may replace it, because a drain includes every other
+        request.
+        """
         outcome = "replaced by a drain" if request["drain"] else "left, as it asks for a checkpoint too"
         _log.warning("the waiting %s cannot be read (%s): %s", self._touch.name, why, outcome)
         if request["drain"]:
             write_atomically(self._touch, dump_document(request))
 
     def _traces(self) -> set[str]:
-        """Ids that the touch-file, its acknowledgement or the launcher's status already name."""
+        """Return the IDs in the touch-file, its acknowledgement and the launcher's status."""
         found: set[str] = set()
         for path in (self._touch, self._ack, self._status):
             try:

@@ -8,11 +8,11 @@ from holdfast_sidecar.constants import MAX_FILE_BYTES
 from holdfast_sidecar.errors import MalformedError
 
 Stamp = tuple[int, int, int]
-"""What changes when a file is replaced: inode, time of modification in ns, size."""
+"""Inode, modification time in ns, and size: they change when a file is replaced."""
 
 
 def stamp(path: Path) -> Stamp | None:
-    """The file's stamp, or None when there is none within reach."""
+    """Return the file's stamp, or None if it is absent or unreadable."""
     try:
         found = path.stat()
     except OSError:
@@ -21,8 +21,10 @@ def stamp(path: Path) -> Stamp | None:
 
 
 def read_small(path: Path) -> bytes | None:
-    """A regular file's bytes, None when there is none. The trainer's container may put anything there, so
-    neither a FIFO nor a link nor an endless file is followed."""
+    """Return a regular file's bytes, or None.
+
+    The trainer's container may place anything there, so FIFOs, links and too large files are refused.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -42,7 +44,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def create_atomically(path: Path, data: bytes) -> bool:
-    """Make a whole file that is not there yet; False when one is."""
+    """Create a complete file. Return False if one exists."""
     beside = _write_beside(path, data)
     try:
         os.link(beside, path)
@@ -55,7 +57,7 @@ def create_atomically(path: Path, data: bytes) -> bool:
 
 def _write_beside(path: Path, data: bytes) -> Path:
     beside = path.with_name(f".{path.name}.sidecar")
-    # One writer for each name, so what a killed predecessor left behind is simply taken over.
+    # Each name has one writer, so the rest of a killed predecessor is overwritten.
     beside.unlink(missing_ok=True)
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     with os.fdopen(descriptor, "wb") as file:
