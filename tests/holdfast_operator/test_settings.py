@@ -21,7 +21,7 @@ def test_the_least_gives_the_services_own_address() -> None:
     assert settings.watch_namespaces == ()
 
 
-def test_a_replica_is_reached_at_its_own_address_which_its_certificate_names() -> None:
+def test_certificate_names_the_replicas_own_address() -> None:
     for address, url in (("10.0.0.9", "https://10.0.0.9:8443"), ("fd00::9", "https://[fd00::9]:8443")):
         settings = from_environment({**LEAST, "HOLDFAST_POD_IP": address})
         assert settings.own_url == url
@@ -39,7 +39,7 @@ def test_the_certificate_names_the_host_of_the_url() -> None:
         assert host in from_environment({**LEAST, "HOLDFAST_AGENTS_URL": url}).agents_names
 
 
-def test_a_mounted_certificate_is_verified_by_the_host_of_the_url() -> None:
+def test_mounted_certificate_is_verified_by_the_urls_host() -> None:
     assert from_environment(LEAST).tls_folder is None
     settings = from_environment(
         {**LEAST, "HOLDFAST_TLS_FOLDER": "/tls", "HOLDFAST_AGENTS_URL": "https://holdfast.example:443"}
@@ -73,7 +73,7 @@ def test_what_is_wrong_is_named(change: dict[str, str], named: str) -> None:
         from_environment({**LEAST, **change})
 
 
-def test_without_its_settings_the_operator_says_in_a_line_what_is_missing(
+def test_missing_settings_are_named_in_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("HOLDFAST_NAMESPACE", "holdfast-system")

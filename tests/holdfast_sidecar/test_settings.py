@@ -81,7 +81,8 @@ def test_a_nodes_address_of_ipv6_is_put_in_brackets(told: str, node: str, asked:
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:9400", "https://10.0.0.1:9400", "http://10.0.0.1:port", "http://"])
-def test_an_exporters_address_that_is_none_leaves_gpus_out_and_training_alone(caplog, address: str):
+def test_invalid_exporter_address_skips_gpus(caplog, address: str):
+    """Training is not affected."""
     settings = read_environment({**NEEDED, "HOLDFAST_DCGM_URL": address})
     assert settings.dcgm_url == ""
     assert "HOLDFAST_DCGM_URL must be an http:// address" in caplog.text

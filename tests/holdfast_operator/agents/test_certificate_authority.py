@@ -111,7 +111,7 @@ def test_the_server_certificate_is_renewed_before_it_ends() -> None:
     assert server.credentials.server.parsed.not_valid_after_utc > clock.now + timedelta(days=29)
 
 
-def test_at_any_time_the_served_certificate_is_trusted_by_a_bundle_of_days_ago() -> None:
+def test_served_certificate_is_trusted_by_an_older_bundle() -> None:
     """Pods get a changed bundle late: what is served must verify against any bundle of the last days."""
     periods, clock, store = Periods(), Clock(), MemorySecrets()
     server = keeper(store, clock)
@@ -137,7 +137,8 @@ def _signed_by_one_of(bundle: str, server: TlsKeeper) -> bool:
     return any(ca.subject == served.issuer for ca in x509.load_pem_x509_certificates(bundle.encode()))
 
 
-def test_a_rotation_is_announced_and_survives_a_restart_and_a_race() -> None:
+def test_rotation_survives_a_restart_and_a_race() -> None:
+    """A rotation is announced first."""
     store, clock, announced = MemorySecrets(), Clock(), []
     server = TlsKeeper(BuiltInAuthority(store, NAMES, clock=clock), on_bundle=lambda: announced.append(1))
     server.refresh()

@@ -103,7 +103,8 @@ def test_a_renewed_certificate_of_the_same_ca_is_served_at_once(secret: Secret, 
     assert announced == [], "no pod has to read anything"
 
 
-def test_a_new_ca_joins_the_bundle_before_its_certificate_is_served(secret: Secret, clock: Clock) -> None:
+def test_new_ca_joins_the_bundle_first(secret: Secret, clock: Clock) -> None:
+    """The bundle contains a new CA before a certificate of it is served."""
     old, new, announced = authority(), authority(), list[str]()
     secret.write(certificate(old), old.certificate)
     tls = keeper(secret, clock, announced)
@@ -135,7 +136,7 @@ def test_an_expired_certificate_is_not_kept_for_the_overlap(secret: Secret, cloc
     assert tls.credentials.server == following
 
 
-def test_every_replacement_is_trusted_by_the_bundle_of_minutes_ago(secret: Secret, clock: Clock) -> None:
+def test_replacement_is_trusted_by_the_last_bundle(secret: Secret, clock: Clock) -> None:
     """Ten changes of the CA, minutes apart or overlapping: pods get a changed bundle late, and never refuse."""
     ca = authority()
     secret.write(certificate(ca), ca.certificate)
@@ -191,7 +192,8 @@ def test_a_folder_without_a_secret_is_refused_by_name(tmp_path: Path) -> None:
         MountedCertificate(tmp_path, HOST).current()
 
 
-def test_the_thread_serves_a_renewed_certificate_and_survives_a_broken_one(secret: Secret, clock: Clock) -> None:
+def test_renewed_certificate_is_served(secret: Secret, clock: Clock) -> None:
+    """The thread also survives an invalid certificate."""
     import threading
 
     ca = authority()

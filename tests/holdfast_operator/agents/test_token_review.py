@@ -41,7 +41,8 @@ def test_a_verdict_is_asked_for_anew_after_45_seconds() -> None:
     assert tokens.recall("a") is None, "what was refused since serves no longer"
 
 
-def test_what_is_known_is_recalled_without_a_question_as_long_as_it_holds() -> None:
+def test_valid_review_is_not_repeated() -> None:
+    """A known token causes no review while its result is valid."""
     server = Reviews()
     tokens = TokenReviews(server, clock=lambda: server.now)
     assert tokens.recall("a") is None

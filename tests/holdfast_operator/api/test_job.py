@@ -68,7 +68,8 @@ def test_retention_is_said_in_the_words_that_launchers_read() -> None:
         parse_spec({**SMALLEST, "checkpoint": {"object": {"url": "s3://b", "retention": {"keepDaily": -1}}}})
 
 
-def test_the_best_by_a_metric_are_said_in_the_words_that_launchers_read() -> None:
+def test_best_by_a_metric_has_the_launchers_syntax() -> None:
+    """The retention rule is written as launchers parse it."""
     best = [{"metric": "val_loss", "count": 3}, {"metric": "eval/acc-1", "mode": "Max"}]
     said = "every=10,best=val_loss:min:3,best=eval/acc-1:max:1"
     asked = parse_spec({**SMALLEST, "checkpoint": {"retention": {"keepEvery": 10, "keepBest": best}}})

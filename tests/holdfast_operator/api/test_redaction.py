@@ -69,14 +69,16 @@ def pod(message: str) -> dict[str, Any]:
     }
 
 
-def test_the_end_of_a_log_comes_into_the_status_without_credentials() -> None:
+def test_end_of_a_log_is_redacted_in_the_status() -> None:
+    """Credentials are removed from the last lines of a log."""
     view = parse_pod(pod("Traceback\nConnectionError: postgres://u:hunter2@db/x\n"))
     words = of_exit(view, None, NOON).message
     assert "ConnectionError" in words
     assert "hunter2" not in words
 
 
-def test_a_launchers_words_come_into_the_status_without_credentials() -> None:
+def test_launchers_message_is_redacted_in_the_status() -> None:
+    """Credentials are removed from messages of launchers."""
     told = {"generation": 1, "attempt": 1, "message": "password=hunter2"}
     launcher = {
         "version": 1,

@@ -80,9 +80,8 @@ def test_a_repeated_report_changes_nothing_and_is_counted(
     assert len(repeated) == 2
 
 
-def test_a_restarted_sidecar_counts_from_the_start_and_its_predecessor_is_not_heard_again(
-    hub: AgentHub, repeated: list[None]
-) -> None:
+def test_late_report_of_the_previous_sidecar_is_ignored(hub: AgentHub, repeated: list[None]) -> None:
+    """A restarted sidecar counts its reports from the start."""
     hub.record(POD, report(number=9, start_id="a"))
     hub.record(POD, report(number=1, start_id="b"))
     assert kept(hub) == ("b", 1)
@@ -207,7 +206,7 @@ def test_a_loss_that_is_not_a_number_becomes_null() -> None:
     assert parse_body(raw)["launcher"]["loss"] is None
 
 
-def test_half_a_letter_is_replaced_so_that_the_status_can_hold_it() -> None:
+def test_incomplete_character_is_replaced() -> None:
     """The API server would keep another letter than was written, and each pass would write it anew."""
     raw = report(launcher={"message": "half a smile: \ud83d", "phase": "\U0001f600 and \u2026"})
     launcher = parse_body(raw)["launcher"]
@@ -266,7 +265,8 @@ def test_each_check_of_a_pod_is_counted_when_it_passes_or_fails() -> None:
     assert counted == [("ObjectStore", "Failed"), ("ObjectStore", "Passed")]
 
 
-def test_what_passed_before_this_process_began_is_not_counted_again() -> None:
+def test_earlier_checks_are_not_counted_again() -> None:
+    """A restarted operator does not count checks that passed before."""
     counted: list[tuple[str, str]] = []
     hub = AgentHub(lambda _: POD, lambda _: None, on_check=lambda *found: counted.append(found))
     hub.bind(POD.pod_uid, "job-1")

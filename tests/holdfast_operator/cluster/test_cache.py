@@ -181,7 +181,8 @@ def test_a_pod_that_is_one_of_ours_again_is_known_again() -> None:
     assert [body["metadata"]["name"] for body in cache.pods()] == ["w0"]
 
 
-def test_a_pod_whose_owner_somebody_took_is_listed_no_more_and_its_job_looks() -> None:
+def test_pod_without_its_owner_reference_wakes_its_job() -> None:
+    """The pod is no longer listed for the job."""
     cache = Cache()
     cache.put_pod(pod("w0", 2))
     disowned = pod("w0", 3)
@@ -230,7 +231,8 @@ def test_a_report_wakes_its_job() -> None:
     assert queue.depth() == 0
 
 
-def test_what_pods_take_of_a_node_is_the_sum_over_those_that_have_not_ended() -> None:
+def test_usage_of_a_node_excludes_ended_pods() -> None:
+    """The usage of a node is the sum over pods that have not ended."""
     cache = Cache()
     for version, name in enumerate(("w0", "w1", "w2"), start=1):
         cache.put_pod(asking(name, version, cpu="2"))
@@ -258,7 +260,7 @@ def test_a_job_is_found_by_its_uid_until_it_is_gone() -> None:
     assert cache.key_of_uid("new") is None
 
 
-def test_a_full_list_wakes_only_the_jobs_of_which_it_tells_something_new() -> None:
+def test_full_list_wakes_only_changed_jobs() -> None:
     cache = Cache()
     cache.put_job(job("gpt", 2))
     cache.put_job(job("bert", 3))

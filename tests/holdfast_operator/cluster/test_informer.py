@@ -61,7 +61,7 @@ def relisted(cache: Cache, server: Server, pace: ListPacing = AT_ONCE) -> None:
     Feed(cache, KeyedQueue()).relist(cluster, (), pace=pace)
 
 
-def test_whatever_changed_while_another_led_is_looked_at_by_the_next_leader() -> None:
+def test_next_leader_sees_changes_of_the_time_before() -> None:
     """A standby works on nothing, so its queue holds each job once, however often it changed."""
     cache, queue = Cache(), KeyedQueue()
     standby = Feed(cache, queue)
@@ -82,7 +82,8 @@ def test_a_rest_is_taken_between_pages_and_not_after_the_last() -> None:
     assert len(cache.pods()) == 5
 
 
-def test_so_many_rests_and_no_more_or_the_list_could_not_be_continued() -> None:
+def test_pauses_between_pages_are_bounded() -> None:
+    """After too many pauses, the list's continue token would expire."""
     server = Server(pods=[pod(number) for number in range(9)], jobs=[])
     relisted(Cache(), server, ListPacing(page=1, rest_seconds=0.25, rests=3))
     assert (server.pages, server.rests) == (1 + 1 + 9, [0.25] * 3)
@@ -99,7 +100,8 @@ def test_what_has_not_changed_stays_the_same_object() -> None:
     assert {uid for uid, body in after.items() if body is not before[uid]} == {"uid-1"}
 
 
-def test_a_job_made_again_under_an_old_name_is_taken_anew_whatever_its_version() -> None:
+def test_recreated_job_replaces_the_cached_one() -> None:
+    """Its resource version may be lower than that of the old job."""
     server = Server(pods=[], jobs=[job()])
     cache = Cache()
     relisted(cache, server)

@@ -59,7 +59,8 @@ def test_what_pods_have_in_common_is_in_memory_once(trained: Sim) -> None:
     assert one["metadata"]["ownerReferences"] is other["metadata"]["ownerReferences"]
 
 
-def test_of_annotations_only_our_own_are_kept_of_a_node_and_none_of_a_job() -> None:
+def test_only_our_annotations_of_a_node_are_kept() -> None:
+    """No annotation of a job is kept."""
     own = {"holdfast.dev/remediation": "{}"}
     notes = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 4096, **own}
     body = {"metadata": {"name": "a", "annotations": notes}, "spec": {"replicas": 1}}
@@ -99,7 +100,8 @@ def test_of_a_job_that_is_too_large_nothing_is_kept_but_why(sim: Sim, values: li
     assert job.unreadable.startswith("its spec takes more than 128 KiB of the operator's memory: move large values")
 
 
-def test_a_job_that_is_too_large_says_so_and_nothing_is_made_for_it(sim: Sim) -> None:
+def test_too_large_job_is_reported(sim: Sim) -> None:
+    """Nothing is created for the job."""
     sim.body["spec"]["workers"]["template"]["spec"]["containers"][0]["args"] = ["x" * SPEC_BYTES]
     sim.body = slim_job(sim.body)
     sim.settle()
@@ -137,7 +139,8 @@ thread.join()
 """
 
 
-def test_a_job_as_deep_as_the_api_server_takes_it_ends_no_list_and_no_watch() -> None:
+def test_deeply_nested_job_breaks_no_list_and_no_watch() -> None:
+    """The job is as deep as the API server admits."""
     done = subprocess.run([sys.executable, "-c", NESTED], env={}, capture_output=True, text=True, timeout=60)
     assert done.stdout == "its spec is nested deeper than 64 levels\n" * 4, done.stderr[-2000:]
 

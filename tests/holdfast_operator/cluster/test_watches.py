@@ -151,9 +151,10 @@ def test_a_signal_that_came_before_the_watches_began_ends_them(environment: dict
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr[-2000:]
 
 
-def test_a_large_cluster_is_listed_in_pages_jobs_in_small_ones_and_none_of_it_is_copied(
+def test_large_cluster_is_listed_in_pages(
     environment: dict[str, str],
 ) -> None:
+    """Pages of jobs are small, and kopf copies no object."""
     done = subprocess.run(
         [sys.executable, "-c", LISTED], env=environment, capture_output=True, text=True, timeout=120
     )
@@ -176,7 +177,7 @@ def test_what_came_is_let_go_soon_after_it_was_taken() -> None:
     assert 0 < settings.queueing.idle_timeout <= before / 10
 
 
-def test_the_peering_of_another_kopf_operator_pauses_nothing_here() -> None:
+def test_peering_of_another_kopf_operator_is_ignored() -> None:
     settings = kopf.OperatorSettings()
     watches.configure(settings)
     assert settings.peering.standalone

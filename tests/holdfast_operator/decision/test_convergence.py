@@ -98,9 +98,7 @@ def test_cut_anywhere_the_end_is_the_same(make_sim: Make, faults: list[tuple[str
 @pytest.mark.thorough
 @settings(SETTINGS, max_examples=10)
 @given(seed=st.integers(0, 2**32), name=st.sampled_from(("gpt-w0", "gpt-w1", "gpt-w2")), back=st.integers(40, 130))
-def test_who_is_cut_off_and_maybe_comes_back_is_replaced_once_at_most(
-    make_sim: Make, seed: int, name: str, back: int
-) -> None:
+def test_unreachable_worker_is_replaced_at_most_once(make_sim: Make, seed: int, name: str, back: int) -> None:
     """Cut, too, between the order to delete it and its deletion."""
     sim, dice = make_sim(nodes=5), random.Random(seed)
     sim.run(30, until=lambda: len(sim.world_names()) == 3)

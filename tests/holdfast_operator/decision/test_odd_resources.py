@@ -98,7 +98,7 @@ def test_any_amount_is_one_that_can_be_weighed(amount: Any) -> None:
     assert len(too_big(asked, [node])) < 200
 
 
-def test_a_template_of_endless_alternatives_is_left_to_the_scheduler() -> None:
+def test_too_many_alternatives_are_left_to_the_scheduler() -> None:
     """Weighing it would cost each pass of each other job seconds."""
     terms = [{"matchExpressions": [EXPRESSION] * 10}] * 20_000
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}

@@ -45,7 +45,7 @@ def test_a_lease_that_is_nobodys_or_was_ours_is_taken_at_once(lease: Lease | Non
     assert decide(LeaseView(lease=lease, since=100.0), 100.0, "a", TERMS).step is step
 
 
-def test_a_lease_is_taken_once_it_was_seen_unchanged_for_all_of_its_time() -> None:
+def test_lease_is_taken_after_its_duration_unchanged() -> None:
     sight = LeaseView(lease=replace(OTHERS, seconds=40), since=100.0)
     assert decide(sight, 140.0, "a", TERMS).step is Step.WAIT
     decision = decide(sight, 140.1, "a", TERMS)
@@ -191,7 +191,8 @@ def test_the_second_stands_by_and_knows_the_way_to_the_first() -> None:
     assert (a.leads(), b.leads(), b.follows) == (True, False, ["https://a"])
 
 
-def test_a_killed_leader_is_succeeded_after_its_lease_and_no_sooner() -> None:
+def test_killed_leader_is_succeeded_after_its_lease() -> None:
+    """It does not happen earlier."""
     world = World()
     a, b = Replica(world=world, name="a"), Replica(world=world, name="b")
     a.round()
@@ -204,7 +205,7 @@ def test_a_killed_leader_is_succeeded_after_its_lease_and_no_sooner() -> None:
 
 
 @pytest.mark.parametrize(("list_seconds", "waits"), [(3.0, 15.0), (20.0, 20.0)])
-def test_what_passes_while_all_is_listed_counts_as_time_without_a_leader(list_seconds: float, waits: float) -> None:
+def test_time_of_the_first_list_counts_as_leaderless(list_seconds: float, waits: float) -> None:
     world = World()
     Replica(world=world, name="a").round()
     b = Replica(world=world, name="b")
@@ -291,9 +292,7 @@ def test_one_lost_answer_costs_nothing() -> None:
 
 @pytest.mark.parametrize("outdated", [False, True])
 @given(begin=st.floats(0, 2), call=st.floats(0, sum(TERMS.call_seconds)))
-def test_a_leader_that_hears_nothing_ends_before_another_one_may_lead(
-    outdated: bool, begin: float, call: float
-) -> None:
+def test_isolated_leader_ends_before_another_may_lead(outdated: bool, begin: float, call: float) -> None:
     world = World()
     a = Replica(world=world, name="a")
     a.round()
@@ -340,7 +339,7 @@ def test_at_no_time_do_two_lead(steps: list[tuple[str, float, str, float, float,
         assert sum(replica.leads() for replica in replicas.values()) <= 1
 
 
-def test_the_clock_of_an_election_also_runs_while_the_machine_sleeps() -> None:
+def test_election_clock_runs_while_the_machine_sleeps() -> None:
     from holdfast_operator.runtime.clock import uptime
 
     before = uptime()

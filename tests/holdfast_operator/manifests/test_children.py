@@ -71,7 +71,7 @@ def test_the_command_and_the_users_fields_stay(make_pod: Callable[..., Any]) -> 
         (False, None, None),
     ],
 )
-def test_a_pod_in_its_nodes_network_still_finds_the_operators_service(
+def test_host_network_pod_finds_the_operators_service(
     make_pod: Callable[..., Any], host: bool, given: str | None, policy: str | None
 ) -> None:
     asked = {} if given is None else {"dnsPolicy": given}
@@ -116,7 +116,7 @@ def test_the_sidecar_is_native_and_fits_the_restricted_standard(make_pod: Callab
     assert "HOLDFAST_METADATA_URL" not in env
 
 
-def test_the_gpus_of_a_pod_that_has_some_are_watched_on_its_own_node(observed: Observed) -> None:
+def test_gpus_of_a_pod_are_watched_on_its_node(observed: Observed) -> None:
     platform = replace(observed.platform, dcgm_url="http://$(HOLDFAST_HOST_IP):9400/metrics")
     gpu = {"resources": {"limits": {"nvidia.com/gpu": 8}}}
     assert sidecar_env(observed, platform, {}) == {}
@@ -165,7 +165,7 @@ def test_without_a_claim_there_is_no_checkpoint_folder(observed: Observed) -> No
     assert "holdfast-checkpoints" not in json.dumps(manifest)
 
 
-def test_a_silent_node_is_left_within_half_a_minute_unless_told_otherwise(make_pod: Callable[..., Any]) -> None:
+def test_default_tolerations_last_half_a_minute(make_pod: Callable[..., Any]) -> None:
     added = {item["key"]: item["tolerationSeconds"] for item in make_pod()["spec"]["tolerations"]}
     assert added == {c.TAINT_NOT_READY: 30, c.TAINT_UNREACHABLE: 30}
     own = [{"key": c.TAINT_NOT_READY, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 600}]
@@ -327,7 +327,7 @@ def test_the_object_store_reaches_the_trainer_alone(observed: Observed) -> None:
     assert "envFrom" not in trainer(without)
 
 
-def test_the_local_tier_is_a_volume_on_the_nodes_disk_with_its_limit(observed: Observed) -> None:
+def test_local_tier_is_a_limited_volume_on_the_nodes_disk(observed: Observed) -> None:
     spec = observed.job.spec
     assert spec is not None
     asked = replace(

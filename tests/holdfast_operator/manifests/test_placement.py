@@ -191,7 +191,8 @@ def test_a_packed_gang_goes_where_all_of_it_finds_room(make_sim: Make) -> None:
     assert zones_of(sim) == {"b"}
 
 
-def test_no_gate_lifts_where_room_is_enough_but_not_in_one_domain(make_sim: Make) -> None:
+def test_gang_needs_capacity_in_one_domain(make_sim: Make) -> None:
+    """No gate is lifted otherwise."""
     sim = make_sim(replicas=3, minimum=3, nodes=4, **packed())
     single(sim)
     zones(sim, "a", "a", "b", "b")

@@ -40,7 +40,8 @@ def merged(before: Any, patch: Any) -> Any:
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(before=OBJECTS, after=OBJECTS)
-def test_a_patch_brings_about_what_it_should_and_is_empty_only_if_nothing_changes(before: Any, after: Any) -> None:
+def test_patch_leads_to_the_desired_status(before: Any, after: Any) -> None:
+    """It is empty only if nothing changes."""
     patch = status_patch(before, after)
     result = merged(before, patch)
     assert status_patch(result, after) == {}
@@ -90,7 +91,7 @@ def plan_with(trained: Sim, *actions: Any) -> Any:
     return replace(trained.plan(), actions=actions)
 
 
-def test_a_refused_creation_is_remembered_and_stops_its_like_only(trained: Sim) -> None:
+def test_refused_creation_stops_only_similar_ones(trained: Sim) -> None:
     api = Api(create_pod=RejectedError("pod a", "QuotaExceeded", "exceeded quota: pods"))
     plan = plan_with(trained, *creations("a", "b"), DeletePod(name="c", uid="u", why="test"))
     memory, failure = actor(api).act(trained.observe().job, plan, JobMemory())
@@ -101,7 +102,7 @@ def test_a_refused_creation_is_remembered_and_stops_its_like_only(trained: Sim) 
     assert "exceeded quota" in memory.refusal.message
 
 
-def test_labels_that_cannot_be_put_back_keep_no_pod_from_being_made(trained: Sim) -> None:
+def test_failed_relabelling_does_not_stop_a_creation(trained: Sim) -> None:
     api = Api(restore_pod=RejectedError("PATCH …/pods/a", "Rejected", "labels are protected"))
     restored = [RestorePod(name=name, uid="u", marks={"labels": {}}) for name in ("a", "b")]
     memory, failure = actor(api).act(
@@ -136,7 +137,7 @@ def test_a_publication_is_remembered_by_its_revision(trained: Sim) -> None:
 
 
 @pytest.mark.parametrize("answer", ["was answered with 500: failed calling webhook", "failed: ReadTimeout"])
-def test_where_no_pod_can_be_made_launchers_are_told_all_the_same(trained: Sim, answer: str) -> None:
+def test_launchers_get_the_membership_if_no_pod_is_created(trained: Sim, answer: str) -> None:
     """A webhook for pods that is away answers each creation with a 500, maybe as it sat on the lost node."""
     api = Api(create_pod=ClusterError(f"POST …/pods {answer}"))
     plan = plan_with(trained, *creations("a", "b"), Publish(revision=9, document={"revision": 9}))
@@ -178,7 +179,7 @@ def test_events_carry_the_same_words_and_fit(trained: Sim) -> None:
     assert manifest["metadata"]["name"] != job_event(job, event, trained.now, 1, "x")["metadata"]["name"]
 
 
-def test_of_a_job_with_too_many_events_some_are_told_and_the_others_counted(trained: Sim) -> None:
+def test_events_above_the_limit_are_counted(trained: Sim) -> None:
     left_out: list[int] = []
     hub = AgentHub(lambda _token: None, lambda _uid: None)
     writer = Actor(cluster=cast(Any, Api()), hub=hub, identity="test", left_out=left_out.append)

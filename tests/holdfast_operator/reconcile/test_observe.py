@@ -75,7 +75,8 @@ def observer(sim: Sim, cache: Cache, hub: AgentHub, cluster: Any = None) -> JobO
     )
 
 
-def test_pods_of_another_namespace_are_no_workers_whatever_owner_they_name(trained: Sim) -> None:
+def test_pods_of_another_namespace_are_no_workers(trained: Sim) -> None:
+    """They may name a job of this namespace as owner."""
     cache, hub, bound = Cache(), AgentHub(lambda _token: None, lambda _uid: None), []
     hub.bind = lambda pod_uid, *_: bound.append(pod_uid)  # type: ignore[method-assign]
     cache.put_job(trained.body)
@@ -88,7 +89,7 @@ def test_pods_of_another_namespace_are_no_workers_whatever_owner_they_name(train
     assert bound == ["uid-own"]
 
 
-def test_a_new_process_takes_the_statuss_word_for_what_was_applied(trained: Sim) -> None:
+def test_new_process_trusts_the_status_for_applied_children(trained: Sim) -> None:
     cache, hub = Cache(), AgentHub(lambda _token: None, lambda _uid: None)
     status = trained.body["status"]
     status["operatorState"] = operator_state.encode({**operator_state.decode(status), "applied": "digest"})
@@ -98,7 +99,7 @@ def test_a_new_process_takes_the_statuss_word_for_what_was_applied(trained: Sim)
     assert [one.applied for one in seen if one is not None] == ["digest", "digest", ""]
 
 
-def test_where_there_are_many_jobs_children_are_applied_anew_seldom(trained: Sim) -> None:
+def test_many_jobs_reapply_children_seldom(trained: Sim) -> None:
     cache, hub = Cache(), AgentHub(lambda _token: None, lambda _uid: None)
     for number in range(1000):
         meta = {**trained.body["metadata"], "name": f"job-{number}", "uid": f"uid-{number}"}
@@ -109,7 +110,7 @@ def test_where_there_are_many_jobs_children_are_applied_anew_seldom(trained: Sim
     assert seen.applied == "digest"
 
 
-def test_children_are_applied_anew_after_a_while_and_not_all_jobs_at_once(trained: Sim) -> None:
+def test_children_are_reapplied_at_different_times(trained: Sim) -> None:
     cache, hub = Cache(), AgentHub(lambda _token: None, lambda _uid: None)
     memory = JobMemory(applied="digest", applied_at=trained.now)
     due = set()
@@ -153,7 +154,8 @@ def test_however_many_pods_pull_an_image_few_calls_ask_why(trained: Sim) -> None
     assert len(cluster.asked) <= 16 * 12
 
 
-def test_each_of_many_pods_gets_its_turn_and_what_was_told_is_kept(trained: Sim) -> None:
+def test_events_of_many_pods_are_read_in_turns(trained: Sim) -> None:
+    """Earlier results are kept."""
     seeing, cluster = that_pull(trained, 256)
     mount = {"type": "Warning", "reason": "FailedMount", "message": "no such claim", "lastTimestamp": trained.stamp()}
     for uid in cluster.events:
@@ -165,7 +167,8 @@ def test_each_of_many_pods_gets_its_turn_and_what_was_told_is_kept(trained: Sim)
     assert all(pod.warnings == (("FailedMount", "no such claim"),) for pod in seen.pods)
 
 
-def test_why_one_pod_does_not_start_is_known_at_once_and_asked_anew_every_few_seconds(trained: Sim) -> None:
+def test_events_of_a_pending_pod_are_read_every_few_seconds(trained: Sim) -> None:
+    """The first read is immediate."""
     seeing, cluster = that_pull(trained, 1)
     told = []
     for second in range(11):
@@ -178,7 +181,7 @@ def test_why_one_pod_does_not_start_is_known_at_once_and_asked_anew_every_few_se
     assert len(cluster.asked) == 3
 
 
-def test_events_are_read_of_a_pod_about_which_no_scheduler_reports(trained: Sim) -> None:
+def test_events_are_read_without_a_scheduler_report(trained: Sim) -> None:
     seeing, cluster = that_pull(trained, 1)
     warning = {"type": "Warning", "reason": "FailedResourceClaimCreation", "message": "no template eight"}
     cluster.events["uid-gpt-w0"] = [warning]
@@ -217,7 +220,7 @@ def test_a_gang_stands_where_its_pods_say(make_sim: Make) -> None:
     assert standings(sim, cache) == [GangPriority(priority=-5)]
 
 
-def test_a_gang_is_not_judged_before_its_pods_say_where_it_stands(make_sim: Make) -> None:
+def test_gang_is_not_judged_before_its_pods_are_known(make_sim: Make) -> None:
     sim, cache = a_gang_that_waits(make_sim), Cache()
     cache.put_job(sim.body)
     assert standings(sim, cache) == []
@@ -252,7 +255,7 @@ def present(seeing: JobObserver, sim: Sim) -> dict[str, bool]:
     return {pod.name: not pod.absent for pod in seen.pods}
 
 
-def test_a_pod_that_is_listed_no_more_is_absent_only_if_a_direct_read_says_so(trained: Sim) -> None:
+def test_only_a_direct_read_shows_that_a_pod_is_absent(trained: Sim) -> None:
     seeing, cluster, cache = watched(trained)
     hidden = cluster.pod_bodies.pop()
     relabelled = copy.deepcopy(hidden)
@@ -265,7 +268,7 @@ def test_a_pod_that_is_listed_no_more_is_absent_only_if_a_direct_read_says_so(tr
     assert not present(seeing, trained)[name]
 
 
-def test_a_pod_of_the_same_name_with_another_uid_is_not_the_worker(trained: Sim) -> None:
+def test_pod_with_another_uid_is_not_the_worker(trained: Sim) -> None:
     """Somebody recreates a pod under our name and labels: it is not ours, and ours is gone."""
     seeing, cluster, _cache = watched(trained)
     other = copy.deepcopy(cluster.pod_bodies[0])
@@ -287,7 +290,7 @@ def test_pods_that_are_listed_or_ended_cost_no_direct_read(trained: Sim) -> None
     assert cluster.read == []
 
 
-def test_a_node_without_a_lease_is_read_before_anything_waits_for_it(trained: Sim) -> None:
+def test_node_without_a_lease_is_read_first(trained: Sim) -> None:
     """Its Lease goes with a deleted Node, whatever an old list says."""
     node = trained.node_of("gpt-w1")
     trained.node_unready(node)

@@ -90,7 +90,7 @@ def test_a_training_job_has_its_gauges_and_its_budget(passes, metrics):
     }
 
 
-def test_an_incident_is_seen_in_the_budget_until_its_window_is_over(passes, metrics):
+def test_incident_counts_until_the_window_of_the_budget_ends(passes, metrics):
     seen, run = passes
     seen.sim.body["spec"]["recovery"] = {"budgets": [{"cause": "Infrastructure", "maxRestarts": 5}]}
     seen.sim.kill_node(seen.sim.node_of("gpt-w1"))
@@ -119,7 +119,7 @@ def test_a_job_that_completed_leaves_no_series(passes, metrics):
     assert of_jobs(metrics) == {}
 
 
-def test_what_was_decided_is_told_also_where_some_of_it_could_not_be_done(passes, metrics):
+def test_decisions_are_reported_if_an_action_fails(passes, metrics):
     """The status is written, so no later pass would tell it."""
     seen, run = passes
     seen.sim.notice("gpt-w1")

@@ -74,7 +74,8 @@ def provider_id(instance: str, zone: str = "us-east-1a") -> str:
     return f"aws:///{zone}/{instance}"
 
 
-def test_an_instance_of_a_group_is_terminated_and_the_group_brings_another(group: list[str]) -> None:
+def test_instance_of_a_group_is_terminated(group: list[str]) -> None:
+    """The group starts another one."""
     sick, well = group
     told = aws().replace(provider_id(sick))
     assert "group gpu starts another" in told
@@ -141,7 +142,7 @@ def test_what_aws_answers_stands_in_the_error(lonely: str) -> None:
         aws(outside_groups=True).replace(provider_id(lonely))
 
 
-def test_where_there_are_no_credentials_the_network_policy_is_named(lonely: str) -> None:
+def test_missing_credentials_name_the_network_policy(lonely: str) -> None:
     def unreachable(_service: str, _region: str) -> Any:
         raise NoCredentialsError
 

@@ -32,14 +32,16 @@ def test_the_values_are_values() -> None:
     assert (replacing.mode, replacing.provider) == (Mode.REPLACE, "AWS")
 
 
-def test_alertmanager_is_sent_where_the_operator_listens_and_told_of_ends() -> None:
+def test_documented_alertmanager_route_reaches_the_operator() -> None:
+    """Resolved alerts are sent too."""
     (manager,) = [example for example in examples() if "receivers" in example]
     (hook,) = manager["receivers"][1]["webhook_configs"]
     assert hook["url"].endswith(":8443/v1/alerts")
     assert hook["send_resolved"] is True
 
 
-def test_alertmanager_repeats_soon_what_an_operator_may_have_forgotten() -> None:
+def test_documented_repeat_interval_is_short() -> None:
+    """A restarted operator may have forgotten an alert."""
     (manager,) = [example for example in examples() if "receivers" in example]
     (route,) = manager["route"]["routes"]
     assert route["repeat_interval"] == "5m"

@@ -26,7 +26,8 @@ def trains_with(sim: Sim, *names: str) -> Callable[[], bool]:
     return lambda: sim.world_names() == sorted(names)
 
 
-def test_its_worker_drains_its_replacement_is_asked_for_at_once_and_it_is_an_interruption(trained: Sim) -> None:
+def test_worker_on_a_marked_node_is_drained_and_replaced(trained: Sim) -> None:
+    """Both happen at once, and it counts as an Interruption."""
     node = trained.node_of("gpt-w1")
     mark(trained, node)
     trained.tick(0.5)

@@ -136,9 +136,7 @@ def near(*values: str) -> dict[str, Any]:
     ],
     ids=["selector", "affinity", "taint", "one each"],
 )
-def test_a_template_that_no_node_takes_is_told_with_what_it_asks_for(
-    spec: dict[str, Any], nodes: list[NodeView], told: str
-) -> None:
+def test_message_names_the_request_that_fits_no_node(spec: dict[str, Any], nodes: list[NodeView], told: str) -> None:
     assert no_node(spec, nodes) == f"none of {len(nodes)} nodes takes a worker: {told}{MEND}"
 
 
@@ -167,7 +165,7 @@ def test_what_passes_by_itself_makes_no_template_impossible(passing: dict[str, A
     cpus=st.integers(1, 6),
     cluster=st.lists(st.tuples(st.dictionaries(st.sampled_from("ab"), st.sampled_from("xy")), st.integers(1, 6))),
 )
-def test_no_node_is_said_exactly_when_an_empty_cluster_has_no_room(
+def test_no_node_means_that_an_empty_cluster_lacks_capacity(
     asked: dict[str, str], cpus: int, cluster: list[tuple[dict[str, str], int]]
 ) -> None:
     nodes = [node(f"n{i}", cpu=str(cpu), labels=labels) for i, (labels, cpu) in enumerate(cluster)]
@@ -232,7 +230,8 @@ def test_who_is_kept_away_from_depends_on_the_namespace(term: dict[str, Any], he
     assert FreeCapacity(nodes, [bound], NOW).place(newcomer) == held, "who is there keeps others away as well"
 
 
-def test_who_would_go_keeps_nobody_away_and_who_takes_the_place_does() -> None:
+def test_anti_affinity_of_victims_does_not_count() -> None:
+    """The anti-affinity of the pods that take their place counts."""
     away = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "x"}}}
     guard = PodAffinityInfo(namespace="ml", keeps_away=keeps_away(apart_from(away)))
     bound = NodeUsage(node="n1", amounts={}, tenants=(guard,))

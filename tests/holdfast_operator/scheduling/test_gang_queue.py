@@ -79,7 +79,8 @@ def test_each_gang_finds_what_the_older_ones_leave() -> None:
     assert [left_to(line, one) for one in gangs] == [10, 7, 4, 1], "trying something in it changes nothing"
 
 
-def test_lifted_gangs_go_first_and_one_that_tries_later_or_never_fits_takes_nothing() -> None:
+def test_lifted_gangs_go_first() -> None:
+    """A gang in back-off, or one that never fits, reserves nothing."""
     first, huge = gang(1, pods=2), gang(0, pods=11)
     later, young = gang(2, pods=3, retry_in=5), gang(9, pods=4, lifted=True)
     line = GangQueue(GangQueueInput(nodes=(node("n1", 10),), rivals=(first, huge, later, young)), NOW)
@@ -89,7 +90,8 @@ def test_lifted_gangs_go_first_and_one_that_tries_later_or_never_fits_takes_noth
     assert line.outlived(NOW + timedelta(seconds=5))
 
 
-def test_a_gang_may_begin_where_an_empty_cluster_holds_as_many_as_it_needs() -> None:
+def test_gang_may_start_with_the_minimum_it_needs() -> None:
+    """An empty cluster must hold that many."""
     usage = (taken("n1", 4, priority=0),)
     line = GangQueue(GangQueueInput(nodes=(node("n1", 4), node("n2", 4)), usage=usage), NOW)
     gangs = [replace(gang(most, pods=most), least=least) for most, least in ((8, 0), (9, 0), (10, 8), (20, 9))]
@@ -108,14 +110,14 @@ def test_who_goes_first_is_served_first_whatever_waits(shapes: list[tuple[int, b
             left -= min(left, one.pods)
 
 
-def test_of_those_that_wait_the_higher_priority_goes_first_then_age() -> None:
+def test_queue_is_ordered_by_priority_then_age() -> None:
     old, young, urgent = gang(0, pods=2), gang(1, pods=3), gang(2, pods=4, priority=10)
     lifted = gang(3, pods=1, lifted=True, priority=-5)
     line = GangQueue(GangQueueInput(nodes=(node("n1", 20),), rivals=(old, young, urgent, lifted)), NOW)
     assert [left_to(line, one) for one in (urgent, old, young)] == [19, 15, 13]
 
 
-def test_what_pods_of_lower_priority_take_is_free_to_a_gang_and_of_no_others() -> None:
+def test_only_lower_priorities_count_as_free() -> None:
     usage = (taken("n1", 4, priority=0), taken("n2", 4, priority=10))
     line = GangQueue(GangQueueInput(nodes=(node("n1", 4), node("n2", 4)), usage=usage), NOW)
     assert [may_have(line, gang(0, pods=1, priority=p)) for p in (-1, 0, 5, 10, 11)] == [0, 0, 4, 4, 8]
@@ -123,7 +125,7 @@ def test_what_pods_of_lower_priority_take_is_free_to_a_gang_and_of_no_others() -
     assert may_have(line, gang(0, pods=1, priority=11, preempts=False)) == 0
 
 
-def test_a_gang_that_displaces_others_leaves_their_place_to_nobody_behind_it() -> None:
+def test_displaced_capacity_is_not_left_to_later_gangs() -> None:
     usage = (taken("n1", 4, priority=0), taken("n2", 4, priority=0))
     first, second = gang(2, pods=4, priority=10), gang(3, pods=2, priority=5)
     behind = gang(0, pods=1)
@@ -134,14 +136,14 @@ def test_a_gang_that_displaces_others_leaves_their_place_to_nobody_behind_it() -
     assert line.before(behind.standing, behind.created, behind.key)[1] == 6
 
 
-def test_who_makes_room_for_a_lifted_gang_makes_it_for_no_second_one() -> None:
+def test_victims_of_a_lifted_gang_count_once() -> None:
     usage = (taken("n1", 4, priority=0),)
     lifted, urgent = gang(0, pods=4, lifted=True, priority=5), gang(1, pods=4, priority=10)
     line = GangQueue(GangQueueInput(nodes=(node("n1", 4),), usage=usage, rivals=(urgent, lifted)), NOW)
     assert may_have(line, urgent) == 0
 
 
-def test_a_gang_with_room_beside_the_others_displaces_none_of_them() -> None:
+def test_gang_with_free_capacity_displaces_no_pod() -> None:
     usage = (taken("n1", 4, priority=0),)
     urgent, behind = gang(1, pods=4, priority=10), gang(0, pods=4)
     line = GangQueue(
@@ -184,7 +186,7 @@ def a_line(
 
 
 @given(RIVALS, TAKEN, st.integers(-1, 3), st.booleans())
-def test_a_gang_never_displaces_pods_of_its_own_priority_or_a_higher_one(
+def test_gang_displaces_only_lower_priorities(
     shapes: list[tuple[int, bool, int, bool]], usage: list[tuple[str, int, int]], priority: int, preempts: bool
 ) -> None:
     line, _ = a_line(shapes, usage)
@@ -197,9 +199,10 @@ def test_a_gang_never_displaces_pods_of_its_own_priority_or_a_higher_one(
 
 
 @given(RIVALS, TAKEN, st.randoms())
-def test_each_gang_has_one_place_in_the_line_whoever_is_listed_first(
+def test_each_gang_has_one_place_in_the_queue(
     shapes: list[tuple[int, bool, int, bool]], usage: list[tuple[str, int, int]], random: Random
 ) -> None:
+    """The order of the list does not matter."""
     line, gangs = a_line(shapes, usage)
     waiting = [one for one in gangs if not one.lifted]
     shuffled = random.sample(gangs, len(gangs))
@@ -250,7 +253,8 @@ def test_a_job_that_came_later_is_not_judged_by_an_old_line() -> None:
     assert lines.of("ml/job-100", NOW + timedelta(milliseconds=600)) is not None
 
 
-def test_the_line_is_kept_while_nothing_changes_and_made_anew_when_a_gang_may_try_again() -> None:
+def test_queue_is_recomputed_when_a_gang_may_retry() -> None:
+    """It is kept while nothing changes."""
     now = known(2)
     lines = GangQueueCache(lambda: now)
     first = lines.of("ml/job-0", NOW)

@@ -90,7 +90,8 @@ def test_gpu_errors_are_bounded_in_number_and_in_words() -> None:
     assert (len(first.gpu), len(first.message), first.cause, first.xid) == (64, 1024, "", None)
 
 
-def test_lists_of_a_report_are_bounded_and_what_matters_of_them_is_heard() -> None:
+def test_lists_of_a_report_are_bounded() -> None:
+    """The most important entries are kept."""
     body = json.loads((GOLDEN / "report.json").read_text())
     pairs = [{"generation": 1, "attempt": number} for number in reversed(range(15_000))]
     launcher = body["launcher"]

@@ -66,7 +66,8 @@ def test_an_exporter_that_shows_xids_only_when_there_is_one(watch):
     assert told(watch.see(XID_ERRORS=48)) == [("Xid", 48, 1)]
 
 
-def test_an_xid_that_is_hidden_for_a_while_is_not_new_when_it_returns(watch):
+def test_returning_xid_is_not_new(watch):
+    """It was hidden for a while."""
     for values in ({"XID_ERRORS": 0}, {"XID_ERRORS": 79}, {}, {"XID_ERRORS": 79}, {"XID_ERRORS": 0}):
         watch.see(**values)
     assert watch.see(XID_ERRORS=79) == []
@@ -155,13 +156,13 @@ def test_one_low_sample_is_no_reset(watch):
     assert watch.counted("ecc_double_bit") == 0
 
 
-def test_a_field_that_is_missing_for_a_while_goes_on_from_where_it_was(watch):
+def test_missing_field_continues_from_its_last_value(watch):
     watch.see(ECC_DBE_VOL_TOTAL=5)
     assert watch.see() == []
     assert told(watch.see(ECC_DBE_VOL_TOTAL=6)) == [("DoubleBitEcc", None, 1)]
 
 
-def test_a_field_that_stands_in_for_a_missing_one_counts_no_error_again(watch):
+def test_substitute_field_counts_no_error_twice(watch):
     watch.see(ECC_DBE_VOL_TOTAL=0, ECC_DBE_AGG_TOTAL=7)
     assert told(watch.see(ECC_DBE_VOL_TOTAL=1, ECC_DBE_AGG_TOTAL=8)) == [("DoubleBitEcc", None, 1)]
     assert watch.see(ECC_DBE_AGG_TOTAL=8) == []
@@ -169,7 +170,7 @@ def test_a_field_that_stands_in_for_a_missing_one_counts_no_error_again(watch):
     assert told(watch.see(ECC_DBE_VOL_TOTAL=2, ECC_DBE_AGG_TOTAL=9)) == [("DoubleBitEcc", None, 1)]
 
 
-def test_where_only_the_second_field_was_there_at_first_that_one_counts(watch):
+def test_field_that_was_seen_first_counts(watch):
     watch.see(ECC_DBE_AGG_TOTAL=7)
     assert told(watch.see(ECC_DBE_VOL_TOTAL=1, ECC_DBE_AGG_TOTAL=8)) == [("DoubleBitEcc", None, 1)]
     assert watch.see(ECC_DBE_VOL_TOTAL=1, ECC_DBE_AGG_TOTAL=8) == []
@@ -271,7 +272,7 @@ def test_a_gpu_that_tells_little_is_not_taken_for_frozen(watch):
 # GPUs that vanish
 
 
-def test_a_gpu_that_the_exporter_shows_no_more_is_told_after_a_minute(watch):
+def test_vanished_gpu_is_reported_after_a_minute(watch):
     watch.see()
     others = Sample(gpus=(), present=frozenset({"GPU-of-another"}))
     assert watch.sample(others) == []
@@ -283,7 +284,7 @@ def test_a_gpu_that_the_exporter_shows_no_more_is_told_after_a_minute(watch):
     assert told(watch.sample(others, after=60)) == [("Vanished", None, 1)]
 
 
-def test_an_exporter_that_shows_nothing_at_all_has_a_fault_of_its_own(watch):
+def test_empty_exporter_is_no_vanished_gpu(watch):
     watch.see()
     nothing = Sample(gpus=())
     assert watch.sample(nothing) == []
@@ -311,7 +312,8 @@ def shown(number: int) -> bytes:
     return "\n".join([*lines, ""]).encode()
 
 
-def test_gpus_whose_labels_come_and_go_stay_the_pods_and_nothing_is_counted_twice(watch, pod):
+def test_unstable_labels_keep_the_pods_gpus(watch, pod):
+    """No error is counted twice."""
     found = []
     for number in range(20):
         sample = read(shown(number), pod, known=watch.known)

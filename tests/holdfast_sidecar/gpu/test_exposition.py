@@ -56,7 +56,8 @@ def test_without_a_mapping_the_gpus_count_that_the_launcher_sees(node_of, gpu_of
     assert uuids(read(node.text(), pod, launcher_gpus={node.gpus[1].uuid})) == [node.gpus[1].uuid]
 
 
-def test_what_is_mapped_to_another_pod_is_not_ours_though_the_launcher_sees_it(node_of, gpu_of, pod):
+def test_gpu_of_another_pod_is_not_ours(node_of, gpu_of, pod):
+    """The launcher sees the device, too."""
     node = node_of(gpu_of(0), gpu_of(1, pod="another"))
     sample = read(node.text(), pod, launcher_gpus={gpu.uuid for gpu in node.gpus})
     assert uuids(sample) == [node.gpus[0].uuid]

@@ -3,7 +3,7 @@
 import re
 
 
-def test_what_is_wrong_with_a_gpu_reaches_the_operator_and_prometheus(sidecar, operator, exporter, run_dir, wait):
+def test_gpu_error_reaches_the_operator_and_prometheus(sidecar, operator, exporter, run_dir, wait):
     exporter.node.gpus[0].set(ROW_REMAP_FAILURE=1)
     exporter.node.gpus[1].set(ROW_REMAP_FAILURE=1)
     sidecar.environment["HOLDFAST_DCGM_URL"] = exporter.url

@@ -201,7 +201,8 @@ def test_errors_are_exported_as_counters(watched, exporter):
     assert found["holdfast_gpu_hardware_errors_total{gpu=0,type=nvlink_crc_flit}"] == 9
 
 
-def test_frozen_readings_are_left_out_and_the_time_of_their_last_change_stays(watched, exporter):
+def test_stale_readings_are_not_exported(watched, exporter):
+    """The time of their last change stays."""
     watched.tick()
     watched.clock.forward(400)
     watched.watch.tick()  # the same energy as before

@@ -62,7 +62,8 @@ def test_a_token_that_is_refused_is_renewed_within_the_poll(source, sky, clock):
     assert [notice.action for notice in source.poll(clock.now())] == ["terminate"]
 
 
-def test_a_service_that_refuses_every_token_is_an_error_and_not_an_endless_renewal(source, sky, clock):
+def test_refused_tokens_are_an_error(source, sky, clock):
+    """Tokens are not renewed endlessly."""
     source.poll(clock.now())
     before = len(sky.server.seen)
     sky.aws.clock = lambda: float("inf")
@@ -96,7 +97,7 @@ def test_maintenance_is_left_alone_until_it_is_near(source, sky, clock, code, ex
     assert notice.deadline == clock.now() + timedelta(seconds=20)
 
 
-def test_an_interruption_by_maintenance_leaves_time_for_its_replacement(source, sky, clock):
+def test_maintenance_leaves_time_for_a_replacement(source, sky, clock):
     sky.announce(AWS, "system-reboot", seconds=DAYS)
     clock.forward(DAYS - 901)
     assert source.poll(clock.now()) == ()
@@ -154,7 +155,7 @@ GOOD = b'{"EventId": "e-1", "Code": "system-reboot", "State": "active", "NotBefo
 
 
 @pytest.mark.parametrize(("ends", "left"), [(6 * 3600, 25), (10, 10)])
-def test_in_a_window_that_has_begun_there_is_time_for_a_checkpoint(clock, ends, left):
+def test_window_that_has_begun_allows_a_checkpoint(clock, ends, left):
     """NotBefore is the earliest time at which the machine stops, NotAfter the latest."""
     begun, over = clock.now() - timedelta(hours=1), clock.now() + timedelta(seconds=ends)
     event = {"EventId": "e", "Code": "system-reboot", "State": "active"}
@@ -198,7 +199,8 @@ RECOMMENDED = b'{"noticeTime": "2026-01-31T12:00:00Z"}'
         b'[{"EventId": 7, "Code": "system-reboot", "State": "active", "NotBefore": "31 Jan 2026 12:05:00 GMT"}]',
     ],
 )
-def test_maintenance_that_is_not_understood_is_counted_and_hides_nothing_else(clock, caplog, listed):
+def test_unknown_maintenance_is_counted(clock, caplog, listed):
+    """It hides no other notice."""
     errors: list[str] = []
     service = Lists(listed)
     source = source_of(service, clock, errors)
@@ -210,7 +212,8 @@ def test_maintenance_that_is_not_understood_is_counted_and_hides_nothing_else(cl
 
 
 @pytest.mark.parametrize("recommended", [429, 500, b"{}"])
-def test_a_recommendation_that_is_not_understood_is_counted_and_hides_no_maintenance(clock, recommended):
+def test_unknown_recommendation_is_counted(clock, recommended):
+    """It hides no maintenance."""
     errors: list[str] = []
     service = Lists(b"[" + GOOD + b"]")
     service.said[REBALANCE_PATH] = recommended
@@ -218,7 +221,7 @@ def test_a_recommendation_that_is_not_understood_is_counted_and_hides_no_mainten
     assert errors == [AWS]
 
 
-def test_maintenance_that_was_announced_holds_while_the_list_is_not_answered(clock):
+def test_announced_maintenance_holds_without_an_answer(clock):
     service = Lists(b"[" + GOOD + b"]")
     source = source_of(service, clock, [])
     assert source.poll(clock.now())

@@ -75,7 +75,7 @@ def test_the_machines_name_is_asked_for_once(source, sky, clock):
     assert len(sky.asked(EVENTS_PATH)) == 3
 
 
-def test_an_event_that_is_days_away_is_left_alone_until_it_is_near(source, sky, clock):
+def test_distant_event_waits_until_it_is_near(source, sky, clock):
     sky.announce(AZURE, "Redeploy", seconds=7 * 86400)
     assert source.poll(clock.now()) == ()
     clock.forward(7 * 86400 - 899)
@@ -89,7 +89,7 @@ def test_a_pause_is_prepared_for_right_before_it(source, sky, clock):
     assert [notice.action for notice in source.poll(clock.now())] == ["freeze"]
 
 
-def test_a_pause_that_interrupts_nothing_or_has_begun_is_no_notice(source, sky, clock):
+def test_harmless_or_begun_freeze_is_no_notice(source, sky, clock):
     sky.announce(AZURE, "Freeze", seconds=10, duration=0)
     sky.announce(AZURE, "Freeze", seconds=-1, duration=5)
     assert source.poll(clock.now()) == ()
@@ -174,7 +174,8 @@ class Refusing:
         return self._transport.request(method, path, **more)
 
 
-def test_a_refused_approval_is_said_once_tried_again_and_hides_no_notice(sky, clock, commits, caplog):
+def test_refused_approval_is_repeated_and_logged_once(sky, clock, commits, caplog):
+    """It hides no notice."""
     transport = Refusing(Connection(sky.url, SystemClock().monotonic, max_bytes=64 << 10))
     source = AzureSource(transport, checkpoint_deadline=25.0, committed=commits)
     event = sky.announce(AZURE, seconds=300)
@@ -187,9 +188,7 @@ def test_a_refused_approval_is_said_once_tried_again_and_hides_no_notice(sky, cl
     assert sky.azure.approved == [event.id]
 
 
-def test_a_preemption_that_is_seen_late_has_the_time_that_is_left_and_is_approved_after_its_commit(
-    sky, clock, run_dir: Path
-):
+def test_late_preemption_has_the_remaining_time(sky, clock, run_dir: Path):
     """Azure kills at `NotBefore`, whatever time the job's checkpoint deadline asks for."""
     ledger = NoticeLedger(run_dir)
     connection = Connection(sky.url, SystemClock().monotonic, max_bytes=64 << 10)

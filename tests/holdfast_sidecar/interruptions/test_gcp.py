@@ -41,7 +41,7 @@ def test_one_request_waits_until_the_preemption_comes(sky, clock, wait):
     assert len(sky.asked(PREEMPTED_PATH)) == 2
 
 
-def test_the_first_request_asks_for_what_is_and_the_next_for_what_changes(sky, clock):
+def test_first_request_reads_the_value_and_the_next_waits(sky, clock):
     source_at(sky.url, hold=1).poll(clock.now())
     first, second = (request.query for request in sky.asked(PREEMPTED_PATH))
     assert first["last_etag"] == "0"
@@ -115,7 +115,8 @@ def source_of(service: Says, errors: list[str] | None = None, *, gpus: bool = Fa
 STOPS = "TERMINATE_ON_HOST_MAINTENANCE"
 
 
-def test_a_machine_with_gpus_is_told_an_hour_ahead_and_left_a_quarter_before(clock):
+def test_gpu_machine_is_left_a_quarter_hour_before_its_end(clock):
+    """The announcement comes an hour ahead."""
     service = Says(maintenance_event="NONE")
     source = source_of(service, gpus=True)
     source.poll(clock.now())
@@ -134,7 +135,7 @@ def test_what_may_have_been_announced_for_long_is_not_waited_for(clock):
     assert notice.deadline == clock.now() + timedelta(seconds=60)
 
 
-def test_the_hour_began_after_the_last_word_that_the_machine_stays(clock):
+def test_hour_starts_with_the_last_answer_without_notice(clock):
     service = Says(maintenance_event="NONE")
     source = source_of(service, gpus=True)
     source.poll(clock.now())
@@ -146,7 +147,7 @@ def test_the_hour_began_after_the_last_word_that_the_machine_stays(clock):
     assert notice.deadline == clock.now() + timedelta(minutes=10)
 
 
-def test_maintenance_of_a_machine_with_gpus_that_is_called_off_in_time_never_was(clock):
+def test_cancelled_maintenance_of_a_gpu_machine_has_no_effect(clock):
     service = Says(maintenance_event="NONE")
     source = source_of(service, gpus=True)
     for event, minutes in (("NONE", 0), (STOPS, 30), ("NONE", 0), (STOPS, 30), (STOPS, 0)):
@@ -155,7 +156,8 @@ def test_maintenance_of_a_machine_with_gpus_that_is_called_off_in_time_never_was
         clock.forward(60 * minutes)
 
 
-def test_a_machine_without_gpus_is_left_at_once_also_when_it_was_to_stay(clock):
+def test_machine_without_gpus_is_left_at_once(clock):
+    """An earlier announcement that it stays does not matter."""
     service = Says(maintenance_event="NONE")
     source = source_of(service)
     source.poll(clock.now())
@@ -175,7 +177,8 @@ def test_a_value_that_is_not_known_is_an_error(clock, value):
 
 
 @pytest.mark.parametrize("value", ["PARTY", "", 429, 500])
-def test_maintenance_that_is_not_understood_is_counted_and_hides_no_preemption(clock, caplog, value):
+def test_unknown_maintenance_hides_no_preemption(clock, caplog, value):
+    """It is counted."""
     errors: list[str] = []
     service = Says(maintenance_event=value)
     source = source_of(service, errors)
@@ -204,7 +207,7 @@ def test_what_was_said_of_the_host_holds_while_it_says_nothing(clock):
         (Says(flavor="", preempted=503), False),
     ],
 )
-def test_google_is_known_by_its_answers_also_when_they_are_of_no_use(clock, service, known):
+def test_gcp_is_known_by_any_answer_of_its_server(clock, service, known):
     """GKE's own server is Google's too, and will never know the key."""
     source = source_of(service)
     with contextlib.suppress(SidecarError):

@@ -80,7 +80,8 @@ def test_all_notices_of_one_poll_are_passed_on(run_dir: Path, clock):
     assert (touch(run_dir)["id"], touch(run_dir)["supersedes"]) == ("a", ["b"])
 
 
-def test_an_absent_source_is_asked_ever_less_often_and_is_one_line(run_dir: Path, clock, caplog):
+def test_absent_source_is_polled_with_back_off(run_dir: Path, clock, caplog):
+    """The log has one line."""
     caplog.set_level("INFO")
     waits, _ = watch(run_dir, clock, *[SourceError("refused")] * 9)
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
@@ -92,7 +93,7 @@ def test_a_source_that_has_answered_is_never_left_for_long(run_dir: Path, clock)
     assert max(waits) == 5.0
 
 
-def test_a_source_that_is_too_busy_from_the_start_is_never_left_for_long(run_dir: Path, clock, caplog):
+def test_busy_known_source_is_polled_often(run_dir: Path, clock, caplog):
     source = Scripted(*[SourceError("429")] * 9, known=True)
     watcher = InterruptionPoller(source, NoticeLedger(run_dir), clock, lambda low, high: high)
     assert max(watcher.tick() for _ in range(9)) == 5.0
@@ -108,9 +109,8 @@ def test_a_source_that_is_found_after_all_is_said(run_dir: Path, clock, caplog):
     assert [record.message.partition(" (")[0] for record in caplog.records] == ["AWS: no notices for now"]
 
 
-def test_a_fault_that_nobody_thought_of_costs_its_source_a_poll_and_is_said_with_its_traceback(
-    run_dir: Path, clock, caplog
-):
+def test_unexpected_error_costs_its_source_one_poll(run_dir: Path, clock, caplog):
+    """The log has the traceback."""
     waits, told = watch(run_dir, clock, None, RecursionError("deep"), RecursionError("deep"), notice())
     assert (waits[1:3], told) == ([1.0, 2.0], [notice()])
     assert [record.exc_info is not None for record in caplog.records if "own" in record.message] == [True]

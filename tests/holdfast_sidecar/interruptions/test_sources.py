@@ -100,7 +100,7 @@ def test_a_machine_that_is_taken_away_is_one_notice_that_drains(make, poll, sky,
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_it_keeps_its_id_also_for_a_sidecar_that_was_started_again(make, poll, sky, clock, cloud):
+def test_notice_keeps_its_id_after_a_restart(make, poll, sky, clock, cloud):
     source = make(cloud)
     sky.announce(cloud)
     (first,) = poll(source)
@@ -120,7 +120,7 @@ def test_a_notice_that_is_withdrawn_holds_no_more(make, poll, sky, cloud):
 
 @pytest.mark.parametrize("fault", ["400", "401", "403", "410", "429", "500", "503", *FAULTS])
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_a_spoiled_answer_is_an_error_and_a_later_good_one_is_believed(make, poll, spoil, cloud, fault):
+def test_bad_answer_is_an_error_and_a_later_one_counts(make, poll, spoil, cloud, fault):
     source = make(cloud)
     poll(source)
     with spoil(cloud, fault), pytest.raises(SidecarError):
@@ -130,7 +130,7 @@ def test_a_spoiled_answer_is_an_error_and_a_later_good_one_is_believed(make, pol
 
 @pytest.mark.parametrize("fault", ["404", "429", "500", "html", "redirect", "hang"])
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_a_service_that_is_spoiled_from_the_start_is_an_error_too(make, poll, spoil, cloud, fault):
+def test_bad_service_from_the_start_is_an_error(make, poll, spoil, cloud, fault):
     source = make(cloud)
     with spoil(cloud, fault), pytest.raises(SidecarError):
         poll(source)
@@ -222,7 +222,8 @@ def test_a_time_out_of_all_range_is_an_error(cloud, said):
     ("time", "date"),
     [("2026-11-24T08:00:00Z", BEYOND), ("9999-12-31T23:59:59Z", "Mon, 01 Jan 2024 00:00:00 GMT")],
 )
-def test_a_deadline_that_cannot_be_told_by_this_hosts_clock_is_the_clouds(clock, time, date):
+def test_deadline_falls_back_to_the_clouds_clock(clock, time, date):
+    """This host's clock cannot be compared."""
     service = Says(AWS, json.dumps({"action": "terminate", "time": time}).encode(), date=date)
     (notice,) = source_of(AWS, service, lambda: 0.0).poll(clock.now())
     assert notice.deadline == parse_time(time)

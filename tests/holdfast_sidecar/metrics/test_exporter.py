@@ -69,9 +69,8 @@ def test_the_launchers_state_is_exported(metrics, heartbeat, run_dir, golden, cl
     assert found["holdfast_launcher_last_status_timestamp_seconds"] == written
 
 
-def test_commits_that_failed_are_told_by_cause_also_of_a_launcher_that_knows_none(
-    metrics, heartbeat, run_dir, golden
-):
+def test_failed_checkpoints_are_exported_by_cause(metrics, heartbeat, run_dir, golden):
+    """Launchers without causes are covered, too."""
     status = golden("status.json")
     (run_dir / "status.json").write_text(json.dumps(status))
     heartbeat.poll()

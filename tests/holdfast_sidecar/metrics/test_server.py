@@ -51,7 +51,8 @@ def test_a_probe_names_its_problems(server):
     assert get(server.port, "/bad") == (503, b"stuck\n")
 
 
-def test_connections_beyond_the_limit_are_turned_away_and_served_when_one_is_free(server, wait):
+def test_connections_above_the_limit_are_refused(server, wait):
+    """They are served when one is free."""
     with contextlib.ExitStack() as held:
         for _ in range(c.MAX_SCRAPES):
             sock = held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
@@ -70,7 +71,8 @@ def test_a_scraper_that_sends_nothing_is_let_go(server, wait):
 
 
 @pytest.mark.parametrize(("error", "said"), [(BrokenPipeError(), False), (TimeoutError(), False), (KeyError(), True)])
-def test_a_scraper_that_hangs_up_is_not_logged_and_a_fault_of_ours_is(server, caplog, error, said):
+def test_closed_scrape_is_not_logged(server, caplog, error, said):
+    """An error of the server is logged."""
     try:
         raise error
     except (OSError, KeyError):

@@ -37,7 +37,7 @@ def test_the_same_document_again_is_not_written_again(membership, operator, run_
     assert (run_dir / "membership.json").stat().st_ino == before
 
 
-def test_an_answer_about_a_revision_still_on_its_way_disturbs_nothing(membership, operator, clock):
+def test_answer_about_an_unknown_revision_is_ignored(membership, operator, clock):
     operator.membership(7)
     membership.step()
     membership.expect(8)
@@ -63,7 +63,8 @@ def test_a_restored_backup_is_followed_downwards(membership, operator, run_dir, 
     assert stored(run_dir) == restored
 
 
-def test_no_membership_any_more_keeps_the_stored_one_and_asks_from_the_start(membership, operator, run_dir, clock):
+def test_missing_membership_keeps_the_stored_one(membership, operator, run_dir, clock):
+    """The next poll asks for any revision."""
     kept = operator.membership(9)
     membership.step()
     operator.publish(b"", 0)
@@ -75,7 +76,7 @@ def test_no_membership_any_more_keeps_the_stored_one_and_asks_from_the_start(mem
     assert stored(run_dir) == kept
 
 
-def test_a_poll_that_waits_on_a_dead_connection_is_begun_again_without_a_pause(membership, operator, clock, wait):
+def test_poll_on_a_dead_connection_restarts_at_once(membership, operator, clock, wait):
     operator.membership(7)
     membership.step()
     operator.hold = 30.0
@@ -97,7 +98,7 @@ def test_failures_wait_ever_longer_up_to_three_seconds(membership, operator):
     assert membership.step() == 0
 
 
-def test_a_document_of_an_unknown_version_is_not_fetched_in_a_busy_loop(membership, operator, run_dir):
+def test_unknown_version_is_not_fetched_in_a_busy_loop(membership, operator, run_dir):
     operator.membership(1, version=7)
     assert [membership.step() for _ in range(3)] == [0.2, 0.4, 0.8]
     assert not (run_dir / "membership.json").exists()
@@ -112,7 +113,7 @@ def test_a_membership_that_cannot_be_written_is_fetched_again(membership, operat
     assert stored(run_dir) == wanted
 
 
-def test_a_service_that_leads_to_a_lost_machine_is_asked_again_soon(unanswered, run_dir, clock, monkeypatch):
+def test_service_with_a_lost_replica_is_retried_soon(unanswered, run_dir, clock, monkeypatch):
     monkeypatch.setattr(constants, "CONNECT_SECONDS", 0.05)
     monkeypatch.setattr(constants, "MEMBERSHIP_TIMEOUT_SECONDS", 1e6)
     assert Membership(unanswered, run_dir, clock, highest).step() == pytest.approx(0.2)

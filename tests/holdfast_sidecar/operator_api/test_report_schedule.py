@@ -31,7 +31,7 @@ def test_without_any_change_one_is_due_every_five_seconds():
     assert due(accepted(launcher(), 0, monotonic=100.0), launcher()) == 105.0
 
 
-def test_while_the_revisions_differ_the_operator_is_asked_again_soon():
+def test_different_revisions_are_polled_again_soon():
     state = accepted(launcher(), 0, monotonic=100.0, settled=False)
     assert due(state, launcher()) == 101.0
 
@@ -46,7 +46,7 @@ def test_a_notice_is_due_at_once():
     assert due(accepted(launcher(), 0, monotonic=100.0), launcher(), notices=1) < 100.0
 
 
-def test_after_a_failure_the_back_off_holds_also_for_what_is_significant():
+def test_back_off_holds_for_significant_changes_too():
     state = accepted(launcher(), 0, monotonic=100.0)
     state = failed(state, 110.0, 0.5)
     state = failed(state, 111.0, 1.0)
@@ -59,7 +59,8 @@ def test_what_changed_during_an_absence_is_still_due_after_it():
     assert due(accepted(launcher(), 0, monotonic=120.0), launcher(1, 2, phase="Forming")) < 120.0
 
 
-def test_a_launcher_that_falls_silent_is_news_once_and_again_when_it_speaks(run_dir, clock):
+def test_silence_of_a_launcher_is_reported_once(run_dir, clock):
+    """The next report of the launcher is significant again."""
     heartbeat = LauncherStatusWatcher(run_dir, clock)
     clock.forward(60)
     assert not heartbeat.poll(), "who never spoke is not silent, but starting"

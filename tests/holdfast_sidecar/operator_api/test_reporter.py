@@ -11,7 +11,8 @@ def test_reports_are_numbered_and_paced(reporter, operator, clock):
     assert [report["sidecar"]["number"] for report in operator.reports] == [1, 2]
 
 
-def test_a_failed_report_is_tried_again_after_its_pause_under_a_new_number(reporter, operator, clock):
+def test_failed_report_is_repeated_with_a_new_number(reporter, operator, clock):
+    """The back-off comes first."""
     operator.status = 503
     reporter.step()
     assert reporter.step() == pytest.approx(0.2)
@@ -40,7 +41,7 @@ def test_a_leader_that_died_leads_back_within_the_same_report(reporter, operator
     assert [report["sidecar"]["number"] for report in operator.reports] == [3], "it leads now"
 
 
-def test_a_standby_that_still_names_the_dead_leader_is_one_refusal(reporter, operator, leader, clock, caplog):
+def test_standby_that_names_a_dead_leader_is_one_refusal(reporter, operator, leader, clock, caplog):
     leader.stop()
     for _ in range(6):
         clock.forward(5)
@@ -63,7 +64,7 @@ def test_only_an_address_over_tls_is_followed(reporter, operator, leader, clock,
     assert len(operator.tries) == 3
 
 
-def test_the_last_report_is_skipped_only_if_the_operator_knows_all_of_it(reporter, link, operator, run_dir):
+def test_last_report_is_skipped_if_it_has_no_news(reporter, link, operator, run_dir):
     api = link[0]
     reporter.step()
     assert reporter.send_final(api, lambda _: None)

@@ -70,7 +70,7 @@ def watched(run_dir: Path, clock: Any, golden: Callable[[str], Any]) -> Watched:
     return Watched(run_dir, clock, golden)
 
 
-def test_a_pod_passes_once_launcher_and_operator_have_said_their_part(watched: Watched) -> None:
+def test_pod_passes_after_launcher_and_operator_reported(watched: Watched) -> None:
     assert watched.results() == ["Running", "Running"]
     watched.operator()
     assert watched.results() == ["Running", "Passed"]
@@ -91,7 +91,8 @@ def test_news_is_told_once(watched: Watched) -> None:
     assert watched.news == 1
 
 
-def test_a_volume_that_hangs_fails_by_the_launchers_time_and_may_come_back(watched: Watched) -> None:
+def test_hanging_volume_fails_and_may_recover(watched: Watched) -> None:
+    """The time limit is the launcher's."""
     watched.operator()
     watched.results(600.0)  # an image that takes long to be pulled
     watched.launcher("Running")
@@ -181,7 +182,7 @@ def test_peers_that_cannot_be_read_are_none(watched: Watched, peers: Any) -> Non
     assert watched.results() == ["Skipped"]
 
 
-def test_the_operator_hears_of_a_skewed_clock_from_the_real_process(sidecar: Any, operator: Any, wait: Any) -> None:
+def test_real_process_reports_a_skewed_clock(sidecar: Any, operator: Any, wait: Any) -> None:
     sidecar.environment |= {"HOLDFAST_PREFLIGHT": "GPU,Storage,Clock", "HOLDFAST_PREFLIGHT_GPUS": "0"}
     operator.clock_ahead = 100.0
     sidecar.write_status()

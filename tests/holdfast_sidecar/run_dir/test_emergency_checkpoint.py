@@ -62,7 +62,7 @@ def test_a_notice_that_the_launcher_has_taken_does_not_come_back(run_dir: Path):
         ("status.json", {"version": 1, "id": [], "notices": [7, {"id": {}}, {"id": "aws-spot-1"}]}),
     ],
 )
-def test_a_sidecar_killed_before_it_could_remember_finds_its_traces(run_dir: Path, name: str, content: object):
+def test_killed_sidecar_finds_its_unrecorded_request(run_dir: Path, name: str, content: object):
     (run_dir / name).write_text(json.dumps(content))
     assert NoticeLedger(run_dir).publish(notice()), "it is reported"
     assert json.loads((run_dir / name).read_text()) == content, "and not asked for again"
@@ -78,13 +78,13 @@ def test_a_later_and_other_notice_is_passed_on_too(run_dir: Path):
     assert [known.id for known in NoticeLedger(run_dir).notices()] == ["aws-rebalance-1", "aws-spot-2"]
 
 
-def test_a_waiting_request_that_cannot_be_read_is_left_by_a_mere_checkpoint(run_dir: Path, tmp_path: Path):
+def test_checkpoint_keeps_an_unreadable_request(run_dir: Path, tmp_path: Path):
     (run_dir / "emergency_checkpoint").symlink_to(tmp_path / "elsewhere")
     assert NoticeLedger(run_dir).publish(notice(action="rebalance"))
     assert (run_dir / "emergency_checkpoint").is_symlink()
 
 
-def test_a_waiting_request_that_cannot_be_read_does_not_stop_a_drain(run_dir: Path, tmp_path: Path):
+def test_drain_replaces_an_unreadable_request(run_dir: Path, tmp_path: Path):
     (run_dir / "emergency_checkpoint").symlink_to(tmp_path / "elsewhere")
     assert NoticeLedger(run_dir).publish(notice())
     assert touch(run_dir)["id"] == "aws-spot-1"
@@ -144,7 +144,7 @@ def test_a_commit_is_made_when_the_launcher_says_so(run_dir: Path):
     assert ledger.committed("aws-spot-1")
 
 
-def test_one_acknowledgement_answers_all_requests_that_were_joined(run_dir: Path):
+def test_one_acknowledgement_answers_joined_requests(run_dir: Path):
     ledger = NoticeLedger(run_dir)
     ledger.publish(notice("aws-rebalance-1", "rebalance"))
     ledger.publish(notice("aws-spot-1"))

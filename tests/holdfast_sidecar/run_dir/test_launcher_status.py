@@ -19,7 +19,8 @@ def write(run_dir: Path, content: str) -> None:
     (run_dir / ".new").rename(run_dir / "status.json")
 
 
-def test_before_the_first_status_the_launcher_is_silent_since_the_start(heartbeat, clock):
+def test_launcher_is_silent_from_the_start(heartbeat, clock):
+    """It has not written a status yet."""
     clock.forward(7)
     assert not heartbeat.poll()
     assert heartbeat.current().status is None
@@ -37,7 +38,8 @@ def test_silence_is_counted_from_the_last_change(heartbeat, run_dir, clock):
     assert heartbeat.current().silent_seconds(clock.monotonic()) == 3
 
 
-def test_a_sign_of_life_without_news_ends_the_silence_and_is_no_news(heartbeat, run_dir, clock):
+def test_touched_status_ends_the_silence(heartbeat, run_dir, clock):
+    """It is no significant change."""
     write(run_dir, '{"version": 1, "phase": "AwaitingFence"}')
     heartbeat.poll()
     before = heartbeat.current().sequence
@@ -65,7 +67,8 @@ def test_a_status_older_than_the_sidecar_counts_with_its_age(heartbeat, run_dir,
         ("x" * (2 << 20), "larger than"),
     ],
 )
-def test_a_status_that_cannot_be_used_is_said_once_and_its_successor_read(heartbeat, run_dir, caplog, content, why):
+def test_invalid_status_is_logged_once(heartbeat, run_dir, caplog, content, why):
+    """Its successor is read."""
     for padding in ("", " ", "  "):
         write(run_dir, content + padding)
         heartbeat.poll()

@@ -161,7 +161,8 @@ def test_a_tls_handshake_that_hangs_exceeds_no_deadline(serve, authority):
 
 
 @pytest.mark.parametrize(("named", "accepted"), [("127.0.0.9", True), ("127.0.0.1", False)])
-def test_a_leader_is_verified_by_the_operators_name_not_by_its_address(serve, authority, named, accepted):
+def test_leader_is_verified_by_the_operators_name(serve, authority, named, accepted):
+    """Its address is not in the certificate."""
     server = serve(answering(OK), context=authority.server_context(named))
     link = Connection("https://127.0.0.9:1", time.monotonic, context=ReloadingTlsContext(authority.file))
     link.switch_to(("127.0.0.1", urlsplit(server.url).port))

@@ -68,7 +68,8 @@ def test_a_number_is_taken_as_it_is_whatever_the_limits_say() -> None:
         (None, {"claims": [{"name": "gpus"}]}, "resources.claims"),
     ],
 )
-def test_what_gives_no_number_is_refused_with_the_field_and_the_mend(value: Any, resources: Any, says: str) -> None:
+def test_auto_without_a_number_of_gpus_is_refused(value: Any, resources: Any, says: str) -> None:
+    """The error names the field and the remedy."""
     with pytest.raises(UnreadableError) as caught:
         parse_spec(spec_of(value, resources))
     assert "spec.workers.processesPerWorker" in str(caught.value)

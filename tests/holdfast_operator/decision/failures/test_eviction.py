@@ -48,7 +48,7 @@ def filled(trained: Sim, request: Any) -> Sim:
     return trained
 
 
-def test_an_eviction_for_a_limit_of_its_own_counts_as_the_scripts_failure(filled: Sim) -> None:
+def test_eviction_for_the_pods_limit_is_an_application_failure(filled: Sim) -> None:
     (incident,) = filled.status.incidents
     assert (incident.cause, incident.reason, incident.pod) == ("Application", "Evicted", POD)
     assert FULL.strip() in incident.message
@@ -56,7 +56,7 @@ def test_an_eviction_for_a_limit_of_its_own_counts_as_the_scripts_failure(filled
     assert any(FULL.strip() in message for _, message in filled.events)
 
 
-def test_a_worker_that_fills_its_disk_again_and_again_spends_the_budget(make_sim: Make) -> None:
+def test_repeated_full_disk_uses_the_budget(make_sim: Make) -> None:
     sim = make_sim(replicas=1, minimum=1)
     for _ in range(600):
         sim.tick()
@@ -69,9 +69,7 @@ def test_a_worker_that_fills_its_disk_again_and_again_spends_the_budget(make_sim
 
 
 @pytest.mark.parametrize("code", [None, 137, 75])
-def test_a_worker_that_is_evicted_before_it_trains_spends_the_budget_as_well(
-    make_sim: Make, code: int | None
-) -> None:
+def test_eviction_before_training_uses_the_budget(make_sim: Make, code: int | None) -> None:
     sim = make_sim(replicas=1, minimum=1)
     for _ in range(600):
         sim.tick()
@@ -89,9 +87,8 @@ def test_a_worker_that_is_evicted_before_it_trains_spends_the_budget_as_well(
 
 
 @pytest.mark.parametrize("later", [0, 6])
-def test_an_eviction_for_the_nodes_pressure_is_an_interruption_in_the_kubelets_words(
-    trained: Sim, later: int
-) -> None:
+def test_eviction_for_node_pressure_is_an_interruption(trained: Sim, later: int) -> None:
+    """The message is that of the kubelet."""
     sigterm(trained)
     trained.run(later)
     evict(trained, code=75, message=LOW, pressed=True)
@@ -102,7 +99,7 @@ def test_an_eviction_for_the_nodes_pressure_is_an_interruption_in_the_kubelets_w
     assert trained.counted == ["Interruption"]
 
 
-def test_no_rule_takes_the_code_of_an_evicted_process_for_the_scripts(make_sim: Make) -> None:
+def test_exit_code_after_an_eviction_matches_no_rule(make_sim: Make) -> None:
     rules = [{"name": "r", "action": "FailJob", "onSignals": ["SIGKILL"]}]
     sim = make_sim(recovery={"rules": rules})
     sim.run(60, until=lambda: sim.status.summary == "Training")

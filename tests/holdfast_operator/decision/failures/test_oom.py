@@ -65,7 +65,8 @@ def acknowledged(sim: Sim) -> set[tuple[int, int]]:
     return {(pair["generation"], pair["attempt"]) for pair in sim.document["acknowledged"]}
 
 
-def test_all_ends_of_one_exhaustion_are_one_incident_and_all_are_acknowledged(trained: Sim) -> None:
+def test_ends_of_one_exhaustion_are_one_incident(trained: Sim) -> None:
+    """All of them are acknowledged."""
     exhaust(trained)
     trained.run(60, until=lambda: len(trained.world_names()) == 3)
     trained.run(20)
@@ -77,7 +78,8 @@ def test_all_ends_of_one_exhaustion_are_one_incident_and_all_are_acknowledged(tr
     assert "gpt-w3" in trained.names()
 
 
-def test_the_containers_end_is_the_last_part_also_if_the_kubelet_calls_it_killed(trained: Sim) -> None:
+def test_containers_end_belongs_to_the_exhaustion(trained: Sim) -> None:
+    """The kubelet may report a plain kill."""
     ended(trained, OOM)
     trained.tick()
     trained.world = None
@@ -100,7 +102,7 @@ def test_a_part_of_what_nobody_told_is_an_incident_of_its_own(trained: Sim) -> N
     assert counted(trained) == {"OOM": 1}
 
 
-def test_lost_peers_that_were_told_first_become_what_they_came_of(trained: Sim) -> None:
+def test_oom_kill_replaces_lost_peers_reported_before(trained: Sim) -> None:
     pair = ended(trained, MISSED)
     assert counted(trained) == {"Infrastructure": 1}
     tell(trained, pair, OOM)
@@ -111,7 +113,8 @@ def test_lost_peers_that_were_told_first_become_what_they_came_of(trained: Sim) 
     assert counted(trained) == {"OOM": 1}, "and never go back"
 
 
-def test_a_rule_about_the_container_holds_though_its_end_is_counted_with_its_ranks(make_sim: Make) -> None:
+def test_container_rule_matches_a_counted_exhaustion(make_sim: Make) -> None:
+    """The container's end is counted with its ranks."""
     rule = {"name": "leaks", "action": "FailJob", "onOOM": "Container"}
     sim = make_sim(recovery={"rules": [rule]})
     sim.run(60, until=lambda: len(sim.world_names()) == 3)

@@ -31,7 +31,8 @@ def test_the_wait_for_capacity_counts(make_sim: Make) -> None:
     assert sim.status.summary == "DeadlineExceeded"
 
 
-def test_a_suspension_ends_the_count_and_a_resumed_job_has_all_its_time(make_sim: Make) -> None:
+def test_suspension_resets_the_active_deadline(make_sim: Make) -> None:
+    """A resumed job has its complete time."""
     sim = make_sim(activeDeadlineSeconds=120)
     sim.run(60, until=lambda: training(sim))
     sim.body["spec"]["suspend"] = True
@@ -45,7 +46,8 @@ def test_a_suspension_ends_the_count_and_a_resumed_job_has_all_its_time(make_sim
     sim.run(60, until=lambda: sim.status.holds("Failed"))
 
 
-def test_a_deadline_that_is_raised_in_time_is_the_one_that_counts(make_sim: Make) -> None:
+def test_raised_deadline_counts(make_sim: Make) -> None:
+    """The deadline is raised before it ends."""
     sim = make_sim(activeDeadlineSeconds=60)
     sim.run(40)
     sim.body["spec"]["activeDeadlineSeconds"] = 600
@@ -53,7 +55,8 @@ def test_a_deadline_that_is_raised_in_time_is_the_one_that_counts(make_sim: Make
     assert training(sim)
 
 
-def test_a_job_that_has_ended_is_deleted_when_its_time_is_over_and_not_before(make_sim: Make) -> None:
+def test_ended_job_is_deleted_after_its_ttl(make_sim: Make) -> None:
+    """It does not happen earlier."""
     sim = make_sim(ttlSecondsAfterFinished=300)
     sim.run(60, until=lambda: training(sim))
     sim.complete_at = sim.step + 3

@@ -37,9 +37,7 @@ def trains(sim: Sim, count: int = 3) -> Callable[[], bool]:
         (("Odd", "no"), "compare the template with what the node allows"),
     ],
 )
-def test_the_kubelets_reason_and_what_would_help_are_in_the_conditions(
-    sim: Sim, words: tuple[str, str], helps: str
-) -> None:
+def test_conditions_have_the_kubelets_reason_and_the_remedy(sim: Sim, words: tuple[str, str], helps: str) -> None:
     everywhere(sim, words).run(5)
     assert sim.status.summary == "PodRefused"
     for kind, holds in (("Degraded", True), ("Ready", False)):
@@ -52,7 +50,7 @@ def test_the_kubelets_reason_and_what_would_help_are_in_the_conditions(
     assert (sim.status.restart_count, sim.status.incidents) == (0, ())
 
 
-def test_a_job_that_every_kubelet_refuses_ends_with_the_startup_deadline(make_sim: Make) -> None:
+def test_job_refused_everywhere_fails_by_its_startup_deadline(make_sim: Make) -> None:
     sim = everywhere(make_sim(startupDeadlineSeconds=60))
     sim.run(70, until=lambda: sim.status.terminal)
     failed = sim.status.condition("Failed")
@@ -95,7 +93,7 @@ def test_a_single_worker_is_tried_on_another_node(make_sim: Make) -> None:
     assert len(sim.created_names) == 3
 
 
-def test_where_no_other_node_has_capacity_the_one_that_refused_is_tried_again(make_sim: Make) -> None:
+def test_refusing_node_is_retried_without_other_capacity(make_sim: Make) -> None:
     sim = make_sim(replicas=1, minimum=1, nodes=1)
     sim.refusing = {"node-1": FULL}
     sim.run(30)
@@ -113,7 +111,8 @@ def test_what_refuses_all_pods_lets_the_job_keep_its_nodes(make_sim: Make) -> No
     sim.run(300, until=trains(sim))
 
 
-def test_a_worker_that_trained_and_is_refused_by_a_kubelet_that_restarted_is_an_incident(trained: Sim) -> None:
+def test_refusal_of_a_worker_that_trained_is_an_incident(trained: Sim) -> None:
+    """The kubelet restarted in between."""
     body = trained.pods[trained.uid("gpt-w1")]
     body["status"] = {"phase": "Failed", "reason": "NodeAffinity", "message": "Predicate NodeAffinity failed"}
     trained.run(60, until=lambda: trains(trained)() and "gpt-w1" not in trained.world_names())
@@ -123,7 +122,8 @@ def test_a_worker_that_trained_and_is_refused_by_a_kubelet_that_restarted_is_an_
     assert (trained.status.trouble, trained.status.avoided) == (None, ())
 
 
-def test_a_job_that_trains_with_fewer_asks_ever_more_seldom_for_the_one_that_is_refused(trained: Sim) -> None:
+def test_refused_replacement_is_retried_with_back_off(trained: Sim) -> None:
+    """The job trains with fewer workers meanwhile."""
     everywhere(trained).end("gpt-w1", 137)
     trained.run(1800)
     assert trained.status.summary == "PodRefused"

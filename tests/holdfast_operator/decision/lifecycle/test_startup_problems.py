@@ -50,7 +50,7 @@ def test_what_the_kubelet_says_becomes_a_condition(sim: Sim, kubelet: str, shown
     assert not sim.status.terminal
 
 
-def test_a_refused_creation_becomes_a_condition_and_goes_when_it_succeeds(sim: Sim) -> None:
+def test_refused_creation_is_a_condition_until_it_succeeds(sim: Sim) -> None:
     sim.refusal = CreationError(reason="QuotaExceeded", message="exceeded quota: pods, used 4, limited to 4")
     sim.apply(sim.plan(), actions=0)
     assert sim.status.summary == "QuotaExceeded"
@@ -69,7 +69,8 @@ def test_more_than_any_node_has_is_said_without_waiting(make_sim: Make) -> None:
     assert "a worker asks for 0.9 cpu" in sim.status.condition("Degraded").message
 
 
-def test_a_selector_that_fits_no_node_is_said_at_once_and_goes_when_one_has_the_label(make_sim: Make) -> None:
+def test_selector_without_a_node_is_reported_at_once(make_sim: Make) -> None:
+    """The condition ends when a node has the label."""
     sim = make_sim()
     template = sim.body["spec"]["workers"]["template"]["spec"]
     template["nodeSelector"] = {"pool": "gpu"}
@@ -101,9 +102,8 @@ def runs_something_else(sim: Sim, *, reports: bool) -> None:
     ("reports", "mend"),
     [(True, "Its command must begin with `holdfast run`"), (False, "see the log of holdfast-sidecar")],
 )
-def test_a_trainer_without_a_launcher_is_named_within_half_a_minute_with_the_mend(
-    make_sim: Make, reports: bool, mend: str
-) -> None:
+def test_trainer_without_a_launcher_is_reported(make_sim: Make, reports: bool, mend: str) -> None:
+    """The condition comes within half a minute and has the remedy."""
     sim = make_sim(startupDeadlineSeconds=60)
     seconds = 0
     while sim.status.summary != "NoLauncherDetected":
@@ -147,7 +147,7 @@ def test_an_operator_that_just_started_blames_no_launcher(make_sim: Make) -> Non
     assert sim.status.summary != "NoLauncherDetected"
 
 
-def test_an_operator_that_just_started_takes_no_blame_back_that_it_cannot_judge(make_sim: Make) -> None:
+def test_new_operator_keeps_a_condition_that_it_cannot_judge(make_sim: Make) -> None:
     sim = make_sim()
     while sim.status.summary != "NoLauncherDetected":
         runs_something_else(sim, reports=False)
@@ -160,7 +160,7 @@ def test_an_operator_that_just_started_takes_no_blame_back_that_it_cannot_judge(
         assert sim.status.condition("Degraded") == before
 
 
-def test_a_launcher_that_speaks_to_a_new_operator_is_blamed_no_more(make_sim: Make) -> None:
+def test_report_to_a_new_operator_ends_the_condition(make_sim: Make) -> None:
     sim = make_sim()
     while sim.status.summary != "NoLauncherDetected":
         runs_something_else(sim, reports=False)
@@ -190,7 +190,8 @@ def test_the_schedulers_words_become_a_condition(sim: Sim, message: str, shown: 
     assert message in sim.status.condition("Degraded").message
 
 
-def test_a_worker_for_which_the_scheduler_makes_room_is_no_trouble_however_long_that_takes(make_sim: Make) -> None:
+def test_preemption_for_a_worker_is_no_startup_problem(make_sim: Make) -> None:
+    """The preemption may take long."""
     sim = make_sim(startupDeadlineSeconds=60)
     sim.unplaceable = True
     sim.settle()
@@ -207,9 +208,8 @@ def test_a_worker_for_which_the_scheduler_makes_room_is_no_trouble_however_long_
     ("code", "reason", "message"),
     [(128, "StartError", 'exec: "holdfast": executable file not found in $PATH'), (127, "Error", "")],
 )
-def test_an_image_without_holdfast_is_named_retried_slowly_and_burns_no_budget(
-    make_sim: Make, code: int, reason: str, message: str
-) -> None:
+def test_image_without_holdfast_is_retried_slowly(make_sim: Make, code: int, reason: str, message: str) -> None:
+    """The image is named, and no budget is used."""
     sim = make_sim(startupDeadlineSeconds=120)
     for _ in range(100):
         sim.tick()
@@ -225,7 +225,7 @@ def test_an_image_without_holdfast_is_named_retried_slowly_and_burns_no_budget(
     assert "startupDeadlineSeconds" in sim.status.condition("Failed").message
 
 
-def test_a_job_that_trains_never_fails_for_a_replacement_that_cannot_start(make_sim: Make) -> None:
+def test_training_job_survives_a_replacement_that_cannot_start(make_sim: Make) -> None:
     sim = make_sim(startupDeadlineSeconds=30)
     sim.run(60, until=lambda: len(sim.world_names()) == 3)
     sim.end("gpt-w1", 137)
@@ -241,7 +241,8 @@ def test_a_job_that_trains_never_fails_for_a_replacement_that_cannot_start(make_
 
 
 @pytest.mark.parametrize("unheard", ["operator restarted", "between two worlds"])
-def test_a_job_that_trained_just_now_never_fails_because_no_world_is_reported(make_sim: Make, unheard: str) -> None:
+def test_job_that_trained_lately_does_not_fail_by_its_deadline(make_sim: Make, unheard: str) -> None:
+    """No world is reported at the moment."""
     sim = make_sim(startupDeadlineSeconds=30)
     sim.run(60, until=lambda: len(sim.world_names()) == 3)
     sim.end("gpt-w1", 137)
@@ -270,7 +271,8 @@ def lacks_room(sim: Sim) -> None:
             body["status"]["conditions"] = [condition]
 
 
-def test_a_job_that_has_trained_waits_for_room_past_the_startup_deadline(make_sim: Make) -> None:
+def test_job_that_trained_waits_past_the_startup_deadline(make_sim: Make) -> None:
+    """The job waits for capacity."""
     sim = make_sim(minimum=3, startupDeadlineSeconds=30)
     sim.run(60, until=lambda: len(sim.world_names()) == 3)
     sim.unplaceable = True
@@ -284,7 +286,8 @@ def test_a_job_that_has_trained_waits_for_room_past_the_startup_deadline(make_si
     sim.run(60, until=lambda: "gpt-w3" in sim.world_names())
 
 
-def test_a_quota_that_others_took_meanwhile_is_waited_for_as_room_is(trained: Sim) -> None:
+def test_job_waits_for_quota_as_for_capacity(trained: Sim) -> None:
+    """Another workload used the quota meanwhile."""
     trained.body["spec"]["startupDeadlineSeconds"] = 30
     for name in trained.running():
         trained.end(name, 137)
@@ -298,7 +301,7 @@ def test_a_quota_that_others_took_meanwhile_is_waited_for_as_room_is(trained: Si
     assert not trained.status.terminal
 
 
-def test_the_wait_for_room_counts_nothing_against_what_comes_after_it(make_sim: Make) -> None:
+def test_wait_for_capacity_does_not_use_the_startup_deadline(make_sim: Make) -> None:
     sim = make_sim(minimum=3, startupDeadlineSeconds=30)
     sim.run(60, until=lambda: len(sim.world_names()) == 3)
     sim.unplaceable = True
@@ -325,7 +328,8 @@ def unprepared(body: Any) -> None:
     }
 
 
-def test_a_replacement_whose_init_container_fails_is_named_and_made_again(make_sim: Make) -> None:
+def test_replacement_with_a_failed_init_container_is_recreated(make_sim: Make) -> None:
+    """The condition names the pod."""
     sim = make_sim(startupDeadlineSeconds=30)
     sim.run(60, until=lambda: len(sim.world_names()) == 3)
     sim.end("gpt-w1", 137)
@@ -341,7 +345,7 @@ def test_a_replacement_whose_init_container_fails_is_named_and_made_again(make_s
     assert sim.counted == ["Infrastructure"], "that of the worker that was killed"
 
 
-def test_a_job_whose_init_containers_fail_ends_with_the_startup_deadline(make_sim: Make) -> None:
+def test_failing_init_containers_end_by_the_startup_deadline(make_sim: Make) -> None:
     sim = make_sim(startupDeadlineSeconds=120)
     for _ in range(200):
         for body in sim.pods.values():
@@ -354,7 +358,7 @@ def test_a_job_whose_init_containers_fail_ends_with_the_startup_deadline(make_si
     assert sim.status.restart_count == 0
 
 
-def test_a_sidecar_that_crashes_before_the_trainer_starts_is_named(sim: Sim) -> None:
+def test_sidecar_crash_before_the_trainer_is_reported(sim: Sim) -> None:
     sim.tick()
     sim.tick()
     for body in sim.pods.values():
@@ -388,7 +392,7 @@ def test_a_scheduler_that_does_not_exist_is_named(make_sim: Make, gang: str) -> 
     sim.run(400, until=lambda: sim.status.holds("Failed"))
 
 
-def test_a_warning_about_an_unscheduled_pod_goes_before_doubts_of_the_scheduler(sim: Sim) -> None:
+def test_warning_of_an_unscheduled_pod_comes_first(sim: Sim) -> None:
     """A resource claim template that is not there: the scheduler waits for the claim, and reports nothing."""
     sim.unplaceable = True
     sim.tick()
@@ -403,7 +407,8 @@ def test_a_warning_about_an_unscheduled_pod_goes_before_doubts_of_the_scheduler(
     assert trouble.message == f"Pod gpt-w0 is unscheduled: FailedResourceClaimCreation: {note}"
 
 
-def test_a_pod_without_a_word_of_its_kubelet_is_not_ended_by_the_garbage_collector(sim: Sim) -> None:
+def test_pod_without_a_kubelet_report_was_not_collected(sim: Sim) -> None:
+    """The garbage collector is not named as the cause."""
     sim.run(5)
     body = copy.deepcopy(next(iter(sim.pods.values())))
     body["status"] = {"phase": "Failed", "reason": "OutOfcpu"}
@@ -415,7 +420,8 @@ def test_a_pod_without_a_word_of_its_kubelet_is_not_ended_by_the_garbage_collect
     assert not parse_pod(body).terminal
 
 
-def test_the_deadline_counts_from_the_first_trouble_and_mending_resets_it(make_sim: Make) -> None:
+def test_deadline_counts_from_the_first_problem(make_sim: Make) -> None:
+    """The end of the problem resets the deadline."""
     sim = make_sim(startupDeadlineSeconds=60)
     sim.tick()
     sim.tick()

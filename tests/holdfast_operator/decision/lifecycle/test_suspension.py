@@ -33,7 +33,7 @@ def test_all_workers_are_asked_for_one_commit_and_to_leave(trained: Sim) -> None
     assert trained.names() == ["gpt-w0", "gpt-w1", "gpt-w2"], "nothing is deleted before it has committed"
 
 
-def test_nobody_is_in_a_hurry_to_commit_when_the_job_is_suspended(make_sim: Make) -> None:
+def test_suspension_waits_for_the_checkpoint_timeout(make_sim: Make) -> None:
     sim = make_sim(hangDetection={"checkpointTimeoutSeconds": 600}, interruption={"checkpointDeadlineSeconds": 25})
     sim.run(60, until=lambda: sim.status.summary == "Training")
     assert sim.document["settings"]["checkpoint"]["deadlineSeconds"] == 25
@@ -44,7 +44,8 @@ def test_nobody_is_in_a_hurry_to_commit_when_the_job_is_suspended(make_sim: Make
     sim.run(200, until=lambda: not sim.running())
 
 
-def test_the_last_commit_is_known_though_workers_have_left_their_world_when_they_tell_of_it(trained: Sim) -> None:
+def test_last_checkpoint_is_known_after_workers_left(trained: Sim) -> None:
+    """Workers report the checkpoint after they left their world."""
     suspend(trained)
     trained.world = None
     trained.checkpoints = {
@@ -84,7 +85,7 @@ def test_a_resumed_job_starts_anew_as_a_gang_and_counts_nothing(trained: Sim) ->
     assert trained.document["settings"]["checkpoint"]["deadlineSeconds"] == 25
 
 
-def test_new_workers_have_the_template_that_was_changed_meanwhile(trained: Sim) -> None:
+def test_resumed_workers_have_the_changed_template(trained: Sim) -> None:
     suspended(trained)
     trained.body["spec"]["workers"]["template"]["spec"]["containers"][0]["image"] = "train:2"
     suspend(trained, False)
@@ -113,7 +114,7 @@ def test_a_job_that_waits_for_capacity_gives_its_gates_back(make_sim: Make) -> N
     assert not sim.names()
 
 
-def test_a_worker_on_a_silent_node_holds_the_suspension_up_for_nobody(trained: Sim) -> None:
+def test_silent_node_does_not_delay_a_suspension(trained: Sim) -> None:
     trained.kill_node(trained.node_of("gpt-w1"))
     trained.run(40)
     suspended(trained)
@@ -124,7 +125,8 @@ def test_a_worker_on_a_silent_node_holds_the_suspension_up_for_nobody(trained: S
 
 
 @pytest.mark.parametrize("policy", ["Wait", "Replace"])
-def test_a_worker_that_comes_back_after_its_loss_was_counted_leaves_as_well(make_sim: Make, policy: str) -> None:
+def test_returned_worker_is_suspended_too(make_sim: Make, policy: str) -> None:
+    """The loss of the worker was counted before."""
     sim = make_sim(nodes=3, elasticity={"minReplicas": 3, "onFailure": policy})
     sim.run(60, until=lambda: sim.status.summary == "Training")
     node = sim.node_of("gpt-w1")
@@ -173,9 +175,7 @@ def test_it_says_what_it_will_go_on_from(make_sim: Make, claim: str, says: str) 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(pauses=st.lists(st.integers(0, 9), min_size=1, max_size=4), cuts=st.randoms(use_true_random=False))
-def test_suspended_and_resumed_at_any_moment_it_trains_in_the_end(
-    make_sim: Make, pauses: list[int], cuts: Any
-) -> None:
+def test_job_suspended_at_any_time_trains_in_the_end(make_sim: Make, pauses: list[int], cuts: Any) -> None:
     """Whatever pass dies in between; that no name or generation is used twice, the simulation sees to."""
     sim = make_sim(nodes=5)
 

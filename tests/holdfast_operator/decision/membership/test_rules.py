@@ -139,7 +139,7 @@ def test_a_pod_that_is_not_ready_or_leaves_is_not_listed() -> None:
 # Records
 
 
-def test_what_is_reported_as_started_is_recorded_and_the_record_never_falls() -> None:
+def test_started_attempt_is_recorded_and_never_decreases() -> None:
     before = generation(1, "a", "b")
     world = running(1, 3, "a", "b")
     verdict = published(before, worker("a", world), worker("b"), rules=replace(RULES, replicas=2))
@@ -180,7 +180,7 @@ def test_a_replacement_joins_at_the_lost_members_index() -> None:
     assert verdict.membership.gone == ("b",)
 
 
-def test_no_generation_is_published_for_a_shrink_that_the_launchers_made() -> None:
+def test_no_generation_for_a_shrink_of_the_launchers() -> None:
     before = generation(1, "a", "b", "c", active=attempt(1, 2))
     world = running(1, 2, "a", "c")
     workers = (worker("a", world), worker("c", world))
@@ -188,7 +188,7 @@ def test_no_generation_is_published_for_a_shrink_that_the_launchers_made() -> No
     assert same_generation(before, *workers, gone=frozenset({"b"})).reason is MembershipReason.WAITING_FOR_WORKERS
 
 
-def test_a_member_that_trains_but_does_not_report_keeps_its_place() -> None:
+def test_silent_member_that_trains_keeps_its_place() -> None:
     before = generation(1, "a", "b", "c", active=attempt(1, 1))
     world = running(1, 1, "a", "b", "c")
     assert isinstance(held(before, worker("a", world), worker("b", world), silent("c"), worker("d")), Wait)
@@ -203,13 +203,14 @@ def test_of_two_the_survivor_goes_on_when_it_has_lost_the_other() -> None:
     assert uids(verdict) == ["a"]
 
 
-def test_of_two_the_survivor_that_still_trains_with_the_other_does_not() -> None:
+def test_two_members_that_train_together_do_not_shrink() -> None:
+    """The survivor still reports a world with the other member."""
     before = generation(1, "a", "b", active=attempt(1, 1))
     world = running(1, 1, "a", "b")
     assert held(before, worker("a", world), silent("b")).reason is MembershipReason.UP_TO_DATE
 
 
-def test_one_silent_pod_is_fenced_before_its_replacement_may_train() -> None:
+def test_silent_pod_is_fenced_before_its_replacement_trains() -> None:
     before = generation(1, "a", active=attempt(1, 1))
     rules = replace(RULES, replicas=1)
     verdict = held(before, silent("a"), worker("b"), rules=rules)
@@ -219,7 +220,7 @@ def test_one_silent_pod_is_fenced_before_its_replacement_may_train() -> None:
     assert uids(published(before, worker("b"), gone=frozenset({"a"}), rules=rules)) == ["b"]
 
 
-def test_a_generation_that_seems_never_to_have_started_still_counts() -> None:
+def test_generation_that_never_started_counts_for_fencing() -> None:
     previous = (EarlierGeneration(generation=1, publication="p1", members=("a", "b", "c")),)
     before = generation(2, "a", "d", "e", active=attempt(1, 1), previous=previous)
     verdict = same_generation(before, worker("a"), worker("f"), worker("g"), gone=frozenset({"b", "c"}))
@@ -227,7 +228,8 @@ def test_a_generation_that_seems_never_to_have_started_still_counts() -> None:
     assert "d, e of generation 2" in verdict.message
 
 
-def test_a_majority_of_the_last_active_generation_that_returns_is_listed_before_newcomers() -> None:
+def test_returned_majority_is_listed_before_new_members() -> None:
+    """The majority belongs to the last active generation."""
     previous = (EarlierGeneration(generation=1, publication="p1", members=("a", "b", "c")),)
     before = generation(2, "a", "d", "e", active=attempt(1, 1), previous=previous)
     verdict = published(before, *(worker(uid) for uid in "abc"), gone=frozenset({"d", "e"}))
@@ -264,7 +266,8 @@ def test_growth_keeps_to_the_step() -> None:
 STEPS = MembershipRules(replicas=4, min_replicas=2, replica_step=2)
 
 
-def test_three_of_four_go_on_as_two_for_the_launchers_find_no_majority_in_steps_of_two() -> None:
+def test_three_of_four_continue_as_two_with_steps_of_two() -> None:
+    """The launchers alone find no majority."""
     before = generation(1, "a", "b", "c", "d", active=attempt(1, 1))
     waiting = [worker(uid, lost_members=frozenset({"d"})) for uid in "abc"]
     verdict = published(before, *waiting, silent("d"), rules=STEPS)
@@ -293,7 +296,8 @@ def test_three_of_four_wait_where_two_may_not_train(rules: MembershipRules) -> N
 WAITS = MembershipRules(replicas=3, min_replicas=1, shrink_after=seconds(60))
 
 
-def test_workers_without_a_node_are_not_waited_for_and_starting_ones_are() -> None:
+def test_only_starting_workers_are_waited_for() -> None:
+    """Workers without a node are not waited for."""
     w0, w1 = (replace(worker(uid), ready_at=NOW) for uid in ("w0", "w1"))
     starting = candidate("w2")
     assert held(None, w0, w1, starting).reason is MembershipReason.WAITING_FOR_WORKERS
@@ -305,7 +309,7 @@ def test_workers_without_a_node_are_not_waited_for_and_starting_ones_are() -> No
     assert "unschedulable" in verdict.message
 
 
-def test_survivors_wait_for_a_replacement_as_long_as_they_were_told_to() -> None:
+def test_survivors_wait_for_shrink_after_seconds() -> None:
     before = generation(1, "w0", "w1", "w2", active=attempt(1, 1))
     left = worker("w0", lost_members=frozenset({"w1", "w2"}))
     seen = replace(observed(before, left, rules=WAITS, gone=frozenset({"w1", "w2"})), stalled_since=NOW)
@@ -316,7 +320,8 @@ def test_survivors_wait_for_a_replacement_as_long_as_they_were_told_to() -> None
     assert after.reason is MembershipReason.SURVIVORS_CONTINUE
 
 
-def test_a_first_replacement_is_not_published_before_the_wait_is_over_unless_all_are_there() -> None:
+def test_first_replacement_waits_for_the_others() -> None:
+    """The wait ends when all replacements are ready."""
     before = generation(1, "w0", "w1", "w2", active=attempt(1, 1))
     gone = frozenset({"w0", "w1"})
     seen = replace(
@@ -344,7 +349,7 @@ def test_nobody_joins_in_the_middle_of_a_checkpoint() -> None:
     )
 
 
-def test_a_world_that_may_not_change_its_size_waits_for_every_replacement() -> None:
+def test_fixed_world_waits_for_every_replacement() -> None:
     rules = MembershipRules(replicas=3, min_replicas=1, may_shrink=False)
     before = generation(1, "w0", "w1", "w2", active=attempt(1, 1))
     gone = frozenset({"w1", "w2"})
@@ -359,7 +364,7 @@ def test_a_world_that_may_not_change_its_size_waits_for_every_replacement() -> N
     assert len(uids(grown)) == 4, "growth need not wait for all of it"
 
 
-def test_what_comes_together_is_taken_in_together_but_not_waited_for_long() -> None:
+def test_new_members_join_together_after_a_short_wait() -> None:
     before = generation(1, "a", "b", "c", active=attempt(1, 2))
     world = running(1, 2, "a")
     first, starting = replace(worker("d"), ready_at=NOW), candidate("e")
@@ -400,7 +405,7 @@ def test_a_foreign_claim_however_high_costs_one_entry() -> None:
     assert len(verdict.membership.previous) == 2
 
 
-def test_a_status_from_an_old_backup_is_overtaken_by_what_workers_report() -> None:
+def test_reports_correct_a_status_from_an_old_backup() -> None:
     before = generation(2, "a", "b", "c", active=attempt(2, 1))
     world = running(4, 1, "a", "b", "d")
     workers = [worker(uid, world, accepted=attempt(4, 1), started=attempt(4, 1)) for uid in "abd"]
@@ -418,7 +423,7 @@ def test_a_lost_status_is_rebuilt_above_what_workers_report() -> None:
     assert verdict.membership.generation == 5
 
 
-def test_the_same_generation_under_another_publication_is_a_conflict() -> None:
+def test_second_publication_of_a_generation_is_a_conflict() -> None:
     before = generation(
         2,
         "a",

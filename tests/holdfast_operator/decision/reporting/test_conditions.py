@@ -12,7 +12,7 @@ FULL = {
 }
 
 
-def test_a_volume_that_takes_no_checkpoint_is_named_until_it_does(trained: Sim) -> None:
+def test_failing_volume_is_reported_until_a_checkpoint(trained: Sim) -> None:
     sim = trained
     sim.checkpoints = {"shared": {"step": 300, "generation": 1, "attempt": 1, "time": "2026-01-31T11:50:00Z"}}
     sim.failing = {"shared": FULL}
@@ -32,7 +32,7 @@ def test_a_volume_that_takes_no_checkpoint_is_named_until_it_does(trained: Sim) 
     assert (sim.status.summary, sim.status.holds("Degraded")) == ("Training", False)
 
 
-def test_launchers_that_say_different_things_do_not_make_the_condition_come_and_go(trained: Sim) -> None:
+def test_condition_is_stable_if_launchers_disagree(trained: Sim) -> None:
     sim = trained
     first, second, third = sorted(body["metadata"]["name"] for body in sim.pods.values())
     later = {**FULL, "since": "2026-01-31T12:10:00.000000Z", "message": "another file"}
@@ -53,7 +53,8 @@ def test_what_helps_is_told_by_the_cause(trained: Sim) -> None:
     assert trained.status.condition("Degraded").message.endswith("step that made a weight infinite or NaN")
 
 
-def test_a_checkpoint_alone_makes_no_revision_and_the_next_generation_hears_of_the_newest(trained: Sim) -> None:
+def test_checkpoint_alone_makes_no_revision(trained: Sim) -> None:
+    """The next generation contains the newest checkpoint."""
     sim, revision = trained, trained.document["revision"]
     sim.checkpoints = {"shared": {"step": 300, "generation": 1, "attempt": 1, "time": "2026-01-31T11:50:00Z"}}
     sim.run(5)
@@ -64,13 +65,13 @@ def test_a_checkpoint_alone_makes_no_revision_and_the_next_generation_hears_of_t
     assert sim.document["durableStep"] == 300
 
 
-def test_what_nodes_keep_for_themselves_is_no_checkpoint_that_fails(trained: Sim) -> None:
+def test_node_local_tiers_are_no_failing_checkpoint(trained: Sim) -> None:
     trained.failing = {"memory": FULL, "local": FULL}
     trained.run(5)
     assert trained.status.summary == "Training"
 
 
-def test_nothing_is_said_of_checkpoints_that_cannot_be_understood(trained: Sim) -> None:
+def test_unreadable_checkpoint_reports_are_ignored(trained: Sim) -> None:
     trained.failing = {"shared": {"since": "soon", "cause": ["Full"]}}
     trained.run(5)
     assert trained.status.summary == "Training"

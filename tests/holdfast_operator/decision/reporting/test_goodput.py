@@ -36,7 +36,7 @@ def test_a_job_whose_launchers_book_nothing_has_none(trained: Sim) -> None:
     assert "goodput" not in trained.body["status"]
 
 
-def test_it_is_written_once_a_minute_however_often_launchers_tell(trained: Sim) -> None:
+def test_goodput_is_written_once_a_minute(trained: Sim) -> None:
     written = set()
     for second in range(300):
         book(trained, float(second))
@@ -51,7 +51,7 @@ def test_it_is_shown_as_soon_as_there_is_something_to_show(trained: Sim) -> None
     assert told(trained)["productiveSeconds"] == 15
 
 
-def test_an_operator_that_starts_anew_counts_nothing_twice_and_loses_nothing(trained: Sim) -> None:
+def test_restarted_operator_counts_goodput_exactly_once(trained: Sim) -> None:
     book(trained, 100.0)
     trained.run(60)
     trained.restart_operator()
@@ -60,7 +60,8 @@ def test_an_operator_that_starts_anew_counts_nothing_twice_and_loses_nothing(tra
     assert told(trained) == {"ratio": 0.962, "productiveSeconds": 750, "lostSeconds": {"startup": 30}}
 
 
-def test_the_books_of_a_lost_worker_stay_and_its_replacement_adds_its_own(trained: Sim) -> None:
+def test_accounts_of_a_lost_worker_stay(trained: Sim) -> None:
+    """Its replacement adds its own."""
     book(trained, 100.0)
     trained.run(60)
     book(trained, 130.0)
@@ -74,7 +75,7 @@ def test_the_books_of_a_lost_worker_stay_and_its_replacement_adds_its_own(traine
     assert told(trained)["lostSeconds"] == {"startup": 37}
 
 
-def test_the_end_of_a_worker_is_no_reason_to_write_the_others_books(trained: Sim) -> None:
+def test_end_of_a_worker_writes_only_its_accounts(trained: Sim) -> None:
     book(trained, 90.0)
     trained.run(10)
     at = trained.status.goodput.time
@@ -95,12 +96,12 @@ def test_the_end_of_the_job_counts_all_that_is_told(trained: Sim) -> None:
     assert told(trained)["productiveSeconds"] == 390
 
 
-def test_books_of_a_launcher_that_began_anew_in_its_pod_are_added() -> None:
+def test_accounts_of_a_restarted_launcher_are_added() -> None:
     assert since((5, 1), (3, 1)) == (2,)
     assert since((2, 1), (30, 1)) == (2, 1)
 
 
-def test_what_a_newer_launcher_books_under_another_cause_is_not_lost() -> None:
+def test_unknown_cause_of_a_newer_launcher_is_kept() -> None:
     accounting = {
         "seconds": {"productive": 9.6, "gardening": 4.0, "idle": "x", "data": -3.0},
         "unattributedSeconds": 1,

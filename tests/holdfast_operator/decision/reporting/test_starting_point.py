@@ -35,7 +35,7 @@ def words(sim: Sim) -> tuple[str, int, str]:
     return reason, sim.status.origin.step, message
 
 
-def test_a_job_applied_again_on_an_old_folder_says_that_it_resumes(trained: Sim) -> None:
+def test_job_on_an_old_folder_reports_that_it_resumes(trained: Sim) -> None:
     assert trained.status.origin.pair is None, "nothing is said before it is known"
     claim(trained, step=350, pair={"generation": 7, "attempt": 2})
     reason, step, message = words(trained)
@@ -73,7 +73,7 @@ def test_it_is_said_once_and_again_only_after_a_suspension(trained: Sim) -> None
     assert "resumes from the checkpoint of step 40" in words(trained)[2]
 
 
-def test_a_status_of_an_older_version_is_taken_over_and_nothing_is_disturbed(trained: Sim) -> None:
+def test_status_of_an_older_version_is_converted(trained: Sim) -> None:
     """The first version knew no startedFrom and no Suspended; what it wrote is all that the next one has."""
     before = trained.names(), trained.status.membership.generation
     old = trained.body["status"]

@@ -86,15 +86,15 @@ def proved(
         (replace(BEATS, renewals=row(since=600, first=600, last=715)), False),
     ],
 )
-def test_only_a_kubelet_that_was_connected_all_the_time_proves_an_end(
+def test_only_a_connected_kubelet_proves_an_end(
     observed: Observed, gone_pod: Any, node: NodeView, ended: bool
 ) -> None:
+    """The kubelet must be connected all the time."""
     assert proved(observed, node, at=726, pod=gone_pod) is ended
 
 
-def test_a_pod_that_outlived_its_deletion_was_not_ended_by_a_kubelet_that_was_there(
-    observed: Observed, gone_pod: Any
-) -> None:
+def test_pod_that_outlived_its_deletion_is_not_proved_gone(observed: Observed, gone_pod: Any) -> None:
+    """Its kubelet was connected and did not end it."""
     stuck = replace(gone_pod, deleted_at=seconds(-120))
     assert not proved(observed, NODE, at=76, pod=stuck), "its runtime does not end containers"
     late = replace(NODE, renewals=row(last=275), heartbeat=seconds(200))
@@ -116,9 +116,10 @@ def test_what_is_not_known_of_a_pod_counts_as_the_worst(observed: Observed) -> N
         (Phase.LOST, -1, -1, False),
     ],
 )
-def test_an_operator_that_starts_after_a_pod_vanished_knows_by_the_status_whether_it_left_in_time(
+def test_new_operator_takes_the_deadline_from_the_status(
     observed: Observed, phase: Phase, since: float, progress: float | None, in_time: bool
 ) -> None:
+    """The pod was gone before the operator started."""
     worker = replace(GONE, phase=phase, since=seconds(since), absent_since=None)
     told = None if progress is None else Progress(step=1, time=seconds(progress))
     status = replace(observed.status, workers=(worker,), incarnations=1, progress=told)
@@ -129,9 +130,7 @@ def test_an_operator_that_starts_after_a_pod_vanished_knows_by_the_status_whethe
     assert Worker.from_json(found.to_json()) == found
 
 
-def test_a_report_of_the_pod_or_of_a_peer_in_its_world_is_stronger_than_any_proof(
-    observed: Observed, gone_pod: Any, reported: Report
-) -> None:
+def test_report_of_the_pod_or_a_peer_contradicts_a_proof(observed: Observed, gone_pod: Any, reported: Report) -> None:
     own = replace(reported, pod_uid="u", world=None)
     world = World(pair=reported.world.pair, publication="p", members=("u", "v"), coordinator="v")  # type: ignore[union-attr]
     peer = replace(reported, pod_uid="v", world=world)
@@ -157,7 +156,9 @@ def reported(trained: Sim) -> Report:
 # Rows of renewals
 
 
-def test_a_row_of_renewals_ends_with_a_gap_a_node_that_is_not_ready_and_reads_that_stop() -> None:
+def test_renewals_must_have_no_gap() -> None:
+    """A node that is not Ready, or reads that stop, end the row too."""
+
     def after(*reads: tuple[float, float, bool]) -> tuple[float | None, float | None]:
         """Reads of (second, age of the Lease at second 0, ready): since when the row goes on, and its first."""
         found = None
@@ -205,7 +206,8 @@ def test_no_nodes_clock_proves_a_worker_gone_early_or_late(trained: Sim, skew: i
     assert 60 < seconds_until_proved_gone(trained, "gpt-w1", skew=skew) <= 85
 
 
-def test_after_a_partition_a_worker_is_proved_gone_when_its_kubelet_has_ended_it(make_sim: Make) -> None:
+def test_worker_is_proved_gone_after_a_partition(make_sim: Make) -> None:
+    """The kubelet must have ended the pod."""
     sim = make_sim(replicas=2, minimum=1, nodes=4)
     sim.run(60, until=lambda: sim.status.summary == "Training")
     node, uid = sim.node_of("gpt-w1"), sim.uid("gpt-w1")
@@ -222,7 +224,7 @@ def test_after_a_partition_a_worker_is_proved_gone_when_its_kubelet_has_ended_it
     sim.run(600, step=5.0, until=lambda: is_proved_gone(sim, uid))
 
 
-def test_a_worker_whose_container_runtime_hangs_is_not_proved_gone(make_sim: Make) -> None:
+def test_hanging_container_runtime_proves_nothing(make_sim: Make) -> None:
     sim = make_sim(replicas=2, minimum=1, nodes=4)
     sim.run(60, until=lambda: sim.status.summary == "Training")
     node, uid = sim.node_of("gpt-w1"), sim.uid("gpt-w1")
@@ -275,9 +277,10 @@ FAULTS = ("force", "cut", "heal", "reboot", "hang", "delete", "relabel", "restar
 )
 @example(faults=[("unready", 1, 20), ("force", 1, 40), ("heal", 1, 40)], lingers=30)
 @example(faults=[("hang", 1, 1), ("delete", 1, 40), ("force", 1, 60)], lingers=0)
-def test_whatever_befalls_nodes_and_pods_nobody_is_proved_gone_who_runs(
+def test_running_worker_is_never_proved_gone(
     make_sim: Make, faults: list[tuple[str, int, int]], lingers: int
 ) -> None:
+    """Random faults happen to nodes and pods."""
     sim = make_sim(nodes=5)
     sim.run(60, until=lambda: sim.status.summary == "Training")
     sim.lingers = timedelta(seconds=lingers)

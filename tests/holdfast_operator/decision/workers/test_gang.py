@@ -41,7 +41,7 @@ def test_no_gate_lifts_before_all_pods_exist(sim: Sim) -> None:
     assert not any("schedulingGates" in body["spec"] for body in sim.pods.values())
 
 
-def test_a_gang_that_the_cluster_cannot_hold_waits_behind_its_gates(make_sim: Make) -> None:
+def test_gang_without_capacity_keeps_its_gates(make_sim: Make) -> None:
     sim = make_sim(replicas=3, nodes=1)
     sim.run(30)
     assert all(body["spec"]["schedulingGates"] for body in sim.pods.values())
@@ -51,7 +51,8 @@ def test_a_gang_that_the_cluster_cannot_hold_waits_behind_its_gates(make_sim: Ma
     sim.run(30, until=lambda: len(sim.world_names()) == 3)
 
 
-def test_a_gang_not_bound_in_time_is_taken_back_and_waits_longer_each_time(make_sim: Make) -> None:
+def test_unbound_gang_is_cancelled_with_back_off(make_sim: Make) -> None:
+    """The back-off increases each time."""
     sim = make_sim(replicas=2, minimum=2)
     sim.unplaceable = True
     waits = []
@@ -67,7 +68,7 @@ def test_a_gang_not_bound_in_time_is_taken_back_and_waits_longer_each_time(make_
     assert len(set(sim.created_names)) == len(sim.created_names)
 
 
-def test_workers_that_train_are_not_taken_back_with_those_that_found_no_node(make_sim: Make) -> None:
+def test_training_workers_are_not_cancelled_with_unbound_ones(make_sim: Make) -> None:
     sim = make_sim(replicas=3, minimum=2, nodes=3)
     for node in sim.nodes.values():
         node["status"]["allocatable"]["cpu"] = "1"
@@ -83,7 +84,7 @@ def test_workers_that_train_are_not_taken_back_with_those_that_found_no_node(mak
     sim.run(60, until=lambda: len(sim.world_names()) == 3)
 
 
-def test_without_a_gang_each_worker_holds_the_place_that_it_finds(make_sim: Make) -> None:
+def test_without_a_gang_each_worker_keeps_its_node(make_sim: Make) -> None:
     sim = make_sim(replicas=3, minimum=3, nodes=3, scheduling={"gang": "None"})
     for node in sim.nodes.values():
         node["status"]["allocatable"]["cpu"] = "1"
@@ -102,7 +103,7 @@ def test_without_a_gang_each_worker_holds_the_place_that_it_finds(make_sim: Make
     sim.run(60, until=lambda: len(sim.world_names()) == 3)
 
 
-def test_without_a_gang_an_elastic_job_begins_with_those_that_found_a_place(make_sim: Make) -> None:
+def test_elastic_job_without_a_gang_starts_with_bound_workers(make_sim: Make) -> None:
     sim = make_sim(replicas=3, minimum=2, nodes=3, scheduling={"gang": "None"})
     for node in sim.nodes.values():
         node["status"]["allocatable"]["cpu"] = "1"
@@ -140,7 +141,7 @@ def two_of_two_thirds(make_sim: Make, *, priority: int, lingers: int = 0) -> tup
     return first, urgent
 
 
-def test_a_gang_of_a_higher_priority_takes_the_room_of_workers_of_a_lower_one(make_sim: Make) -> None:
+def test_higher_priority_uses_capacity_of_a_lower_one(make_sim: Make) -> None:
     first, urgent = two_of_two_thirds(make_sim, priority=10)
     together([urgent, first], 60, lambda: len(urgent.world_names()) == 2)
     together([urgent, first], 30, lambda: bool(first.status.incidents))
@@ -182,7 +183,8 @@ def test_a_gang_that_never_preempts_only_goes_first(make_sim: Make) -> None:
     assert not older.running()
 
 
-def test_a_gang_waits_for_those_that_go_for_it_as_long_as_they_may_take(make_sim: Make) -> None:
+def test_gang_waits_for_its_victims(make_sim: Make) -> None:
+    """It waits as long as their grace period."""
     first, urgent = two_of_two_thirds(make_sim, priority=10, lingers=200)
     together([urgent, first], 30, lambda: urgent.status.gang.lifted_at is not None)
     for _ in range(120):
@@ -204,7 +206,7 @@ def make_no_room_after(seconds: int, urgent: Any, first: Any) -> None:
     urgent.preempts = False
 
 
-def test_a_gang_for_which_the_scheduler_stops_making_room_for_a_moment_is_not_taken_back(make_sim: Make) -> None:
+def test_short_pause_of_a_preemption_cancels_no_gang(make_sim: Make) -> None:
     first, urgent = two_of_two_thirds(make_sim, priority=10, lingers=200)
     together([urgent, first], 30, lambda: urgent.status.gang.lifted_at is not None)
     make_no_room_after(120, urgent, first)
@@ -215,7 +217,7 @@ def test_a_gang_for_which_the_scheduler_stops_making_room_for_a_moment_is_not_ta
     assert urgent.status.gang.attempts == 0
 
 
-def test_a_gang_for_which_the_scheduler_makes_no_room_any_more_is_taken_back(make_sim: Make) -> None:
+def test_ended_preemption_cancels_the_gang(make_sim: Make) -> None:
     first, urgent = two_of_two_thirds(make_sim, priority=10, lingers=200)
     together([urgent, first], 30, lambda: urgent.status.gang.lifted_at is not None)
     make_no_room_after(120, urgent, first)
@@ -224,7 +226,7 @@ def test_a_gang_for_which_the_scheduler_makes_no_room_any_more_is_taken_back(mak
     assert "were not scheduled within 18" in told, "since its gates were lifted"
 
 
-def test_a_gang_that_waits_for_some_and_finds_no_place_for_others_is_taken_back(make_sim: Make) -> None:
+def test_gang_with_only_some_nominated_pods_is_cancelled(make_sim: Make) -> None:
     first, urgent = two_of_two_thirds(make_sim, priority=10, lingers=200)
     together([urgent, first], 30, lambda: urgent.status.gang.lifted_at is not None)
     free = set(first.nodes) - {first.node_of(name) for name in first.names()}
@@ -330,7 +332,7 @@ NO_LIMIT = {"budgets": [], "backoff": {"initialSeconds": 0, "maxSeconds": 1}}
 """As often and as fast as the schema allows."""
 
 
-def test_a_gang_that_fails_whenever_it_runs_costs_another_job_nothing(make_sim: Make) -> None:
+def test_failing_gang_does_not_delay_another_job(make_sim: Make) -> None:
     alone = make_sim(name="beta", replicas=2, minimum=2, nodes=3)
     beside = make_sim(name="beta", replicas=2, minimum=2, nodes=3)
     loop = make_sim(name="alpha", replicas=3, minimum=3, nodes=3, recovery=NO_LIMIT)

@@ -99,7 +99,8 @@ def test_is_taken_for_cut_off_in_no_other_case(
     assert not cut_off(make_draft(ago, missed, **more))
 
 
-def test_one_whom_the_operator_never_heard_is_judged_by_its_peers_once_it_has_listened(make_draft: Make) -> None:
+def test_unseen_worker_is_judged_by_its_peers(make_draft: Make) -> None:
+    """The operator must have received reports for a while."""
     assert cut_off(make_draft([None, 1, 1], {1: [0], 2: [0]}, began=60)) == {"u0"}
 
 
@@ -108,18 +109,20 @@ def test_half_of_a_generation_makes_no_world_and_is_cut_off(make_draft: Make) ->
     assert cut_off(make_draft([90, 90, 1, 1], missed, on_failure="Shrink")) == {"u0", "u1"}
 
 
-def test_one_outside_of_the_generation_whom_no_launcher_can_miss_is_cut_off_once_others_are_heard(
+def test_worker_outside_of_the_generation_is_unreachable(
     make_draft: Make,
 ) -> None:
+    """No launcher can miss it; other workers report."""
     assert cut_off(make_draft([90, 1], {}, outside=[0], world=[1])) == {"u0"}
     assert not cut_off(make_draft([90, 1], {}, outside=[0], world=[0, 1])), "an older world trains with it"
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), on_failure=st.sampled_from(["Shrink", "Replace"]))
-def test_nobody_is_who_is_heard_or_trains_or_may_be_a_world_that_is_not_heard(
+def test_reporting_or_training_worker_is_not_unreachable(
     make_draft: Make, data: st.DataObject, on_failure: str
 ) -> None:
+    """A worker that may belong to a world without reports is not either."""
     count = data.draw(st.integers(1, 6))
     numbers = st.sets(st.integers(0, count - 1))
     ago = data.draw(st.lists(st.sampled_from([1, 30, 90, None]), min_size=count, max_size=count))

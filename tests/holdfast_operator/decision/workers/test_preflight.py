@@ -122,7 +122,7 @@ def test_wrong_credentials_blame_no_node_though_others_passed(asked: Callable[..
     assert sim.status.avoided == ()
 
 
-def test_who_is_still_at_it_is_waited_for_before_a_node_is_blamed(asked: Callable[..., Any]) -> None:
+def test_running_checks_delay_the_blame_of_a_node(asked: Callable[..., Any]) -> None:
     sim = asked(bad={"node-1": {"Storage": "Failed"}, "node-2": {"Storage": "Running"}}, replicas=2, minimum=2)
     sim.run(20)
     assert sim.status.avoided == ()
@@ -164,7 +164,7 @@ def test_where_no_other_node_has_room_the_job_waits_for_the_mend(asked: Callable
     sim.run(30, until=trains(sim))
 
 
-def test_a_job_that_waits_for_a_mend_in_vain_fails_by_its_deadline(asked: Callable[..., Any]) -> None:
+def test_failed_preflight_fails_the_job_by_its_deadline(asked: Callable[..., Any]) -> None:
     sim = asked(bad={"node-1": {"GPU": "Failed"}}, nodes=1, replicas=1, minimum=1, startupDeadlineSeconds=60)
     sim.run(90, until=lambda: sim.status.holds("Failed"))
     assert sim.status.condition("Failed").reason == "PreflightFailed"
@@ -230,7 +230,7 @@ def test_pods_that_were_asked_nothing_join(asked: Callable[..., Any]) -> None:
     sim.run(60, until=trains(sim))
 
 
-def test_an_operator_that_dies_after_each_action_ends_up_the_same(asked: Callable[..., Any]) -> None:
+def test_operator_killed_after_each_action_converges(asked: Callable[..., Any]) -> None:
     sim = asked(bad={"node-2": {"GPU": "Failed"}}, minimum=3)
     for number in range(90):
         after = iter([number % 3])
@@ -266,7 +266,8 @@ def test_of_two_the_newer_leaves_first_then_the_elder(asked: Callable[..., Any])
     assert {sim.node_of(name) for name in sim.world_names()} == {"node-3", "node-4"}
 
 
-def test_a_newcomer_that_reaches_not_all_members_leaves_and_no_member(asked: Callable[..., Any]) -> None:
+def test_new_worker_that_misses_a_member_leaves(asked: Callable[..., Any]) -> None:
+    """No member leaves."""
     sim = asked(minimum=2, nodes=5)
     sim.run(60, until=trains(sim))
     cut(sim, ("node-2", "node-4"))
@@ -278,7 +279,7 @@ def test_a_newcomer_that_reaches_not_all_members_leaves_and_no_member(asked: Cal
     assert {"gpt-w1", "gpt-w2"} <= set(sim.world_names())
 
 
-def test_where_nobody_reaches_anybody_the_cluster_is_not_walked_through(asked: Callable[..., Any]) -> None:
+def test_no_node_is_avoided_if_no_worker_reaches_another(asked: Callable[..., Any]) -> None:
     names = [f"node-{n}" for n in range(1, 9)]
     sim = asked(replicas=2, minimum=2, nodes=8)
     cut(sim, *((one, other) for one in names for other in names if one < other))
@@ -392,7 +393,8 @@ def test_rubbish_in_a_report_is_read_as_far_as_it_goes(sent: Any) -> None:
     assert report.preflight is None or all(isinstance(check.name, str) for check in report.preflight.checks)
 
 
-def test_a_spares_node_that_fails_is_left_where_a_workers_would_fail_the_job(asked: Callable[..., Any]) -> None:
+def test_failed_node_of_a_spare_does_not_fail_the_job(asked: Callable[..., Any]) -> None:
+    """The node of a worker would fail the job."""
     sim = asked(bad={"node-3": {"GPU": "Failed"}}, replicas=2, minimum=2, onFailure="Fail")
     sim.body["spec"]["workers"]["spares"] = 1
     for node in sim.nodes.values():

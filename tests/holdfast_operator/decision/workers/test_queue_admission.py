@@ -40,7 +40,8 @@ def reason(sim: Sim) -> tuple[str, str]:
     return ready.reason, ready.message
 
 
-def test_pods_name_the_queue_and_are_held_back_also_where_there_is_no_kueue(queued: Sim) -> None:
+def test_pods_name_the_queue_without_kueue_too(queued: Sim) -> None:
+    """They are gated."""
     assert {body["metadata"]["labels"][c.LABEL_QUEUE] for body in queued.pods.values()} == {"team-a"}
     assert list(gates(queued).values()) == [[c.GANG_GATE, c.QUEUE_GATE]] * 3
     queued.run(600)
@@ -78,7 +79,8 @@ def test_an_elastic_job_begins_with_those_that_are_admitted(make_sim: Make) -> N
     sim.run(60, until=lambda: len(sim.world_names()) == 3)
 
 
-def test_a_replacement_waits_for_its_quota_while_the_others_train(make_sim: Make) -> None:
+def test_replacement_waits_for_quota(make_sim: Make) -> None:
+    """The other workers train meanwhile."""
     sim = make_sim(replicas=3, minimum=2, **QUEUED)
     sim.settle()
     admit(sim, *sim.names())
@@ -92,7 +94,7 @@ def test_a_replacement_waits_for_its_quota_while_the_others_train(make_sim: Make
     sim.run(60, until=lambda: sim.world_names() == ["gpt-w0", "gpt-w2", "gpt-w3"])
 
 
-def test_quota_that_does_not_suffice_is_given_back_and_nothing_is_asked_for_until_the_next_try(queued: Sim) -> None:
+def test_insufficient_quota_is_released_until_the_next_try(queued: Sim) -> None:
     admit(queued, "gpt-w0")
     queued.run(int(c.QUEUE_PATIENCE.total_seconds()) - 10)
     assert queued.names() == ["gpt-w0", "gpt-w1", "gpt-w2"]
@@ -109,7 +111,7 @@ def test_quota_that_does_not_suffice_is_given_back_and_nothing_is_asked_for_unti
     assert queued.counted == []
 
 
-def test_no_other_job_keeps_room_for_a_gang_that_its_queue_has_not_admitted(queued: Sim) -> None:
+def test_unadmitted_gang_reserves_no_capacity(queued: Sim) -> None:
     assert rival_of(queued.body) is None
     queued.unplaceable = True
     admit(queued, *queued.names())

@@ -75,7 +75,7 @@ def test_no_worker_is_made_before_the_address_is_known(make_sim: Make) -> None:
 
 
 @pytest.mark.parametrize("how", ["deleted", "ended"])
-def test_another_worker_takes_the_place_of_a_lost_one_around_the_same_host(make_met: Make, how: str) -> None:
+def test_replacement_joins_the_same_host(make_met: Make, how: str) -> None:
     sim = make_met("C10d")
     if how == "deleted":
         sim.delete(sim.uid("gpt-w2"))
@@ -89,7 +89,7 @@ def test_another_worker_takes_the_place_of_a_lost_one_around_the_same_host(make_
     assert sim.status.incidents[0].resumed is not None
 
 
-def test_all_begin_anew_around_another_host_when_theirs_is_lost_and_it_counts_once(make_met: Make) -> None:
+def test_lost_host_restarts_all_and_counts_once(make_met: Make) -> None:
     sim = make_met("C10d")
     sim.delete(sim.uid("gpt-w0"))
     sim.run(60, until=lambda: set(sim.running()) == {"gpt-w3", "gpt-w4", "gpt-w5"} and sim.status.holds("Ready"))
@@ -109,7 +109,8 @@ def test_torchruns_that_give_up_together_are_one_incident(make_met: Make) -> Non
     assert "train.py FAILED" in sim.status.incidents[0].message
 
 
-def test_the_new_ones_wait_until_a_host_that_may_still_train_is_proved_gone(make_met: Make) -> None:
+def test_new_workers_wait_until_the_host_is_proved_gone(make_met: Make) -> None:
+    """The host may still train."""
     sim = make_met("C10d")
     node = sim.node_of("gpt-w0")
     sim.kill_node(node)
@@ -179,7 +180,8 @@ def send_away(sim: Sim, name: str, code: int) -> None:
 
 
 @pytest.mark.parametrize("seen", ["while it leaves", "once it has ended"])
-def test_a_torchrun_that_ends_well_because_it_is_told_to_end_completes_nothing(make_met: Make, seen: str) -> None:
+def test_terminated_torchrun_does_not_complete_the_job(make_met: Make, seen: str) -> None:
+    """It exits with 0 after SIGTERM."""
     sim = make_met("C10d")
     if seen == "while it leaves":
         sim.delete(sim.uid("gpt-w1"))
@@ -202,7 +204,8 @@ def test_a_surplus_torchrun_that_ends_well_completes_nothing(make_met: Make) -> 
 # None
 
 
-def test_a_worker_that_ends_well_because_it_is_told_to_end_has_not_done_its_part(make_met: Make) -> None:
+def test_terminated_worker_does_not_complete_its_part(make_met: Make) -> None:
+    """It exits with 0 after SIGTERM."""
     sim = make_met("None")
     for name in sim.running():
         send_away(sim, name, 0)
@@ -250,9 +253,7 @@ def test_a_done_part_stays_done_when_its_pod_is_removed(make_met: Make) -> None:
 
 @pytest.mark.parametrize("backend", ["C10d", "None"])
 @pytest.mark.parametrize("code", [70, 75])
-def test_codes_that_are_words_of_our_launcher_are_the_scripts_own_without_it(
-    make_met: Make, backend: str, code: int
-) -> None:
+def test_launcher_exit_codes_are_the_scripts_without_launcher(make_met: Make, backend: str, code: int) -> None:
     sim = make_met(backend, replicas=2)
     for _ in range(200):
         for name in sim.running():

@@ -25,7 +25,7 @@ def trains(sim: Sim, count: int) -> Callable[[], bool]:
     return lambda: len(sim.world_names()) == count
 
 
-def test_a_job_does_not_wait_for_room_for_all_if_it_may_begin_with_fewer(make_sim: Make) -> None:
+def test_job_starts_with_fewer_workers_if_allowed(make_sim: Make) -> None:
     sim = make_sim(replicas=3, minimum=2, nodes=1)
     sim.run(25)
     assert not sim.running(), "room for all may come in a moment"
@@ -56,7 +56,7 @@ def test_it_waits_for_room_for_all_as_long_as_it_was_told_to(make_sim: Make) -> 
     sim.run(200, until=trains(sim, 2))
 
 
-def test_what_was_lifted_and_finds_no_node_does_not_hold_those_that_did(make_sim: Make) -> None:
+def test_unbound_worker_does_not_delay_bound_ones(make_sim: Make) -> None:
     """The estimate was wrong: one of three places is taken by a stranger."""
     sim = make_sim(replicas=3, minimum=2, nodes=3)
     sim.settle()
@@ -66,7 +66,7 @@ def test_what_was_lifted_and_finds_no_node_does_not_hold_those_that_did(make_sim
     assert sim.status.restart_count == 0
 
 
-def test_a_shrunk_job_says_why_the_worker_that_is_ready_does_not_join_yet(trained: Sim) -> None:
+def test_shrunk_job_reports_why_a_ready_worker_waits(trained: Sim) -> None:
     sim = trained
     sim.saving = set(sim.names())
     sim.end("gpt-w1", 137)
@@ -96,7 +96,7 @@ def test_of_two_the_survivor_waits_before_it_goes_on_alone(make_sim: Make) -> No
     sim.run(60, until=lambda: sim.world_names() == ["gpt-w1"])
 
 
-def test_with_wait_a_lost_worker_that_comes_back_takes_its_place_again(make_sim: Make) -> None:
+def test_returned_worker_takes_its_place_with_wait(make_sim: Make) -> None:
     sim = make_sim(nodes=5, **elastic(3, onFailure="Wait"))
     sim.run(60, until=trains(sim, 3))
     node = sim.node_of("gpt-w1")
@@ -157,7 +157,7 @@ def test_a_higher_minimum_takes_nobody_away(make_sim: Make) -> None:
     assert len(sim.world_names()) == 2
 
 
-def test_the_scale_subresource_counts_what_is_wanted_and_finds_the_pods(trained: Sim) -> None:
+def test_scale_subresource_has_replicas_and_selector(trained: Sim) -> None:
     assert trained.body["status"]["replicas"] == 3
     assert trained.body["status"]["selector"] == "holdfast.dev/job-name=gpt"
     trained.body["spec"]["workers"]["replicas"] = 2

@@ -50,7 +50,7 @@ def test_a_job_grows_one_step_at_a_time_with_a_pause_between(make_sim: Make) -> 
     assert sim.status.restart_count == 0
 
 
-def test_what_was_displaced_does_not_grow_back_into_the_room_of_who_displaced_it(make_sim: Make) -> None:
+def test_displaced_job_does_not_grow_into_the_preemptors_place(make_sim: Make) -> None:
     elastic = make_sim(name="alpha", replicas=2, nodes=4, elasticity=may_grow(4))
     urgent = make_sim(name="beta", replicas=3, minimum=3, nodes=4)
     for node in elastic.nodes.values():
@@ -116,7 +116,7 @@ def test_the_pause_before_a_growth_begins_anew_with_each_trouble(grown: Sim) -> 
     assert (grown.now - lost).total_seconds() > 30
 
 
-def test_a_worker_that_was_asked_for_is_made_up_for_by_one_beyond(grown: Sim) -> None:
+def test_drained_worker_is_replaced_by_one_above_replicas(grown: Sim) -> None:
     grown.end("gpt-w0", 137)
     grown.run(20)
     assert len(grown.running()) == 3
@@ -147,9 +147,8 @@ def test_another_job_that_waits_gets_the_room_back(grown: Sim, make_sim: Make) -
 
 
 @pytest.mark.parametrize(("minimum", "left"), [(20, 4), (6, 2)])
-def test_a_gang_that_not_even_an_empty_cluster_could_hold_takes_nobodys_growth(
-    grown: Sim, make_sim: Make, minimum: int, left: int
-) -> None:
+def test_impossible_gang_does_not_stop_growth(grown: Sim, make_sim: Make, minimum: int, left: int) -> None:
+    """Not even an empty cluster could hold the gang."""
     other = make_sim(name="bert", replicas=20, minimum=minimum)
     other.nodes, other.leases, other.now = grown.nodes, grown.leases, grown.now
     other.body["metadata"]["creationTimestamp"] = grown.now.isoformat()
@@ -167,7 +166,7 @@ def test_a_gang_that_not_even_an_empty_cluster_could_hold_takes_nobodys_growth(
         assert len(grown.world_names()) == 4, "and it grows beside it"
 
 
-def test_an_old_jobs_gang_is_given_room_only_once_it_has_waited_for_a_while(grown: Sim, make_sim: Make) -> None:
+def test_waiting_gang_stops_growth_only_after_a_while(grown: Sim, make_sim: Make) -> None:
     other = make_sim(name="bert", replicas=6, minimum=6)
     other.nodes, other.leases = grown.nodes, grown.leases
     other.now = grown.now
@@ -207,9 +206,8 @@ def test_it_grows_by_whole_steps(make_sim: Make) -> None:
 
 
 @pytest.mark.parametrize(("most", "left"), [(4, 2), (8, 6)])
-def test_one_lost_worker_takes_the_rest_of_its_step_along_until_the_whole_step_grows_again(
-    make_sim: Make, most: int, left: int
-) -> None:
+def test_lost_worker_removes_its_whole_replica_step(make_sim: Make, most: int, left: int) -> None:
+    """The step is restored as a whole."""
     sim = make_sim(replicas=2, nodes=4, elasticity=may_grow(most, cooldown=60, step=2, minimum=2))
     sim.obeys = True
     sim.run(600, until=trains(sim, most))

@@ -65,7 +65,8 @@ def test_a_spare_without_a_node_is_no_trouble(make_spared: Make) -> None:
     assert not sim.status.holds("Degraded")
 
 
-def test_a_spare_takes_the_place_of_a_lost_worker_at_once_and_is_replaced(make_spared: Make) -> None:
+def test_spare_replaces_a_lost_worker_at_once(make_spared: Make) -> None:
+    """The spare is replaced too."""
     sim = make_spared()
     sim.end("gpt-w1", 137)
     sim.run(5, until=lambda: sim.world_names() == ["gpt-w0", "gpt-w2", "gpt-w3"])
@@ -75,7 +76,7 @@ def test_a_spare_takes_the_place_of_a_lost_worker_at_once_and_is_replaced(make_s
     assert sim.document["generation"] == 2, "the successor of the spare gets no rank"
 
 
-def test_a_job_that_never_shrinks_waits_no_longer_than_for_the_spare(make_spared: Make) -> None:
+def test_fixed_job_waits_only_for_the_spare(make_spared: Make) -> None:
     sim = make_spared(elasticity={"onFailure": "Replace", "minReplicas": 3})
     sim.end("gpt-w1", 137)
     sim.run(5, until=lambda: sim.world_names() == ["gpt-w0", "gpt-w2", "gpt-w3"])
@@ -148,7 +149,7 @@ def test_a_scale_down_takes_workers_and_leaves_the_spare(make_spared: Make) -> N
     assert (sim.world_names(), spares(sim)) == (["gpt-w0", "gpt-w1"], ["gpt-w3"])
 
 
-def test_a_scale_down_while_the_spare_is_missing_comes_to_the_same(make_spared: Make) -> None:
+def test_scale_down_without_the_spare_has_the_same_result(make_spared: Make) -> None:
     sim = make_spared(minimum=1)
     sim.obeys = True
     sim.delete(sim.uid("gpt-w3"))
@@ -197,9 +198,8 @@ FAULTS = st.tuples(
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(faults=st.lists(FAULTS, min_size=1, max_size=4), seed=st.integers(0, 2**32))
-def test_whatever_is_lost_and_wherever_passes_die_all_are_there_again(
-    make_spared: Make, faults: list[tuple[str, int, int]], seed: int
-) -> None:
+def test_spares_are_restored_after_any_loss(make_spared: Make, faults: list[tuple[str, int, int]], seed: int) -> None:
+    """Passes are interrupted at random."""
     limits = {"topologyKey": "zone", "topologyPolicy": "Packed", "nodeSharing": "Exclusive"}
     sim, dice = make_spared(recovery={"budgets": []}, nodes=10, scheduling=limits, until=False), random.Random(seed)
     sim.body["spec"]["workers"]["onDemandReplicas"] = 1
