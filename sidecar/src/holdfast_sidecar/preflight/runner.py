@@ -122,7 +122,7 @@ class PreflightWatch:
         return found if found.passed else None
 
     def _read(self, path: Path) -> Document | None:
-        """Return None without a file. An unreadable file is an empty document: its checks fail by their time limit."""
+        """Return None without a file, and an empty document for an unreadable one: its checks fail by their limit."""
         try:
             data = read_small(path)
             return None if data is None else parse_document(data, path.name)
