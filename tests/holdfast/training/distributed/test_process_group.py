@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from holdfast.core.errors import PeerLostError
+from holdfast.core.own_address import address_towards
 from holdfast.training.distributed import process_group
 from holdfast.training.distributed.cancel_token import CancelToken
-from holdfast.training.distributed.process_group import Group, address_towards
+from holdfast.training.distributed.process_group import Group
 
 CPU = torch.device("cpu")
 OPERATIONS = ["sum", "agree", "broadcast", "gather", "share", "send", "receive", "barrier", "backward"]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.environment import Environment, variable, variables
 from holdfast.core.errors import UsageError
 from holdfast.core.log_format import LogContext, configure
+from holdfast.core.own_address import address_towards
 from holdfast.core.protocol import Cause, ExitCode
 from holdfast.launcher import command_check
 from holdfast.launcher.config import LauncherConfig
@@ -229,21 +230,13 @@ async def _find_place(options: RunOptions, environment: Environment) -> _Launche
             _log.warning("%s", text)
     try:
         bound = await asyncio.to_thread(endpoint.bind, address, port)
-        own = await asyncio.to_thread(_address_towards, address, port)
+        own = await asyncio.to_thread(address_towards, address, port)
     except OSError as error:
         raise UsageError(f"holdfast run: --rdzv-endpoint {host}:{port} cannot be used: {error}") from error
     if bound.elsewhere:
         text = "--rdzv-endpoint %s is %s, which is not an address of this host: another host's launcher must own it"
         _log.info(text + " (nobody owns the address of a Service)", host, address)
     return _LauncherAddress(host=own, secret=secret, endpoint=options.endpoint, listener=bound.listener)
-
-
-def _address_towards(host: str, port: int) -> str:
-    """The address of ours by which whoever reaches the endpoint reaches us."""
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)  # sends nothing: it only picks the route
-        return str(probe.getsockname()[0])
 
 
 def _secret(environment: Environment, host: str, address: str) -> bytes:

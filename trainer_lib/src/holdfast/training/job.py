@@ -376,8 +376,8 @@ class Job:
 
 def _objects(sharding: Sharding | None, named: Mapping[str, Any]) -> dict[str, Stateful]:
     """Return the objects of `manage`; UsageError or StateError if the job cannot train or save them."""
-    things = [thing for name, thing in named.items() if name not in ("optimizer", "scheduler", "scaler")]
-    check_sharded(sharding, _parameters(*things), named["scaler"])
+    modules = [thing for thing in named.values() if isinstance(thing, torch.nn.Module)]
+    check_sharded(sharding, (one for module in modules for one in module.parameters()), named["scaler"])
     objects = {name: _checked(name, thing) for name, thing in named.items() if thing is not None}
     others = {name: thing for name, thing in objects.items() if not isinstance(thing, _TORCHS)}
     check_managed(objects, list(flatten(others).tensors.values()))
@@ -392,12 +392,6 @@ def _checked(name: str, thing: Any) -> Stateful:
             "give it both, or leave it out of manage()"
         )
     return thing
-
-
-def _parameters(*things: Any) -> Iterator[torch.nn.Parameter]:
-    for thing in things:
-        if isinstance(thing, torch.nn.Module):
-            yield from thing.parameters()
 
 
 def _activity(name: str) -> Activity:

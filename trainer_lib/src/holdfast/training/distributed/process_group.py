@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.core.errors import PeerLostError
+from holdfast.core.own_address import address_towards
 from holdfast.training.distributed import nccl, torch_internals
 from holdfast.training.distributed.blocking_call import CLOSING, SLICE_SECONDS, BlockingCall, peer_lost, run_aside
 from holdfast.training.distributed.cancel_token import CancelToken
@@ -331,14 +331,6 @@ def _devices(place: _Rendezvous) -> list[Any]:
     if names:
         return [ProcessGroupGloo.create_device(interface=name) for name in names]
     return [ProcessGroupGloo.create_device(hostname=address_towards(place.host, place.port))]
-
-
-def address_towards(host: str, port: int) -> str:
-    """This host's own address on the way to another; nothing is sent."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
 
 
 def _launched(launch: Callable[[], Any]) -> Any:

@@ -96,16 +96,13 @@ def ours(error: Exception) -> str:
 
 def lost(error: Exception, *, cancel: CancelToken, alone: bool) -> str:
     """The same of a script's own collectives: only the launchers can tell a lost peer from a script's mistake."""
-    if alone or not _communicates(error):
+    communicates = isinstance(error, torch.distributed.DistError) or _lost_peer(error)
+    if alone or not communicates:
         return ours(error)
     end_of_wait = time.monotonic() + _WORD_SECONDS
     while not cancel.is_set() and time.monotonic() < end_of_wait:
         time.sleep(_SLICE)
     return cancel.reason
-
-
-def _communicates(error: Exception) -> bool:
-    return isinstance(error, torch.distributed.DistError) or _lost_peer(error)
 
 
 def _lost_peer(error: BaseException) -> bool:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from holdfast.checkpoint.policy import fencing
-from holdfast.core.attempt import AttemptId, Json
+from holdfast.core.attempt import AttemptId
+from holdfast.core.json_fields import JsonFields
 from holdfast.training.protocol import shard_assignment, step_commit
 from holdfast.training.protocol.shard_assignment import ShardAssignment
 from holdfast.training.protocol.step_commit import RankState, Resolution
 
 
 @dataclass(frozen=True, kw_only=True)
-class EntryReport:
+class EntryReport(JsonFields):
     """What one rank reports of its state when it enters a world."""
 
     rank_state: RankState
@@ -28,29 +28,6 @@ class EntryReport:
     """The highest attempt in which its launcher had ranks before."""
     shard: int | None = None
     """The shard that it holds, if the model is sharded."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Wire form."""
-        return {
-            "standing": self.rank_state.to_json(),
-            "outline": self.outline,
-            "claimed": self.claimed,
-            "saved": self.saved_step,
-            "trained": None if self.trained is None else self.trained.to_json(),
-            "shard": self.shard,
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> EntryReport:
-        """Read the wire form."""
-        return cls(
-            rank_state=RankState.from_json(value["standing"]),
-            outline=value["outline"],
-            claimed=value["claimed"],
-            saved_step=value["saved"],
-            trained=AttemptId.from_optional(value["trained"]),
-            shard=value["shard"],
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

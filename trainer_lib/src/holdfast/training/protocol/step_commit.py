@@ -62,10 +62,9 @@ class RankState:
     @property
     def in_doubt(self) -> bool:
         """Whether the doubt counts: prepared for the next step of the attempt that it last voted and synced in."""
-        return self.doubt is not None and self.voted == self.synced and self.doubt == self._next()
-
-    def _next(self) -> PreparedStep | None:
-        return None if self.synced is None else PreparedStep(pair=self.synced, step=self.step)
+        if self.doubt is None or self.synced is None or self.voted != self.synced:
+            return False
+        return self.doubt == PreparedStep(pair=self.synced, step=self.step)
 
     def to_json(self) -> dict[str, Any]:
         return {

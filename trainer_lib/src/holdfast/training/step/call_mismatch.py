@@ -93,7 +93,9 @@ class Calls:
             self._asked, self._answers = self._number, []
             run_aside(self._ask, str(self._number), own.to_json(), self._answers)
         elif self._answers:
-            _compare(own, Said.from_json(self._answers.pop()))
+            first = Said.from_json(self._answers.pop())
+            if first.call is not own.call:
+                raise UsageError(f"{own}, and {first}: {_mend({own.call, first.call})}")
 
     def _ask(self, key: str, own: str, answers: list[bytes]) -> None:
         try:
@@ -101,11 +103,6 @@ class Calls:
             answers.append(self._store.compare_set(key, "", own))
         except RuntimeError:
             _log.debug("the attempt's store does not answer", exc_info=True)
-
-
-def _compare(own: Said, first: Said) -> None:
-    if first.call is not own.call:
-        raise UsageError(f"{own}, and {first}: {_mend({own.call, first.call})}")
 
 
 def _mend(calls: set[Call]) -> str:
