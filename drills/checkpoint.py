@@ -190,7 +190,7 @@ def resumes(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
             cuts,
             failures,
             hash_equal=not failures,
-            kept_by="training/test_job.py",
+            kept_by="training/test_job_restore.py",
         ),
         verdict(
             "checkpoint-10",

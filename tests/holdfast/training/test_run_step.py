@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from small_training import Numbers, parts
 
 import holdfast
 from holdfast import PeerLostError, UsageError
@@ -25,22 +26,6 @@ GONE = "[../third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed b
 BROKEN = [RuntimeError(GONE), dist.DistBackendError("NCCL error"), dist.DistNetworkError("no answer")]
 OWN = [ValueError("a bad batch"), RuntimeError("CUDA out of memory"), KeyError("text")]
 SIZES = {"global_batch_size": 5, "micro_batch_size": 2, "max_steps": 8}
-
-
-class Numbers:
-    def __len__(self) -> int:
-        return 23
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor([float(index), 1.0]) / 10
-
-
-def parts() -> dict[str, Any]:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
-    return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
 
 
 def loss_of(model: Any, batch: torch.Tensor) -> torch.Tensor:
