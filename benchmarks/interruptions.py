@@ -242,9 +242,9 @@ def measure(book: Book) -> None:
         while not book.complete():
             where.cluster.wait_for_nodes()
             settle(where, warm=False)
-            book.keep_besides(sum(where.watcher.view.restarts.values()) - counted)
+            book.keep_besides(sum(where.watcher.view.incidents_by_cause.values()) - counted)
             found = one(where, book)
-            counted = sum(where.watcher.view.restarts.values())
+            counted = sum(where.watcher.view.incidents_by_cause.values())
             if found.trial.resumed is None or found.trial.complaint:
                 print(story(where), file=sys.stderr)
                 return

@@ -95,7 +95,7 @@ class Trainee:
     @property
     def counted(self) -> dict[str, int]:
         """What was counted in this test, by cause."""
-        now = self.watcher.view.restarts
+        now = self.watcher.view.incidents_by_cause
         return {
             cause: count - self.known.get(cause, 0) for cause, count in now.items() if count != self.known.get(cause)
         }
@@ -117,7 +117,7 @@ class Trainees:
         if self.stage is None:
             self.begun += 1
             self.stage = self._begin(f"trainee-{self.begun}")
-        return Trainee(stage=self.stage, known=dict(self.stage.watcher.view.restarts))
+        return Trainee(stage=self.stage, known=dict(self.stage.watcher.view.incidents_by_cause))
 
     def _begin(self, namespace: str) -> DrillJob:
         self.cluster.prepare_namespace(namespace)

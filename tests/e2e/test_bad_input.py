@@ -92,7 +92,7 @@ def test_a_script_that_fails_at_import_ends_as_failed_with_its_traceback(cluster
     with Watcher(cluster, namespace, "gpt") as watcher:
         watcher.wait("the job's failure", lambda: watcher.view.is_true("Failed"), timeout=300)
         assert "No module named 'a_module_that_is_not_there'" in words(watcher)
-        assert set(watcher.view.restarts) == {"Application"}
+        assert set(watcher.view.incidents_by_cause) == {"Application"}
 
 
 def test_a_checkpoint_folder_of_a_newer_format_is_refused_by_name_and_kept(cluster: Cluster, namespace: str) -> None:

@@ -51,7 +51,7 @@ class Elastic:
 
     @property
     def counted(self) -> dict[str, int]:
-        return newly_counted(self.known, self.watcher.view.restarts)
+        return newly_counted(self.known, self.watcher.view.incidents_by_cause)
 
     def kubectl(self, *words: str) -> str:
         return self.stage.cluster.kubectl("-n", NAMESPACE, *words)
@@ -102,7 +102,7 @@ def job(stage: DrillJob) -> Elastic:
     job.trains(WORKERS)
     job.watcher.wait("no pod beside them", lambda: not job.idle(), timeout=120)
     script_log.clear(stage.checkpoints)
-    job.known.update(job.watcher.view.restarts)
+    job.known.update(job.watcher.view.incidents_by_cause)
     return job
 
 

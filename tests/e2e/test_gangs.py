@@ -25,7 +25,7 @@ def test_two_gangs_of_two_thirds_of_the_cluster_both_finish(cluster: Cluster, na
     with Watcher(cluster, namespace, "first") as first, Watcher(cluster, namespace, "second") as second:
         for watcher in (first, second):
             watcher.wait(f"{watcher.job} to finish", lambda w=watcher: w.view.is_true("Complete"), timeout=300)
-            assert watcher.view.restarts == {}
+            assert watcher.view.incidents_by_cause == {}
 
     told = cluster.kubectl(
         "-n", namespace, "logs", "-l", "holdfast.dev/job-name=first", "-c", "holdfast-sidecar", "--tail=-1"

@@ -106,7 +106,7 @@ def test_a_gpu_that_is_sick_before_the_start_keeps_its_gang_off_the_node(
         assert sick.node not in {well.node, other.node}
         assert told(stage, "avoidedNodes[*].node") == sick.node
         assert "uncorrectable memory errors" in told(stage, "avoidedNodes[*].message")
-        assert watcher.view.restarts == {}, "nothing had started"
+        assert watcher.view.incidents_by_cause == {}, "nothing had started"
 
 
 def job_on_gpus() -> dict[str, Any]:

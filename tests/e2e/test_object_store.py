@@ -86,7 +86,7 @@ def test_copies_outlive_the_volume_and_wait_for_a_store_that_is_away(copied: Cop
     told = lose_pods_and_volume(copied)
     the_job_goes_on_from_the_copies(copied, told)
     the_store_is_away_for_a_while(copied)
-    assert stage.watcher.view.restarts == {"Interruption": 1}
+    assert stage.watcher.view.incidents_by_cause == {"Interruption": 1}
     nothing_secret_is_told(copied)
 
 

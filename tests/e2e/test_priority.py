@@ -49,8 +49,8 @@ def test_a_job_of_a_higher_priority_displaces_one_that_comes_back_after_it(
         patient.wait_for_step(_step(patient) + 5, timeout=300)
         patient.wait("the end of what was told of it", lambda: _resumed(patient), timeout=60)
 
-        assert urgent.view.restarts == {}
-        assert set(patient.view.restarts) == {"Interruption"}
+        assert urgent.view.incidents_by_cause == {}
+        assert set(patient.view.incidents_by_cause) == {"Interruption"}
         told = patient.view.incidents
         assert [incident.lost_steps for incident in told] == [0] * len(told), told
         reasons = cluster.kubectl("-n", namespace, "get", "events", "-o", "jsonpath={.items[*].reason}").split()

@@ -37,7 +37,7 @@ def test_a_job_that_is_left_alone_completes_with_each_sample_seen_once(own_job: 
 
     logs = "".join(_logs(stage, pod.name) for pod in stage.watcher.pods)
     assert re.search(r"audit: exactly once", logs)
-    assert stage.watcher.view.restarts == {}
+    assert stage.watcher.view.incidents_by_cause == {}
 
 
 def _has_commit(stage: DrillJob) -> bool:

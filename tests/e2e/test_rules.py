@@ -93,7 +93,7 @@ class Ruled:
 
     @property
     def counted(self) -> dict[str, int]:
-        return newly_counted(self.known, self.watcher.view.restarts)
+        return newly_counted(self.known, self.watcher.view.incidents_by_cause)
 
     def has(self, rules: Sequence[Json], escalation: Json | None = None) -> None:
         edit(self.stage, {"recovery": {"rules": rules, "escalation": escalation}})
@@ -143,7 +143,7 @@ def job(stage: DrillJob) -> Ruled:
     pause = {"initialSeconds": PAUSE_SECONDS, "maxSeconds": PAUSE_SECONDS, "jitterPercent": 0}
     edit(stage, {"recovery": {"backoff": pause}})
     script_log.clear(stage.checkpoints)
-    return Ruled(stage=stage, known=dict(watcher.view.restarts), before=stage.workers())
+    return Ruled(stage=stage, known=dict(watcher.view.incidents_by_cause), before=stage.workers())
 
 
 @pytest.mark.parametrize("name", ROWS)

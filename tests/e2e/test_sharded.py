@@ -94,7 +94,7 @@ def settle(stage: DrillJob, counted: dict[str, int]) -> None:
     watcher.wait(f"incidents {counted}", told, timeout=120)
     watcher.wait_for_world(WORKERS, steps=5, timeout=240)
     time.sleep(LATE_COUNT_SECONDS)
-    assert dict(watcher.view.restarts) == counted
+    assert dict(watcher.view.incidents_by_cause) == counted
 
 
 def notes_until_now(stage: DrillJob) -> list[Note]:

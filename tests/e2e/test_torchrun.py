@@ -47,21 +47,21 @@ def test_workers_and_host_are_replaced_and_the_job_completes(
 ) -> None:
     folder = cluster.checkpoint_dir(namespace) / namespace / JOB
     first = trains_on(watcher, folder, after=Step("", 0, 0))
-    assert watcher.view.restarts == {}
+    assert watcher.view.incidents_by_cause == {}
 
     cluster.kubectl("-n", namespace, "delete", "pod", f"{JOB}-w2", "--wait=false")
-    watcher.wait("the loss to be counted", lambda: watcher.view.restarts == {"Interruption": 1}, 60)
+    watcher.wait("the loss to be counted", lambda: watcher.view.incidents_by_cause == {"Interruption": 1}, 60)
     second = trains_on(watcher, folder, after=last(folder))
     assert second.run == first.run, "the host is the same"
 
     cluster.kubectl("-n", namespace, "delete", "pod", f"{JOB}-w0", "--wait=false")
-    watcher.wait("the loss to be counted", lambda: watcher.view.restarts == {"Interruption": 2}, 60)
+    watcher.wait("the loss to be counted", lambda: watcher.view.incidents_by_cause == {"Interruption": 2}, 60)
     watcher.wait("another host", lambda: last(folder).run != first.run, timeout=180)
     trains_on(watcher, folder, after=last(folder))
 
     (folder / "done").touch()
     watcher.wait("the end", lambda: watcher.view.is_true("Complete"), timeout=120)
-    assert watcher.view.restarts == {"Interruption": 2}
+    assert watcher.view.incidents_by_cause == {"Interruption": 2}
     numbers = [step.number for step in steps(folder)]
     assert all(after <= before + 1 for before, after in itertools.pairwise(numbers)), "none is left out"
 

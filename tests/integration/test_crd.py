@@ -702,7 +702,7 @@ STATUS: dict[str, Any] = {
     "workers": 3,
     "replicas": 3,
     "selector": "holdfast.dev/job-name=gpt",
-    "restartCount": 1,
+    "incidentCount": 1,
     "membership": {
         "revision": 7,
         "generation": 2,
@@ -731,7 +731,7 @@ STATUS: dict[str, Any] = {
         ],
         "directives": {"drain": []},
     },
-    "restarts": [
+    "incidentsByCause": [
         {
             "cause": "OOM",
             "count": 1,
@@ -797,7 +797,7 @@ def test_kubectl_get_shows_a_line_that_tells_the_story(cluster: Cluster, running
         "READY",
         "WORKERS",
         "STEP",
-        "RESTARTS",
+        "INCIDENTS",
         "GOODPUT",
         "LAST",
         "CHECKPOINT",

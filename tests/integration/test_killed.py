@@ -108,7 +108,7 @@ def test_an_operator_that_dies_after_each_write_loses_and_doubles_nothing(stage:
     stage.wait(lambda: stage.status().get("incidents"), "it is counted")
     found = stage.status()
     assert [(one["cause"], one["pod"]) for one in found["incidents"]] == [("Infrastructure", "gpt-w1")]
-    assert (found["restartCount"], found["membership"]["generation"]) == (1, 2)
+    assert (found["incidentCount"], found["membership"]["generation"]) == (1, 2)
     assert [pod.metadata.name for pod in stage.pods()] == ["gpt-w0", "gpt-w1", "gpt-w2", "gpt-w3"]
     assert {"POST pods", "PATCH faulttolerantjobs"} <= set(operator.deaths)
     assert before <= {pod.metadata.uid for pod in stage.pods()}, "no pod was made anew"

@@ -158,7 +158,7 @@ def test_a_standby_goes_on_where_a_killed_leader_was_and_nothing_is_doubled(stag
     assert before <= {pod.metadata.uid for pod in stage.pods()}, "no pod was made anew"
     found = stage.status()
     assert [(one["cause"], one["pod"]) for one in found["incidents"]] == [("Infrastructure", "gpt-w1")]
-    assert (found["restartCount"], found["membership"]["generation"]) == (1, 2)
+    assert (found["incidentCount"], found["membership"]["generation"]) == (1, 2)
     operator.standby.start()
     assert operator.standby.metric("holdfast_leader") == 0
 
@@ -227,7 +227,7 @@ def counted_once(stage: Any, operator: Pair, before: set[str]) -> None:
     stage.wait(lambda: stage.status().get("incidents"), "it is counted")
     found = stage.status()
     assert [one["pod"] for one in found["incidents"]] == ["gpt-w1"]
-    assert (found["restartCount"], found["membership"]["generation"]) == (1, 2)
+    assert (found["incidentCount"], found["membership"]["generation"]) == (1, 2)
     now = {pod.metadata.name: pod.metadata.uid for pod in stage.pods()}
     assert now.keys() - {"gpt-w1"} == {"gpt-w0", "gpt-w2", "gpt-w3"}
     assert {now["gpt-w0"], now["gpt-w2"]} <= before
@@ -301,7 +301,7 @@ def test_a_clock_that_is_set_loses_nobody_and_hides_nobody(stage: Any, operator:
         stage.wait(lambda off=seconds: noticed(operator, off), "it is noticed")
         step = shown_step(stage)
         stage.wait(lambda last=step: operator.one_leads() and shown_step(stage) > last, "passes go on")
-        assert (uids(stage), len(trained.worlds), stage.status().get("restartCount", 0)) == (before, 1, 0)
+        assert (uids(stage), len(trained.worlds), stage.status().get("incidentCount", 0)) == (before, 1, 0)
     stage.lose("gpt-w1", trained)
     counted_once(stage, operator, before)
 

@@ -144,6 +144,6 @@ def test_whatever_the_api_server_takes_is_answered_and_holds_up_nobody(stage: An
     stage.operator.restart()
     step = player.step
     stage.wait(lambda: (stage.status().get("progress") or {}).get("step", 0) > step, "the other trains on")
-    assert stage.status().get("restartCount", 0) == 0
+    assert stage.status().get("incidentCount", 0) == 0
     errors = [line for line in stage.operator.lines() if line["level"] in ("error", "critical")]
     assert errors == []

@@ -40,7 +40,7 @@ def test_a_job_is_gated_placed_published_and_ready(stage: Any) -> None:
     assert stage.members() == ["gpt-w0", "gpt-w1", "gpt-w2"]
     assert (status["readyWorkers"], status["workers"]) == (3, 3)
     assert status["membership"]["generation"] == 1
-    assert status.get("restartCount", 0) == 0
+    assert status.get("incidentCount", 0) == 0
     assert player.worlds == [(1, 1, tuple(stage.uid(name) for name in stage.members()))]
     stage.wait(lambda: (stage.status().get("progress") or {}).get("step"), "progress is shown")
     active = stage.wait(lambda: stage.status()["membership"].get("active"), "the world is recorded as started")
@@ -78,8 +78,8 @@ def test_a_lost_worker_is_replaced_under_a_new_name_and_counted_once(stage: Any)
     await_count(stage)
     status = stage.status()
     assert incidents(stage) == [("Infrastructure", "gpt-w1")]
-    assert status["restartCount"] == 1
-    assert [(r["cause"], r["count"]) for r in status["restarts"]] == [("Infrastructure", 1)]
+    assert status["incidentCount"] == 1
+    assert [(r["cause"], r["count"]) for r in status["incidentsByCause"]] == [("Infrastructure", 1)]
     stage.wait(
         lambda: stage.operator.metric("holdfast_incidents_total", cause="Infrastructure") > before, "it is exported"
     )
@@ -116,7 +116,7 @@ def test_a_node_that_fails_its_preflight_is_left_and_named_before_anything_start
     assert avoided["message"].startswith(
         f"gpt-w1 failed its preflight on {bad}: GPU: {message}; moving to another node"
     )
-    assert stage.status().get("restartCount", 0) == 0
+    assert stage.status().get("incidentCount", 0) == 0
     events = stage.core.list_namespaced_event(stage.namespace, field_selector="reason=PreflightFailed").items
     assert {event.message for event in events} == {avoided["message"]}
 
@@ -133,7 +133,7 @@ def test_an_operator_killed_in_the_middle_of_a_recovery_comes_to_the_same_end(st
     stage.wait(lambda: stage.recovered(["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains")
     await_count(stage)
     assert incidents(stage) == [("Infrastructure", "gpt-w1")]
-    assert stage.status()["restartCount"] == 1
+    assert stage.status()["incidentCount"] == 1
     assert [pod.metadata.name for pod in stage.pods()] == ["gpt-w0", "gpt-w1", "gpt-w2", "gpt-w3"]
 
 
@@ -159,7 +159,7 @@ def test_a_deleted_pod_leaves_after_a_commit_and_is_an_interruption(stage: Any) 
     # Launchers tell no incident where the operator told one to leave: it counts the pod itself, when nobody else has.
     await_count(stage)
     assert incidents(stage) == [("Interruption", "gpt-w0")]
-    assert [r["cause"] for r in stage.status()["restarts"]] == ["Interruption"]
+    assert [r["cause"] for r in stage.status()["incidentsByCause"]] == ["Interruption"]
     assert len(player.worlds) == 3
 
 
@@ -206,7 +206,7 @@ def test_a_job_of_two_waits_for_the_operators_word_and_goes_on(stage: Any) -> No
     # The new world is what reports the loss, and a moment without a world is not shown as a failure: Ready held on.
     await_count(stage)
     assert [cause for cause, _pod in incidents(stage)] == ["Infrastructure"]
-    assert stage.status()["restartCount"] == 1
+    assert stage.status()["incidentCount"] == 1
 
 
 def test_a_script_that_fails_ends_the_job_with_the_tracebacks_last_lines(stage: Any) -> None:
@@ -229,7 +229,7 @@ def test_a_script_that_fails_ends_the_job_with_the_tracebacks_last_lines(stage: 
     failed = stage.wait(lambda: truly(stage.condition("Failed")), "the job has failed")
     assert "no module named flash" in failed["message"]
     assert [cause for cause, _pod in incidents(stage)] == ["Application", "Application"]
-    assert stage.status()["restartCount"] == 2
+    assert stage.status()["incidentCount"] == 2
     assert len(stage.pods()) == 2, "nothing is made after the end"
 
 
@@ -266,7 +266,7 @@ def test_a_condition_of_a_pod_that_a_rule_names_gives_its_worker_another_pod(sta
     await_count(stage)
     assert incidents(stage) == [("Infrastructure", "gpt-w1")]
     assert stage.status()["incidents"][0]["decision"] == "RecreatePodByRule"
-    assert stage.status()["restartCount"] == 1
+    assert stage.status()["incidentCount"] == 1
 
 
 def running(pod: Any, name: str) -> bool:

@@ -48,7 +48,7 @@ def test_a_spare_takes_a_lost_workers_place_and_another_stands_by(stage: Any) ->
     stage.lose("gpt-w1", player)
     stage.wait(lambda: stage.members() == ["gpt-w0", "gpt-w2"], "the spare has its place")
     stage.wait(lambda: "1 of 1 spares are on standby" in stage.condition("Ready")["message"], "another stands by")
-    stage.wait(lambda: stage.status().get("restartCount") == 1, "the loss is counted")
+    stage.wait(lambda: stage.status().get("incidentCount") == 1, "the loss is counted")
     stage.wait(lambda: "gpt-w3" in [pod.metadata.name for pod in stage.pods()], "another is made")
     stage.core.delete_namespaced_pod("gpt-w3", stage.namespace)
     stage.wait(lambda: "gpt-w4" in [pod.metadata.name for pod in stage.pods()], "a lost spare is replaced")

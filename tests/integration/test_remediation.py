@@ -193,8 +193,8 @@ def test_an_alert_drains_a_node_and_its_end_gives_it_back(stage: Any, tell: Any)
     stage.wait(lambda: not on_node(stage, sick), "the node is empty")
     assert node(stage, sick).spec.unschedulable
     assert stage.pod("gpt-w3").spec.node_name != sick
-    stage.wait(lambda: stage.status().get("restarts") or [], "it is counted")
-    assert [entry["cause"] for entry in stage.status()["restarts"]] == ["Interruption"]
+    stage.wait(lambda: stage.status().get("incidentsByCause") or [], "it is counted")
+    assert [entry["cause"] for entry in stage.status()["incidentsByCause"]] == ["Interruption"]
     assert len(player.left) == 1, "it was told to leave, not killed"
     stage.wait(lambda: "NodeDrained" in told(stage, sick), "it is told")
     assert tell(sick, "resolved") == 200
@@ -270,8 +270,8 @@ def test_a_dead_machine_is_replaced_once_its_pods_are_away(stage: Any, tell: Any
     (fresh,) = set(group.instances()) - set(instances)
     stage.remove_node(sick)  # as a cloud's node controller does
     assert {group.state(one) for one in (set(instances) - {machine}) | {fresh}} == {"running"}
-    stage.wait(lambda: stage.status().get("restarts") or [], "it is counted")
-    assert [(entry["cause"], entry["count"]) for entry in stage.status()["restarts"]] == [("Interruption", 1)]
+    stage.wait(lambda: stage.status().get("incidentsByCause") or [], "it is counted")
+    assert [(entry["cause"], entry["count"]) for entry in stage.status()["incidentsByCause"]] == [("Interruption", 1)]
 
 
 def test_every_right_over_nodes_is_used_and_no_call_refused(stage: Any, tell: Any, audited: Any) -> None:

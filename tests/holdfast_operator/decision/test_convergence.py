@@ -89,8 +89,8 @@ def test_cut_anywhere_the_end_is_the_same(make_sim: Make, faults: list[tuple[str
     status = sim.status
     assert len(sim.running()) == 3
     assert sim.world_names() == sim.running()
-    assert status.restart_count == len(sim.counted) == sum(count.total for count in status.restarts)
-    assert status.restart_count <= len(faults) + 1
+    assert status.incident_count == len(sim.counted) == sum(count.total for count in status.incidents_by_cause)
+    assert status.incident_count <= len(faults) + 1
     assert all(incident.resumed is not None for incident in status.incidents)
     assert not status.terminal
 

@@ -34,7 +34,7 @@ def test_a_gang_starts_together_and_trains(sim: Sim) -> None:
     assert sim.status.membership.generation == 1
     assert sim.status.membership.active is not None
     assert sim.status.summary == "Training"
-    assert sim.status.restart_count == 0
+    assert sim.status.incident_count == 0
 
 
 def test_oom_is_named_though_survivors_saw_a_peer_vanish(trained: Sim) -> None:
@@ -70,7 +70,7 @@ def test_a_killed_launcher_counts_as_infrastructure_once(trained: Sim) -> None:
     trained.run(60, until=lambda: "gpt-w3" in trained.world_names())
     trained.run(30)
     assert causes(trained) == ["Infrastructure"]
-    assert trained.status.restart_count == 1
+    assert trained.status.incident_count == 1
     assert trained.status.incidents[0].resumed is not None
 
 
@@ -86,7 +86,7 @@ def test_a_dead_nodes_worker_is_replaced_before_its_proof_of_end(trained: Sim) -
     trained.run(30)
     assert "gpt-w1" not in trained.running()
     assert not trained.status.avoided
-    assert trained.status.restart_count == 1
+    assert trained.status.incident_count == 1
 
 
 def test_a_noticed_worker_drains_and_its_node_is_avoided(trained: Sim) -> None:
@@ -258,7 +258,7 @@ def test_the_only_worker_on_a_silent_node_awaits_its_fence(make_sim: Make) -> No
     assert "out-of-service" in sim.status.condition("Degraded").message
     sim.heal_node(node, rebooted=True)
     sim.run(60, until=lambda: sim.world_names() == ["gpt-w1"])
-    assert sim.status.restart_count == 1
+    assert sim.status.incident_count == 1
 
 
 def test_a_launcher_that_hangs_on_a_healthy_node_is_replaced(trained: Sim) -> None:
@@ -292,7 +292,7 @@ def test_scaling_down_drains_the_surplus_and_counts_nothing(trained: Sim) -> Non
     trained.end(trained.pods[drained[0]]["metadata"]["name"], 75)
     trained.run(60, until=lambda: (trained.status.ready_workers, trained.status.wanted_workers) == (2, 2))
     trained.run(20)
-    assert trained.status.restart_count in (0, 1)
+    assert trained.status.incident_count in (0, 1)
     assert len(trained.running()) == 2
 
 
@@ -302,7 +302,7 @@ def test_scaling_up_adds_a_worker_by_a_new_generation(make_sim: Make) -> None:
     sim.body["spec"]["workers"]["replicas"] = 3
     sim.run(60, until=lambda: len(sim.world_names()) == 3)
     assert sim.status.membership.generation == 2
-    assert sim.status.restart_count == 0
+    assert sim.status.incident_count == 0
 
 
 def test_a_restart_of_the_operator_changes_nothing(trained: Sim) -> None:

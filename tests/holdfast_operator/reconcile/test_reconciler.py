@@ -94,7 +94,7 @@ def test_incident_counts_until_the_window_of_the_budget_ends(passes, metrics):
     seen, run = passes
     seen.sim.body["spec"]["recovery"] = {"budgets": [{"cause": "Infrastructure", "maxRestarts": 5}]}
     seen.sim.kill_node(seen.sim.node_of("gpt-w1"))
-    seen.sim.run(60, until=lambda: seen.sim.status.restart_count == 1)
+    seen.sim.run(60, until=lambda: seen.sim.status.incident_count == 1)
     run()
     assert of_jobs(metrics)["holdfast_job_incidents_in_window", "Infrastructure"] == 1
     seen.sim.body["spec"]["recovery"]["budgets"][0]["windowSeconds"] = 1

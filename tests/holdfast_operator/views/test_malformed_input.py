@@ -20,9 +20,9 @@ NOON = "2026-01-31T12:00:00.000000Z"
 STATUS: dict[str, Any] = {
     "observedGeneration": 1,
     "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": NOON, "reason": "x", "message": "y"}],
-    "restartCount": 1,
+    "incidentCount": 1,
     "membership": json.loads((GOLDEN / "membership.json").read_text()),
-    "restarts": [{"cause": "OOM", "times": [NOON], "total": 1}],
+    "incidentsByCause": [{"cause": "OOM", "times": [NOON], "total": 1}],
     "incidents": [{"number": 1, "generation": 1, "attempt": 1, "cause": "OOM", "detectedTime": NOON}],
     "progress": {"step": 1},
     "goodput": {"ratio": 0.9, "productiveSeconds": 9, "lostSeconds": {"startup": 1}, "time": NOON},

@@ -105,7 +105,7 @@ def test_incidents_and_counts_are_read_from_the_resource() -> None:
     status = {
         "summary": "Training",
         "conditions": [{"type": "Ready", "status": "True", "reason": "Training", "message": "3 of 3"}],
-        "restarts": [{"cause": "Infrastructure", "count": 2}],
+        "incidentsByCause": [{"cause": "Infrastructure", "count": 2}],
         "incidents": [
             {
                 "number": 2,
@@ -119,7 +119,7 @@ def test_incidents_and_counts_are_read_from_the_resource() -> None:
     }
     view = parse_job({"status": status})
     assert view.is_true("Ready")
-    assert view.restarts == {"Infrastructure": 2}
+    assert view.incidents_by_cause == {"Infrastructure": 2}
     assert view.incidents[0].attempt_id == AFTER
     assert view.incidents[0].lost_steps == 3
 

@@ -40,13 +40,13 @@ def api_server(job: dict[str, Any]) -> Iterator[Cluster]:
         server.shutdown()
 
 
-def job(restart: dict[str, Any]) -> dict[str, Any]:
-    return {"status": {"restarts": [restart]}}
+def job(counted: dict[str, Any]) -> dict[str, Any]:
+    return {"status": {"incidentsByCause": [counted]}}
 
 
 def test_what_is_waited_for_is_seen() -> None:
     with api_server(job({"cause": "OOM", "count": 1})) as cluster, Watcher(cluster, "ml", "gpt") as watcher:
-        watcher.wait("a count", lambda: watcher.view.restarts == {"OOM": 1}, timeout=60)
+        watcher.wait("a count", lambda: watcher.view.incidents_by_cause == {"OOM": 1}, timeout=60)
 
 
 def test_a_watcher_that_has_ended_lets_nobody_wait() -> None:

@@ -76,7 +76,7 @@ def state_of(status: Status) -> str:
 
 def budgets_of(spec: JobSpec, status: Status, now: datetime) -> dict[str, tuple[int, int]]:
     """By cause: incidents within the budget's window, and how many it allows."""
-    counts = {count.cause: count for count in status.restarts}
+    counts = {count.cause: count for count in status.incidents_by_cause}
     return {
         budget.cause: (
             len(counts[budget.cause].within(now, budget.window_seconds)) if budget.cause in counts else 0,

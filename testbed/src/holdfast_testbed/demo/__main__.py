@@ -129,13 +129,13 @@ def _final_checks(cluster: Cluster, watcher: Watcher, verdicts: list[Verdict]) -
     view = watcher.view
     logs = "\n".join(_log(cluster, pod.name) for pod in watcher.pods)
     expected = len(verdicts)
-    counted = sum(view.restarts.values())
+    counted = sum(view.incidents_by_cause.values())
     return [
         Check(what="the job is Complete", measured=view.phase, held=view.is_true("Complete")),
         _audit_check(logs),
         Check(
             what="no incident counted twice",
-            measured=f"{expected} faults, {counted} counted ({dict(view.restarts)})",
+            measured=f"{expected} faults, {counted} counted ({dict(view.incidents_by_cause)})",
             held=counted == expected and len({i.attempt_id for i in view.incidents}) == len(view.incidents),
         ),
         _loss_check(logs),

@@ -62,7 +62,7 @@ class JobView:
     ready: str = ""
     conditions: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     incidents: tuple[Incident, ...] = ()
-    restarts: Mapping[str, int] = field(default_factory=dict)
+    incidents_by_cause: Mapping[str, int] = field(default_factory=dict)
     generation: int = 0
     members: tuple[str, ...] = ()
     checkpoint_step: int | None = None
@@ -109,7 +109,7 @@ def parse_job(resource: Mapping[str, Any]) -> JobView:
         else "",
         conditions=_conditions(status.get("conditions") or ()),
         incidents=tuple(_incident(entry) for entry in status.get("incidents") or ()),
-        restarts={entry["cause"]: int(entry["count"]) for entry in status.get("restarts") or ()},
+        incidents_by_cause={entry["cause"]: int(entry["count"]) for entry in status.get("incidentsByCause") or ()},
         generation=int(membership.get("generation", 0)),
         members=tuple(member["pod"] for member in membership.get("members") or ()),
         checkpoint_step=checkpoint.get("step"),

@@ -86,7 +86,7 @@ def run(case: Case, job: DrillJob, *, warm: bool = True) -> Trial:
 def _run(case: Case, job: DrillJob, warm: bool) -> Trial:
     settle(job, warm=warm)
     _place(case, job)
-    known = dict(job.watcher.view.restarts)
+    known = dict(job.watcher.view.incidents_by_cause)
     counted_before = {incident.attempt_id for incident in job.watcher.view.incidents}
     script_log.clear(job.checkpoints)
     if case.max_lost_steps:
@@ -114,7 +114,7 @@ def _run(case: Case, job: DrillJob, warm: bool) -> Trial:
         detected=max(0.0, min(times) - struck) if times else None,
         **asdict(_cost(seen)),
         worlds=script_log.worlds(seen),
-        counted=newly_counted(known, job.watcher.view.restarts),
+        counted=newly_counted(known, job.watcher.view.incidents_by_cause),
     )
     return trial if trial.held(case) else replace(trial, complaint=_story(told))
 
@@ -174,7 +174,9 @@ def _await_count(case: Case, job: DrillJob, known: Mapping[str, int]) -> None:
     show a second count."""
     if case.cause:
         with contextlib.suppress(TimeoutError):  # judged below: nothing was counted
-            job.watcher.wait("a count", lambda: bool(newly_counted(known, job.watcher.view.restarts)), PATIENCE)
+            job.watcher.wait(
+                "a count", lambda: bool(newly_counted(known, job.watcher.view.incidents_by_cause)), PATIENCE
+            )
     time.sleep(LATE_COUNT_SECONDS)
 
 

@@ -52,7 +52,9 @@ def test_eviction_for_the_pods_limit_is_an_application_failure(filled: Sim) -> N
     (incident,) = filled.status.incidents
     assert (incident.cause, incident.reason, incident.pod) == ("Application", "Evicted", POD)
     assert FULL.strip() in incident.message
-    assert {count.cause: len(count.times) for count in filled.status.restarts if count.times} == {"Application": 1}
+    assert {count.cause: len(count.times) for count in filled.status.incidents_by_cause if count.times} == {
+        "Application": 1
+    }
     assert any(FULL.strip() in message for _, message in filled.events)
 
 

@@ -21,7 +21,7 @@ def test_the_newest_ten_incidents_are_kept_and_counted_once(trained: Sim) -> Non
         trained.incidents[(0, 0)] = {**incident, **old}
     trained.run(5)
     assert [incident.number for incident in trained.status.incidents] == list(range(3, 13))
-    assert trained.status.restart_count == 12
+    assert trained.status.incident_count == 12
     assert old in trained.document["acknowledged"]
 
 
@@ -33,9 +33,9 @@ def test_a_crash_before_any_world_counts_once_for_the_whole_gang(make_sim: Make)
         for name in sim.running():
             if sim.world is None:
                 sim.end(name, 1)
-        counts.append(sim.status.restart_count)
+        counts.append(sim.status.incident_count)
         if sim.status.terminal:
             break
     assert sim.status.summary == "ApplicationBudgetExceeded"
-    assert sim.status.restart_count == 4
+    assert sim.status.incident_count == 4
     assert len(sim.created_names) == 12

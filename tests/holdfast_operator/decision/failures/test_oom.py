@@ -46,7 +46,7 @@ def tell(sim: Sim, pair: tuple[int, int], word: tuple[str, str, str], part_of: t
 
 
 def counted(sim: Sim) -> dict[str, int]:
-    return {count.cause: len(count.times) for count in sim.status.restarts if count.times}
+    return {count.cause: len(count.times) for count in sim.status.incidents_by_cause if count.times}
 
 
 def exhaust(sim: Sim, *, ends: int = 3) -> None:

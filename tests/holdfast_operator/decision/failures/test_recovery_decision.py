@@ -92,7 +92,7 @@ def test_ignore_counts_in_no_budget_here_and_at_the_launchers(make_sim: Make) ->
         sim.run(15, until=lambda: len(sim.world_names()) == 3)
     sim.run(15)
     assert not sim.status.terminal
-    assert sim.status.restart_count == 0
+    assert sim.status.incident_count == 0
     assert sim.counted == []
     assert sim.document["restarts"] == {}
     assert [incident.action for incident in sim.status.incidents] == ["Ignore"] * 5
@@ -120,7 +120,7 @@ def test_replace_node_takes_all_of_the_jobs_workers_away_from_it(make_sim: Make)
     sim.run(200, until=lambda: len(sim.world_names()) == 3 and not set(there) & set(sim.world_names()))
     assert bad not in {sim.node_of(name) for name in sim.world_names()}
     assert [(entry.node, entry.reason) for entry in sim.status.avoided] == [(bad, "ReplaceNodeByRule")]
-    assert sim.status.restart_count == 1
+    assert sim.status.incident_count == 1
 
 
 def test_restart_gang_starts_all_workers_anew_together(make_sim: Make) -> None:
@@ -128,7 +128,7 @@ def test_restart_gang_starts_all_workers_anew_together(make_sim: Make) -> None:
     fail(sim, code=2)
     sim.run(300, until=lambda: sim.world_names() == ["gpt-w3", "gpt-w4", "gpt-w5"])
     sim.run(60)
-    assert sim.status.restart_count == 1
+    assert sim.status.incident_count == 1
     assert decided(sim) == ["RestartGangByRule"]
     assert (sim.status.ready_workers, sim.status.wanted_workers) == (3, 3)
 
@@ -139,7 +139,7 @@ def test_a_rule_moves_an_incident_to_another_budget(make_sim: Make) -> None:
     fail(sim, code=2)
     sim.run(20)
     assert not sim.status.terminal
-    assert [(count.cause, count.total) for count in sim.status.restarts] == [("Infrastructure", 1)]
+    assert [(count.cause, count.total) for count in sim.status.incidents_by_cause] == [("Infrastructure", 1)]
 
 
 def test_the_containers_end_is_waited_for_when_peers_tell_first(make_sim: Make) -> None:
@@ -188,7 +188,7 @@ def test_a_cut_off_worker_that_returns_is_one_loss(make_sim: Make, when: str) ->
     sim.run(2)
     sim.heal_node(node, rebooted=False)
     sim.run(30)
-    assert sim.status.restart_count == 1
+    assert sim.status.incident_count == 1
     assert [incident.pod for incident in sim.status.incidents] == ["gpt-w1"]
     again = {"generation": first["generation"], "attempt": 9}
     assert again in sim.document["acknowledged"], "launchers need not tell it again"
@@ -200,7 +200,7 @@ def test_another_loss_of_a_pod_that_went_on_counts_again(make_sim: Make) -> None
     sim.run(15, until=lambda: len(sim.world_names()) == 3)
     sim.kill_node(sim.node_of("gpt-w1"))
     sim.run(60, until=lambda: "gpt-w3" in sim.world_names())
-    assert sim.status.restart_count == 2
+    assert sim.status.incident_count == 2
 
 
 def test_a_pod_that_keeps_failing_climbs_the_ladder(make_sim: Make) -> None:
@@ -270,8 +270,10 @@ def test_each_incident_is_decided_and_counted_at_most_once(
     ignored = sum(1 for word in draft.decided if word.action == RecoveryAction.IGNORE)
     about_failures = [word for word in draft.decided if word.action != "AvoidNode"]
     assert len(about_failures) == len(failures)
-    assert len(draft.counted) == len(failures) - ignored == sum(count.total for count in draft.status.restarts)
-    assert draft.status.restart_count == len(draft.counted)
+    assert (
+        len(draft.counted) == len(failures) - ignored == sum(count.total for count in draft.status.incidents_by_cause)
+    )
+    assert draft.status.incident_count == len(draft.counted)
     assert all(incident.decision and incident.why for incident in draft.status.incidents)
     assert len(draft.status.tallies) <= c.TALLIES_KEPT
     told = {event.reason for event in draft.events}
@@ -292,5 +294,5 @@ def test_no_policy_that_passes_the_schema_stops_a_pass(
         fail(sim, code=code)
         sim.run(20, step=2.0)
     sim.run(60, step=4.0)
-    assert sim.status.restart_count == len(sim.counted)
+    assert sim.status.incident_count == len(sim.counted)
     assert sim.plan().reason

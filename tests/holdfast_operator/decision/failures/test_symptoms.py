@@ -89,7 +89,7 @@ def test_an_old_incident_that_a_gone_pod_repeats_counts_once(
         fail(sim)
         assert sim.status == Status.from_json(sim.status.to_json())
     assert sim.counted == ["Application"] * 13
-    assert sim.status.restart_count == 13
+    assert sim.status.incident_count == 13
 
 
 def test_incidents_during_an_operator_outage_are_counted_once(
@@ -102,7 +102,7 @@ def test_incidents_during_an_operator_outage_are_counted_once(
         sim.incidents[first["generation"], attempt] = {**first, "attempt": attempt}
     sim.run(30)
     assert sim.counted == ["Application"] * 60
-    assert sim.status.restart_count == 60
+    assert sim.status.incident_count == 60
 
 
 def test_a_worker_lost_with_its_operator_is_one_loss(make_sim: Make) -> None:
@@ -188,8 +188,8 @@ def test_a_gpu_error_and_the_crash_it_causes_are_one_incident(make_sim: Make, fi
     sim.run(30)
     (incident,) = sim.status.incidents
     assert (incident.cause, incident.decision) == ("Infrastructure", "ReplaceNodeByRule")
-    assert sim.status.restart_count == 1
-    assert [(count.cause, len(count.times)) for count in sim.status.restarts if count.total] == [
+    assert sim.status.incident_count == 1
+    assert [(count.cause, len(count.times)) for count in sim.status.incidents_by_cause if count.total] == [
         ("Infrastructure", 1)
     ]
 

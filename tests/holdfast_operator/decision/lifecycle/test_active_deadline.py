@@ -22,7 +22,7 @@ def test_a_job_whose_time_is_over_fails_and_its_workers_go(make_sim: Make) -> No
     assert "120 s" in sim.status.condition("Failed").message
     sim.run(10)
     assert not sim.running()
-    assert sim.status.restart_count == 0
+    assert sim.status.incident_count == 0
 
 
 def test_the_wait_for_capacity_counts(make_sim: Make) -> None:

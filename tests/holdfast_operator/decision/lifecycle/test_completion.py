@@ -18,7 +18,7 @@ def test_one_launchers_exit_0_completes_the_job(trained: Sim) -> None:
     trained.run(120)
     assert trained.status.summary == "Completed"
     assert trained.created_names == ["gpt-w0", "gpt-w1", "gpt-w2"]
-    assert trained.status.restart_count == 0
+    assert trained.status.incident_count == 0
 
 
 def side_containers_run_on(sim: Sim) -> None:

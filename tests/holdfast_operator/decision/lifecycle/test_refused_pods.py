@@ -47,7 +47,7 @@ def test_conditions_have_the_kubelets_reason_and_the_remedy(sim: Sim, words: tup
         assert f"refused gpt-w2: {': '.join(words)}" in condition.message
         assert helps in condition.message
     assert any(reason == "PodRefused" and ": ".join(words) in message for reason, message in sim.events)
-    assert (sim.status.restart_count, sim.status.incidents) == (0, ())
+    assert (sim.status.incident_count, sim.status.incidents) == (0, ())
 
 
 def test_job_refused_everywhere_fails_by_its_startup_deadline(make_sim: Make) -> None:
@@ -81,7 +81,7 @@ def test_a_node_that_refuses_what_others_take_is_avoided(make_sim: Make) -> None
     assert [(entry.node, entry.reason) for entry in sim.status.avoided] == [("node-1", "PodRefused")]
     assert len(sim.created_names) == 4
     assert sim.status.trouble is None
-    assert (sim.status.restart_count, sim.counted) == (0, [])
+    assert (sim.status.incident_count, sim.counted) == (0, [])
     sim.run(700)
     assert sim.status.avoided == (), "it may be well again"
 

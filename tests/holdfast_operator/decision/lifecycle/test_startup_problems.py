@@ -216,7 +216,7 @@ def test_image_without_holdfast_is_retried_slowly(make_sim: Make, code: int, rea
         cannot_start(sim, code, reason, message)
     assert sim.status.summary == "HoldfastMissing"
     assert "must have the holdfast package" in sim.status.condition("Degraded").message
-    assert sim.status.restart_count == 0
+    assert sim.status.incident_count == 0
     assert 3 < len(sim.created_names) < 30
     for _ in range(40):
         sim.tick()
@@ -355,7 +355,7 @@ def test_failing_init_containers_end_by_the_startup_deadline(make_sim: Make) -> 
     assert sim.status.holds("Failed")
     assert "its init container fetch ended with exit code 1" in sim.status.condition("Failed").message
     assert "startupDeadlineSeconds" in sim.status.condition("Failed").message
-    assert sim.status.restart_count == 0
+    assert sim.status.incident_count == 0
 
 
 def test_sidecar_crash_before_the_trainer_is_reported(sim: Sim) -> None:

@@ -63,7 +63,7 @@ def test_a_suspended_job_has_no_pods_counts_nothing_and_says_so(trained: Sim) ->
     trained.run(600)
     assert not trained.running()
     assert trained.created_names == ["gpt-w0", "gpt-w1", "gpt-w2"]
-    assert trained.status.restart_count == 0
+    assert trained.status.incident_count == 0
     assert (trained.status.summary, trained.status.ready_workers, trained.status.wanted_workers) == (
         "Suspended",
         0,
@@ -79,7 +79,7 @@ def test_a_resumed_job_starts_anew_as_a_gang_and_counts_nothing(trained: Sim) ->
     suspend(trained, False)
     trained.run(60, until=lambda: trained.status.summary == "Training")
     assert trained.world_names() == ["gpt-w3", "gpt-w4", "gpt-w5"]
-    assert trained.status.restart_count == 0
+    assert trained.status.incident_count == 0
     assert not trained.status.holds("Suspended")
     assert "JobUnsuspended" in [reason for reason, _ in trained.events]
     assert trained.document["settings"]["checkpoint"]["deadlineSeconds"] == 25
@@ -143,7 +143,7 @@ def test_returned_worker_is_suspended_too(make_sim: Make, policy: str) -> None:
     sim.obey_drain()
     sim.run(60, until=lambda: sim.status.holds("Suspended"))
     assert not sim.running(), "it gives its room back"
-    assert sim.status.restart_count == 1
+    assert sim.status.incident_count == 1
 
 
 def test_a_change_of_mind_before_all_have_left_replaces_who_left(trained: Sim) -> None:
@@ -160,7 +160,7 @@ def test_a_change_of_mind_before_all_have_left_replaces_who_left(trained: Sim) -
         ),
     )
     assert set(trained.world_names()).isdisjoint({"gpt-w0", "gpt-w1", "gpt-w2"})
-    assert trained.status.restart_count <= 1
+    assert trained.status.incident_count <= 1
 
 
 @pytest.mark.parametrize(

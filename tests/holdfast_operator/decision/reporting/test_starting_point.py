@@ -85,7 +85,7 @@ def test_status_of_an_older_version_is_converted(trained: Sim) -> None:
     trained.run(60)
     assert (trained.names(), trained.status.membership.generation) == before
     assert trained.status.summary == "Training"
-    assert trained.status.restart_count == 0
+    assert trained.status.incident_count == 0
 
 
 def _sparse(worker: dict[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def test_unbound_gang_is_cancelled_with_back_off(make_sim: Make) -> None:
     assert waits == sorted(set(waits))
     sim.unplaceable = False
     sim.run(400, until=lambda: len(sim.world_names()) == 2)
-    assert sim.status.restart_count == 0
+    assert sim.status.incident_count == 0
     assert len(set(sim.created_names)) == len(sim.created_names)
 
 
@@ -111,7 +111,7 @@ def test_elastic_job_without_a_gang_starts_with_bound_workers(make_sim: Make) ->
     sim.run(120, until=lambda: len(sim.world_names()) == 2)
     sim.nodes["node-3"].pop("cut")
     sim.run(400, until=lambda: len(sim.world_names()) == 3)
-    assert sim.status.restart_count == 0
+    assert sim.status.incident_count == 0
 
 
 def test_two_gangs_of_two_thirds_each_both_finish(make_sim: Make) -> None:
@@ -155,7 +155,7 @@ def test_higher_priority_uses_capacity_of_a_lower_one(make_sim: Make) -> None:
     assert len(urgent.world_names()) == 2, "what it displaced waits behind it"
     urgent.complete_at = urgent.step + 3
     together([urgent, first], 120, lambda: len(first.world_names()) == 2)
-    assert first.status.restart_count == 1
+    assert first.status.incident_count == 1
 
 
 def test_a_gang_of_the_same_priority_displaces_nobody(make_sim: Make) -> None:
@@ -163,7 +163,7 @@ def test_a_gang_of_the_same_priority_displaces_nobody(make_sim: Make) -> None:
     for _ in range(120):
         first.tick()
         other.tick()
-    assert first.status.restart_count == 0
+    assert first.status.incident_count == 0
     assert other.status.summary == "WaitingForCapacity"
 
 
@@ -175,7 +175,7 @@ def test_a_gang_that_never_preempts_only_goes_first(make_sim: Make) -> None:
     for _ in range(60):
         for one in (first, older, urgent):
             one.tick()
-    assert first.status.restart_count == 0
+    assert first.status.incident_count == 0
     assert "in addition to 1 worker of jobs that go first" in older.plan().message
     assert urgent.status.summary == "WaitingForCapacity"
     first.complete_at = first.step + 3
@@ -338,8 +338,8 @@ def test_failing_gang_does_not_delay_another_job(make_sim: Make) -> None:
     loop = make_sim(name="alpha", replicas=3, minimum=3, nodes=3, recovery=NO_LIMIT)
     share(loop, beside)
     assert ticks_of_start_and_recovery(alone, lambda: None) == ticks_of_start_and_recovery(beside, failing(loop))
-    assert loop.status.restart_count > 20
-    assert beside.status.restart_count == 1
+    assert loop.status.incident_count > 20
+    assert beside.status.incident_count == 1
     assert beside.created_names == ["beta-w0", "beta-w1", "beta-w2"]
 
 
@@ -379,5 +379,5 @@ def test_a_gang_that_fails_whenever_it_runs_pauses_ever_longer(make_sim: Make) -
         tick()
     # 5 s, 10 s, … 300 s, less the jitter, and some seconds for each start.
     assert len(sim.created_names) <= 3 * 10
-    assert sim.status.restart_count == len(sim.created_names) // 3
+    assert sim.status.incident_count == len(sim.created_names) // 3
     assert len(sim.status.incidents) <= 10

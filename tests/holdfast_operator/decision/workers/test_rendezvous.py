@@ -85,7 +85,7 @@ def test_replacement_joins_the_same_host(make_met: Make, how: str) -> None:
     assert {"gpt-w0", "gpt-w1", "gpt-w3"} == set(sim.running())
     assert asked(sim, "gpt-w3")["RDZV_ID"] == "gpt-job-gpt-0"
     cause = "Interruption" if how == "deleted" else "Application"
-    assert [(count.cause, len(count.times)) for count in sim.status.restarts] == [(cause, 1)]
+    assert [(count.cause, len(count.times)) for count in sim.status.incidents_by_cause] == [(cause, 1)]
     assert sim.status.incidents[0].resumed is not None
 
 
@@ -96,7 +96,7 @@ def test_lost_host_restarts_all_and_counts_once(make_met: Make) -> None:
     assert asked(sim, "gpt-w3")["RDZV_CONF"] == "is_host=1"
     assert {asked(sim, name)["RDZV_ID"] for name in sim.running()} == {"gpt-job-gpt-3"}
     assert sim.children["gpt-rendezvous"]["spec"]["selector"]["holdfast.dev/incarnation"] == "3"
-    assert [(count.cause, len(count.times)) for count in sim.status.restarts] == [("Interruption", 1)]
+    assert [(count.cause, len(count.times)) for count in sim.status.incidents_by_cause] == [("Interruption", 1)]
 
 
 def test_torchruns_that_give_up_together_are_one_incident(make_met: Make) -> None:
@@ -105,7 +105,7 @@ def test_torchruns_that_give_up_together_are_one_incident(make_met: Make) -> Non
         sim.end(name, 1, message="train.py FAILED")
         sim.run(3)
     sim.run(90, until=lambda: sim.status.holds("Ready"))
-    assert [(count.cause, len(count.times)) for count in sim.status.restarts] == [("Application", 1)]
+    assert [(count.cause, len(count.times)) for count in sim.status.incidents_by_cause] == [("Application", 1)]
     assert "train.py FAILED" in sim.status.incidents[0].message
 
 
@@ -228,7 +228,7 @@ def test_each_workers_part_is_waited_for_and_done_once(make_met: Make) -> None:
     sim.run(30)
     assert not sim.status.terminal
     assert sim.created_names == ["gpt-w0", "gpt-w1", "gpt-w2"]
-    assert not sim.status.restarts or not any(count.times for count in sim.status.restarts)
+    assert not sim.status.incidents_by_cause or not any(count.times for count in sim.status.incidents_by_cause)
     sim.end("gpt-w0", 1)
     sim.run(60, until=lambda: "gpt-w3" in sim.running())
     sim.end("gpt-w2", 0)

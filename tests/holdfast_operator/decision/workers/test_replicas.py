@@ -35,7 +35,7 @@ def test_job_starts_with_fewer_workers_if_allowed(make_sim: Make) -> None:
     sim.nodes["node-9"] = {**sim.nodes["node-1"], "metadata": {"name": "node-9", "labels": {}}}
     sim.leases["node-9"] = sim.now
     sim.run(60, until=trains(sim, 3))
-    assert sim.status.restart_count == 0
+    assert sim.status.incident_count == 0
     assert "StartedWithFewerWorkers" in [reason for reason, _ in sim.events]
 
 
@@ -63,7 +63,7 @@ def test_unbound_worker_does_not_delay_bound_ones(make_sim: Make) -> None:
     full(sim, 0, but=1)
     sim.run(120, until=trains(sim, 2))
     assert (sim.status.ready_workers, sim.status.wanted_workers) == (2, 3)
-    assert sim.status.restart_count == 0
+    assert sim.status.incident_count == 0
 
 
 def test_shrunk_job_reports_why_a_ready_worker_waits(trained: Sim) -> None:
@@ -107,10 +107,10 @@ def test_returned_worker_takes_its_place_with_wait(make_sim: Make) -> None:
     sim.heal_node(node, rebooted=False)
     sim.run(60, until=trains(sim, 3))
     assert sim.world_names() == ["gpt-w0", "gpt-w1", "gpt-w2"]
-    assert sim.status.restart_count == 1
+    assert sim.status.incident_count == 1
     sim.end("gpt-w0", 137)
     sim.run(90, until=lambda: sim.world_names() == ["gpt-w1", "gpt-w2", "gpt-w3"])
-    assert sim.status.restart_count == 2, "each loss counts once"
+    assert sim.status.incident_count == 2, "each loss counts once"
 
 
 def test_with_wait_a_worker_that_is_proved_gone_is_replaced(make_sim: Make) -> None:
@@ -188,4 +188,4 @@ def test_whatever_is_edited_in_flight_the_job_ends_up_as_wanted(
         sim.obey_drain()
     assert len(sim.world_names()) == len(sim.running()) == wanted
     assert sim.status.replicas == wanted
-    assert sim.status.restart_count <= 2
+    assert sim.status.incident_count <= 2

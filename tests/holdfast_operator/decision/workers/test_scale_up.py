@@ -47,7 +47,7 @@ def test_a_job_grows_one_step_at_a_time_with_a_pause_between(make_sim: Make) -> 
     assert len(sim.names()) == 4, "never beyond the most"
     assert (sim.status.ready_workers, sim.status.wanted_workers) == (4, 2)
     assert sim.status.holds("Ready")
-    assert sim.status.restart_count == 0
+    assert sim.status.incident_count == 0
 
 
 def test_displaced_job_does_not_grow_into_the_preemptors_place(make_sim: Make) -> None:
@@ -62,7 +62,7 @@ def test_displaced_job_does_not_grow_into_the_preemptors_place(make_sim: Make) -
         urgent.tick()
         elastic.tick()
     assert (len(urgent.world_names()), len(elastic.world_names())) == (3, 1)
-    assert (urgent.status.restart_count, urgent.status.gang.attempts) == (0, 0)
+    assert (urgent.status.incident_count, urgent.status.gang.attempts) == (0, 0)
     assert {incident.cause for incident in elastic.status.incidents} == {"Interruption"}
     urgent.complete_at = urgent.step + 3
     for _ in range(300):
@@ -96,7 +96,7 @@ def test_what_finds_no_node_after_all_is_given_up_for_a_while(make_sim: Make) ->
     sim.unplaceable = False
     sim.run(300, until=trains(sim, 3))
     assert (sim.now - given_up).total_seconds() > 90
-    assert sim.status.restart_count == 0
+    assert sim.status.incident_count == 0
 
 
 def test_a_lost_worker_beyond_replicas_is_not_replaced_at_once(grown: Sim) -> None:
@@ -193,7 +193,7 @@ def test_a_lower_most_is_obeyed_at_once(grown: Sim) -> None:
         grown.tick()
         grown.obey_drain()
     assert len(grown.running()) == 3
-    assert grown.status.restart_count == 0
+    assert grown.status.incident_count == 0
 
 
 def test_it_grows_by_whole_steps(make_sim: Make) -> None:

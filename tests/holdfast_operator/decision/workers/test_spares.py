@@ -72,7 +72,7 @@ def test_spare_replaces_a_lost_worker_at_once(make_spared: Make) -> None:
     sim.run(5, until=lambda: sim.world_names() == ["gpt-w0", "gpt-w2", "gpt-w3"])
     assert {member["pod"]: member["index"] for member in sim.document["members"]}["gpt-w3"] == 1
     sim.run(20, until=lambda: spares(sim) == ["gpt-w4"])
-    assert sim.status.restart_count == 1
+    assert sim.status.incident_count == 1
     assert sim.document["generation"] == 2, "the successor of the spare gets no rank"
 
 
@@ -88,7 +88,7 @@ def test_an_interrupted_worker_hands_over_to_the_spare(make_spared: Make) -> Non
     sim.notice("gpt-w0")
     sim.run(10, until=lambda: sim.world_names() == ["gpt-w1", "gpt-w2", "gpt-w3"])
     sim.run(30, until=lambda: spares(sim) == ["gpt-w4"])
-    assert [count.cause for count in sim.status.restarts if count.cause != "Interruption"] == []
+    assert [count.cause for count in sim.status.incidents_by_cause if count.cause != "Interruption"] == []
 
 
 @pytest.mark.parametrize("how", ["deleted", "crashed", "gave up", "node lost", "noticed"])
@@ -111,7 +111,7 @@ def test_a_lost_spare_is_replaced_and_is_no_incident(make_spared: Make, how: str
     sim.run(90, until=lambda: spares(sim) == ["gpt-w4"])
     sim.run(60)
     assert sim.status.incidents == ()
-    assert sim.status.restart_count == 0
+    assert sim.status.incident_count == 0
     assert (sim.document["generation"], sim.document["members"]) == (1, before["members"])
     assert sim.status.holds("Ready")
 
@@ -123,7 +123,7 @@ def test_a_spare_that_fails_in_a_loop_costs_the_job_nothing(make_spared: Make) -
         for name in spares(sim):
             sim.end(name, 1)
         sim.tick()
-    assert sim.status.restart_count == 0
+    assert sim.status.incident_count == 0
     assert sim.step - step >= 290, "it trains on"
     assert len(sim.created_names) <= 4 + (sim.now - start) / timedelta(seconds=20) + 1, "one now and then"
 
@@ -137,7 +137,7 @@ def test_a_gpu_error_of_a_spare_moves_it_and_counts_nowhere(make_spared: Make) -
     sim.run(60, until=lambda: spares(sim) == ["gpt-w4"])
     assert sim.node_of("gpt-w4") != node
     assert sim.status.incidents == ()
-    assert sim.status.restart_count == 0
+    assert sim.status.incident_count == 0
 
 
 def test_a_scale_down_takes_workers_and_leaves_the_spare(make_spared: Make) -> None:

@@ -6,7 +6,7 @@ itself (``to_json``). Nothing else survives a restart of the operator, and nothi
 
 from holdfast_operator.api.status.conditions import Condition, StartupProblem
 from holdfast_operator.api.status.goodput import Goodput
-from holdfast_operator.api.status.incidents import Incident, RestartCount, reason_word, say
+from holdfast_operator.api.status.incidents import Incident, IncidentCount, reason_word, say
 from holdfast_operator.api.status.membership import Claim, EarlierGeneration, Member, Membership
 from holdfast_operator.api.status.placement import AvoidedNode, GangAttempt
 from holdfast_operator.api.status.progress import Checkpoint, Progress, StartingPoint
@@ -22,11 +22,11 @@ __all__ = [
     "GangAttempt",
     "Goodput",
     "Incident",
+    "IncidentCount",
     "Member",
     "Membership",
     "Phase",
     "Progress",
-    "RestartCount",
     "StartingPoint",
     "StartupProblem",
     "Status",

@@ -17,7 +17,7 @@ _REASON = re.compile(r"[^A-Za-z0-9_]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestartCount:
+class IncidentCount:
     """Incidents of one cause: since ever and the times of those within the window."""
 
     cause: str
@@ -40,7 +40,7 @@ class RestartCount:
         }
 
     @classmethod
-    def from_json(cls, value: Json) -> RestartCount:
+    def from_json(cls, value: Json) -> IncidentCount:
         times = tuple(filter(None, map(parse_time, items(value.get("times")))))
         return cls(cause=str(value["cause"]), total=int(value.get("total") or len(times)), times=times)
 

@@ -13,7 +13,7 @@ from holdfast_operator.api.status import operator_state
 from holdfast_operator.api.status.conditions import Condition, StartupProblem
 from holdfast_operator.api.status.failure_history import ActionHistory, NodeFailures
 from holdfast_operator.api.status.goodput import Goodput
-from holdfast_operator.api.status.incidents import Incident, RestartCount
+from holdfast_operator.api.status.incidents import Incident, IncidentCount
 from holdfast_operator.api.status.membership import Membership
 from holdfast_operator.api.status.placement import AvoidedNode, GangAttempt
 from holdfast_operator.api.status.progress import Checkpoint, Progress, StartingPoint
@@ -38,10 +38,10 @@ class Status:
     wanted_workers: int = 0
     replicas: int = 0
     selector: str = ""
-    restart_count: int = 0
+    incident_count: int = 0
     incarnations: int = 0
     membership: Membership = _NOBODY
-    restarts: tuple[RestartCount, ...] = ()
+    incidents_by_cause: tuple[IncidentCount, ...] = ()
     incidents: tuple[Incident, ...] = ()
     forgotten: AttemptId = _NO_WORLD  # the highest world whose incident fell off that list
     last_checkpoint: Checkpoint | None = None
@@ -103,9 +103,9 @@ class Status:
             "workers": self.wanted_workers,
             "replicas": self.replicas,
             "selector": self.selector,
-            "restartCount": self.restart_count,
+            "incidentCount": self.incident_count,
             "membership": self.membership.to_json(),
-            "restarts": [count.to_json() for count in self.restarts],
+            "incidentsByCause": [count.to_json() for count in self.incidents_by_cause],
             "incidents": [incident.to_json() for incident in self.incidents],
             "lastCheckpoint": self.last_checkpoint.to_json() if self.last_checkpoint else None,
             "progress": self.progress.to_json() if self.progress else None,
@@ -151,10 +151,10 @@ class Status:
             wanted_workers=max(0, number(value.get("workers"))),
             replicas=number(value.get("replicas")),
             selector=str(value.get("selector") or ""),
-            restart_count=number(value.get("restartCount")),
+            incident_count=number(value.get("incidentCount")),
             incarnations=max([number(state.get("incarnations")), *(worker.incarnation + 1 for worker in workers)]),
             membership=Membership.from_json(part(value, "membership")),
-            restarts=each(value.get("restarts"), RestartCount.from_json),
+            incidents_by_cause=each(value.get("incidentsByCause"), IncidentCount.from_json),
             incidents=incidents,
             forgotten=parse_pair(state.get("forgotten")) or _below(incidents),
             last_checkpoint=optional(value.get("lastCheckpoint"), Checkpoint.from_json),

@@ -387,11 +387,11 @@ def _observed_incident(draft: PlanDraft, worker: Worker, pair: AttemptId) -> Inc
 def _drop_expired(draft: PlanDraft) -> PlanDraft:
     """Incidents older than their budget's window no longer count."""
     kept = []
-    for count in draft.status.restarts:
+    for count in draft.status.incidents_by_cause:
         budget = draft.spec.budget(count.cause)
         window = budget.window_seconds if budget else c.DEFAULT_WINDOW_SECONDS
         kept.append(replace(count, times=count.within(draft.now, window)))
-    return draft.with_status(restarts=tuple(kept))
+    return draft.with_status(incidents_by_cause=tuple(kept))
 
 
 def _close_recovered(draft: PlanDraft) -> PlanDraft:

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.reasons import SYMPTOMS, WITH_BACKOFF, Basis, RecoveryAction
-from holdfast_operator.api.status import Incident, RestartCount, Worker, say
+from holdfast_operator.api.status import Incident, IncidentCount, Worker, say
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import recovery_decision as decisions
 from holdfast_operator.decision.failures.backoff import pause
@@ -59,30 +59,30 @@ def announced(draft: PlanDraft, incident: Incident, decision: Decision) -> PlanD
 
 def _counted(draft: PlanDraft, incident: Incident) -> PlanDraft:
     status = draft.status
-    counts = {count.cause: count for count in status.restarts}
-    count = counts.get(incident.cause, RestartCount(cause=incident.cause))
+    counts = {count.cause: count for count in status.incidents_by_cause}
+    count = counts.get(incident.cause, IncidentCount(cause=incident.cause))
     budget = draft.spec.budget(incident.cause)
     kept = max(c.COUNTED_TIMES, budget.max_restarts + 1 if budget is not None else 0)
     times = (*count.times, draft.now)[-kept:]
     counts[incident.cause] = replace(count, total=count.total + 1, times=times)
-    restarts = tuple(counts[cause] for cause in sorted(counts))
-    draft = draft.with_status(restarts=restarts, restart_count=status.restart_count + 1)
+    by_cause = tuple(counts[cause] for cause in sorted(counts))
+    draft = draft.with_status(incidents_by_cause=by_cause, incident_count=status.incident_count + 1)
     return replace(draft, counted=(*draft.counted, incident.cause))
 
 
 def recounted(draft: PlanDraft, before: str, decision: Decision) -> PlanDraft:
     """The newest incident of a cause turns out to be another's, or nobody's: its budget gets it back."""
-    counts = {count.cause: count for count in draft.status.restarts}
+    counts = {count.cause: count for count in draft.status.incidents_by_cause}
     old = counts.get(before)
     if old is None or not old.times or (before == decision.cause and decision.counts):
         return draft
     counts[before] = replace(old, times=old.times[:-1])
     if decision.counts:
-        new = counts.get(decision.cause, RestartCount(cause=decision.cause))
+        new = counts.get(decision.cause, IncidentCount(cause=decision.cause))
         times = tuple(sorted((*new.times, old.times[-1])))
         counts[before] = replace(counts[before], total=old.total - 1)
         counts[decision.cause] = replace(new, total=new.total + 1, times=times)
-    return draft.with_status(restarts=tuple(counts[cause] for cause in sorted(counts)))
+    return draft.with_status(incidents_by_cause=tuple(counts[cause] for cause in sorted(counts)))
 
 
 def judged_anew(
@@ -113,7 +113,9 @@ def _backoff(draft: PlanDraft, incident: Incident, decision: Decision) -> dateti
     by_itself = incident.cause in WITH_BACKOFF or incident.pair.attempt == 0
     if not by_itself and decision.basis is not Basis.ESCALATED:
         return draft.status.backoff_until
-    counted = next((len(count.times) for count in draft.status.restarts if count.cause == incident.cause), 0)
+    counted = next(
+        (len(count.times) for count in draft.status.incidents_by_cause if count.cause == incident.cause), 0
+    )
     tries = (counted if decision.counts else decisions.ignored(draft)) - shown
     until = draft.now + pause(draft.spec.backoff, tries, f"{draft.seen.job.uid}/{incident.number}")
     return max(until, draft.status.backoff_until or until)

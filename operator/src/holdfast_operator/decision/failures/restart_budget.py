@@ -16,7 +16,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
     ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if worker.final and worker.exit_code]
     if ended:
         return _final(draft, ended)
-    for count in draft.status.restarts:
+    for count in draft.status.incidents_by_cause:
         budget = draft.spec.budget(count.cause)
         if budget is None or len(count.times) <= budget.max_restarts:
             continue

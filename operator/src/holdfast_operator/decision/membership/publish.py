@@ -100,7 +100,7 @@ def _restarts(draft: PlanDraft) -> dict[str, int]:
     acknowledged = set(draft.status.membership.acknowledged)
     counted = [i for i in draft.status.incidents if i.pair.attempt > 0 and i.action != RecoveryAction.IGNORE]
     pending = [incident.cause for incident in counted if incident.pair not in acknowledged]
-    counts = {count.cause: len(count.times) - pending.count(count.cause) for count in draft.status.restarts}
+    counts = {count.cause: len(count.times) - pending.count(count.cause) for count in draft.status.incidents_by_cause}
     return {cause: max(0, count) for cause, count in counts.items()}
 
 
