@@ -1,7 +1,7 @@
-"""The newest that is known of jobs, our pods and nodes. Thread-safe; fed by watches and by full lists.
+"""The newest known versions of jobs, our pods and nodes. Thread-safe; filled by watches and full lists.
 
-A watch never tells of what vanished while it was down, so ``replace`` prunes what a full list no longer has. The last
-state of a vanished pod is kept for a while: it may hold the proof of how it ended.
+A watch does not report objects that vanished while it was interrupted, so ``replace`` removes what a full list lacks.
+The last state of a vanished pod is kept for a while, because it may prove how the pod ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Listing:
     version: int
 
     def absent(self, known: Iterable[Json]) -> list[Json]:
-        """What is known and not listed; what is newer than the list was made after it."""
+        """Return the known objects that are not listed. An object newer than the list was created after it."""
         uids = {body["metadata"].get("uid") for body in self.items}
         gone = (body for body in known if body["metadata"].get("uid") not in uids)
         return [body for body in gone if version(body) <= self.version]
@@ -67,7 +67,7 @@ class Cache:
         return key
 
     def drop_job(self, body: Json) -> str:
-        """The job is gone; returns its key."""
+        """Remove the job and return its key."""
         key, uid = key_of(body), str(body["metadata"].get("uid", ""))
         with self._lock:
             known = self._jobs.get(key)
@@ -79,7 +79,7 @@ class Cache:
         return key
 
     def kept_job(self, body: Json) -> Json | None:
-        """The job as it is kept, if this is the same version of it."""
+        """Return the cached job if it has this version."""
         with self._lock:
             known = self._jobs.get(key_of(body))
         return known if known is not None and _same(known, body) else None
@@ -97,15 +97,17 @@ class Cache:
             return len(self._jobs)
 
     def key_of_uid(self, uid: str) -> str | None:
-        """The key of the job with this UID."""
+        """Return the key of the job with this UID."""
         with self._lock:
             return self._keys.get(uid)
 
     # Pods
 
     def put_pod(self, body: Json) -> str | None:
-        """Keep a pod of ours; returns its job's key. One that names no owner any more is ours no more by this cache,
-        and the pass over its job reads it directly."""
+        """Store one of our pods and return its job's key.
+
+        A pod without an owner is no longer ours for this cache, and the pass over its job reads it directly.
+        """
         owner, uid = owner_of(body), str(body["metadata"]["uid"])
         if owner is None:
             return self._drop_disowned(uid)
@@ -118,7 +120,7 @@ class Cache:
         return _key_of(body, owner)
 
     def drop_pod(self, body: Json) -> str | None:
-        """The pod is gone; its last state is kept for a while. Returns its job's key."""
+        """Remove the pod, keep its last state for a while, and return its job's key."""
         owner, uid = owner_of(body), str(body["metadata"]["uid"])
         if owner is None:
             return self._drop_disowned(uid)
@@ -140,7 +142,7 @@ class Cache:
         return self.drop_pod(known) if known is not None else None
 
     def kept_pod(self, body: Json) -> Json | None:
-        """The pod as it is kept, if this is the same version of it."""
+        """Return the cached pod if it has this version."""
         owner = owner_of(body)
         with self._lock:
             known = self._pods.get(owner["uid"], {}).get(_uid(body)) if owner is not None else None
@@ -151,7 +153,7 @@ class Cache:
             return list(self._pods.get(job_uid, {}).values())
 
     def tombstones_of(self, job_uid: str) -> list[Json]:
-        """Last states of pods of a job that are gone."""
+        """Return the last states of a job's vanished pods."""
         with self._lock:
             return list(self._tombstones.get(job_uid, {}).values())
 
@@ -160,14 +162,14 @@ class Cache:
             return [body for pods in self._pods.values() for body in pods.values()]
 
     def usage(self) -> tuple[NodeUsage, ...]:
-        """What our pods take of each node."""
+        """Return the usage of our pods on each node."""
         with self._lock:
             return self._occupancy.by_node()
 
     # Nodes
 
     def put_node(self, body: Json) -> bool:
-        """Keep a node; returns whether anything that matters to workers changed."""
+        """Store a node and return whether anything relevant to workers changed."""
         name = str(body["metadata"]["name"])
         with self._lock:
             before = self._nodes.get(name)
@@ -179,7 +181,7 @@ class Cache:
         return before is None or _essence(before) != _essence(after)
 
     def drop_node(self, body: Json) -> None:
-        """The node is gone; another one of the same name is not."""
+        """Remove the node, but not another one of the same name."""
         name = str(body["metadata"]["name"])
         with self._lock:
             known = self._nodes.get(name)
@@ -189,7 +191,7 @@ class Cache:
             self._bury(body)
 
     def node_changes(self) -> int:
-        """Rises whenever anything of any node changes."""
+        """A number that increases with every change of a node."""
         with self._lock:
             return self._node_changes
 
@@ -202,7 +204,7 @@ class Cache:
             return self._nodes.get(name)
 
     def keys_on_node(self, name: str) -> set[str]:
-        """Jobs that have a pod on this node."""
+        """Return the jobs with a pod on this node."""
         found = set()
         for body in self.pods():
             owner = owner_of(body)
@@ -213,7 +215,7 @@ class Cache:
     # Full lists
 
     def replace(self, jobs: Listing, pods: Listing, nodes: Listing) -> set[str]:
-        """Take over full lists; returns the keys of jobs of which they tell anything new, or that are gone."""
+        """Take over full lists. Return the keys of jobs that changed or are gone."""
         keys = {self.put_job(body) for body in _news(jobs, self.jobs())}
         keys |= {self.drop_job(body) for body in jobs.absent(self.jobs())}
         keys |= {key for body in _news(pods, self.pods()) if (key := self.put_pod(body))}
@@ -229,15 +231,15 @@ class Cache:
         self._buried[_uid(body)] = self._clock(), version(body)
 
     def _is_gone(self, body: Json) -> bool:
-        """Whether it is known to have gone after this version.
+        """Whether the object was deleted after this version.
 
-        A full list may be a minute old by the time it is complete, and then has what has gone meanwhile.
+        A full list may be a minute old when it is complete, and may contain objects that were deleted meanwhile.
         """
         _, last = self._buried.get(_uid(body), (0.0, -1))
         return version(body) <= last
 
     def _clear_graves(self) -> None:
-        """What has been gone for long proves nothing that is still asked; its job may be gone as well."""
+        """Drop what has been gone for long: no decision needs it, and its job may be gone as well."""
         before = self._clock() - GRAVE_SECONDS
         with self._lock:
             self._buried = {uid: grave for uid, grave in self._buried.items() if grave[0] > before}
@@ -249,7 +251,7 @@ class Cache:
 
 
 def _news(listing: Listing, known: Iterable[Json]) -> list[Json]:
-    """What is listed in another version than it is known in."""
+    """Return the listed objects whose version differs from the known one."""
     versions = {_uid(body): version(body) for body in known}
     return [body for body in listing.items if versions.get(_uid(body)) != version(body)]
 
@@ -267,7 +269,7 @@ def _key_of(pod: Json, owner: Json) -> str:
 
 
 def owner_of(body: Json) -> Json | None:
-    """The job that owns a pod."""
+    """Return the job that owns a pod."""
     for owner in body["metadata"].get("ownerReferences") or ():
         if owner.get("kind") == c.KIND and str(owner.get("apiVersion", "")).startswith(f"{c.GROUP}/"):
             found: Json = owner
@@ -276,7 +278,7 @@ def owner_of(body: Json) -> Json | None:
 
 
 def version(body: Json) -> int:
-    """The object's version as a number that rises."""
+    """Return the object's version as an increasing number."""
     text = str(body["metadata"].get("resourceVersion", ""))
     return int(text) if text.isdigit() else 0
 
@@ -286,7 +288,7 @@ def _newer(known: Json | None, body: Json) -> Json:
 
 
 def _essence(body: Json) -> object:
-    """What of a node workers depend on: heartbeats come every few seconds and are not it."""
+    """Return the part of a node that matters to workers. Heartbeats come every few seconds and are not in it."""
     spec, status = body.get("spec") or {}, body.get("status") or {}
     conditions = [(item.get("type"), item.get("status")) for item in status.get("conditions") or ()]
     info = (status.get("nodeInfo") or {}).get("bootID")

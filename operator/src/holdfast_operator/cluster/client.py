@@ -48,7 +48,7 @@ _LEASES = "/apis/coordination.k8s.io/v1/namespaces"
 
 @dataclass(frozen=True, kw_only=True)
 class ListPacing:
-    """How a list is taken: objects in a page, seconds between pages, and after how many of those it hurries."""
+    """The pace of a list: objects per page, seconds between pages, and the number of such pauses."""
 
     page: int = PAGE
     rest_seconds: float = 0.0
@@ -62,7 +62,7 @@ AT_LEISURE: Final = ListPacing(page=100, rest_seconds=0.4, rests=150)
 
 
 class Cluster:
-    """What the operator asks of the API server. Thread-safe, as the client's pool is."""
+    """The operator's requests to the API server. Thread-safe, because the client's pool is."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Cluster:
         return None if found is None else slim_job(found)
 
     def jobs(self, namespace: str = "", *, keep: Keep = slim_job, pace: ListPacing = AT_ONCE) -> Listing:
-        """All jobs of a namespace, or of all. ``keep``: what is kept of each, as soon as its page has come."""
+        """List the jobs of a namespace, or of all. ``keep`` trims each object when its page arrives."""
         pace = replace(pace, page=min(pace.page, JOBS_PAGE))
         return self._list(f"{_JOBS}{_in(namespace)}/{c.PLURAL}", keep=keep, pace=pace)
 
@@ -94,11 +94,11 @@ class Cluster:
         keep: Keep = slim_pod,
         pace: ListPacing = AT_ONCE,
     ) -> Listing:
-        """Pods by label; the rest as for jobs."""
+        """List pods by label, with ``keep`` as for jobs."""
         return self._list(f"/api/v1{_in(namespace)}/pods", {"labelSelector": selector}, keep=keep, pace=pace)
 
     def pod(self, namespace: str, name: str) -> JsonObject | None:
-        """One pod, whoever labelled it, or None."""
+        """Return one pod, whatever its labels, or None."""
         found = self._get(f"/api/v1/namespaces/{namespace}/pods/{name}")
         return None if found is None else slim_pod(found)
 
@@ -113,7 +113,7 @@ class Cluster:
         return self._get(f"{_LEASES}/kube-node-lease/leases/{quote(node, safe='')}")
 
     def own_lease(self, namespace: str) -> JsonObject | None:
-        """The Lease by which the operator's replicas agree, or None."""
+        """Return the Lease of the operator's replicas, or None."""
         return self._get(f"{_LEASES}/{namespace}/leases/{c.LEASE_NAME}")
 
     def pod_events(self, namespace: str, uid: str) -> list[Mapping[str, Any]]:
@@ -121,7 +121,7 @@ class Cluster:
         return list(self._list(f"/api/v1/namespaces/{namespace}/events", {"fieldSelector": fields}).items)
 
     def pods_on(self, node: str) -> list[Mapping[str, Any]]:
-        """All pods of a node, whoever made them."""
+        """List all pods of a node, including those of others."""
         return list(self._list("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"}).items)
 
     def config_map(self, namespace: str, name: str) -> JsonObject | None:
@@ -139,9 +139,9 @@ class Cluster:
         return slim_job(self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER}, body, MERGE))
 
     def apply(self, manifest: JsonObject) -> JsonObject:
-        """Create a job's child that is no pod, or apply it to exactly the object that was found and is the job's.
+        """Create a job's child other than a pod, or apply it to exactly the found object of the job.
 
-        Raises ``ConflictError`` if another object has come in its place meanwhile, which stays as it is.
+        Raises ``ConflictError`` if another object has replaced it meanwhile, which stays unchanged.
         """
         meta = manifest["metadata"]
         api, plural = _CHILDREN[manifest["kind"]]
@@ -159,7 +159,7 @@ class Cluster:
             return self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER, "force": "true"}, exactly, APPLY)
 
     def create_pod(self, manifest: JsonObject) -> JsonObject | None:
-        """Create a pod; None if one of this name, ours, exists already."""
+        """Create a pod. None if one of ours with this name exists."""
         meta = manifest["metadata"]
         path = f"/api/v1/namespaces/{meta['namespace']}/pods"
         try:
@@ -175,7 +175,10 @@ class Cluster:
             return None
 
     def lift_gate(self, namespace: str, name: str, uid: str, node_labels: Mapping[str, str]) -> None:
-        """Take our gate from a pod; others stay. It may be told its node's labels with that, and never after it."""
+        """Remove our gate from a pod; other gates stay.
+
+        A node selector may be set in the same request, and never later.
+        """
         spec: dict[str, Any] = {"schedulingGates": [{"name": c.GANG_GATE, "$patch": "delete"}]}
         if node_labels:
             spec["nodeSelector"] = dict(node_labels)
@@ -189,7 +192,7 @@ class Cluster:
         self._patch_pod(namespace, name, {"metadata": {"uid": uid, **marks}})
 
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
-        """Ask for the end of exactly this pod. That it is gone already is fine."""
+        """Delete exactly this pod. It may already be gone."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         try:
             self._call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", {}, body, JSON)
@@ -197,7 +200,7 @@ class Cluster:
             return
 
     def delete_job(self, namespace: str, name: str, uid: str) -> None:
-        """Delete exactly this job, with its children by the garbage collector. That it is gone already is fine."""
+        """Delete exactly this job; the garbage collector deletes its children. It may already be gone."""
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         body = {**options, "preconditions": {"uid": uid}}
         try:
@@ -211,7 +214,10 @@ class Cluster:
         self._call("POST", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", {}, event, JSON)
 
     def evict(self, namespace: str, name: str, uid: str) -> None:
-        """Ask for exactly this pod's eviction. That it is gone is fine; ``BlockedError``: not now."""
+        """Evict exactly this pod.
+
+        It may already be gone. Raises ``BlockedError`` if the eviction is not allowed now.
+        """
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -236,7 +242,10 @@ class Cluster:
         self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER, "force": "true"}, manifest, APPLY)
 
     def write_own_lease(self, body: JsonObject) -> JsonObject:
-        """Replace exactly the version that it names, else create it. ``ConflictError``: somebody was faster."""
+        """Replace exactly the version that it names, else create it.
+
+        Raises ``ConflictError`` if another writer was faster.
+        """
         path = f"{_LEASES}/{body['metadata']['namespace']}/leases"
         if "resourceVersion" in body["metadata"]:
             return self._call("PUT", f"{path}/{c.LEASE_NAME}", {"fieldManager": c.FIELD_MANAGER}, body)
@@ -294,7 +303,7 @@ class Cluster:
 
 
 def _error(status: int, raw: bytes, what: str) -> ClusterError:
-    """The answer as one of our errors, with the API server's own words."""
+    """Convert the answer to one of our errors, with the API server's message."""
     try:
         told = json.loads(raw)
     except ValueError:

@@ -43,7 +43,7 @@ def event_manifest(
 
 
 def _note(message: str) -> str:
-    """What fits in an event, which is counted in bytes: the end, for there a traceback says what went wrong."""
+    """Return the end of a text that fits into an event, counted in bytes: a traceback has its error at the end."""
     encoded = message.encode(errors="replace")
     if len(encoded) <= c.MAX_MESSAGE:
         return encoded.decode()

@@ -1,5 +1,7 @@
-"""What watches and full lists tell becomes cache entries and keys in the queue. Quick, and never raises for an object
-that is odd: the pass over its job will say so."""
+"""Turns watches and full lists into cache entries and keys in the queue.
+
+Quick, and raises no error for a malformed object: the pass over its job reports it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Feed:
             self._queue.add(key)
 
     def node(self, kind: str | None, body: Json) -> None:
-        """A node was seen. Its heartbeats wake nobody."""
+        """Store a node. Its heartbeats wake no job."""
         body = slim(body)
         name = str(body["metadata"]["name"])
         if kind == DELETED:
@@ -45,13 +47,13 @@ class Feed:
             self._queue.add(key)
 
     def report(self, job_uid: str) -> None:
-        """An agent of this job has news."""
+        """Wake the job after a report of an agent."""
         key = self._cache.key_of_uid(job_uid)
         if key is not None:
             self._queue.add(key)
 
     def relist(self, cluster: Cluster, namespaces: tuple[str, ...], *, pace: ListPacing = AT_ONCE) -> None:
-        """Take everything anew; what vanished unseen is pruned. A failed list changes nothing."""
+        """List everything again and remove what has vanished. A failed list changes nothing."""
         jobs = _joined([cluster.jobs(namespace, keep=self._keep_job, pace=pace) for namespace in namespaces or ("",)])
         pods = _joined([cluster.pods(namespace, keep=self._keep_pod, pace=pace) for namespace in namespaces or ("",)])
         nodes = cluster.nodes()  # last: the others may take a minute, and placement reads nodes
@@ -59,7 +61,7 @@ class Feed:
             self._queue.add(key)
 
     def _keep_pod(self, body: Json) -> Json:
-        """What is known already is neither held twice while all is listed, nor made anew."""
+        """Return the cached object for an unchanged one, so that none is in memory twice during a list."""
         return self._cache.kept_pod(body) or slim_pod(body)
 
     def _keep_job(self, body: Json) -> Json:
@@ -67,6 +69,6 @@ class Feed:
 
 
 def _joined(listings: list[Listing]) -> Listing:
-    """Several namespaces as one; the oldest of their versions holds for all."""
+    """Join the lists of several namespaces. The oldest of their versions counts for all."""
     items = [item for listing in listings for item in listing.items]
     return Listing(items=items, version=min(listing.version for listing in listings))

@@ -1,6 +1,6 @@
-"""Equal values once. A fleet's objects say the same things: a job's ten pods differ in little but their names.
+"""Shares equal values, because a job's pods differ in little but their names.
 
-Whoever takes a value from here must not change it: it is in other objects as well.
+Callers must not modify a shared value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MOST_PARTS = 1 << 15
 
 
 def compact(value: Any) -> Any:
-    """An equal value of JSON whose short strings, its keys above all, are in memory once."""
+    """Return an equal JSON value whose short strings, above all its keys, are shared."""
     if type(value) is str:
         return intern(value) if len(value) <= _LONGEST else value
     if type(value) is dict:
@@ -25,9 +25,9 @@ def compact(value: Any) -> Any:
 
 
 class Interner:
-    """Equal parts of objects once. Thread-safe: at worst two threads keep one each.
+    """Shares equal parts of objects.
 
-    It holds what it has seen until that are too many, and then begins anew; what was shared by then stays so.
+    Thread-safe: at worst, two threads keep one each. The table is cleared when it is full; shared values stay shared.
     """
 
     def __init__(self, most: int = _MOST_PARTS) -> None:
@@ -35,7 +35,7 @@ class Interner:
         self._known: dict[int, Any] = {}
 
     def __call__(self, value: Any) -> Any:
-        """An equal value, the same object as for the last one that was equal."""
+        """Return the object of the last equal value."""
         # By what is written: 1, 1.0 and true are equal, and not the same.
         written = repr(value)
         found = self._known.get(hash(written))

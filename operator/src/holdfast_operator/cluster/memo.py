@@ -1,4 +1,4 @@
-"""Read once: what a pure function makes of an object is kept until the object is another one."""
+"""Caches the result of a pure function for an object until the object changes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class Memo(Generic[S, T]):
-    """By key, the last source and what was read from it.
+    """By key, the last source and its result.
 
-    A source must not be changed after it was read. What vanished is kept until ``clear``. Thread-safe: two threads
-    may read the same source twice, and none sees anything else than what its own source says.
+    A source must not be modified after it was read. Entries of vanished objects stay until ``clear``. Thread-safe:
+    two threads may read one source twice, but each gets the result of its own source.
     """
 
     def __init__(self, read: Callable[[S], T]) -> None:

@@ -1,6 +1,7 @@
-"""What our pods take of each node, kept up with each change of a pod: nobody adds up ten thousand pods in a pass.
+"""The usage of our pods on each node, updated with each change of a pod, because a pass cannot add up ten thousand
+pods.
 
-Invariant: a node's amounts are what its pods that have not ended ask for. The cache's lock guards it.
+Invariant: a node's usage is the sum of the requests of its pods that have not ended. The cache's lock guards it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _amounts = Interner()
 
 
 class Occupancy:
-    """What pods take, by node. Only what has changed is added up anew."""
+    """The usage of pods by node. Only changed nodes are added up again."""
 
     def __init__(self) -> None:
         self._pods: dict[str, NodeUsage] = {}
@@ -27,7 +28,7 @@ class Occupancy:
         self._snapshot: tuple[NodeUsage, ...] = ()
 
     def put(self, uid: str, body: Json) -> None:
-        """A pod is new or has changed."""
+        """Add or update a pod."""
         before, after = self._pods.get(uid), usage_of(body)
         if before == after:
             return
@@ -38,7 +39,7 @@ class Occupancy:
             self._changed.add(after.node)
 
     def drop(self, uid: str) -> None:
-        """The pod takes nothing any more."""
+        """Remove a pod."""
         taken = self._pods.pop(uid, None)
         if taken is None:
             return
@@ -46,7 +47,7 @@ class Occupancy:
         self._changed.add(taken.node)
 
     def by_node(self) -> tuple[NodeUsage, ...]:
-        """One for each node and priority of our pods there; the same objects as long as nothing changed there."""
+        """Return one entry per node and priority of our pods there. Unchanged entries are the same objects."""
         if self._changed:
             for node in self._changed:
                 self._add_up(node)
@@ -76,7 +77,7 @@ def _sum(node: str, priority: int, pods: Iterable[NodeUsage]) -> NodeUsage:
 
 
 def usage_of(body: Json) -> NodeUsage | None:
-    """What one pod takes; None while it has no node, and once it has ended."""
+    """Return the usage of one pod; None without a node, and after its end."""
     spec, status = body.get("spec") or {}, body.get("status") or {}
     if not spec.get("nodeName") or status.get("phase") in ("Succeeded", "Failed"):
         return None

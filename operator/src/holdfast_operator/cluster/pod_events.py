@@ -1,8 +1,8 @@
-"""What events tell of pods that do not start: volumes that cannot be mounted, an image that is being pulled.
+"""Reads events of pods that do not start: volumes that cannot be mounted, an image that is pulled.
 
-Each question is a call of its own, since the API server selects events of one object only. Invariant: of one job at
-most ``ASKED`` questions are asked within ``EVERY``, however many of its pods wait and however often it is looked at;
-all of its pods get their turn, and of each the last answer is kept meanwhile.
+Each pod needs a request, because the API server selects events of one object only. Invariant: for one job, at most
+``ASKED`` requests are sent within ``EVERY``, however many of its pods wait. All its pods get their turn, and the last
+answer for each is kept meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, kw_only=True)
 class PodEventSummary:
-    """Of one pod: its warnings (reason, note), and the kubelet's word that it pulls an image if that was the last."""
+    """The warnings of one pod (reason, note), and the kubelet's report of an image pull if that was the last one."""
 
     warnings: tuple[tuple[str, str], ...] = ()
     pulling: str = ""
@@ -30,14 +30,14 @@ _NOTHING = PodEventSummary()
 
 
 class PodEvents:
-    """Asks and remembers. A job is looked at by one thread at a time, different jobs by several."""
+    """Sends the requests and keeps the answers. A job has one thread at a time; different jobs have several."""
 
     def __init__(self, ask: Callable[[str, str], Iterable[Json]]) -> None:
         self._ask = ask
         self._jobs: dict[str, dict[str, tuple[datetime, PodEventSummary]]] = {}
 
     def of(self, job_uid: str, namespace: str, uids: Collection[str], now: datetime) -> Mapping[str, PodEventSummary]:
-        """What is known of these pods of a job; of those asked about earlier and not now nothing is kept."""
+        """Return the known events of these pods of a job. Answers for its other pods are dropped."""
         before = self._jobs.get(job_uid, {})
         known = {uid: before[uid] for uid in uids if uid in before}
         if not uids:

@@ -1,4 +1,4 @@
-"""The operator's own Secrets, in its own namespace: made once, whoever comes first."""
+"""The operator's own Secrets in its own namespace, created once by the first process."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class StoredSecret:
 
 
 class SecretStore(Protocol):
-    """The whole of what this package does with Secrets."""
+    """All operations of this package on Secrets."""
 
     def read(self, name: str) -> StoredSecret | None: ...
 
     def create(self, name: str, data: Mapping[str, bytes]) -> bool:
-        """False when it exists already."""
+        """Return False if the Secret exists."""
 
     def replace(self, name: str, data: Mapping[str, bytes], version: str) -> bool:
-        """False when it has changed since ``version``."""
+        """Return False if the Secret has changed since ``version``."""
 
 
 def ensure(store: SecretStore, name: str, make: Callable[[], Mapping[str, bytes]]) -> StoredSecret:
-    """The Secret of that name; made when there is none. Two processes that race get the same one."""
+    """Return the Secret of that name, and create it if absent. Two processes that race get the same one."""
     while True:
         found = store.read(name)
         if found is not None:
@@ -63,7 +63,7 @@ class ClusterSecrets:
         return StoredSecret(data=data, version=str(version))
 
     def create(self, name: str, data: Mapping[str, bytes]) -> bool:
-        """False when it exists already."""
+        """Return False if the Secret exists."""
         try:
             self._api.create_namespaced_secret(
                 self._namespace, self._body(name, data), _request_timeout=_REQUEST_SECONDS
@@ -75,7 +75,7 @@ class ClusterSecrets:
         return True
 
     def replace(self, name: str, data: Mapping[str, bytes], version: str) -> bool:
-        """False when it has changed since ``version``."""
+        """Return False if the Secret has changed since ``version``."""
         body = self._body(name, data)
         body.metadata.resource_version = version
         try:

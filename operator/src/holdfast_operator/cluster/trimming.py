@@ -1,7 +1,5 @@
-"""What is kept of an object in memory: what some decision reads, which is a fifth of what the API server sends.
-
-Of that, what many objects have in common is kept once.
-"""
+"""The part of an object that is kept in memory: the fields that a decision reads, a fifth of what the API server
+sends. Parts that are equal in many objects are shared."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ _parts = Interner()
 
 
 def slim_pod(body: Json) -> dict[str, Any]:
-    """A pod, as far as anything here reads it. What it has in common with others is theirs as well."""
+    """Return a pod with the fields that the operator reads. Parts that are equal in other pods are shared."""
     meta, spec, status = body.get("metadata") or {}, body.get("spec") or {}, body.get("status") or {}
     return {
         "metadata": {**compact(_only(meta, _META)), **_common(meta, ("ownerReferences",))},
@@ -71,15 +69,16 @@ def _slim_lists(status: Json) -> dict[str, Any]:
 
 
 def _apart(spec: Json) -> dict[str, Any]:
-    """From whom the pod keeps away."""
+    """Return the pod's required anti-affinity."""
     found = (spec.get("affinity") or {}).get("podAntiAffinity")
     return {"affinity": {"podAntiAffinity": found}} if found else {}
 
 
 def slim_job(body: Json) -> dict[str, Any]:
-    """A job, as far as anything here reads it. In place of a spec that is too large it has ``unread``: why.
+    """Return a job with the fields that the operator reads.
 
-    Tenants must not decide how much memory is taken here, nor how deep the stack gets that reads their values.
+    A spec that is too large is replaced by ``unread``, the reason. Tenants must not decide how much memory is used
+    here, or how deep the stack gets.
     """
     unread = body.get("unread") or _unread(body.get("spec"))
     read = {"unread": unread} if unread else _only(body, ("spec",))
@@ -88,7 +87,10 @@ def slim_job(body: Json) -> dict[str, Any]:
 
 
 def _unread(spec: Any) -> str:
-    """Why a spec is not read; empty if it is. Level by level: values may be nested deeper than calls may be."""
+    """Return why a spec is not read; empty if it is.
+
+    Iterates by level, because values may be nested deeper than calls.
+    """
     size, depth, level = 0, 0, [spec]
     while level:
         size, depth = size + sum(map(getsizeof, level)), depth + 1
@@ -108,7 +110,7 @@ def _inner(value: Any) -> Iterable[Any]:
 
 
 def slim(body: Json) -> dict[str, Any]:
-    """Any other object, without others' annotations, the record of who wrote what and a node's list of images."""
+    """Return another object without foreign annotations, managed fields and a node's list of images."""
     meta = _without(body.get("metadata") or {}, "managedFields")
     if meta.get("annotations"):
         meta["annotations"] = {key: value for key, value in meta["annotations"].items() if key.startswith(_OWN)}

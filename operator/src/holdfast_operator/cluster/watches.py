@@ -72,9 +72,10 @@ def configure(settings: kopf.OperatorSettings) -> None:
 
 
 class _NoMemory(kopf.DiffBaseStorage):
-    """For each event kopf copies the object several times, to tell handlers of changes what has changed.
+    """Disable kopf's copies.
 
-    We have none of those, and at a start with ten thousand pods no pass would get a turn while they are copied.
+    kopf copies the object several times per event, for handlers of changes. We have none. With ten thousand pods, no
+    pass would run at a start while kopf copies them.
     """
 
     def build(self, **_: Any) -> kopf.BodyEssence:
@@ -88,7 +89,7 @@ class _NoMemory(kopf.DiffBaseStorage):
 
 
 class _Page(int):
-    """How many objects are in a page. kopf has one setting for all kinds, and a job may be large."""
+    """Set the number of objects per page. kopf has one setting for all kinds, and a job may be large."""
 
     def __str__(self) -> str:
         task = asyncio.current_task()
@@ -97,16 +98,17 @@ class _Page(int):
 
 
 class _Patience:
-    """Pauses without an end: a watch outlives an API server that is away. Iterated anew for each request."""
+    """Pauses without an end, so that a watch survives an unreachable API server. Iterated again for each request."""
 
     def __iter__(self) -> Iterator[float]:
         return chain((0.5, 1.0, 2.0), repeat(3.0))
 
 
 def serve(feed: Feed, namespaces: tuple[str, ...], ended: threading.Event) -> None:
-    """Watch until told to stop by a signal, or before it began. Returns or raises when watching is not possible.
+    """Watch until a signal, also one from before the start.
 
-    kopf takes signals over while it starts: one that came before is told by ``ended`` alone.
+    Returns or raises if watching is impossible. kopf handles signals while it starts; an earlier one is reported only
+    by ``ended``.
     """
     with suppress(asyncio.CancelledError):
         asyncio.run(_watch(feed, namespaces, ended))
@@ -133,7 +135,7 @@ async def _watch(feed: Feed, namespaces: tuple[str, ...], ended: threading.Event
 
 
 async def _end_with_a_watch(ready: asyncio.Event, stop: asyncio.Event) -> None:
-    """Stop everything when a watch has ended: kopf drops one that was cancelled or returned, and goes on without it.
+    """Stop everything when a watch has ended, because kopf continues without a watch that was cancelled or returned.
 
     Full lists would still find each change, minutes later.
     """
@@ -152,7 +154,7 @@ async def _end_with_a_watch(ready: asyncio.Event, stop: asyncio.Event) -> None:
 
 
 async def _hear_early(ended: threading.Event, ready: asyncio.Event, stop: asyncio.Event) -> None:
-    """Once kopf hears signals itself, which it does a turn of the loop after its tasks have begun."""
+    """Wait until kopf handles signals itself, one turn of the loop after its tasks have started."""
     await ready.wait()
     await asyncio.sleep(0)
     if ended.is_set():

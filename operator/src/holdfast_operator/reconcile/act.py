@@ -1,6 +1,6 @@
-"""All writes of a pass. The status first, on the version that was read; then the actions in order; then the events.
+"""All writes of a pass: first the status, on the version that was read, then the actions in order, then the events.
 
-Every action is idempotent and means one object by UID, so a pass that dies anywhere is made good by the next.
+Every action is idempotent and identifies one object by UID, so the next pass completes a pass that was interrupted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ EVENTS = RateLimit(a_second=1.0, at_once=200)
 
 
 class Actor:
-    """Writes. ``identity`` names this process in events; ``left_out`` is told how many were too many."""
+    """Executes plans.
+
+    ``identity`` names this process in events; ``left_out`` receives the number of dropped events.
+    """
 
     def __init__(
         self, *, cluster: Cluster, hub: AgentHub, identity: str, left_out: Callable[[int], None] = lambda _n: None
@@ -58,7 +61,7 @@ class Actor:
         self._rates = Rates(EVENTS)
 
     def write_status(self, job: Job, plan: Plan) -> Json | None:
-        """The job as written; None when there was nothing to write. Raises ``ConflictError``: plan again."""
+        """Write the status and return the job; None if nothing changed. Raises ``ConflictError``: plan again."""
         patch = status_patch(job.raw_status, plan.status.to_json())
         if not patch:
             return None
@@ -71,10 +74,10 @@ class Actor:
         return self._cluster.patch_status(who, patch)
 
     def act(self, job: Job, plan: Plan, memory: JobMemory) -> tuple[JobMemory, ClusterError | None]:
-        """Do the plan's actions; returns what is to be remembered, and why some are to be tried again.
+        """Execute the plan's actions.
 
-        What is refused or not answered stops only its like: launchers are told what they are to do also where no pod
-        can be made.
+        Return the new memory, and the error after which some actions must be repeated. A refused or unanswered action
+        stops only similar ones: launchers get their membership even if no pod can be created.
         """
         refusal: CreationError | None = None
         failure: ClusterError | None = None
@@ -130,7 +133,7 @@ class Actor:
         return memory
 
     def granted(self, job: Job, events: tuple[Event, ...], now: datetime) -> tuple[Event, ...]:
-        """Those that the job may tell now: what its pods report must not fill the API server."""
+        """Return the events that the job may write now, so that its pods cannot fill the API server."""
         shown = [event for event in events if not self._rates.take(job.uid, now.timestamp())]
         more = len(events) - len(shown)
         if more:
@@ -141,7 +144,7 @@ class Actor:
         return tuple(shown)
 
     def tell(self, job: Job, events: tuple[Event, ...], now: datetime) -> None:
-        """Events for ``kubectl describe``. One that cannot be written costs only itself."""
+        """Write events for ``kubectl describe``. A failed one does not affect the others."""
         for number, event in enumerate(events):
             logger.log(logging.WARNING if event.warning else logging.INFO, "%s: %s", event.reason, event.message)
             try:
@@ -151,13 +154,13 @@ class Actor:
 
 
 def _remembered(memory: JobMemory, plan: Plan, refusal: CreationError | None) -> JobMemory:
-    """A refusal is remembered until the creation that it was about succeeds."""
+    """Return the memory with the newest refusal, which stays until the refused creation succeeds."""
     tried = any(isinstance(action, CreatePod | ApplyChildren) for action in plan.actions)
     return replace(memory, refusal=refusal if tried or refusal else memory.refusal)
 
 
 def cluster_ip(made: Iterable[Json], name: str) -> str:
-    """The address of the Service of this name, if it is among these."""
+    """Return the address of the Service of this name, if it is among these."""
     found = (item.get("spec") or {} for item in made if (item.get("metadata") or {}).get("name") == name)
     return next((str(spec["clusterIP"]) for spec in found if spec.get("clusterIP")), "")
 
@@ -188,9 +191,10 @@ def job_event(job: Job, event: Event, now: datetime, number: int, identity: str)
 
 
 def status_patch(before: Json, after: Json) -> dict[str, Any]:
-    """RFC 7396: what turns ``before`` into ``after``; lists go as a whole, null removes.
+    """Return the merge patch (RFC 7396) from ``before`` to ``after``.
 
-    A field that ``after`` does not have at all is of another version of the operator, and stays.
+    Lists are replaced as a whole, and null removes. A field that ``after`` lacks completely belongs to another
+    version of the operator, and stays.
     """
     patch: dict[str, Any] = {}
     for key, value in after.items():

@@ -15,7 +15,7 @@ WriteEvents = Callable[[], None]
 
 
 class EventWriter:
-    """Thread-safe. Log lines about an event carry the context of its pass."""
+    """Thread-safe. Log lines about an event have the context of its pass."""
 
     def __init__(self, *, most: int = 5_000) -> None:
         self._queue: Queue[tuple[Context, WriteEvents] | None] = Queue(most)
@@ -32,7 +32,7 @@ class EventWriter:
             logger.warning("event queue is full (%d passes); dropping the events of one pass", self._queue.maxsize)
 
     def stop(self, seconds: float = 2.0) -> None:
-        """Write what is queued, for about so long, and end the thread."""
+        """Write the queued events for about this long, and end the thread."""
         if self._thread.ident is None:
             return
         with suppress(Full):
@@ -40,7 +40,7 @@ class EventWriter:
         self._thread.join(seconds)
 
     def alive(self) -> bool:
-        """Whether the thread works, or has not begun."""
+        """Whether the thread runs, or has not started."""
         return self._thread.ident is None or self._thread.is_alive()
 
     def _work(self) -> None:

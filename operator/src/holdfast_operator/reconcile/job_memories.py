@@ -1,4 +1,4 @@
-"""What a process remembers of its jobs between passes. Losing it costs a few calls."""
+"""The state of jobs that a process keeps between passes. Its loss costs a few requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast_operator.decision.snapshot import CreationError
 
 @dataclass(frozen=True, kw_only=True)
 class JobMemory:
-    """What this process knows of a job beyond the cluster."""
+    """What this process knows about a job in addition to the cluster."""
 
     refusal: CreationError | None = None
     applied: str = ""

@@ -1,7 +1,7 @@
-"""All reads of a pass, in one place: cluster, caches and agents' reports become one frozen ``Observed``.
+"""All reads of a pass: cluster, caches and agents' reports become one frozen ``Observed``.
 
-``cached`` costs next to nothing and shows whether there is anything to do; ``live`` reads the job and its pods anew
-and is what is acted on: nothing is ever done to pods on the word of a cache.
+``cached`` is cheap and shows whether there is anything to do. ``live`` reads the job and its pods again, and only its
+result leads to actions on pods.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ EVENTS_AFTER = timedelta(seconds=8)
 
 
 class JobObserver:
-    """Reads. ``started_at``: when this process began to decide; until a while after it, silence means nothing."""
+    """Reads.
+
+    ``started_at`` is the time at which this process began to decide. For a while after it, silence means nothing.
+    """
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class JobObserver:
         self._events = PodEvents(cluster.pod_events)
 
     def forget(self) -> None:
-        """Keep nothing of objects that are gone."""
+        """Drop the state of objects that are gone."""
         for memo in (self._jobs, self._pods, self._graves, self._views, self._waiting):
             memo.clear()
         known = {str(body["metadata"]["name"]) for body in self._cache.nodes()}
@@ -86,18 +89,18 @@ class JobObserver:
         self._events.forget()
 
     def begin(self, at: datetime) -> None:
-        """This process decides from now on: nobody has reported to it before."""
+        """Start to decide. No agent has reported to this process before."""
         self._started_at = at
 
     def cached(self, key: str, memory: JobMemory, now: datetime) -> Observed | None:
-        """What the caches know; None if there is no such job."""
+        """Return the state in the caches; None if there is no such job."""
         body = self._cache.job(key)
         if body is None:
             return None
         return self._observed(body, self._cache.pods_of(str(body["metadata"]["uid"])), memory, now)
 
     def live(self, key: str, memory: JobMemory, now: datetime) -> Observed | None:
-        """What the API server says now."""
+        """Return the state on the API server."""
         namespace, _, name = key.partition("/")
         body = self._cluster.job(namespace, name)
         if body is None:
@@ -116,9 +119,9 @@ class JobObserver:
         return self._observed(body, pods, memory, now, at_once=True)
 
     def _unlisted(self, job: Job, workers: Iterable[Worker], now: datetime) -> list[Json]:
-        """Pods of these workers that exist all the same: somebody changed what they are listed by.
+        """Return pods of these workers that exist although they are not listed, because their labels were changed.
 
-        A UID that is gone by a direct read never comes back, so each is asked for once.
+        A UID that a direct read did not find never returns, so each is read once.
         """
         found: list[Json] = []
         for worker in workers:
@@ -136,7 +139,7 @@ class JobObserver:
     def _observed(
         self, body: Json, pods: Iterable[Json], memory: JobMemory, now: datetime, *, at_once: bool = False
     ) -> Observed:
-        """``at_once``: nodes whose kubelet is to prove an end are read again."""
+        """``at_once``: read nodes again whose kubelet must prove an end."""
         job, status = self._jobs(key_of(body), body)
         views = [self._pods(_uid(pod), pod) for pod in _in_namespace(job, pods)]
         known = {view.uid for view in views}
@@ -166,10 +169,11 @@ class JobObserver:
         )
 
     def _applied(self, job: Job, status: Status, memory: JobMemory, now: datetime) -> str:
-        """The digest of the children that are taken to be there. They are applied anew now and then, for somebody may
-        have deleted them; each job at a time of its own, and seldom where there are many.
+        """Return the digest of the applied children; empty if they must be applied again.
 
-        A new process takes the status's word, or each start would apply all of them at once.
+        They are applied again from time to time, because they may have been deleted. Each job has a time of its own,
+        and a long one if there are many jobs. A new process trusts the status; otherwise each start would apply all
+        of them.
         """
         share = 1 + crc32(job.uid.encode()) / 2**32
         lasts = max(c.APPLY_AGAIN, c.APPLY_FOR_EACH_JOB * self._cache.count()) * share
@@ -180,7 +184,7 @@ class JobObserver:
         return found.content if found is not None else None
 
     def _with_events(self, job: Job, views: list[PodView], now: datetime) -> list[PodView]:
-        """Some troubles, such as volumes that cannot be mounted, are told in events only."""
+        """Read events, because some problems, such as volumes that cannot be mounted, appear only there."""
         told = self._events.of(job.uid, job.namespace, [view.uid for view in views if _hangs_back(view, now)], now)
         return [
             replace(view, warnings=told[view.uid].warnings, pulling=told[view.uid].pulling)
@@ -194,7 +198,7 @@ class JobObserver:
     def _nodes(
         self, status: Status, pods: Iterable[PodView], reports: Iterable[Report], now: datetime, *, at_once: bool
     ) -> tuple[NodeView, ...]:
-        """All nodes; those of workers are asked for anew where their life is in doubt."""
+        """Return all nodes. Nodes of workers are read again if their state is uncertain."""
         views = self._all_nodes()
         used = {worker.node for worker in status.workers if worker.node} | {pod.node for pod in pods if pod.node}
         for name in used - views.keys():
@@ -210,7 +214,10 @@ class JobObserver:
         return tuple(view for view in seen if view is not None)
 
     def _node_anew(self, name: str, now: datetime, *, read: bool) -> NodeView | None:
-        """A node with its Lease; None if it is gone. A deleted node's Lease goes with it: without one, it is read."""
+        """Return a node with its Lease; None if it is gone.
+
+        A deleted node's Lease is deleted too, so a node without one is read.
+        """
         lease, body = self._cluster.lease(name), self._cache.node(name)
         if read or lease is None:
             known, body = body, self._cluster.node(name)
@@ -229,7 +236,7 @@ class JobObserver:
         return replace(view, renewals=row)
 
     def _all_nodes(self) -> Mapping[str, NodeView]:
-        """By name, in its order; made anew when one has changed."""
+        """Return the nodes by name, in order, as a new object when one has changed."""
         changes = self._cache.node_changes()
         known, views = self._node_views
         if known != changes:
@@ -255,7 +262,7 @@ class JobObserver:
         )
 
     def _standing(self, rival: WaitingGang) -> GangPriority | None:
-        """Pods tell their priority, so without any it is not known where the gang stands."""
+        """Return the priority of the gang, which is in its pods; None without pods."""
         namespace = rival.key.partition("/")[0]
         own = (pod for pod in self._cache.pods_of(rival.uid) if pod["metadata"].get("namespace") == namespace)
         views = (self._pods(_uid(pod), pod) for pod in own)
@@ -272,10 +279,10 @@ def _job_and_status(body: Json) -> tuple[Job, Status]:
 
 
 def _in_namespace(job: Job, pods: Iterable[Json]) -> Iterator[Json]:
-    """Pods of the job's own namespace.
+    """Return the pods of the job's own namespace.
 
-    Whoever may create pods anywhere may write any owner into them; one of elsewhere must not be handed the job's key
-    nor be heard as its worker.
+    A user who may create pods elsewhere can write any owner into them. Such a pod must neither receive the job's key
+    nor count as its worker.
     """
     return (pod for pod in pods if pod["metadata"].get("namespace") == job.namespace)
 
@@ -285,7 +292,7 @@ def _uid(body: Json) -> str:
 
 
 def _hangs_back(view: PodView, now: datetime) -> bool:
-    """It has a node and has had the time to start there, or no scheduler has reported about it in that time."""
+    """Whether the pod has a node and had time to start there, or no scheduler has reported about it in that time."""
     young = view.created is None or now - view.created < EVENTS_AFTER
     explained = view.unschedulable or view.gated or view.held_by
     return view.phase == "Pending" and not (young or view.absent) and (view.bound or not explained)
@@ -300,9 +307,9 @@ def _may_grow(job: Job) -> bool:
 
 
 def unlisted(status: Status, listed: set[str], graves: Mapping[str, PodView]) -> list[Worker]:
-    """Workers whose pod is listed no more, and nothing shows yet that its object is gone.
+    """Return workers whose pod is no longer listed and not proved absent.
 
-    A pod that ended needs no such proof. One that never ran and that we deleted is gone whoever labelled it.
+    A pod that ended needs no proof. A pod that never ran and that the operator deleted is gone, whatever its labels.
     """
     return [
         worker
@@ -317,7 +324,7 @@ def unlisted(status: Status, listed: set[str], graves: Mapping[str, PodView]) ->
 
 
 def doubtful(status: Status, nodes: Mapping[str, NodeView], reports: tuple[Report, ...], now: datetime) -> set[str]:
-    """Nodes of workers that are not ready, whose pods are silent, lost to their peers, or gone without a proof."""
+    """Return the nodes of workers that are not ready, silent, lost to their peers, or gone without a proof."""
     lost = {uid for report in reports if report.fresh(now) for uid in report.lost_members}
     heard = {report.pod_uid for report in reports if report.fresh(now)}
     found = set()

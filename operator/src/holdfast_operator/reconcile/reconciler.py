@@ -1,4 +1,4 @@
-"""One pass over one job: observe, decide, act. Runs in the queue's threads, one pass a job at a time."""
+"""One pass over one job: observe, decide, act. Runs in the queue's threads, one pass per job at a time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _TOLD = ("progress", "last_checkpoint", "goodput", "applied")
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What is left of a pass: when to look again, None for not before something happens; and the events to tell.
+    """The result of a pass: the time of the next pass (None: not before an event), and the events to write.
 
-    They are told once the job is free for its next pass, which may be what a worker is replaced in. A ``failure`` is
-    why some of it is to be tried again; what was decided stands in the status, and is told all the same.
+    Events are written when the job is free for its next pass, which may replace a worker. ``failure`` is the reason
+    why a part must be repeated. The decisions are in the status, and their events are written in any case.
     """
 
     requeue_after: float | None = None
@@ -59,7 +59,7 @@ class Reconciler:
         self._clock = clock
 
     def run(self, key: str) -> Outcome:
-        """One pass. Raises ``ClusterError``; ``ConflictError`` means that a newer version exists: run again."""
+        """Run one pass. Raises ``ClusterError``; ``ConflictError`` means that a newer version exists: run again."""
         memory = self._memories.of(key)
         seen = self._observer.cached(key, memory, self._clock())
         if seen is None:
@@ -79,7 +79,7 @@ class Reconciler:
         return Outcome(requeue_after=plan.requeue_after, tell=tell if events else None, failure=failure)
 
     def refresh(self) -> None:
-        """Keep nothing in memory of objects that are gone."""
+        """Drop the state of objects that are gone."""
         self._observer.forget()
 
     def _carry_out(self, key: str, seen: Observed, plan: Plan, memory: JobMemory) -> ClusterError | None:
@@ -114,10 +114,10 @@ def _anything(seen: Observed, plan: Plan) -> bool:
 
 
 def _tells_only(seen: Observed, plan: Plan) -> bool:
-    """Whether it does nothing but pass on what reports and status say, for which nothing need be read anew.
+    """Whether the plan only copies reports into the status, which needs no new read.
 
-    Most of what is done for jobs that train is that. The status is written on the version that was read, so a stale
-    one changes nothing.
+    Most passes over jobs that train are of this kind. The status is written on the version that was read, so a stale
+    pass changes nothing.
     """
     if plan.events or any(not isinstance(action, Publish) for action in plan.actions):
         return False

@@ -1,8 +1,8 @@
-"""Reports in the place of launchers that there are not (``rendezvous.backend`` other than Holdfast). Pure.
+"""Reports for workers without a launcher (``rendezvous.backend`` other than Holdfast). Pure.
 
-What runs in such a worker says nothing, so its container's state stands for it: it is ready while it runs, and all
-members of the generation that run are the world. Whether the script trains, and how far it is, nobody here can know.
-Notices and GPU errors are the sidecar's own words, and stay.
+Such a worker does not report, so the state of its container counts: it is ready while it runs, and all running
+members of the generation form the world. Whether the script trains, and how far, is unknown. Notices and GPU errors
+are the sidecar's own and stay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RUNNING = "Running"
 
 
 def spoken_for(job: Job, status: Status, pods: Iterable[PodView], reports: Iterable[Report]) -> tuple[Report, ...]:
-    """The sidecars' reports as launchers would have completed them; as they are where there are launchers."""
+    """Complete the sidecars' reports as launchers would. Reports with launchers stay unchanged."""
     reports = tuple(reports)
     if job.spec is None or job.spec.launched:
         return reports
@@ -46,7 +46,10 @@ def _completed(report: Report, pod: PodView, world: World | None, lost: tuple[st
 
 
 def _world(status: Status, pods: dict[str, PodView]) -> tuple[World | None, tuple[str, ...]]:
-    """Who is left of the generation, and who is not. Members are only ever lost, so the attempt rises with them."""
+    """Return the world of the running members, and the lost members.
+
+    Members are only lost, so the attempt number increases with each.
+    """
     membership = status.membership
     wanted = {worker.pod_uid for worker in status.in_phase(Phase.WANTED, Phase.LEAVING)}
     done = {worker.pod_uid for worker in status.in_phase(Phase.ENDED) if worker.done}

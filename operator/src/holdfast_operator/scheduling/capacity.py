@@ -1,8 +1,8 @@
-"""Could the cluster hold these pods? Pure, and optimistic: the scheduler has the last word.
+"""Estimates whether the cluster can hold pods. Pure, and optimistic: the scheduler decides.
 
-Only what our own pods take is known to be taken, so a yes may be wrong; a gang that is not bound in time is gated
-again. A no is right as far as requests, node selectors, required node affinity, required anti-affinity among our own
-pods (``PodRequest.namespace`` and ``labels``), taints and cordons go.
+Only our own pods count as usage, so a yes may be wrong; a gang that is not bound in time is gated again. A no is
+correct for requests, node selectors, required node affinity, taints and cordons. It is also correct for required
+anti-affinity among our own pods (``PodRequest.namespace`` and ``labels``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class PodRequest:
-    """So many pods alike that want a place."""
+    """A number of equal pods without a node."""
 
     pod_spec: Json = field(hash=False)
     count: int
@@ -43,13 +43,13 @@ class PodRequest:
     labels: Json = field(default_factory=dict, hash=False)
 
     def within(self, key: str, domain: str) -> PodRequest:
-        """The same on nodes with this label only."""
+        """Return the same request, restricted to nodes with this label."""
         selector = {**(self.pod_spec.get("nodeSelector") or {}), key: domain}
         return replace(self, pod_spec={**self.pod_spec, "nodeSelector": selector})
 
 
 class FreeCapacity:
-    """What is left on each node after the pods that were put there."""
+    """The free capacity of each node after the pods that were placed there."""
 
     def __init__(self, nodes: Iterable[NodeView], usage: Iterable[NodeUsage], now: datetime) -> None:
         self._nodes = [node for node in nodes if node.ready and not node.unschedulable and not node.dead(now)]
@@ -62,13 +62,13 @@ class FreeCapacity:
                 self._put(taken.node, taken.amounts, 1, taken.tenants)
 
     def copy(self) -> FreeCapacity:
-        """The same room, to try something in. What is known of a node is never changed, but replaced."""
+        """Return a copy for an attempt. Facts about a node are never modified, only replaced."""
         other = copy(self)
         other._left, other._tenants, other._wary = dict(self._left), dict(self._tenants), dict(self._wary)
         return other
 
     def without(self, usage: Iterable[NodeUsage]) -> FreeCapacity:
-        """The same room with these pods taken for gone. What is put there goes first where none of them has to go."""
+        """Return a copy in which these pods count as gone. Pods are first placed where none of them must leave."""
         other = self.copy()
         other._yielded = dict(self._yielded)
         for taken in usage:
@@ -77,12 +77,12 @@ class FreeCapacity:
         return other
 
     def put(self, usage: Iterable[NodeUsage]) -> None:
-        """Take what these take, whether there is so much or not."""
+        """Subtract the requests of these pods, even if the capacity does not suffice."""
         for taken in usage:
             self._put(taken.node, taken.amounts, 1, taken.tenants)
 
     def beyond(self, before: FreeCapacity) -> tuple[NodeUsage, ...]:
-        """What was put here since this was a copy of the other."""
+        """Return what was placed here since this was copied from the other."""
         return tuple(
             NodeUsage(
                 node=node,
@@ -103,11 +103,11 @@ class FreeCapacity:
                 self._wary.pop(node.name, None)
 
     def domains(self, key: str) -> list[str]:
-        """The values that usable nodes have of a label."""
+        """Return the values of a label on usable nodes."""
         return sorted({str(node.labels[key]) for node in self._nodes if key in node.labels})
 
     def place(self, ask: PodRequest) -> int:
-        """Put up to so many pods, the fullest nodes first; returns how many found a place."""
+        """Place up to this many pods, on the fullest nodes first. Return the number that found a node."""
         asked = {key: value for key, value in requests(ask.pod_spec).items() if value > 0}
         own = PodAffinityInfo(namespace=ask.namespace, labels=ask.labels, keeps_away=keeps_away(ask.pod_spec))
         from_itself = [term for term in own.keeps_away if _means(term, own, own)]
@@ -143,13 +143,13 @@ class FreeCapacity:
                 tenants[node] = tuple(tenant for tenant in tenants[node] if id(tenant) not in gone)
 
     def _fullest_first(self, pod_spec: Json, avoid: Sequence[str], asked: Amounts) -> list[str]:
-        """A node that takes a pod stays the fullest, so the order holds until all are put."""
+        """Return usable nodes, the fullest first. A node that receives a pod stays the fullest."""
         allowed = [node.name for node in self._nodes if node.name not in avoid and admits(node, pod_spec)]
         ordered = sorted(allowed, key=lambda name: (self._left[name].get("cpu", Decimal(0)), name))
         return sorted(ordered, key=lambda name: self._displaces(name, asked)) if self._yielded else ordered
 
     def _displaces(self, node: str, asked: Amounts) -> bool:
-        """Whether somebody has to go for such a pod. The scheduler looks first where nobody has to."""
+        """Whether a pod must leave for such a pod. The scheduler first uses nodes where none must."""
         yielded, left = self._yielded.get(node), self._left[node]
         if not yielded:
             return False
@@ -157,7 +157,7 @@ class FreeCapacity:
         return any(left.get(key, zero) - yielded.get(key, zero) < value for key, value in asked.items())
 
     def _barred(self, own: PodAffinityInfo) -> frozenset[str]:
-        """Nodes from which the pods there keep this one away, or it keeps away from them."""
+        """Return the nodes that anti-affinity in either direction excludes."""
         keys: set[tuple[str, str]] = set()
         for node, tenants in (self._tenants if own.keeps_away else self._wary).items():
             for tenant in tenants:
@@ -166,7 +166,7 @@ class FreeCapacity:
         return self._sharing(keys)
 
     def _sharing(self, keys: Iterable[tuple[str, str]]) -> frozenset[str]:
-        """The nodes that have the same value of a label as one that is named with it."""
+        """Return the nodes with the same value of a label as a named node."""
         wanted = set(keys)
         if not wanted:
             return frozenset()
@@ -175,7 +175,7 @@ class FreeCapacity:
         return frozenset(node for node in labels if any(labels[node].get(key) == value for key, value in domains))
 
     def _holds(self, node: str, asked: Amounts, most: int) -> int:
-        """How many pods that ask for so much still fit, as far as that matters."""
+        """Return the number of such pods that still fit, up to the number that matters."""
         left = self._left[node]
         for key, value in asked.items():
             if value * most > left.get(key, Decimal(0)):
@@ -184,7 +184,10 @@ class FreeCapacity:
 
 
 def place_together(room: FreeCapacity, asks: Sequence[PodRequest], key: str = "") -> tuple[tuple[int, ...], str]:
-    """How many of each find room, all in one domain where a label is given, and in which. Takes that room."""
+    """Return how many of each find capacity, all in one domain if a label is given, and the domain.
+
+    Subtracts that capacity.
+    """
     if not key:
         return tuple(room.place(ask) for ask in asks), ""
     best, most = "", 0
@@ -199,7 +202,7 @@ def place_together(room: FreeCapacity, asks: Sequence[PodRequest], key: str = ""
 
 
 def keeps_away(pod_spec: Json) -> tuple[Json, ...]:
-    """The required terms of a pod's anti-affinity."""
+    """Return the required terms of a pod's anti-affinity."""
     affinity = pod_spec.get("affinity")
     if not affinity:
         return ()
@@ -220,9 +223,9 @@ def _key(term: Json) -> str:
 
 
 def _means(term: Json, own: PodAffinityInfo, other: PodAffinityInfo) -> bool:
-    """Whether a term of one pod is about another.
+    """Whether a term of one pod selects another.
 
-    Of namespaces only the name is known; what asks for more is left to the scheduler.
+    Only names of namespaces are known, so other selectors are left to the scheduler.
     """
     selector, named = term.get("namespaceSelector"), term.get("namespaces") or ()
     there = other.namespace in (named or ([own.namespace] if selector is None else ()))
@@ -239,9 +242,9 @@ def _selects(selector: Json, labels: Mapping[str, str]) -> bool:
 
 
 def no_node(pod_spec: Json, nodes: Iterable[NodeView]) -> str:
-    """Why not even an empty node could hold one such pod, with the mend; empty if one could.
+    """Return why not even an empty node could hold such a pod, with the remedy; empty if one could.
 
-    What passes by itself, such as a cordon, is no reason.
+    Temporary reasons, such as a cordon, do not count.
     """
     known = [_at_rest(node) for node in nodes]
     barriers = [_barrier(node, pod_spec) for node in known]
@@ -260,7 +263,7 @@ def no_node(pod_spec: Json, nodes: Iterable[NodeView]) -> str:
 
 
 def _at_rest(node: NodeView) -> NodeView:
-    """The node without what will pass."""
+    """Return the node without temporary obstacles."""
     lasting = tuple(taint for taint in node.taints if not _passes(taint[0]))
     return node if lasting == node.taints else replace(node, taints=lasting)
 
@@ -282,7 +285,7 @@ def _taints(nodes: Iterable[NodeView], pod_spec: Json, counts: Mapping[str, int]
 
 
 def too_big(pod_spec: Json, nodes: Iterable[NodeView], which: str = "no node") -> str:
-    """Of what a worker asks for more than any of the nodes has; empty if one has enough."""
+    """Return a message if a worker requests more of a resource than any node has; empty if one has enough."""
     asked = {key: value for key, value in requests(pod_spec).items() if value > 0}
     known = list(nodes)
     if not known:
@@ -307,7 +310,7 @@ def admits(node: NodeView, pod_spec: Json) -> bool:
 
 
 def _barrier(node: NodeView, pod_spec: Json) -> str:
-    """What keeps such a pod away from the node, in the order in which the scheduler asks; empty if nothing does."""
+    """Return what keeps such a pod off the node, in the scheduler's order of checks; empty if nothing does."""
     selector = pod_spec.get("nodeSelector") or {}
     if any(node.labels.get(key) != value for key, value in selector.items()):
         return _SELECTOR

@@ -1,4 +1,4 @@
-"""Which workers of a job find room, under all that limits where they may go. Pure."""
+"""Decides which workers of a job find capacity, under all placement constraints. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from holdfast_operator.scheduling.waiting_gang import WaitingGang
 def place(
     job: Job, platform: Installation, room: FreeCapacity, workers: Iterable[Worker], avoid: Sequence[str] = ()
 ) -> tuple[tuple[Worker, ...], str]:
-    """Those that find room together, and in which domain where the job is packed and has none yet. Takes the room."""
+    """Return the workers that find capacity together, and the domain of a packed job without one.
+
+    Subtracts the capacity.
+    """
     spec = job.spec
     if spec is None:
         return (), ""
@@ -35,7 +38,7 @@ def place(
 
 
 def _ask(manifest: Json, count: int, avoid: Sequence[str]) -> PodRequest:
-    """Pods as they would be made."""
+    """Return the pods as the operator would create them."""
     meta = manifest["metadata"]
     return PodRequest(
         pod_spec=manifest["spec"],
@@ -47,7 +50,7 @@ def _ask(manifest: Json, count: int, avoid: Sequence[str]) -> PodRequest:
 
 
 def place_rival(room: FreeCapacity, rival: WaitingGang) -> int:
-    """How many pods of another job's gang find room. Takes that room."""
+    """Return how many pods of another job's gang find capacity. Subtracts that capacity."""
     parts = ((True, rival.on_demand), (False, rival.pods - rival.on_demand))
     asks = [_ask_of_rival(rival, on_demand, count) for on_demand, count in parts if count > 0]
     return sum(place_together(room, asks, "" if rival.domain else rival.scheduling.packed_by)[0])

@@ -1,7 +1,7 @@
-"""Which gangs wait for room, in which order they get it, and what those before a gang leave of it.
+"""The queue of gangs that wait for capacity, and the capacity that earlier ones leave to a gang. Pure.
 
-Pure. It is worked out once for the passes of a moment (``lines``), not by each pass: of a thousand gangs that wait
-each would weigh all that are older.
+It is computed once for the passes of a moment (``lines``) and not in each pass: with a thousand gangs, each pass
+would compare all older ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast_operator.views import NodeUsage, NodeView, PodView
 
 @dataclass(frozen=True, kw_only=True)
 class GangQueueInput:
-    """What a line is made of."""
+    """The input of a queue."""
 
     nodes: tuple[NodeView, ...] = ()
     usage: tuple[NodeUsage, ...] = ()
@@ -28,7 +28,7 @@ class GangQueueInput:
 
 
 class GangQueue:
-    """The gangs that wait: those whose gates are lifted first, then by priority, then by age."""
+    """The waiting gangs: first those with lifted gates, then by priority, then by age."""
 
     def __init__(self, known: GangQueueInput, now: datetime) -> None:
         self.rivals = known.rivals
@@ -44,11 +44,11 @@ class GangQueue:
             self._left.append(self._after(rival, *self._left[-1]))
 
     def outlived(self, now: datetime) -> bool:
-        """Whether a gang that was to try again later may by now."""
+        """Whether the back-off of a gang has ended since."""
         return not all(_tries_later(rival, now) for rival in self._later)
 
     def could_begin(self, rival: WaitingGang) -> bool:
-        """Whether an empty cluster could hold as many of the gang as it may begin with."""
+        """Whether an empty cluster could hold the minimum with which the gang may start."""
         if rival.key not in self._could_begin:
             least = rival.least or rival.pods
             asked = replace(rival, pods=least, on_demand=min(rival.on_demand, least))
@@ -56,9 +56,10 @@ class GangQueue:
         return self._could_begin[rival.key]
 
     def before(self, standing: GangPriority, created: datetime, key: str) -> tuple[Iterator[FreeCapacity], int]:
-        """What those who go first leave to a gang whose gates are not lifted, and how many pods they are.
+        """Return the capacities that earlier gangs leave to a gated gang, and the number of their pods.
 
-        First as it is; then, for a gang that may displace pods of lower priority, as if these were gone.
+        The first entry is the free capacity. For a gang that may displace pods of lower priority, the second is the
+        capacity without these pods.
         """
         room, others = self._left[bisect_left(self._turns, (True, -standing.priority, created, key))]
         return self._rooms(room, standing), others
@@ -78,9 +79,9 @@ class GangQueue:
         return self._lower[standing.priority]
 
     def _after(self, rival: WaitingGang, room: FreeCapacity, others: int) -> tuple[FreeCapacity, int]:
-        """What is left when this one has its place.
+        """Return the capacity after this gang has its place.
 
-        A gang that not even an empty cluster could hold blocks nobody.
+        A gang that not even an empty cluster could hold takes none.
         """
         left, found = _placed(rival, room, self._displaced_by(rival.standing))
         if not found:
@@ -91,12 +92,12 @@ class GangQueue:
 
 
 def waiting(line: GangQueue, but: str) -> Iterable[WaitingGang]:
-    """The gangs of other jobs whose gates are not lifted."""
+    """Return the gated gangs of other jobs."""
     return (rival for rival in line.rivals if not rival.lifted and rival.key != but)
 
 
 def standing_of(pods: Iterable[PodView]) -> GangPriority | None:
-    """That of a gang with these pods, of which the least counts; None without any."""
+    """Return the lowest priority of these pods; None without pods."""
     found = tuple(pods)
     if not found:
         return None
@@ -115,9 +116,10 @@ def _turn(rival: WaitingGang) -> tuple[bool, int, datetime, str]:
 
 
 def _placed(rival: WaitingGang, room: FreeCapacity, lower: tuple[NodeUsage, ...]) -> tuple[FreeCapacity, int]:
-    """The room with the gang in it, where it need be in the place of pods of lower priority, and how many found one.
+    """Place the gang, if necessary instead of pods of lower priority.
 
-    Who is to go is still there: to those that may not displace them, what they take is taken twice.
+    Return the capacity and the number of placed pods. The displaced pods still count: for gangs that may not displace
+    them, their capacity is taken twice.
     """
     left = room.copy()
     found = place_rival(left, rival)

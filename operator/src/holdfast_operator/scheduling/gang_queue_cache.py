@@ -1,7 +1,6 @@
-"""The newest line of the gangs that wait, made anew no more often than its length allows.
+"""The newest queue of waiting gangs, computed at intervals that depend on its length.
 
-It may be a little old, then, and is safe all the same: whoever stands in it has a place of its own, and a gang that
-came later is not judged by it.
+A slightly old queue is safe: each gang in it has a place of its own, and a later gang is not judged by it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _AGE_FOR_EACH_GANG = timedelta(milliseconds=5)
 
 
 class GangQueueCache:
-    """The newest line. Thread-safe."""
+    """The newest queue. Thread-safe."""
 
     def __init__(self, read: Callable[[], GangQueueInput]) -> None:
         self._read = read
@@ -27,7 +26,7 @@ class GangQueueCache:
         self._looked_at: datetime | None = None
 
     def of(self, key: str, now: datetime) -> GangQueue | None:
-        """The line in which this job may stand; None: it came after that was made, and has to be asked for again."""
+        """Return the queue that may contain this job. None: the job is newer than the queue, so ask again later."""
         with self._lock:
             if self._looked_at is None or now - self._looked_at >= _AGE_FOR_EACH_GANG * len(self._known.rivals):
                 self._look(now)
