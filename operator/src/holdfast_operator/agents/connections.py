@@ -1,4 +1,4 @@
-"""Connections of the agents' API: counted from their first byte, and ended when they take too long or too much."""
+"""Connections of the agents' API: counted from their first packet, and closed when they exceed a limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TLS_BUFFER_BYTES = 16 * 1024
 
 
 class TlsConnection(sslproto.SSLProtocol):
-    """One connection, counted from its start: asyncio's own servers report it after its TLS handshake only."""
+    """One connection, counted from its start. asyncio's own servers report it only after the TLS handshake."""
 
     max_size = _TLS_BUFFER_BYTES
 
@@ -49,7 +49,7 @@ class TlsConnection(sslproto.SSLProtocol):
 
 
 class ConnectionLimiter(web.Server):
-    """Counts connections and ends those that keep us waiting."""
+    """Counts connections and closes those that exceed a limit."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ConnectionLimiter(web.Server):
         self._proved: set[RequestHandler] = set()
 
     def admit(self, handler: RequestHandler, transport: asyncio.Transport) -> bool:
-        """Count a connection that begins. False: it was cut off, since there are too many."""
+        """Count a new connection. Return False if it was closed because there are too many."""
         peer = self._peer_of[handler] = _peer(transport)
         self._peers[peer] += 1
         self._make_room(peer)
@@ -114,7 +114,7 @@ class ConnectionLimiter(web.Server):
         self._open.pop(handler).abort()
 
     def spare(self, handler: RequestHandler) -> None:
-        """A token was shown on it and is looked at: it is not cut off for others meanwhile."""
+        """Protect the connection while a token on it is reviewed."""
         self._unproved.pop(handler, None)
         peer = self._peer_of.get(handler, "")
         of_peer = self._unproved_of.get(peer)
@@ -124,7 +124,7 @@ class ConnectionLimiter(web.Server):
                 del self._unproved_of[peer]
 
     def prove(self, handler: RequestHandler) -> None:
-        """A token was accepted on it: it may be kept."""
+        """Keep the connection, because a token on it was accepted."""
         self.spare(handler)
         if handler in self._peer_of:
             self._proved.add(handler)
@@ -134,7 +134,7 @@ class ConnectionLimiter(web.Server):
         return handler in self._proved
 
     def forget(self, handler: RequestHandler) -> None:
-        """The connection is gone, whatever it had come to."""
+        """Remove the closed connection."""
         deadline = self._deadlines.pop(handler, None)
         if deadline is not None:
             deadline.cancel()
@@ -148,7 +148,7 @@ class ConnectionLimiter(web.Server):
                 del self._peers[peer]
 
     def allow(self, handler: RequestHandler, seconds: float) -> None:
-        """From now on the connection has this long before it is cut."""
+        """Close the connection after this time."""
         before = self._deadlines.pop(handler, None)
         if before is not None:
             before.cancel()

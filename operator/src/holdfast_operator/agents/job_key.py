@@ -19,7 +19,7 @@ KEY_BYTES = 32
 
 
 def ensure_operator_key(store: SecretStore) -> bytes:
-    """The operator's key, made at the first start."""
+    """Return the operator's key, which is created at the first start."""
     found = ensure(store, KEY_SECRET, lambda: {KEY_FIELD: secrets.token_bytes(KEY_BYTES)})
     key = found.data.get(KEY_FIELD, b"")
     if len(key) < KEY_BYTES:

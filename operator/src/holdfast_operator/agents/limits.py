@@ -1,4 +1,4 @@
-"""What one server grants its clients."""
+"""The limits of a server for its clients."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Limits:
     alerts_bytes: int = 8 * 1024 * 1024
     alert_bodies: int = 1
     alerts_seconds: float = 10.0
-    """Until what follows from alerts has to be written, or their sender is told to try again."""
+    """The time limit for the results of alerts. Afterwards the sender must repeat them."""
     header_bytes: int = 8190
     headers: int = 32
     token_bytes: int = 8000
     connections: int = 20_000
     connections_per_peer: int = 2_000
     unproved: int = 1_000
-    """Connections on which no token was accepted yet, also in their TLS handshake: a further one ends the oldest."""
+    """Connections without an accepted token, TLS handshakes included. Another one closes the oldest."""
     unproved_of_a_peer: int = 64
     hold_seconds: float = 30.0
     first_request_seconds: float = 10.0
@@ -45,15 +45,19 @@ class Limits:
     authentications_of_a_peer: int = 4
     renewals: int = 12
     of_a_pod: RateLimit = field(default_factory=lambda: RateLimit(a_second=10.0, at_once=50))
-    """Of its reports, and of its polls. A sidecar needs one a second, and some more when much happens."""
+    """Requests per second, for reports and polls separately.
+
+    A sidecar needs one per second, and more after many changes.
+    """
     bytes_of_a_pod: RateLimit = field(default_factory=lambda: RateLimit(a_second=256 * 1024.0, at_once=1024 * 1024))
-    """Of its reports: the largest once a second."""
+    """Bytes of reports per second: the largest report once per second."""
     report_bytes_at_once: int = 16 * 1024
-    """Larger reports are read in a thread, in turns: the event loop serves everybody meanwhile."""
+    """Larger reports are parsed in a thread, in turns, while the event loop serves other requests."""
 
     @classmethod
     def within(cls, memory_bytes: int | None) -> Limits:
-        """The limits of a process with so much memory (None: not limited), most of which is for other things."""
+        """Return the limits of a process with this much memory (None: not limited), most of which is for other
+        purposes."""
         most = cls()
         if memory_bytes is None:
             return most
@@ -68,5 +72,5 @@ class Limits:
 
     @property
     def request_seconds(self) -> float:
-        """Longest that one request may keep its connection without an answer taken."""
+        """Return the longest time that a request may keep its connection without an answer."""
         return self.hold_seconds + 20.0

@@ -78,7 +78,7 @@ class AgentRoutes:
         hub.listen(self._call_wake)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """One request, from its complete head to the answer."""
+        """Handle one request, from its complete head to the answer."""
         self.guard.allow(request.protocol, self._limits.request_seconds)
         route = f"{request.method} {request.path}"
         try:
@@ -128,7 +128,7 @@ class AgentRoutes:
         return await self._membership(request, identity)
 
     async def _alerted(self, request: web.BaseRequest) -> web.Response:
-        """Alertmanager's webhook. Nothing is read of a body before its sender has shown the token."""
+        """Handle Alertmanager's webhook. The body is read only after the token was verified."""
         inbox = self._alerts
         if inbox is None:
             raise AgentRequestError(404, "no token is set for alerts here")
@@ -170,7 +170,7 @@ class AgentRoutes:
         return identity
 
     def _first_review(self, token: str, peer: str) -> _Review:
-        """Of a token that is not known. However many come from one address, others get their turn."""
+        """Review an unknown token. Many tokens from one address do not block those of others."""
         waiting = self._asking[peer]
         most_of_peer = self._limits.authentications_waiting_of_a_peer
         if waiting >= most_of_peer or len(self.reviews) >= self._limits.authentications_waiting:
@@ -187,7 +187,7 @@ class AgentRoutes:
             del self._asking[peer], self._turns[peer]
 
     def _start_review(self, token: str, turn: asyncio.Semaphore) -> _Review:
-        """The answer to come about this token, of which there is one question at a time."""
+        """Start the review of this token. There is one review per token at a time."""
 
         async def ask() -> PodIdentity | None:
             async with turn:
@@ -261,7 +261,7 @@ class AgentRoutes:
                 return web.Response(status=204)
 
     async def _woken(self, job_uid: str, pod_uid: str, deadline: float) -> bool:
-        """Hold a poll. False: its time is over, or the same pod asks anew on another connection."""
+        """Hold a poll. Return False if its time is over, or if the pod polls on another connection."""
         waiter: asyncio.Future[bool] = self._loop.create_future()
         pods = self._waiting.setdefault(job_uid, {})
         elder = pods.get(pod_uid)

@@ -1,6 +1,6 @@
 """The agents' API and Alertmanager's webhook over HTTPS, in a thread with its own event loop.
 
-It lives outside kopf's loop on purpose: a failed watch ends kopf, and training must not hear of it.
+It is outside of kopf's loop, because a failed watch ends kopf and must not affect training.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AgentServer:
         return len(self._site.reviews) if self._site is not None else 0
 
     def start(self, seconds: float = 30.0) -> None:
-        """Listen. Raises what kept it from listening."""
+        """Start to listen. Raises the error that prevents it."""
         self._thread.start()
         if not self._listening.wait(seconds):
             raise TimeoutError("the agents' API did not start to listen in time")

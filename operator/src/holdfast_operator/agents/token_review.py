@@ -1,4 +1,4 @@
-"""Whose token is it: TokenReview for the operator's own audience, remembered for a while.
+"""Maps tokens to pods by TokenReview for the operator's own audience, with a cache.
 
 Tokens are kept as hashes only and are never logged.
 """
@@ -35,8 +35,10 @@ class _Verdict:
 
 
 class TokenReviews:
-    """Maps a bearer token to its pod. A verdict is asked for anew after 45 s and serves until it is there, for two
-    minutes at most; a refusal is kept for seconds, where it drives out no verdict.
+    """Maps a bearer token to its pod.
+
+    A result is renewed after 45 s and is valid for two minutes at most. A refusal is kept for seconds, in a separate
+    table, so that it evicts no result.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class TokenReviews:
         self._refusals = _Table(refusals)
 
     def __call__(self, token: str) -> PodIdentity | None:
-        """The pod, None if the token is not valid; raises ``AuthenticationUnavailableError``."""
+        """Return the pod, or None if the token is not valid. Raises ``AuthenticationUnavailableError``."""
         key, now = _key(token), self._clock()
         known = self._known(key)
         if known is not None and now < known.renew:
@@ -76,12 +78,12 @@ class TokenReviews:
         return identity
 
     def recall(self, token: str) -> PodIdentity | None:
-        """The pod of a token that was reviewed lately; never blocks. None says nothing of the token."""
+        """Return the pod of a token that was reviewed recently. Never blocks. None means unknown."""
         known = self._known(_key(token))
         return known.identity if known is not None and self._clock() < known.until else None
 
     def due(self, token: str) -> bool:
-        """Whether it is time to ask for it again; never blocks."""
+        """Whether the review must be repeated. Never blocks."""
         known = self._known(_key(token))
         return known is None or self._clock() >= known.renew
 
@@ -109,7 +111,7 @@ def _key(token: str) -> bytes:
 
 
 def reviewer(api: client.AuthenticationV1Api) -> Callable[[str], PodIdentity | None]:
-    """A ``review`` function that asks the API server."""
+    """Return a ``review`` function that uses the API server."""
 
     def review(token: str) -> PodIdentity | None:
         question = client.V1TokenReview(spec=client.V1TokenReviewSpec(token=token, audiences=[TOKEN_AUDIENCE]))
@@ -134,7 +136,7 @@ def reviewer(api: client.AuthenticationV1Api) -> Callable[[str], PodIdentity | N
 def identity_of(
     *, authenticated: bool, audiences: Sequence[str], username: str, extra: Mapping[str, Any]
 ) -> PodIdentity | None:
-    """The pod that a TokenReview's answer names: only a token bound to one pod, for our audience, counts."""
+    """Return the pod in a TokenReview's answer. Only a token that is bound to one pod, for our audience, counts."""
     uids: list[str] = list(extra.get(POD_UID_KEY) or ())
     names: list[str] = list(extra.get(POD_NAME_KEY) or ())
     if not authenticated or TOKEN_AUDIENCE not in audiences or not username.startswith(_SERVICE_ACCOUNT):

@@ -1,7 +1,7 @@
 """Turns at one worker, fair over namespaces and over the jobs of each.
 
-Of each job one request waits within its namespace, and of each namespace one waits for the worker: so all namespaces
-with requests have turns alike, however many requests one of them has.
+Each job has one waiting request within its namespace, and each namespace has one at the worker. So all namespaces
+with requests get equal turns, however many requests one of them has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 
 class Turns:
-    """Runs in one event loop only. Memory: what waits now."""
+    """Runs in one event loop only. The memory is bounded by the waiting requests."""
 
     def __init__(self) -> None:
         self._locks: dict[tuple[str, ...], asyncio.Lock] = {}
@@ -21,7 +21,7 @@ class Turns:
 
     @asynccontextmanager
     async def of(self, namespace: str, job: str) -> AsyncIterator[None]:
-        """Within it, nobody else has the turn."""
+        """Hold the turn."""
         async with AsyncExitStack() as held:
             for key in ((namespace, job), (namespace,), ()):
                 await held.enter_async_context(self._lock(key))

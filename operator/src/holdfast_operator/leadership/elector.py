@@ -1,4 +1,4 @@
-"""The thread that holds the Lease or waits for it. ``lease.decide`` says what to do."""
+"""The thread that holds the Lease or waits for it. ``lease.decide`` decides."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ logger = logging.getLogger(__name__)
 
 
 class LeaseStore(Protocol):
-    """The whole of what this package does with its own Lease."""
+    """All operations of this package on its own Lease."""
 
     def read(self) -> Lease | None: ...
 
     def write(self, lease: Lease) -> Lease:
-        """Replace the version that it names, or create it without one; returns it as stored. Raises
-        ``ConflictError`` where somebody was faster."""
+        """Replace the version that it names, or create it without one, and return the stored Lease.
+
+        Raises ``ConflictError`` if another process was faster.
+        """
 
 
 class ClusterLease:
-    """``LeaseStore`` in one namespace. ``cluster`` must not try a call twice: its time is bounded."""
+    """``LeaseStore`` in one namespace. ``cluster`` must not repeat a call, because its time is bounded."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self._cluster = cluster
@@ -58,16 +60,16 @@ class ClusterLease:
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """What a process does about its own part. ``ended`` is not expected to return."""
+    """The reactions of a process to its own role. ``ended`` does not return."""
 
     elected: Callable[[], None]
     ended: Callable[[str], None]
     follows: Callable[[str | None], None]
-    """Somebody else leads, at this address if known."""
+    """Another process leads, at this address if known."""
 
 
 class Elector:
-    """One of a process. ``url`` is where agents reach this process itself."""
+    """One per process. ``url`` is where agents reach this process."""
 
     def __init__(
         self,
@@ -94,19 +96,21 @@ class Elector:
         self._thread = threading.Thread(target=self._run, name="election", daemon=True)
 
     def look(self) -> None:
-        """See the Lease before ``start``: what passes until then counts as time in which a dead leader was seen not
-        to renew it. What the API server cannot answer now is asked later."""
+        """Read the Lease before ``start``, so that the time until then counts as time without a renewal.
+
+        A failed read is repeated later.
+        """
         try:
             self._sight = seen(self._sight, self._store.read(), self._clock())
         except ClusterError as error:
             logger.info("the Lease is looked at later: %s", error)
 
     def start(self) -> None:
-        """Begin to ask for the Lease."""
+        """Start to request the Lease."""
         self._thread.start()
 
     def stop(self, *, give_back: bool) -> None:
-        """End the thread. ``give_back``: nothing of ours acts any more, so another one may at once."""
+        """End the thread. With ``give_back``, release the Lease, because this process no longer acts."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(sum(self._terms.call_seconds) + 1.0)
@@ -114,7 +118,7 @@ class Elector:
             self._give_back()
 
     def alive(self) -> bool:
-        """Whether the thread runs, or has not begun."""
+        """Whether the thread runs, or has not started."""
         return self._thread.ident is None or self._thread.is_alive()
 
     def leads(self) -> bool:
@@ -122,10 +126,7 @@ class Elector:
         return leads(self._sight, self._clock(), self._terms)
 
     def round(self) -> float:
-        """Look, decide, write. What the API server cannot answer now is asked again in the next round.
-
-        Returns how long to wait for that.
-        """
+        """Read, decide, write. Failed requests are repeated in the next round. Return the wait until then."""
         try:
             if self._must_look():
                 self._sight, self._outdated = seen(self._sight, self._store.read(), self._clock()), False
@@ -139,7 +140,7 @@ class Elector:
         return pause_seconds(self._sight, self._clock(), self._terms)
 
     def _must_look(self) -> bool:
-        """A leader whose time is over ends without: maybe nobody answers it."""
+        """Whether to read the Lease. A leader whose time is over ends without a read, which may get no answer."""
         return self._sight.renewed_at is None or (self._outdated and self.leads())
 
     def _run(self) -> None:

@@ -1,9 +1,11 @@
-"""Who leads: one Lease, held by one process at a time. Pure.
+"""Leader election: one Lease, held by one process at a time. Pure.
 
-Invariant: a leader has ended before anybody may take its Lease. It ends ``give_up_seconds`` after it sent the last
-renewal that was accepted, and no call of its begins later or takes longer than ``call_seconds``; a Lease is taken
-only by who has seen it unchanged for all of ``lease_seconds``. No two machines' clocks are compared: the times in a
-Lease are for people, what counts is how long we ourselves have seen it unchanged, on a clock that does not jump.
+Invariant: a leader has ended before another process may take its Lease. It ends ``give_up_seconds`` after it sent the
+last accepted renewal. None of its calls starts later or takes longer than ``call_seconds``. A process takes a Lease
+only after it has seen the Lease unchanged for ``lease_seconds``.
+
+Clocks of two machines are never compared: the times in a Lease are for administrators. Each process measures how long
+it has seen the Lease unchanged, on a clock that does not jump.
 """
 
 from __future__ import annotations
@@ -18,29 +20,32 @@ from holdfast_operator.api.json import Json
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseTimings:
-    """How long a Lease lasts, and what follows from it."""
+    """The duration of a Lease, and derived times."""
 
     lease_seconds: int = c.LEASE_SECONDS
 
     @property
     def give_up_seconds(self) -> float:
-        """A leader that could not renew for so long ends."""
+        """A leader that could not renew for this long ends."""
         return self.lease_seconds * 2 / 3
 
     @property
     def call_seconds(self) -> tuple[float, float]:
-        """For connecting and for the answer of one call; together what is left after giving up."""
+        """Time limit for the connection and for the answer of one call.
+
+        Both together are the time that is left after the end.
+        """
         return (self.lease_seconds * 2 / 15, self.lease_seconds * 3 / 15)
 
     @property
     def round_seconds(self) -> float:
-        """Between two looks at the Lease."""
+        """The interval between two reads of the Lease."""
         return self.lease_seconds * 2 / 15
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """The Lease as it stands in the cluster. ``holder`` is empty once it was given back."""
+    """The Lease in the cluster. ``holder`` is empty after a release."""
 
     holder: str
     url: str = ""
@@ -53,8 +58,11 @@ class Lease:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseView:
-    """What one process knows. ``since``: when it first saw the Lease as it is; ``renewed_at``: when it sent its own
-    last accepted renewal, None while it does not lead. Both by its own clock."""
+    """The knowledge of one process.
+
+    ``since``: when it first saw the present Lease. ``renewed_at``: when it sent its last accepted renewal; None while
+    it does not lead. Both by its own clock.
+    """
 
     lease: Lease | None = None
     since: float = 0.0
@@ -62,7 +70,7 @@ class LeaseView:
 
 
 class Step(Enum):
-    """What a process does next about the Lease."""
+    """The next step of a process."""
 
     TAKE = "take the Lease"
     RENEW = "renew it"
@@ -72,14 +80,14 @@ class Step(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """A step and why, for the log."""
+    """A step, and the reason for the log."""
 
     step: Step
     why: str
 
 
 def decide(sight: LeaseView, now: float, me: str, terms: LeaseTimings) -> Decision:
-    """One process's next step."""
+    """Return the next step of a process."""
     if sight.renewed_at is not None:
         return _as_leader(sight, now, me, terms)
     lease = sight.lease
@@ -105,19 +113,22 @@ def _as_leader(sight: LeaseView, now: float, me: str, terms: LeaseTimings) -> De
 
 
 def leads(sight: LeaseView, now: float, terms: LeaseTimings) -> bool:
-    """Whether this process may act: also false for one that slept through the end of its Lease."""
+    """Whether this process may act. False also for a process that slept through the end of its Lease."""
     return sight.renewed_at is not None and now < sight.renewed_at + terms.give_up_seconds
 
 
 def pause_seconds(sight: LeaseView, now: float, terms: LeaseTimings) -> float:
-    """Until the next look. A leader looks when it is to give up, not a round later: by then another one may lead."""
+    """Return the wait until the next read.
+
+    A leader wakes when it must end and not a round later, because another process may lead by then.
+    """
     if sight.renewed_at is None:
         return terms.round_seconds
     return min(terms.round_seconds, max(0.0, sight.renewed_at + terms.give_up_seconds - now))
 
 
 def seen(before: LeaseView, lease: Lease | None, now: float) -> LeaseView:
-    """The sight after a read."""
+    """Return the knowledge after a read."""
     same = lease is not None and before.lease is not None and _content(lease) == _content(before.lease)
     return LeaseView(lease=lease, since=before.since if same else now, renewed_at=before.renewed_at)
 
@@ -127,7 +138,7 @@ def _content(lease: Lease) -> tuple[str, str, int]:
 
 
 def held(before: Lease | None, *, me: str, url: str, at: str, terms: LeaseTimings) -> Lease:
-    """What to write to take or renew it."""
+    """Return the Lease to write in order to take or renew it."""
     same = before is not None and before.holder == me
     return Lease(
         holder=me,
@@ -141,7 +152,7 @@ def held(before: Lease | None, *, me: str, url: str, at: str, terms: LeaseTiming
 
 
 def given_back(lease: Lease, *, at: str) -> Lease:
-    """What to write at a clean end: the next one need not wait."""
+    """Return the Lease to write at a clean end, so that the next leader need not wait."""
     return Lease(
         holder="",
         seconds=1,
@@ -153,7 +164,7 @@ def given_back(lease: Lease, *, at: str) -> Lease:
 
 
 def lease_of(body: Json) -> Lease:
-    """From the API's JSON; somebody's edit may have left out anything."""
+    """Parse the API's JSON. Any field may be missing after a manual edit."""
     meta, spec = body.get("metadata") or {}, body.get("spec") or {}
     return Lease(
         holder=str(spec.get("holderIdentity") or ""),
@@ -167,7 +178,7 @@ def lease_of(body: Json) -> Lease:
 
 
 def body_of(lease: Lease, namespace: str) -> dict[str, Any]:
-    """The object. With a version it replaces exactly that one, without one it is new."""
+    """Return the object. With a version it replaces exactly that version; without one it is new."""
     meta: dict[str, Any] = {
         "name": c.LEASE_NAME,
         "namespace": namespace,

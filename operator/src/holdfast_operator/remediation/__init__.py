@@ -1,1 +1,1 @@
-"""Sick nodes: alerts in, nodes cordoned, drained and replaced. Off unless it is asked for."""
+"""Remediation of faulty nodes: alerts lead to cordoned, drained and replaced nodes. Off by default."""

@@ -1,6 +1,6 @@
-"""All writes of a remediation pass. The history first, then each node's actions in order, then events and metrics.
+"""All writes of a remediation pass: first the history, then each node's actions in order, then events and metrics.
 
-A node's mark is written on the version of it that was read: who changed the node meanwhile is never written over.
+A node's mark is written on the version that was read, so no other change of the node is overwritten.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Actor:
-    """Writes. ``identity`` names this process in events."""
+    """Executes plans. ``identity`` names this process in events."""
 
     def __init__(
         self, *, cluster: Cluster, cloud: Cloud, metrics: RemediationMetrics, namespace: str, identity: str
@@ -40,7 +40,7 @@ class Actor:
         self._told: dict[str, tuple[str, str]] = {}
 
     def carry_out(self, plan: Plan, known: tuple[HistoryEntry, ...], now: datetime) -> None:
-        """Do it and tell of it. Raises ``ClusterError`` where some of it is to be tried again."""
+        """Execute a plan and report it. Raises ``ClusterError`` if a part must be repeated."""
         if plan.history != known and plan.actions:
             self._cluster.apply_config_map(self._namespace, c.REMEDIATION_HISTORY, {"history": _lines(plan.history)})
         failed: dict[str, ClusterError | CloudError] = {}
@@ -62,7 +62,7 @@ class Actor:
                 raise error
 
     def forget_all_but(self, nodes: set[str]) -> None:
-        """Nodes that are no longer of interest: the next word about them is new."""
+        """Forget nodes without a decision. Their next decision is new."""
         self._told = {node: words for node, words in self._told.items() if node in nodes}
 
     def _try(
@@ -109,7 +109,7 @@ class Actor:
         self._cluster.patch_node(machine.name, {"metadata": meta, **changes})
 
     def _tell(self, decision: Decision, now: datetime) -> None:
-        """An event and a log line when the words are new."""
+        """Write an event and a log line if the message is new."""
         words = (decision.reason, decision.message)
         if self._told.get(decision.node) == words:
             return

@@ -25,7 +25,7 @@ _MOST = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Alert:
-    """One alert about one node, as it was told last."""
+    """One alert about one node, by its last notification."""
 
     node: str
     fingerprint: str
@@ -34,15 +34,15 @@ class Alert:
     firing: bool
     started: datetime
     heard: datetime
-    """When its newest notification came, a repeated one included."""
+    """The time of its newest notification, including repeated ones."""
     until_reboot: bool = False
-    """Only a reset of the GPU ends what it means: that it is resolved proves nothing."""
+    """Only a reset of the GPU ends the problem, so a resolved alert proves nothing."""
     summary: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parsed:
-    """What a body holds for us. ``unmatched``: no rule; ``nowhere``: no node of ours."""
+    """The content of a body. ``unmatched``: alerts without a rule; ``nowhere``: alerts without a known node."""
 
     alerts: tuple[Alert, ...]
     unmatched: int
@@ -53,14 +53,14 @@ class Parsed:
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """What is asked of nodes: which one is ``named`` so, and the fingerprints of the alerts it is ``marked_for``."""
+    """Look-ups of nodes: the node of a name (``named``), and the alerts of a node's mark (``marked_for``)."""
 
     named: Callable[[str], str | None]
     marked_for: Callable[[str], Collection[str]]
 
 
 def parse_body(raw: bytes, rules: RemediationSettings, nodes: Nodes, now: datetime) -> Parsed:
-    """The alerts of a body. Raises ``AgentRequestError`` if it is none of Alertmanager's."""
+    """Return the alerts of a body. Raises ``AgentRequestError`` if it is not Alertmanager's."""
     try:
         body = loads(raw)
     except ValueError as error:
@@ -112,13 +112,13 @@ def _alert(item: Any, rules: RemediationSettings, nodes: Nodes, now: datetime) -
 
 
 def fingerprint_of(labels: Json) -> str:
-    """An alert's identity by its labels, made here: a sender's own word for it could be anything."""
+    """Return an alert's identity by its labels. A sender's own identity is not trusted."""
     text = json.dumps(sorted((str(key), str(value)) for key, value in labels.items()))
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
 
 
 def node_finder(nodes: Callable[[], list[Json]], exists: Callable[[str], bool]) -> Callable[[str], str | None]:
-    """From what exporters call a node (its name, host name or address, with or without a port) to its name."""
+    """Map the names that exporters use (name, host name or address, with or without a port) to the node's name."""
     addresses = cache(lambda: _addresses(nodes()))
 
     def find(told: str) -> str | None:
@@ -130,7 +130,7 @@ def node_finder(nodes: Callable[[], list[Json]], exists: Callable[[str], bool]) 
 
 
 def mark_reader(nodes: Callable[[], list[Json]]) -> Callable[[str], Collection[str]]:
-    """From a node's name to the fingerprints of the alerts that it bears our mark for."""
+    """Map a node's name to the fingerprints of the alerts for which it is marked."""
     marks = cache(lambda: {str(body["metadata"]["name"]): mark.alerts for body in nodes() if (mark := mark_of(body))})
     return lambda node: marks().get(node, ())
 

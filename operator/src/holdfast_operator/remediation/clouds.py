@@ -1,4 +1,4 @@
-"""Clouds that can take a machine away and bring another. ``replace`` may be called again at any time."""
+"""Clouds that can terminate a machine and start another. ``replace`` may be called again at any time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from holdfast_operator.remediation.settings import RemediationSettings
 
 
 class Cloud(Protocol):
-    """The whole of what is asked of a cloud."""
+    """All operations on a cloud."""
 
     def replace(self, provider_id: str) -> str:
-        """End this machine, for another to come; returns what was done. Raises ``CloudError``."""
+        """Terminate this machine, so that another one starts.
+
+        Return a description of the result. Raises ``CloudError``.
+        """
 
 
 class NoCloud:
-    """The cloud where no provider is set: it refuses."""
+    """The cloud without a provider: every call is refused."""
 
     def replace(self, provider_id: str) -> str:
         raise CloudError(f"no provider is set that could replace {provider_id or 'a machine without providerID'}")
@@ -78,7 +81,7 @@ class Aws:
 
 
 def _advice(error: Exception) -> str:
-    """Which of our settings may be the reason."""
+    """Return advice on the setting that may be the reason; empty if there is none."""
     if type(error).__name__ not in ("NoCredentialsError", "CredentialRetrievalError"):
         return ""
     return (
@@ -93,7 +96,7 @@ def _of_boto(error: Exception) -> bool:
 
 
 def cloud_of(rules: RemediationSettings) -> Cloud:
-    """The cloud that is set. Raises ``SettingsError`` where its library is not in the image."""
+    """Return the configured cloud. Raises ``SettingsError`` if its library is not in the image."""
     if not rules.provider:
         return NoCloud()
     try:

@@ -1,6 +1,6 @@
-"""Remediation put together: an inbox that wakes a queue of one key, and a thread that makes one pass at a time.
+"""Remediation: an inbox that wakes a queue with one key, and a thread that runs one pass at a time.
 
-However many alerts come while a pass runs, they make one further pass.
+All alerts that arrive during a pass lead to one further pass.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEY = "nodes"
 
 
 class Controller:
-    """One of a process. ``inbox`` is None without a token: then no alert can come."""
+    """One per process. ``inbox`` is None without a token, because no alert can arrive then."""
 
     def __init__(
         self,
@@ -75,18 +75,18 @@ class Controller:
         self._queue.add(_KEY)
 
     def start(self) -> None:
-        """Look once: marks may be there from before. The caches are full by now."""
+        """Start with a pass, because nodes may be marked already. The caches are full by now."""
         self._thread.start()
         self.wake()
 
     def stop(self, seconds: float = 15.0) -> None:
-        """Let the pass in flight end."""
+        """Wait for the end of the pass in flight."""
         self._queue.close()
         if self._thread.is_alive():
             self._thread.join(seconds)
 
     def alive(self) -> bool:
-        """Whether its thread works, or has not begun."""
+        """Whether the thread runs, or has not started."""
         return self._thread.ident is None or self._thread.is_alive()
 
     def _work(self) -> None:
@@ -105,7 +105,7 @@ class Controller:
                 self._queue.done(key, failed=failed, requeue_after=after)
 
     def run(self) -> float | None:
-        """One pass; returns after how many seconds to look again."""
+        """Run one pass and return the seconds until the next one."""
         if self.inbox is None:
             return self._pass(())
         word = self.inbox.words()
@@ -141,7 +141,7 @@ def make_keeper(
     identity: str,
     clock: Callable[[], datetime],
 ) -> Controller:
-    """The keeper of a process. Raises ``SettingsError`` if the cloud's library is missing."""
+    """Return the controller of a process. Raises ``SettingsError`` if the cloud's library is missing."""
     return Controller(
         rules=rules,
         cluster=Cluster(api),

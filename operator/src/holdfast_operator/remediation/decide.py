@@ -1,13 +1,17 @@
-"""``remedy(sight, now) -> Plan``: what to do about sick nodes. Pure, total, the same answer for the same input.
+"""``remedy(sight, now) -> Plan``: decides about faulty nodes. Pure and total: the same input gives the same plan.
 
-Invariants: nothing is done to a node without our mark, and no node is marked that somebody else cordoned; no pod of a
-job that opted out is evicted, and no node with one is terminated; of all nodes that may be chosen, never more than
-``max_unavailable`` are away through us, and never more than ``max_per_hour`` are begun within an hour. The mark is
-written before anything else is done to its node, so a crash anywhere is made good by the next pass.
+Invariants:
 
-An alert that vanishes is not an alert that is resolved: Alertmanager reports both alike. So a node whose GPU needs
-a reset is given back only once it has booted again, and none that is not Ready or has lost GPUs since it was marked.
-A new machine under an old name is another machine: alerts that began before its node was created are not about it.
+- No action without our mark on the node, and no mark on a node that others cordoned.
+- No eviction of a pod whose job opted out, and no termination of a node with such a pod.
+- Of the selectable nodes, never more than ``max_unavailable`` are away through us, and never more than
+  ``max_per_hour`` are begun within an hour.
+
+The mark is written before any other action on the node, so the next pass completes an interrupted one.
+
+A vanished alert is not a resolved one, although Alertmanager reports both alike. So a node whose GPU needs a reset is
+released only after a boot. No node is released that is not Ready or has lost GPUs since it was marked. A new machine
+under an old name is another machine: alerts from before its creation are not about it.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from holdfast_operator.remediation.unmarked_nodes import consider
 
 
 def remedy(sight: FleetSnapshot, now: datetime) -> Plan:
-    """What to do about all nodes."""
+    """Return the plan for all nodes."""
     # Once for all nodes: in a storm each of thousands asks for it.
     pool = frozenset(m.name for m in sight.machines if not m.control_plane and m.selected(sight.rules))
     desk = Planner(

@@ -1,4 +1,4 @@
-"""What a remediation pass sees: nodes, their pods, the alerts about them and the history."""
+"""The input of a remediation pass: nodes, their pods, their alerts and the history."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONTROL_PLANE = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes
 
 
 class StayReason(StrEnum):
-    """Why a pod is still on a node that is drained."""
+    """The reason why a pod is still on a node that is drained."""
 
     EVICTABLE = "leaves"
     OPTED_OUT = "its job opted out of node remediation"
@@ -24,7 +24,7 @@ class StayReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class NodePod:
-    """A pod that the drain is about. ``patience``: so long its job gets it away by itself, with a checkpoint."""
+    """A pod that must leave a drained node. For ``patience``, its job may move it on its own, with a checkpoint."""
 
     namespace: str
     name: str
@@ -32,11 +32,11 @@ class NodePod:
     stay: StayReason = StayReason.EVICTABLE
     patience: timedelta = timedelta(0)
     deleted_at: datetime | None = None
-    """When its grace period ends, if its deletion was asked for."""
+    """The end of its grace period, if its deletion was requested."""
 
     @property
     def deleting(self) -> bool:
-        """Whether its deletion was asked for."""
+        """Whether its deletion was requested."""
         return self.deleted_at is not None
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class NodePod:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node. ``pods`` are known of marked ones only; None: not read, which is not the same as none."""
+    """A node. ``pods`` is read for marked nodes only. None means not read, which differs from no pods."""
 
     name: str
     uid: str
@@ -63,7 +63,7 @@ class Node:
 
     @property
     def away(self) -> bool:
-        """It takes no pods, whoever brought that about."""
+        """Whether the node takes no pods, for any reason."""
         return not self.ready or self.unschedulable
 
     @property
@@ -77,9 +77,9 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryEntry:
-    """What outlives a mark, for rate and cool-down.
+    """The part of a mark that stays after it, for rate and cool-down.
 
-    Noted with the mark, since its node may be taken away at any time, and again when the mark is about to go.
+    It is recorded with the mark, because the node may be removed at any time, and again before the mark is removed.
     """
 
     node: str
@@ -89,17 +89,17 @@ class HistoryEntry:
 
     @property
     def only_begun(self) -> bool:
-        """The mark was to be written, and lives if it was."""
+        """Whether the mark was only planned. It exists if its write succeeded."""
         return self.ended == self.started
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetSnapshot:
-    """All that one plan depends on, besides the time."""
+    """The complete input of a plan, except the time."""
 
     rules: RemediationSettings
     alerts: tuple[Alert, ...] = ()
     machines: tuple[Node, ...] = ()
     history: tuple[HistoryEntry, ...] = ()
     listens_since: datetime | None = None
-    """When this process began to listen to Alertmanager."""
+    """The time at which this process began to receive alerts."""

@@ -1,8 +1,11 @@
-"""What Alertmanager told: who may tell, what is new, and nothing twice.
+"""The alerts from Alertmanager: authentication, and removal of repeated ones.
 
-Invariants: of one alert only a later word replaces an earlier one; what is kept is bounded by the cluster's nodes; a
-sender has its answer only once a pass that knew of its words was carried out, since Alertmanager says an end only
-once and what is in memory dies with the leader.
+Invariants:
+
+- Only a later notification of an alert replaces an earlier one.
+- The memory is bounded by the cluster's nodes.
+- A sender gets its answer only after a pass with its alerts was carried out. Alertmanager sends the end of an alert
+  only once, and the leader's memory is lost with the leader.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ STALE_FOR = timedelta(minutes=1)
 
 
 class Inbox:
-    """Thread-safe. ``wake`` is called when something is new; ``counted`` with what became of each alert."""
+    """Thread-safe. ``wake`` is called for a new alert, ``counted`` with the result of each alert."""
 
     def __init__(
         self,
@@ -67,9 +70,10 @@ class Inbox:
         return good
 
     def receive(self, raw: bytes) -> Future[None]:
-        """Take one body. Raises ``AgentRequestError``; then nothing of it was taken.
+        """Take one body.
 
-        The answer is done once all that is known by now was carried out; never, if this process dies first.
+        If it raises ``AgentRequestError``, nothing of the body was taken. The answer is done when all alerts so far
+        were carried out, and never if this process ends first.
         """
         now = self._clock()
         try:
@@ -89,12 +93,12 @@ class Inbox:
         return self._answer()
 
     def words(self) -> int:
-        """The number of the newest word, for ``carried_out``: ask for it before ``alerts``."""
+        """Return the number of the newest notification, for ``carried_out``. Call it before ``alerts``."""
         with self._lock:
             return self._words
 
     def carried_out(self, word: int) -> None:
-        """All that follows from the words up to this one is written: whoever waits for that has the answer."""
+        """Complete the answers for all notifications up to this one, because their results are written."""
         with self._lock:
             self._carried_out = max(self._carried_out, word)
             done = [self._waiting.pop(number) for number in list(self._waiting) if number <= word]
@@ -102,7 +106,7 @@ class Inbox:
             answer.set_result(None)
 
     def alerts(self) -> tuple[Alert, ...]:
-        """All that is known of nodes that exist."""
+        """Return the alerts of existing nodes."""
         now, exist = self._clock(), {str(body["metadata"]["name"]) for body in self._nodes()}
         with self._lock:
             for node, told in list(self._told.items()):
@@ -116,7 +120,7 @@ class Inbox:
             return tuple(alert for told in self._told.values() for alert, _at in told.values())
 
     def _keep(self, parsed: Parsed, now: datetime) -> Tally[str]:
-        """What became of each alert, by result."""
+        """Return the number of alerts by result."""
         counts = Tally({name: getattr(parsed, name) for name in ("unmatched", "nowhere", "malformed", "truncated")})
         with self._lock:
             for alert in parsed.alerts:
@@ -132,7 +136,10 @@ class Inbox:
         return +counts
 
     def _answer(self) -> Future[None]:
-        """One for all who wait for the same word. A repeated one waits as well: the first try may not be done yet."""
+        """Return one answer for all that wait for the same notification.
+
+        A repeated notification waits as well, because the first one may still be in progress.
+        """
         with self._lock:
             if self._words > self._carried_out:
                 return self._waiting.setdefault(self._words, Future())
@@ -168,7 +175,10 @@ def _result(told: Mapping[str, tuple[Alert, datetime]], alert: Alert, now: datet
 
 
 def tokens_in(path: str) -> Callable[[], tuple[bytes, ...]]:
-    """The tokens of a mounted Secret, one a line, read each time: it changes when the token is exchanged."""
+    """Return the tokens of a mounted Secret, one per line.
+
+    It is read each time, because it changes with the token.
+    """
 
     def read() -> tuple[bytes, ...]:
         try:

@@ -30,7 +30,7 @@ _OVERDUE = timedelta(seconds=30)
 
 
 def tend(desk: Planner, machine: Node) -> None:
-    """Bring a mark up to date, then drain, replace or release its node."""
+    """Update a mark, then drain, replace or release its node."""
     rules, before = desk.sight.rules, machine.mark
     if before is None or rules.dry_run or rules.mode is Mode.OBSERVE:
         desk.say(machine, NodeReason.STALE_REMEDIATION_MARK, messages.nodes.stale_mark(), warning=True)
@@ -93,7 +93,7 @@ def _brought_up_to_date(desk: Planner, machine: Node, mark: Mark) -> Mark:
 
 
 def _unheard(desk: Planner, machine: Node, mark: Mark) -> bool:
-    """Nothing has come about any of its alerts for long, repetitions included."""
+    """Whether no notification of its alerts has arrived for long, including repeated ones."""
     since = [desk.sight.listens_since or desk.now, mark.since]
     since += [alert.heard for alert in desk.firing.get(machine.name, ()) if alert.fingerprint in mark.alerts]
     return bool(mark.alerts) and desk.now - max(since) >= UNHEARD
@@ -104,7 +104,7 @@ def _rebooted(machine: Node, mark: Mark) -> bool:
 
 
 def _doubt(machine: Node, mark: Mark) -> str:
-    """What speaks against giving back a node whose alerts are resolved; empty if nothing does."""
+    """Return the reason against the release of a node whose alerts are resolved; empty if there is none."""
     if mark.until_reboot and not _rebooted(machine, mark):
         return messages.nodes.gpu_needs_reset()
     if not machine.ready:
@@ -115,7 +115,7 @@ def _doubt(machine: Node, mark: Mark) -> str:
 
 
 def _released(desk: Planner, machine: Node, mark: Mark) -> bool:
-    """Un-cordon what is well again, or forget what somebody else un-cordoned."""
+    """Un-cordon a recovered node, or forget one that an administrator un-cordoned."""
     if mark.terminating_since is not None:
         return False
     if mark.overruled:
@@ -149,10 +149,10 @@ def _say_clear(desk: Planner, machine: Node, mark: Mark) -> None:
 
 
 def _left(desk: Planner, machine: Node, mark: Mark) -> tuple[NodePod, ...] | None:
-    """The pods to wait for; None: not known.
+    """Return the pods to wait for; None if unknown.
 
-    The kubelet of a dead node ends none that are to be deleted. With ``force``, one whose deletion hangs (a finalizer
-    or a hung container runtime) is waited for no longer than the deadline, and than its own grace period.
+    The kubelet of a dead node ends no deleted pods. With ``force``, the wait for a pod whose deletion hangs (a
+    finalizer or a hung container runtime) ends with the deadline and its own grace period.
     """
     if machine.pods is None:
         return None

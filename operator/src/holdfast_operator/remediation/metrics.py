@@ -40,7 +40,7 @@ class RemediationMetrics:
         self._alerts.labels(result).inc(number)
 
     def decided(self, reason: str) -> None:
-        """A new decision about a node."""
+        """Count a new decision about a node."""
         self._decisions.labels(reason).inc()
 
     def acted(self, action: str, result: str) -> None:

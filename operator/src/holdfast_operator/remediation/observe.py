@@ -1,4 +1,4 @@
-"""All reads of a remediation pass: caches, marked nodes read anew with their pods, and the history."""
+"""All reads of a remediation pass: caches, a new read of marked nodes with their pods, and the history."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FleetObserver:
         self._listens_since = listens_since
 
     def sight(self, alerts: tuple[Alert, ...]) -> FleetSnapshot:
-        """What the caches know, and marked nodes as they are now."""
+        """Return the state in the caches, and the present state of marked nodes."""
         machines = tuple(machine_of(body) for body in self._cache.nodes())
         acts = self._rules.mode is not Mode.OBSERVE
         concerned = acts and (bool(alerts) or any(machine.marked for machine in machines))
@@ -51,7 +51,7 @@ class FleetObserver:
         return self.anew(sight, {machine.name for machine in machines if machine.marked}) if acts else sight
 
     def anew(self, sight: FleetSnapshot, names: Iterable[str]) -> FleetSnapshot:
-        """The same with these nodes read from the API server; who is gone there is gone here."""
+        """Return the same with these nodes read from the API server. Nodes that are gone there are removed."""
         wanted = set(names)
         fresh = {name: self._read(name) for name in sorted(wanted)}
         machines = (fresh[machine.name] if machine.name in wanted else machine for machine in sight.machines)
@@ -69,7 +69,7 @@ class FleetObserver:
         return replace(machine, pods=tuple(sorted(pods, key=lambda pod: (pod.namespace, pod.name))))
 
     def _occupant(self, body: Json) -> NodePod | None:
-        """A pod that has to leave; None for what has ended and what belongs to the node."""
+        """Return a pod that must leave; None for an ended pod and one that belongs to the node."""
         meta = body["metadata"]
         owner = next((owner for owner in meta.get("ownerReferences") or () if owner.get("controller")), None)
         ended = (body.get("status") or {}).get("phase") in ("Succeeded", "Failed")
@@ -121,7 +121,10 @@ def _entry(line: str) -> HistoryEntry | None:
 
 
 def _gpus(body: Json) -> int:
-    """What its device plugin registered; one that fell off the bus is not in it after the next boot."""
+    """Return the number of GPUs that the device plugin registered.
+
+    A GPU that fell off the bus is missing after the next boot.
+    """
     told = str(((body.get("status") or {}).get("capacity") or {}).get(GPU_RESOURCE, ""))
     return int(told) if told.isdecimal() else 0
 

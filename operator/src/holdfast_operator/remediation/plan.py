@@ -1,4 +1,4 @@
-"""What a remediation pass does, and the plan while it is being made."""
+"""The result of a remediation pass, and its draft."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class SetMark:
-    """Write the mark; with ``cordon`` the node takes no new pods from then on, in the same write."""
+    """Write the mark. With ``cordon``, the same write stops new pods on the node."""
 
     machine: Node
     mark: Mark
@@ -28,7 +28,7 @@ class SetMark:
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """Take the mark away, and the cordon with it where that is still ours."""
+    """Remove the mark, and the cordon if it is still ours."""
 
     machine: Node
     uncordon: bool
@@ -36,7 +36,7 @@ class Release:
 
 @dataclass(frozen=True, kw_only=True)
 class Evict:
-    """Ask for a pod's eviction; ``force``: delete it, whatever budgets say."""
+    """Evict a pod. With ``force``, delete it regardless of disruption budgets."""
 
     machine: Node
     pod: NodePod
@@ -45,7 +45,7 @@ class Evict:
 
 @dataclass(frozen=True, kw_only=True)
 class Terminate:
-    """Have the cloud take the machine away and bring another."""
+    """Have the cloud terminate the machine and start another."""
 
     machine: Node
 
@@ -55,7 +55,7 @@ Action = SetMark | Release | Evict | Terminate
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What was decided about a node, doing nothing included; the same words in event, log and metric."""
+    """A decision about a node, including the decision to do nothing. Event, log and metric have the same reason."""
 
     node: str
     uid: str
@@ -66,8 +66,10 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Write ``history`` first, then do ``actions`` in order; one that fails stops the others of its node, but for
-    an eviction."""
+    """Write ``history`` first, then execute ``actions`` in order.
+
+    A failed action stops the others of its node, except for an eviction.
+    """
 
     actions: tuple[Action, ...]
     decisions: tuple[Decision, ...]
@@ -77,7 +79,7 @@ class Plan:
 
 @dataclass(kw_only=True)
 class Planner:
-    """The plan under way; lives within one call."""
+    """The draft of a plan within one call."""
 
     sight: FleetSnapshot
     now: datetime
@@ -114,7 +116,7 @@ class Planner:
 
 
 def _unmarked_yet(entry: HistoryEntry, machine: Node) -> bool:
-    """It tells of a mark that this node, which has none, did not get: the write failed."""
+    """Whether the record belongs to a mark that this node did not get because the write failed."""
     return machine.mark is None and entry.only_begun and entry.uid == machine.uid
 
 

@@ -1,4 +1,4 @@
-"""What the operator may do with nodes: Helm's ``nodeRemediation``, read once at the start."""
+"""The settings of node remediation: Helm's ``nodeRemediation``, read once at the start."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ _MODES = {mode.word: mode for mode in Mode}
 
 @dataclass(frozen=True, kw_only=True)
 class AlertRule:
-    """An alert and what it may lead to."""
+    """An alert and the actions that it may cause."""
 
     alert: str
     action: Mode
     labels: tuple[tuple[str, str], ...] = ()
 
     def matches(self, labels: Json) -> bool:
-        """Whether an alert with these labels is meant."""
+        """Whether the rule covers an alert with these labels."""
         return labels.get("alertname") == self.alert and all(labels.get(key) == value for key, value in self.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLimit:
-    """So many nodes, or a percentage of all, rounded up."""
+    """A number of nodes, or a percentage of all, rounded up."""
 
     number: int
     percent: bool = False
 
     def of(self, nodes: int) -> int:
-        """Nodes that may be away at once."""
+        """Return the number of nodes that may be away at once."""
         return -(-nodes * self.number // 100) if self.percent else self.number
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemediationSettings:
-    """All of it. ``mode`` bounds what any alert leads to."""
+    """All settings. ``mode`` bounds the actions of every alert."""
 
     mode: Mode = Mode.OBSERVE
     dry_run: bool = False
@@ -65,7 +65,7 @@ class RemediationSettings:
     token_file: str = ""
 
     def action(self, labels: Json) -> tuple[AlertRule, Mode] | None:
-        """The first rule for an alert with these labels, and how far it may go here."""
+        """Return the first rule for an alert with these labels, and the mode that it may use here."""
         for rule in self.alerts:
             if rule.matches(labels):
                 return rule, min(rule.action, self.mode)

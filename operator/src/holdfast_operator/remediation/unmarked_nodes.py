@@ -1,4 +1,4 @@
-"""Nodes with alerts and without the operator's mark: whether to act on them."""
+"""Decides about nodes with alerts and without the operator's mark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLL_HELD = timedelta(seconds=20)
 
 
 def consider(desk: Planner, machine: Node) -> None:
-    """Mark and cordon a node whose alerts ask for it, unless something keeps the operator from it."""
+    """Mark and cordon a node whose alerts require it, unless an obstacle exists."""
     told = desk.firing[machine.name]
     alerts = [alert for alert in told if machine.created is None or alert.started >= machine.created]
     if not alerts:
@@ -53,7 +53,7 @@ def consider(desk: Planner, machine: Node) -> None:
 
 
 def _held(desk: Planner, machine: Node, alerts: list[Alert]) -> tuple[NodeReason, str] | None:
-    """What keeps a node from being acted on."""
+    """Return the obstacle to an action on a node."""
     rules = desk.sight.rules
     if machine.marked:
         return NodeReason.MARK_UNREADABLE, messages.nodes.mark_unreadable()
@@ -74,7 +74,7 @@ def _held(desk: Planner, machine: Node, alerts: list[Alert]) -> tuple[NodeReason
 
 
 def _broken(desk: Planner, machine: Node, *, goes_on: bool) -> tuple[NodeReason, str] | None:
-    """The breaker: many sick nodes at once are more likely a sick alert."""
+    """The circuit breaker: many faulty nodes at once are more likely a faulty alert."""
     rules = desk.sight.rules
     limit = rules.max_unavailable.of(len(desk.pool))
     if len(desk.away) + (machine.name not in desk.away) > limit:

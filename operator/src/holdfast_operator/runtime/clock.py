@@ -1,8 +1,8 @@
-"""The operator's clock: the time of day, without its jumps.
+"""The operator's clock: the time of day without its jumps.
 
-Silence, back-off and deadlines are measured by it, so a clock that somebody sets must neither make all workers look
-silent at once nor keep a dead one fresh for an hour. Invariant: it never goes back, and of any span that truly passes
-it shows between nine and eleven tenths; what it differs from the time of day by, it makes up for at that rate.
+It measures silence, back-off and deadlines. So a clock change must neither make all workers look silent at once nor
+keep a lost one fresh for an hour. Invariant: the clock never goes back, and shows between nine and eleven tenths of
+any interval that passes. It corrects its difference from the time of day at that rate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WORTH_A_WORD = timedelta(seconds=5)
 
 
 def uptime() -> float:
-    """Seconds on a clock that nobody sets and that also runs while the machine sleeps."""
+    """Return seconds on a clock that is never set and also runs while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -29,7 +29,7 @@ def wall() -> datetime:
 
 
 class SteadyClock:
-    """Begins with the time of day. Thread-safe."""
+    """Starts with the time of day. Thread-safe."""
 
     def __init__(self, wall: Callable[[], datetime] = wall, uptime: Callable[[], float] = uptime) -> None:
         self._wall, self._uptime = wall, uptime

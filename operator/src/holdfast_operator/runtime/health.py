@@ -90,7 +90,7 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = "holdfast-operator", self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """One thread a connection, and a bounded number of them: who holds one longest makes room for a probe."""
+        """Use one of a bounded number of threads. If all are busy, close the oldest connection."""
         if not self._free.acquire(blocking=False):
             self._cut(most=1)
             if not self._free.acquire(timeout=_ROOM_SECONDS):
@@ -101,17 +101,17 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """Twice a second, and after each connection that comes: end those whose time is over."""
+        """Close connections whose time is over, twice per second and after each new connection."""
         self._cut(before=time.monotonic() - _REQUEST_SECONDS)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close it. Nobody cuts it off after that, for its number may be another connection's."""
+        """Close the connection and forget it, because its number may belong to another connection afterwards."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def _cut(self, *, most: int = _CONCURRENT, before: float = float("inf")) -> None:
-        """Of those that came before that time the oldest: their threads read an end."""
+        """Shut down the oldest connections from before that time: their threads read an end of file."""
         with self._lock:
             for request in [known for known, came in self._open.items() if came < before][:most]:
                 del self._open[request]
@@ -125,7 +125,7 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """Ignore a client that closed the connection."""
         logger.debug("a probe's connection ended early")
 
 
@@ -143,4 +143,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """Probes are ticks, not transitions."""
+        """Probes are not logged."""

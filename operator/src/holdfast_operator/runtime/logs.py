@@ -1,4 +1,4 @@
-"""JSON logs. Each line carries the job and generation that it is about; none carries a secret."""
+"""JSON logs. Each line has its job and generation, and none has a secret."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _generation: ContextVar[int | None] = ContextVar("holdfast_generation", default=
 
 @contextmanager
 def about(job: str, generation: int | None = None) -> Iterator[None]:
-    """Lines logged inside are about this job (``namespace/name``) and generation."""
+    """Add this job (``namespace/name``) and generation to the lines that are logged inside."""
     job_token, generation_token = _job.set(job), _generation.set(generation)
     try:
         yield
@@ -29,7 +29,7 @@ def about(job: str, generation: int | None = None) -> Iterator[None]:
 
 
 def set_generation(generation: int | None) -> None:
-    """The generation became known; outside ``about`` nobody would take it back."""
+    """Set the generation within ``about``, which removes it at its end."""
     if _job.get() is not None:
         _generation.set(generation)
 
@@ -53,7 +53,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up(level: str = "INFO", stream: TextIO | None = None) -> None:
-    """JSON on stderr for the whole process."""
+    """Log JSON on stderr for the whole process."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()
