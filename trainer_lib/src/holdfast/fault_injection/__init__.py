@@ -1,1 +1,1 @@
-"""`holdfast chaos`: hurts a user's own training on purpose, and says what it cost."""
+"""`holdfast chaos`: injects faults into a user's training and reports their cost."""

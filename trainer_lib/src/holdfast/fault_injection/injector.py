@@ -30,19 +30,19 @@ _NOT_STEPPING = frozenset({Activity.STARTUP, Activity.RESTORE, Activity.SYNC, Ac
 
 
 def order_file(folder: Path, pid: int) -> Path:
-    """Where a process looks for its orders."""
+    """Return the file with the orders of a process."""
     return folder / f"order-{pid}"
 
 
 def listener(environment: Environment) -> Listener | None:
-    """What `holdfast chaos` wants to hear of in this process; None where it is not at work."""
+    """Return the listener for `holdfast chaos` in this process; None without `holdfast chaos`."""
     if environment.chaos is None:
         return None
     return Injector(environment.chaos, place)
 
 
 class Injector:
-    """A listener that may fail on purpose."""
+    """A listener that injects faults."""
 
     def __init__(self, folder: Path, whereabouts: Callable[[], tuple[int, int]]) -> None:
         self._folder = folder
@@ -55,7 +55,7 @@ class Injector:
         self._slow_steps = 0
 
     def entered(self, activity: Activity, step: int) -> None:
-        """Note the step that was made; then do what is due."""
+        """Record the completed step, then inject what is due."""
         rank, size = self._whereabouts()
         if step > self._step and self._before not in _NOT_STEPPING:
             self._recorder.made(step, rank=rank, size=size)
@@ -78,7 +78,7 @@ class Injector:
         return [one for one in due if self._first(one)] + ([ordered] if ordered else [])
 
     def _first(self, fault: Fault) -> bool:
-        """Whether nobody has done it yet."""
+        """Whether no process has injected it yet."""
         try:
             (self._folder / f"fired-{fault.number}").touch(exist_ok=False)
         except FileExistsError:

@@ -1,4 +1,4 @@
-"""What is to be done to a job, and when. Pure: the same seed makes the same plan."""
+"""The faults to inject into a job, and their times. Pure: the same seed gives the same plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 class Kind(StrEnum):
-    """What can be done to a rank."""
+    """The kinds of fault."""
 
     KILL = "kill"
     STOP = "stop"
@@ -38,13 +38,13 @@ class Kind(StrEnum):
 
     @property
     def in_script(self) -> bool:
-        """Whether the rank's main thread does it to itself, in the script's own code."""
+        """Whether the rank's main thread injects it, in the script's own code."""
         return self in {Kind.EXCEPTION, Kind.SLEEP, Kind.SLOW}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One fault at a step. `pick`, from 0 to 1, says which rank it is when `rank` does not."""
+    """One fault at a step. `pick`, from 0 to 1, selects the rank if `rank` does not."""
 
     number: int
     kind: Kind
@@ -56,7 +56,7 @@ class Fault:
     steps: int = 1
 
     def strikes(self, *, rank: int, size: int, activity: Activity, step: int) -> bool:
-        """Whether it is this rank's turn: it begins this activity, working towards the step after `step`."""
+        """Whether the fault is due on this rank, which starts this activity for the step after `step`."""
         victim = int(self.pick * size) if self.rank is None else self.rank
         return rank == victim and activity is self.at and step + 1 >= self.step
 
@@ -81,7 +81,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Strike:
-    """One fault of a rate: so many seconds after the one before it, to the rank that `pick` falls on."""
+    """One fault of a rate: seconds after the previous one, and `pick` selects the rank."""
 
     after: float
     kind: Kind
@@ -90,7 +90,7 @@ class Strike:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that `holdfast chaos` was asked for."""
+    """All faults that `holdfast chaos` injects."""
 
     seed: int
     faults: tuple[Fault, ...]
@@ -99,12 +99,12 @@ class Plan:
 
     @staticmethod
     def of(kind: Kind) -> Fault:
-        """A fault of a rate: what it does when nobody says how long or how slow."""
+        """Return a fault of a rate with the default duration and slowdown."""
         slow = kind is Kind.SLOW
         return Fault(number=0, kind=kind, seconds=_SLOW_SECONDS if slow else None, steps=_SLOW_STEPS if slow else 1)
 
     def strikes(self) -> Iterator[Strike]:
-        """Faults at random instants, as many a second as the rate says on average; without an end."""
+        """Yield faults at random times with this mean rate per second, without an end."""
         source = random.Random(f"strikes {self.seed}")  # noqa: S311  (a schedule, not a secret)
         while self.per_second:
             after = source.expovariate(self.per_second)
@@ -112,7 +112,7 @@ class Plan:
 
 
 def make_plan(*, seed: int, specs: Sequence[tuple[Kind, str]], per_second: float, kinds: Sequence[Kind]) -> Plan:
-    """Give each fault its number, and a rank where none was named; `ValueError` says what is wrong with one."""
+    """Give each fault a number, and a rank if it has none. Raises `ValueError` for a fault that is not valid."""
     source = random.Random(f"faults {seed}")  # noqa: S311
     faults = [
         read_fault(kind, text, number=number, pick=source.random()) for number, (kind, text) in enumerate(specs, 1)
@@ -121,7 +121,7 @@ def make_plan(*, seed: int, specs: Sequence[tuple[Kind, str]], per_second: float
 
 
 def read_fault(kind: Kind, text: str, *, number: int = 1, pick: float = 0.0) -> Fault:
-    """`rank=1,step=50,…` as a fault."""
+    """Parse a fault, for example `rank=1,step=50,…`."""
     given = _read_pairs(kind, text)
     if "step" not in given:
         raise ValueError("expected step=N, for example step=50; for faults at random instants use --rate")
@@ -144,7 +144,7 @@ def read_fault(kind: Kind, text: str, *, number: int = 1, pick: float = 0.0) -> 
 
 
 def read_rate(text: str) -> float:
-    """`2/min` in faults a second."""
+    """Parse a rate, for example `2/min`, in faults per second."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)/(s|min|h)", text, re.ASCII)
     if match is None or not float(match[1]):
         raise ValueError("expected a number of faults per time, for example 2/min or 10/h")
@@ -152,7 +152,7 @@ def read_rate(text: str) -> float:
 
 
 def read_kinds(text: str) -> tuple[Kind, ...]:
-    """`kill,stop` as kinds."""
+    """Parse kinds, for example `kill,stop`."""
     known = [str(kind) for kind in Kind]
     words = text.split(",")
     if not set(words) <= set(known):

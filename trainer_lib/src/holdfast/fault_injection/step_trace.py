@@ -1,7 +1,7 @@
-"""A trace of steps: each rank appends a line when a step is made, whoever watches reads what came.
+"""A trace of steps: each rank appends a line per completed step, and an observer reads new lines.
 
 A line is one `write` to a file that is opened for appending, so lines of several processes never mix. The clock is
-the machine's monotonic one, the same in all its processes.
+the machine's monotonic one, which all its processes share.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """One rank made one step."""
+    """A step that one rank completed."""
 
     time: float
     began: float
@@ -30,7 +30,7 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Injection:
-    """One fault that happened, to a rank that had made `step` steps."""
+    """One injected fault, in a rank that had completed `step` steps."""
 
     number: int
     kind: str
@@ -53,18 +53,18 @@ class Injection:
 
 
 class Recorder:
-    """The side of a rank process."""
+    """The rank's side of the trace."""
 
     def __init__(self, path: Path) -> None:
         self._file = _open(path)
         self._began = time.monotonic()
 
     def begin(self) -> None:
-        """A step begins now."""
+        """Note the start of a step."""
         self._began = time.monotonic()
 
     def made(self, step: int, *, rank: int, size: int, loss: float | None = None) -> None:
-        """The step is made."""
+        """Append the completed step."""
         mark = Mark(
             time=time.monotonic(), began=self._began, rank=rank, pid=os.getpid(), step=step, size=size, loss=loss
         )
@@ -87,7 +87,7 @@ class Lines:
         self._offset = 0
 
     def fresh(self) -> list[dict[str, object]]:
-        """The whole lines that came since the last call."""
+        """Return the complete lines since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -107,26 +107,29 @@ class Trace:
         self.marks: list[Mark] = []
 
     def read(self) -> Sequence[Mark]:
-        """What came since the last call."""
+        """Read the marks since the last call."""
         fresh = [Mark(**line) for line in self._lines.fresh()]  # type: ignore[arg-type]
         self.marks += fresh
         return fresh
 
     @property
     def step(self) -> int:
-        """The newest step that was made."""
+        """Return the newest completed step."""
         return max((mark.step for mark in self.marks), default=0)
 
 
 def first_after(
     marks: Sequence[Mark], moment: float, *, wanted: Callable[[Mark], bool] = lambda _: True
 ) -> Mark | None:
-    """The first step that began after a moment. One that was in flight then may still be made by who is left."""
+    """Return the first step that started after this time.
+
+    A step in flight may still be completed by the remaining ranks.
+    """
     return next((mark for mark in marks if mark.began > moment and wanted(mark)), None)
 
 
 def lost_steps(marks: Sequence[Mark], moment: float) -> int:
-    """How many steps that were made had to be made again after a fault at that moment, by any rank."""
+    """Return the number of completed steps that any rank made again after a fault at this time."""
     return max((_made_again(marks, moment, rank) for rank in {mark.rank for mark in marks}), default=0)
 
 
@@ -140,7 +143,7 @@ def _made_again(marks: Sequence[Mark], moment: float, rank: int) -> int:
 
 
 def steps_of_all(marks: Sequence[Mark], since: float, *, size: int) -> int:
-    """How many steps that began since then were made by every rank of a world of that size."""
+    """Return the number of steps since then that every rank of a world of this size completed."""
     ranks: dict[int, set[int]] = {}
     for mark in reversed(marks):
         if mark.time < since:
@@ -151,6 +154,6 @@ def steps_of_all(marks: Sequence[Mark], since: float, *, size: int) -> int:
 
 
 def longest_pause(marks: Sequence[Mark], since: float, until: float) -> float:
-    """The longest time between two steps, whoever made them."""
+    """Return the longest time between two steps of any ranks."""
     times = [since, *(mark.time for mark in marks if since < mark.time < until), until]
     return max(later - earlier for earlier, later in pairwise(times))

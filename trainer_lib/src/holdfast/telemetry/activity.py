@@ -1,4 +1,4 @@
-"""What a rank's main thread is doing as it changes: one source for hang detector, accounts and status."""
+"""The activity of a rank's main thread: one source for hang detector, accounts and status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Activity(StrEnum):
-    """What the main thread does. Of those marked *waiting*, another process decides when they end."""
+    """What the main thread does. The end of those marked *waiting* depends on another process."""
 
     STARTUP = "startup"
     RESTORE = "restore"
@@ -26,7 +26,7 @@ class Activity(StrEnum):
 
     @property
     def waiting(self) -> bool:
-        """Whether its end is in other hands."""
+        """Whether its end depends on another process."""
         return self in _WAITING
 
 
@@ -34,14 +34,17 @@ _WAITING = frozenset({Activity.SYNC, Activity.AVERAGE, Activity.VOTE, Activity.P
 
 
 class Listener(Protocol):
-    """Who wants to know at once; called on the main thread, several times a step: it must be cheap and never fail."""
+    """A receiver of changes.
+
+    It is called on the main thread several times per step, so it must be cheap and never fail.
+    """
 
     def entered(self, activity: Activity, step: int) -> None:
-        """From now on the main thread does this, working towards the step after `step`."""
+        """The main thread starts this activity, for the step after `step`."""
 
 
 class Meter:
-    """Tells every listener of each change."""
+    """Reports each change to every listener."""
 
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = listeners
@@ -49,7 +52,7 @@ class Meter:
         self.step = 0
 
     def enter(self, activity: Activity, step: int | None = None) -> None:
-        """The main thread does this now; without `step`, at the step it was at."""
+        """Set the activity of the main thread; without `step`, the step stays the same."""
         if step is not None:
             self.step = step
         self.activity = activity
@@ -58,7 +61,7 @@ class Meter:
 
     @contextmanager
     def during(self, activity: Activity) -> Iterator[None]:
-        """Do this, then what was done before."""
+        """Set this activity inside, and the previous one afterwards."""
         before = self.activity
         self.enter(activity)
         try:

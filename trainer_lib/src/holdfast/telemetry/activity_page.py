@@ -1,9 +1,9 @@
-"""The rank's board: what its main thread does, readable by the launcher whatever becomes of this process.
+"""The rank's board: the activity of its main thread, which the launcher can read whatever happens to this process.
 
-A page of memory in the run directory, mapped here and read there. Two entries take turns, each with a check: a
-process that is stopped in the middle of writing one leaves the other whole. Beside them a thread of its own writes
-the time, ten times a second: a *beat*, which falls silent when the process is stopped or its interpreter's lock is
-never given up. The stacks of all threads are written on a signal, by C code that needs no lock of the interpreter.
+It is a page of memory in the run directory, mapped by both. Two entries are written in turns, each with a check, so a
+process that is stopped during a write leaves the other entry intact. A separate thread writes the time ten times per
+second, the *beat*. It stops when the process is stopped or never releases the interpreter's lock. The stacks of all
+threads are written on a signal, by C code that needs no lock of the interpreter.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NUMBERS: Final = {activity: number for number, activity in enumerate(_ACTIVITIE
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A board at one moment. Times are seconds of the monotonic clock, which all processes of a host share."""
+    """A board at one moment. Times are seconds of the monotonic clock, which the processes of a host share."""
 
     pid: int
     signal: int
@@ -61,7 +61,7 @@ class Reading:
 
 
 class Board:
-    """A listener of the meter. The only writer of entries is the main thread, and of beats the beat's own."""
+    """A listener of activities. Only the main thread writes entries, and only the beat's thread writes beats."""
 
     def __init__(self, folder: Path, slot: int) -> None:
         self._page = _map(folder / str(slot))
@@ -106,7 +106,7 @@ class Board:
 
 
 def open_board(environment: Environment) -> Board | None:
-    """This process's board; None where no launcher would read it."""
+    """Return this process's board; None without a launcher."""
     if environment.agent_socket is None or environment.slot is None:
         return None
     try:
@@ -117,7 +117,7 @@ def open_board(environment: Environment) -> Board | None:
 
 
 def read_page(page: bytes) -> Reading | None:
-    """What a board says; None if it says nothing yet, or nothing that makes sense."""
+    """Read a board; None if it is empty or not valid."""
     if len(page) < PAGE_BYTES:
         return None
     magic, pid, signal = _HEAD.unpack_from(page, 0)

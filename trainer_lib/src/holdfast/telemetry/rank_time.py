@@ -28,7 +28,7 @@ _TELL_SECONDS: Final = 1.0
 
 
 class Spent(StrEnum):
-    """What a second of a rank was spent on; all but the first are badput."""
+    """The use of a rank's time. All causes except the first are badput."""
 
     PRODUCTIVE = "productive"
     STARTUP = "startup"
@@ -62,24 +62,24 @@ class Timer:
         return self._before + self.stretch
 
     def start(self, at: float | None = None) -> None:
-        """Begin a stretch, now or at an earlier moment; nothing happens while one runs."""
+        """Start, now or at an earlier time. Has no effect while the timer runs."""
         if self._since is None:
             now = self._clock()
             self._since = now if at is None else min(at, now)
 
     def until(self, at: float | None) -> float:
-        """Seconds from its start to this moment, or to now."""
+        """Return the seconds from its start to this time, or to now."""
         return self.stretch if at is None or self._since is None else min(max(0.0, at - self._since), self.stretch)
 
     def stop(self, at: float | None = None) -> float:
-        """End the stretch, now or at an earlier moment; its seconds."""
+        """Stop, now or at an earlier time, and return the seconds since the start."""
         stretch = self.until(at)
         self._before += stretch
         self._since = None
         return stretch
 
     def copy(self) -> Timer:
-        """Another one that has measured the same."""
+        """Return a timer with the same measured time."""
         twin = Timer(self._clock)
         twin._before, twin._since = self._before, self._since
         return twin
@@ -108,7 +108,7 @@ class TimeByCause:
         return TimeByCause({spent: self[spent] + other[spent] for spent in Spent})
 
     def since(self, earlier: TimeByCause) -> TimeByCause:
-        """What was added after `earlier`."""
+        """Return the time that was added after `earlier`."""
         return TimeByCause({spent: self[spent] - earlier[spent] for spent in Spent})
 
     def to_json(self) -> dict[str, float]:
@@ -137,10 +137,10 @@ _PLAIN: Final = {
 
 
 class Ledger:
-    """The books of one rank process: an `activity.Listener`.
+    """The accounts of one rank process: an `activity.Listener`.
 
-    `tell` gets a report when the rank enters a world, when it is in place, when it leaves, and at most once a second
-    between.
+    `tell` receives a report when the rank enters a world, when it is in place, when it leaves, and at most once per
+    second in between.
     """
 
     def __init__(self, clock: Clock, tell: Callable[[dict[str, Any]], None] | None = None) -> None:
@@ -159,11 +159,14 @@ class Ledger:
         self._settled_in = False
 
     def reached(self, step: int) -> None:
-        """The job has committed this step before: up to it, steps are made again."""
+        """Note that the job has completed this step before: up to it, steps are recomputed."""
         self._highest = max(self._highest, step)
 
     def entered(self, activity: Activity, step: int) -> None:
-        """`activity.Listener`. A step that rose was committed; one begun again after a world was left, discarded."""
+        """`activity.Listener`.
+
+        A step whose number increased was completed. A step that starts again after a world was discarded.
+        """
         before = self._activity
         self._close(before, leaves=activity is Activity.PARKED)
         if activity in _OUTSIDE:
@@ -177,15 +180,15 @@ class Ledger:
             self._say()
 
     def step(self, *, step: int, committed: bool) -> None:
-        """The step in the making ended so, and this is the step now. What `entered` cannot see by itself is said
-        here: a step that was passed over."""
+        """Set the result of the step in progress, and the present step, if `entered` cannot detect it: for a skipped
+        step."""
         if self._activity in _STEP:
             self._close(self._activity, leaves=False)
             self._timers[self._activity].start()
         self._settle(step, committed=committed)
 
     def report(self) -> dict[str, Any]:
-        """All since the first world, with what is under way: what the launcher hears in `account`."""
+        """Return all accounts since the first world, with the activity in progress: the launcher's `account`."""
         stretch = self._timers[self._activity].stretch
         books = self._books
         if self._activity not in _STEP | _OUTSIDE:
@@ -203,7 +206,7 @@ class Ledger:
     # Inside
 
     def _close(self, activity: Activity, *, leaves: bool) -> None:
-        """Book the stretch of what was done until now."""
+        """Book the time of the activity until now."""
         if activity in _OUTSIDE:
             return
         stretch = self._timers[activity].stop()
@@ -252,7 +255,7 @@ class Ledger:
 
 
 class Histogram:
-    """Counts by upper bound, as Prometheus wants them."""
+    """Counts by upper bound, as in Prometheus."""
 
     def __init__(self, bounds: Sequence[float] = BOUNDS) -> None:
         self._bounds = tuple(bounds)
@@ -273,5 +276,5 @@ class Histogram:
 
 
 def mtbf(failures: int, exposure: float) -> float:
-    """Estimated seconds between failures: the inverse of the mean of the rate's gamma posterior."""
+    """Return the estimated seconds between failures: the inverse of the mean of the rate's gamma posterior."""
     return (PRIOR_SECONDS + exposure) / (PRIOR_FAILURES + failures)

@@ -21,7 +21,10 @@ _FAULT_HELP = {
 
 
 def parse_chaos(words: Sequence[str]) -> tuple[Plan, list[str]]:
-    """The plan, and the words for `holdfast run`; raises `UsageError` that names the option and the mend."""
+    """Return the plan and the arguments for `holdfast run`.
+
+    Raises `UsageError`, which names the option and the remedy.
+    """
     head, command = split_command(words)
     known, rest = _parser().parse_known_args(head)
     if not command:

@@ -1,4 +1,4 @@
-"""What each injection cost, from the trace of steps and from what the launcher noticed. Pure."""
+"""The cost of each injection, from the trace of steps and the launcher's incidents. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.fault_injection.step_trace import Injection, Mark, first_after, lo
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """One injection: until the next step that began after it, and the steps that had to be made again."""
+    """One injection: the time until the next step that started after it, and the steps that were made again."""
 
     injection: Injection
     next_step: float | None
@@ -32,7 +32,7 @@ class Cost:
 
 
 def summary(costs: Sequence[Cost], *, seed: int, speaks: bool) -> str:
-    """A table and a line below it. A script that does not speak Holdfast has no steps to be seen."""
+    """Return a table and a line below it. A script without Holdfast's loop reports no steps."""
     head = ["fault", "rank", "after step", "next step", "lost", "counted as"]
     lines = [head, *(_cells(cost, speaks=speaks) for cost in costs)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
@@ -69,7 +69,7 @@ def _cells(cost: Cost, *, speaks: bool) -> list[str]:
 
 
 def _counted_as(injection: Injection, incidents: Sequence[Mapping[str, Any]]) -> str:
-    """The first incident after it that names its rank, or any rank's if none does."""
+    """Return the first later incident of its rank, or of any rank if there is none."""
     later = [one for one in incidents if datetime.fromisoformat(one["detectedTime"]).timestamp() >= injection.wall]
     own = [one for one in later if one.get("rank") == injection.rank] or later
     return f"{own[0]['cause']}/{own[0]['reason']}" if own else ""

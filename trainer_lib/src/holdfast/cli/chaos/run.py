@@ -1,7 +1,8 @@
-"""`holdfast chaos`: a `holdfast run` with somebody beside it who hurts its ranks.
+"""`holdfast chaos`: a `holdfast run` with injected faults.
 
-Faults at steps are done by the rank itself (`inject.py`), those of a rate from here: kill and stop by a signal at a
-random instant, the others by an order that the rank finds. Only ranks of the launcher on this host are struck.
+A rank injects faults at steps itself (`injector.py`). This process injects those of a rate: kill and stop with a
+signal at a random time, the others with an order that the rank reads. Only ranks of the launcher on this host are
+affected.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def run(plan: Plan, words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run `holdfast run` with these words under this plan; returns its exit code."""
+    """Run `holdfast run` with these arguments and this plan, and return its exit code."""
     with child_process.swept_folder("holdfast-chaos-") as folder:
         (folder / PLAN_FILE).write_text(json.dumps([fault.to_json() for fault in plan.faults]))
         run_dir = Path(environ.get(variable("run_dir")) or folder / "run")
@@ -78,7 +79,7 @@ class _Chaos:
         self._resting: list[tuple[float, int]] = []
 
     def watch(self) -> None:
-        """Until the launcher ends; then the table."""
+        """Inject until the launcher ends, then print the table."""
         self._say(f"seed {self._plan.seed}, {len(self._plan.faults)} faults at steps")
         while self._launcher.poll() is None:
             self._look()
@@ -91,7 +92,7 @@ class _Chaos:
         sys.stderr.write(f"\n{text}\n")
 
     def _look(self) -> None:
-        """Read what came; say what was done."""
+        """Read new marks and print injected faults."""
         self._trace.read()
         status = self._status()
         for one in status.get("incidents", []):
@@ -118,7 +119,7 @@ class _Chaos:
         return document
 
     def _strike_if_due(self) -> None:
-        """One that finds nobody, since the job is between two worlds, waits; those after it wait with it."""
+        """Inject the next fault. Between two worlds there is no rank, so this fault and later ones wait."""
         if self._struck is None or self._next is None or time.monotonic() < self._struck + self._next.after:
             return
         ranks = [one for one in self._status().get("ranks", []) if one.get("pid")]
@@ -142,7 +143,7 @@ class _Chaos:
             injection.append_to(self._folder / INJECTIONS_FILE)
 
     def _rest(self, injection: Injection) -> None:
-        """A stop that has an end is woken by us."""
+        """Note a process whose stop has a duration, to continue it later."""
         fault = next((one for one in self._plan.faults if one.number == injection.number), None)
         if injection.kind == Kind.STOP and fault is not None and fault.seconds is not None:
             with contextlib.suppress(ProcessLookupError):

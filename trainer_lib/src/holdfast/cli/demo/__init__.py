@@ -1,1 +1,1 @@
-"""`holdfast demo`: three launchers on one host train, are hurt on purpose, and a table says what it cost."""
+"""`holdfast demo`: three launchers train on one host, faults are injected, and a table shows their cost."""

@@ -1,4 +1,4 @@
-"""The demo's launchers: three processes on loopback that end with the demo, whatever ends it."""
+"""The demo's launchers: three processes on loopback that end with the demo in any case."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Launchers:
         )
 
     def kill(self, number: int) -> None:
-        """End one of them and its rank, as a lost machine would."""
+        """Kill a launcher and its rank, like the loss of a machine."""
         self._processes[number].kill()
         self._processes[number].wait()
 
@@ -66,11 +66,11 @@ class Launchers:
             process.wait()
 
     def exit_codes(self) -> list[int | None]:
-        """How each ended; None of one that runs."""
+        """Return the exit code of each; None for a running one."""
         return [process.poll() for process in self._processes.values()]
 
     def status(self, number: int) -> dict[str, Any]:
-        """What a launcher says of itself; empty before it says anything."""
+        """Return a launcher's status; empty before the first one."""
         try:
             document: dict[str, Any] = json.loads((self._root / f"launcher-{number}" / STATUS_FILE).read_bytes())
         except (FileNotFoundError, json.JSONDecodeError):
@@ -82,27 +82,27 @@ class Launchers:
         return [one for number in range(COUNT) for one in self.status(number).get("incidents", [])]
 
     def rank_of(self, number: int) -> tuple[int, int] | None:
-        """Rank and process id of a launcher's rank process, once it has one."""
+        """Return rank and process ID of a launcher's rank process, if it has one."""
         for one in self.status(number).get("ranks", []):
             if one.get("pid"):
                 return int(one["rank"]), int(one["pid"])
         return None
 
     def stands_by(self, number: int) -> bool:
-        """Whether a launcher has said that a process waits to take a lost rank's place."""
+        """Whether a launcher reports a standby process."""
         return _STANDS_BY in self._log_file(number).read_text(errors="replace")
 
     def _log_file(self, number: int) -> Path:
         return self._root / f"launcher-{number}.log"
 
     def log(self, number: int) -> str:
-        """The end of what it logged."""
+        """Return the end of its log."""
         path = self._log_file(number)
         return path.read_text(errors="replace")[-3000:] if path.exists() else ""
 
 
 def _free_port() -> int:
-    """Below those that the kernel gives to outgoing connections: nobody gets it by chance meanwhile."""
+    """Return a port below the range of outgoing connections, so that no other process gets it by chance."""
     while True:
         port = random.SystemRandom().randrange(20000, 32000)
         with socket.socket() as probe, contextlib.suppress(OSError):

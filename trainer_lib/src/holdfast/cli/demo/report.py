@@ -1,4 +1,4 @@
-"""What the demo promises, and the table at its end. Pure."""
+"""The demo's promises and its table. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """A fault, and what it may cost."""
+    """A fault and its maximum cost."""
 
     fault: str
     seconds: float  # to the next step that its victim had no part in
@@ -17,7 +17,7 @@ class Promise:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a fault did cost; None for what never came."""
+    """The cost of a fault; None for a missing value."""
 
     promise: Promise
     noticed: float | None = None
@@ -32,14 +32,14 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Something that must be true at the end."""
+    """A condition at the end."""
 
     what: str
     held: bool
 
 
 def table(outcomes: Sequence[Outcome], checks: Sequence[Check]) -> str:
-    """The table, and below it what else was checked."""
+    """Return the table, and below it the other checks."""
     head = ["fault", "noticed", "next step", "promised", "lost", "promised", "held"]
     lines = [head, *map(_cells, outcomes)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]

@@ -1,4 +1,4 @@
-"""The demo's course: form a world, hurt it four times, look at what is left."""
+"""The demo: form a world, inject four faults, and check the result."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class _Demo:
         self._wait(lambda: None not in self._launchers.exit_codes(), "the job did not end", patience=READY_PATIENCE)
 
     def _suffer(self, promise: Promise, hurt: Callable[[_Demo], None]) -> Outcome:
-        """One fault, until the step after it."""
+        """Inject one fault and wait for the step after it."""
         moment, wall = time.monotonic(), time.time()
         hurt(self)
         found = self._next_step(promise, moment)
@@ -128,7 +128,7 @@ class _Demo:
         return Outcome(promise=promise, noticed=noticed, next_step=found.time - moment, lost=lost)
 
     def _next_step(self, promise: Promise, moment: float) -> Mark | None:
-        """The first step that began after the fault, in a world of the promised size; None if it never comes."""
+        """Return the first step that started after the fault, in a world of the promised size; None without one."""
 
         def made() -> Mark | None:
             return first_after(self._trace.marks, moment, wanted=lambda mark: promise.size in (None, mark.size))
@@ -148,23 +148,23 @@ class _Demo:
         os.kill(pid, signal.SIGKILL)
 
     def stop_rank(self) -> None:
-        """A rank process that lives and does nothing."""
+        """SIGSTOP to a rank process."""
         rank, pid = self._victim(2)
         self._say("FAULT", f"SIGSTOP to rank {rank} (pid {pid}) of launcher 2: it hangs")
         os.kill(pid, signal.SIGSTOP)
 
     def kill_launcher(self) -> None:
-        """As if a machine were lost."""
+        """Kill a launcher and its rank, like the loss of a machine."""
         self._say("FAULT", "SIGKILL to launcher 2: its rank is gone with it")
         self._launchers.kill(2)
 
     def start_launcher(self) -> None:
-        """As if a machine came back."""
+        """Start the launcher again, like the return of a machine."""
         self._say("GROWTH", "launcher 2 is started again")
         self._launchers.start(2)
 
     def _pace(self, seconds: float) -> None:
-        """How long the training rests after each step."""
+        """Set the pause of the training after each step."""
         if self._scarce and seconds > 0:
             seconds = _SCARCE_SECONDS
         beside = self._root / ".pace"
@@ -183,7 +183,7 @@ class _Demo:
         self._wait(lambda: steps_of_all(self._trace.marks, since, size=COUNT) >= _CALM_STEPS, lost, patience=patience)
 
     def _wait_a_little_for_word(self, promise: Promise, wall: float) -> None:
-        """A launcher's status follows its step within a fraction of a second."""
+        """Wait for a launcher's status, which follows its step within a fraction of a second."""
         end = time.monotonic() + (0.0 if promise is GROWN else _WORD_SECONDS)
         self._wait(lambda: self._noticed(wall) is not None or time.monotonic() > end, "")
 
@@ -215,7 +215,7 @@ class _Demo:
         return min(later, default=None)
 
     def _origin(self, wall: float) -> str:
-        """Where the state was with which the ranks went on."""
+        """Return the source of the state from which the ranks continued."""
         later = [one for one in self._launchers.incidents() if _moment(one) >= wall]
         return next((str(one["restoredFrom"]) for one in later if one.get("restoredFrom")), "")
 

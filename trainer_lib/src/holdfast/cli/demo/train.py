@@ -1,6 +1,6 @@
-"""What the demo trains: the next byte of the standard library's source, by a small network.
+"""The demo's script: a small network predicts the next byte of the standard library's source.
 
-`python -m holdfast.cli.demo.train FOLDER MAX_STEPS`; as any user's script it knows nothing of the faults.
+`python -m holdfast.cli.demo.train FOLDER MAX_STEPS`; like any user's script, it does not know about the faults.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def network() -> nn.Module:
 
 
 def pace(folder: Path) -> float:
-    """Seconds to rest after a step, for who watches; none where nobody says."""
+    """Return the seconds to pause after a step, for the viewer; 0 without a file."""
     file = folder / PACE_FILE
     return float(file.read_text()) if file.exists() else 0.0
 

@@ -1,4 +1,4 @@
-"""Which samples a step is made of: a pure function of (dataset, seed, cursor), whatever the world's size."""
+"""The samples of a step: a pure function of (dataset, seed, cursor), independent of the world size."""
 
 from holdfast.training.data.cursor import BatchShare, Position, micro_batches, sample_at, share_of
 from holdfast.training.data.permutation import Permutation

@@ -1,7 +1,7 @@
-"""Where in the data a job is, and who takes which samples of a step. Pure.
+"""The position of a job in the data, and the samples of each rank in a step. Pure.
 
-The position is the number of samples that committed steps have consumed, and nothing else: the same samples follow
-at every world size, also when it changes between two steps.
+The position is the number of samples that completed steps have consumed, and nothing else. So the same samples follow
+at every world size, also if it changes between two steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.training.data.sample_audit import Audit
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """What a commit keeps of the data: the dataset's fingerprint, the seed, the cursor, and the audit so far."""
+    """The data state in a checkpoint: the dataset's fingerprint, the seed, the cursor and the audit."""
 
     fingerprint: str
     seed: int
@@ -48,7 +48,7 @@ class Position:
         )
 
     def resumed(self, saved: Position) -> Position:
-        """The saved position, if it is one in the same data in the same order."""
+        """Return the saved position. Raises `DataError` for other data or another order."""
         if saved.fingerprint != self.fingerprint:
             raise DataError(
                 f"the checkpoint stands in dataset {saved.fingerprint}, and the script gives {self.fingerprint}: "
@@ -71,9 +71,9 @@ class BatchShare:
 
 
 def share_of(*, cursor: int, batch: int, rank: int, world_size: int) -> BatchShare:
-    """Split a global batch as evenly as can be; the parts join without gap or overlap.
+    """Split a global batch as evenly as possible, without gap or overlap.
 
-    What cannot be shared evenly goes to lower ranks: rank 0, whose running statistics count, always has a sample.
+    Lower ranks get the remainder: rank 0, whose running statistics count, always has a sample.
     """
     return BatchShare(
         begin=cursor - (-batch * rank // world_size),
@@ -82,13 +82,13 @@ def share_of(*, cursor: int, batch: int, rank: int, world_size: int) -> BatchSha
 
 
 def micro_batches(share: BatchShare, size: int) -> Iterator[BatchShare]:
-    """Cut a share into micro-batches; the last may be smaller."""
+    """Cut a share into micro-batches. The last may be smaller."""
     for begin in range(share.begin, share.end, size):
         yield BatchShare(begin=begin, end=min(begin + size, share.end))
 
 
 def sample_at(place: int, *, size: int, seed: int) -> tuple[int, int]:
-    """(epoch, sample) at a place of the endless order; each epoch has an order of its own."""
+    """Return (epoch, sample) at a place of the endless order. Each epoch has its own order."""
     epoch, within = divmod(place, size)
     return epoch, _order(size, seed, epoch)(within)
 

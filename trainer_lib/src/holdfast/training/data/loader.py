@@ -1,4 +1,4 @@
-"""Fetching this rank's micro-batches from a map-style dataset."""
+"""Reads this rank's micro-batches from a map-style dataset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.training.options.validation import check_batches
 
 
 class MapDataset(Protocol):
-    """What `job.batches` needs of a dataset."""
+    """The methods that `job.batches` needs of a dataset."""
 
     def __len__(self) -> int: ...
 
@@ -26,7 +26,7 @@ class MapDataset(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """Samples that were really fetched: the collated batch, how many, and their audit."""
+    """Samples that were actually read: the collated batch, their number and their audit."""
 
     data: Any
     samples: int
@@ -35,9 +35,9 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Loader:
-    """The data of a job: a dataset, its order, and how steps are cut from it.
+    """The data of a job: a dataset, its order and its steps.
 
-    `global_batch` is what the script asked for; `batch_at` is what a world of some size takes in one step.
+    `global_batch` is the script's request; `batch_at` is the batch of one step in a world of some size.
     """
 
     dataset: MapDataset
@@ -49,13 +49,13 @@ class Loader:
     elasticity: Elasticity = field(default_factory=Elasticity)
 
     def batch_at(self, world_size: int) -> int:
-        """Samples of one global step in a world of this size."""
+        """Return the number of samples of one global step in a world of this size."""
         return scaled_batch(self.elasticity, self.global_batch, world_size)
 
     def parts(self, position: Position, *, rank: int, world_size: int, alike: bool = False) -> list[BatchShare]:
-        """This rank's micro-batches of the step at `position`; none if the world has more ranks than samples.
+        """Return this rank's micro-batches of the step at `position`; none if the world has more ranks than samples.
 
-        If all ranks must have as many, `alike`, who has fewer gets empty ones more.
+        With `alike`, all ranks get the same number: a rank with fewer gets empty ones in addition.
         """
         batch = self.batch_at(world_size)
         share = share_of(cursor=position.cursor, batch=batch, rank=rank, world_size=world_size)
@@ -64,7 +64,10 @@ class Loader:
         return parts + [BatchShare(begin=share.begin, end=share.begin) for _ in range(most - len(parts))]
 
     def fetch(self, part: BatchShare, position: Position) -> MicroBatch:
-        """The samples of one of them. An empty one has one that does not count: a model can run on it."""
+        """Read the samples of a micro-batch.
+
+        An empty one has one sample that does not count, so a model can run on it.
+        """
         seen, samples = Audit(), []
         for place in range(part.begin, part.end):
             epoch, sample = sample_at(place, size=self.size, seed=position.seed)
@@ -99,7 +102,7 @@ def make_loader(
 
 
 def fingerprint(dataset: MapDataset) -> str:
-    """What tells a dataset from another: its own `fingerprint` if it has one, else its type and length."""
+    """Return the identity of a dataset: its own `fingerprint` if it has one, else its type and length."""
     own = getattr(dataset, "fingerprint", None)
     value = own() if callable(own) else own
     return f"{type(dataset).__qualname__}:{len(dataset)}" + (f":{value}" if value is not None else "")

@@ -26,7 +26,7 @@ class Permutation:
         self._keys = tuple(mix_all(key, number) for number in range(_ROUNDS))
 
     def __call__(self, place: int) -> int:
-        """The sample at a place; it takes fewer than four passes on average."""
+        """Return the sample at a place. It takes fewer than four passes on average."""
         if not 0 <= place < self.size:
             raise IndexError(f"place {place} is not in a permutation of {self.size}")
         value = self._pass(place)

@@ -15,7 +15,7 @@ from holdfast.core.hashing import MASK64, mix_all
 
 @dataclass(frozen=True)
 class Audit:
-    """How many samples, and the sum of their hashes modulo 2^64."""
+    """The number of samples, and the sum of their hashes modulo 2^64."""
 
     hash: int = 0
     count: int = 0
@@ -24,7 +24,7 @@ class Audit:
         return Audit((self.hash + other.hash) & MASK64, self.count + other.count)
 
     def seen(self, epoch: int, sample: int) -> Audit:
-        """With one more sample."""
+        """Return the audit with one more sample."""
         return Audit((self.hash + mix_all(epoch, sample)) & MASK64, self.count + 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -36,9 +36,9 @@ class Audit:
 
 
 def expected_audit(*, size: int, seed: int, cursor: int) -> Audit:
-    """What the audit must be when every place below `cursor` was seen exactly once.
+    """Return the audit if every place below `cursor` was seen exactly once.
 
-    Whole epochs are summed in plain order, since a permutation does not change a sum.
+    Complete epochs are summed in plain order, because a permutation does not change a sum.
     """
     from holdfast.training.data.cursor import sample_at
 

@@ -1,6 +1,7 @@
-"""Running statistics of normalisation layers. They are no gradients: rank 0's count, and all ranks take them over.
+"""Running statistics of normalisation layers.
 
-They travel before the vote and are taken when the step is applied, so that a step is applied whole or not at all.
+They are no gradients: all ranks take over those of rank 0. They are sent before the vote and applied with the step,
+so a step is applied completely or not at all.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Statistics:
         self._layers = [part for module in modules for part in module.modules() if isinstance(part, _NormBase)]
 
     def collect(self, group: Group) -> torch.Tensor | None:
-        """Rank 0's, in double precision, which holds each of them exactly; None if there is nothing to share."""
+        """Return rank 0's statistics in double precision, which represents each exactly; None if there are none."""
         buffers = self._buffers()
         if group.size == 1 or not buffers:
             return None

@@ -28,7 +28,7 @@ LONG_SECONDS: Final = 2.0
 
 
 class Call(StrEnum):
-    """What a rank may be in."""
+    """The calls of the job."""
 
     STEP = "step"
     SAVE = "save"
@@ -63,7 +63,7 @@ class Said:
 
 @dataclass
 class Calls:
-    """Of one rank in one attempt."""
+    """The calls of one rank in one attempt."""
 
     rank: int
     step: Callable[[], int]
@@ -76,7 +76,7 @@ class Calls:
 
     @contextmanager
     def during(self, call: Call) -> Iterator[None]:
-        """This rank is in this call; after it in none."""
+        """Mark this rank as being in this call, and in none afterwards."""
         self._call = call
         try:
             yield
@@ -85,7 +85,7 @@ class Calls:
             self._call = None
 
     def waited(self, seconds: float) -> None:
-        """In each slice of a wait. UsageError if another rank waits in another call."""
+        """Check in each slice of a wait. Raises UsageError if another rank waits in another call."""
         if self._call is None or seconds < LONG_SECONDS:
             return
         own = Said(rank=self.rank, call=self._call, step=self.step())

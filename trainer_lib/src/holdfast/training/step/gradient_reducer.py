@@ -32,7 +32,7 @@ ALIGNMENT_BYTES: Final = 64
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """One bucket: which parameters, and at which number of its flat tensor each begins."""
+    """One bucket: its parameters, and the offset of each in the flat tensor."""
 
     dtype: torch.dtype
     device: torch.device
@@ -87,14 +87,14 @@ class Reducer:
         self._forget()
 
     def close(self) -> None:
-        """Take no more part in backward."""
+        """Remove the hooks from backward."""
         for hook in self._hooks:
             hook.remove()
 
     # One step
 
     def arm(self, *, last: bool) -> None:
-        """Before the backward of a micro-batch; in that of the last one the averages begin to travel."""
+        """Prepare the backward of a micro-batch. In that of the last one, the averages are sent."""
         self._check_unchanged()
         self._prepare()
         self._armed = last
@@ -131,7 +131,7 @@ class Reducer:
         return agreed
 
     def touched(self) -> list[bool]:
-        """Which parameters have a gradient on this rank."""
+        """Return which parameters have a gradient on this rank."""
         return [
             touched or parameter.grad is not None
             for touched, parameter in zip(self._touched, self.parameters, strict=True)
@@ -158,12 +158,13 @@ class Reducer:
             self.scale(limit / norm)
 
     def clear(self) -> None:
-        """The step is made or dropped, and nothing is in flight: no gradients, no averages."""
+        """Clear gradients and averages after a step without a collective in flight."""
         self._averaged = False
         self._begin()
 
     def discard(self) -> None:
-        """After a failure: no gradients, and new buckets, since a collective may still write into the old ones."""
+        """Clear gradients after a failure, and use new buckets, because a collective may still write into the old
+        ones."""
         self._averaged = False
         self._forget()
 
@@ -202,7 +203,7 @@ class Reducer:
         self._views = [views[index] for index in range(len(self.parameters))]
 
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
-        """Backward made a gradient. What raises here raises out of backward."""
+        """Handle a new gradient. An error here is raised out of backward."""
         if self._leaves_backward:
             self._everyone.cancel.check()
         if not self._armed or self._error is not None:
@@ -215,7 +216,8 @@ class Reducer:
             self._error = error
 
     def _take(self, index: int, parameter: torch.Tensor) -> None:
-        """Into the bucket, and freed at once: the next gradient then finds warm memory (a tenth of a step's time)."""
+        """Copy the gradient into the bucket and free it, so that the next one finds warm memory (a tenth of a step's
+        time)."""
         bucket, gradient = self._bucket_of[index], None if parameter.grad is None else local(parameter.grad)
         if bucket < self._next:
             raise UsageError(
@@ -268,7 +270,7 @@ class Reducer:
 
 
 def check_devices(devices: Iterable[torch.device]) -> None:
-    """The CPU and one accelerator are fine together."""
+    """Raise UsageError for parameters on the meta device or on several accelerators. The CPU is valid in addition."""
     others = {device for device in devices if device.type != "cpu"}
     if any(device.type == "meta" for device in others):
         raise UsageError("a parameter is on the meta device: give the model real weights before job.manage()")
@@ -278,7 +280,10 @@ def check_devices(devices: Iterable[torch.device]) -> None:
 
 
 def _plans(parameters: Sequence[torch.nn.Parameter], bucket_bytes: int) -> tuple[_Plan, ...]:
-    """In reverse order, as backward makes them; of one kind each, and of bounded size."""
+    """Return buckets in the reverse order of parameters, as backward produces gradients.
+
+    Each has one type and a bounded size.
+    """
     open_: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     filled: list[list[int]] = []
     for index in reversed(range(len(parameters))):
@@ -310,7 +315,7 @@ def _bucket_of(plans: Sequence[_Plan], count: int) -> list[int]:
 
 
 def _view(flat: torch.Tensor, start: int, parameter: torch.Tensor) -> torch.Tensor:
-    """The parameter's place in its bucket, in the parameter's own shape and order of numbers."""
+    """Return the parameter's part of its bucket, with the parameter's shape and memory order."""
     if parameter.is_complex():
         part = flat[start : start + 2 * parameter.numel()]
         return torch.view_as_complex(part.view(*parameter.shape, 2))

@@ -1,7 +1,7 @@
-"""What a global step changes before it is committed, and a discarded one gives back.
+"""The changes of a global step before its commit, which a discarded step reverts.
 
-The optimizer has not run, so parameters are as they were. But the forward pass has moved running statistics and
-other buffers, drawn random numbers, and an AMP scaler may have looked at the gradients.
+The optimizer has not run, so parameters are unchanged. But the forward pass has changed running statistics and other
+buffers and drawn random numbers, and an AMP scaler may have inspected the gradients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALWAYS_COPIED_BYTES: Final = 1 << 20
 
 @dataclass
 class _Buffer:
-    """A buffer, the version that the copy is of, and the copy."""
+    """A buffer, its version at the copy, and the copy."""
 
     tensor: torch.Tensor
     version: int | None
@@ -30,10 +30,9 @@ class _Buffer:
 
 
 class Undo:
-    """Remembers what comes before a global step, to restore it if the step is discarded.
+    """Stores the state before a global step, to restore it if the step is discarded.
 
-    Modules registered later, generators that the script made for itself, and what user code keeps in plain attributes
-    are not known here.
+    Modules that are registered later, the script's own generators, and state in plain attributes are not covered.
     """
 
     def __init__(self, modules: Iterable[torch.nn.Module], scaler: Any = None) -> None:
@@ -45,7 +44,7 @@ class Undo:
         self._scaled: dict[str, Any] = {}
 
     def remember(self) -> None:
-        """Call it before each global step, and after each change of the state that is not a step."""
+        """Store the state. Call it before each global step, and after each other change of the state."""
         with torch.no_grad():
             for table, known in zip(self._tables, self._buffers, strict=True):
                 if table or known:
@@ -54,7 +53,7 @@ class Undo:
         self._scaled = {} if self._scaler is None else _held(vars(self._scaler))
 
     def restore(self) -> None:
-        """Give back what was remembered. Buffers that were replaced, added or removed since are put right as well."""
+        """Restore the stored state, including buffers that were replaced, added or removed."""
         if self._random is None:
             return
         for table, known in zip(self._tables, self._buffers, strict=True):
@@ -99,7 +98,7 @@ def _put_back(table: dict[str, torch.Tensor | None], known: dict[str, _Buffer | 
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """How often torch saw it written; an inference tensor has no such count."""
+    """Return torch's count of writes; an inference tensor has none."""
     return None if tensor.is_inference() else tensor._version
 
 
@@ -112,7 +111,10 @@ def _moved(kept: _Buffer) -> bool:
 
 
 def _held(attributes: dict[str, Any]) -> dict[str, Any]:
-    """A scaler's attributes, those that it changes in place copied. Not its `state_dict`: that waits for the GPU."""
+    """Return a scaler's attributes, with copies of those that it changes in place.
+
+    Its `state_dict` would wait for the GPU.
+    """
     return {name: _own(value) for name, value in attributes.items()}
 
 
