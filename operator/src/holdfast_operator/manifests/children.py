@@ -1,4 +1,4 @@
-"""A job's children besides its pods."""
+"""A job's children other than its pods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast_operator.manifests.installation import Installation
 
 
 def service(job: Job) -> Manifest:
-    """Headless: gives each pod a name, also before it is ready."""
+    """Return the headless Service, which gives each pod a DNS name, also before it is ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -30,9 +30,9 @@ def service(job: Job) -> Manifest:
 
 
 def network_policy(job: Job) -> Manifest:
-    """Who reaches the workers: each other at any port, everybody else the metrics only.
+    """Return the NetworkPolicy: workers reach each other at any port, and others only the metrics.
 
-    TCPStore and gloo ask nobody who he is, at ports that the kernel chooses.
+    TCPStore and gloo have no authentication, and the kernel chooses their ports.
     """
     workers = {"matchLabels": {c.LABEL_JOB: job.name, c.LABEL_APP_COMPONENT: c.COMPONENT_WORKER}}
     return {
@@ -51,8 +51,9 @@ def network_policy(job: Job) -> Manifest:
 
 
 def disruption_budget(job: Job, spec: JobSpec) -> Manifest:
-    """How many workers may be evicted at once: as many as an elastic job may lack, and always one, or no node could
-    ever be drained. What is not ready is protected by nothing.
+    """Return the PodDisruptionBudget: as many workers may be evicted at once as an elastic job may lack.
+
+    One always may, or no node could ever be drained. Pods that are not ready are not protected.
     """
     may_lack = spec.replicas - spec.min_replicas if spec.on_failure == c.SHRINK else 0
     return {
@@ -68,7 +69,7 @@ def disruption_budget(job: Job, spec: JobSpec) -> Manifest:
 
 
 def config_map(job: Job, platform: Installation) -> Manifest:
-    """The CA bundle by which sidecars know the operator."""
+    """Return the CA bundle with which sidecars verify the operator."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -78,7 +79,7 @@ def config_map(job: Job, platform: Installation) -> Manifest:
 
 
 def host_service(job: Job, host: int) -> Manifest:
-    """Leads to the pod whose ``torchrun`` hosts the store of a rendezvous: one address, whoever it is."""
+    """Return the Service of the pod whose ``torchrun`` hosts the rendezvous store: one address for every host."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -92,7 +93,10 @@ def host_service(job: Job, host: int) -> Manifest:
 
 
 def children(job: Job, platform: Installation, host: int | None = None) -> tuple[Manifest, ...]:
-    """What a job has besides its pods, in the order of need. ``host``: the worker that hosts its rendezvous."""
+    """Return a job's children other than its pods, in the order of need.
+
+    ``host``: the worker that hosts its rendezvous.
+    """
     closed = (network_policy(job),) if platform.network_policies else ()
     kept = (disruption_budget(job, job.spec),) if platform.disruption_budgets and job.spec is not None else ()
     meeting = (host_service(job, host),) if host is not None else ()
@@ -104,7 +108,7 @@ _digests: dict[tuple[object, ...], str] = {}
 
 
 def children_digest(job: Job, platform: Installation, host: int | None = None) -> str:
-    """The digest of ``children``, made once for all that they depend on: each pass asks for it."""
+    """Return the digest of ``children``, cached for all inputs, because each pass needs it."""
     spec = job.spec
     asked = (spec.replicas, spec.min_replicas, spec.on_failure) if spec is not None else None
     key = (job.namespace, job.name, job.uid, asked, platform, host)

@@ -1,4 +1,4 @@
-"""What all children of a job share."""
+"""Common parts of a job's children."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def labels(job: Job) -> dict[str, str]:
 
 
 def worker_marks(job: Job, incarnation: int) -> Manifest:
-    """The metadata by which a worker's pod is listed."""
+    """Return the metadata by which a worker's pod is listed."""
     return {
         "labels": {
             **labels(job),
@@ -57,6 +57,6 @@ def child_metadata(job: Job, name: str, *, component: str) -> Manifest:
 
 
 def digest(*values: Any) -> str:
-    """A short name for a content."""
+    """Return a short digest of a content."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

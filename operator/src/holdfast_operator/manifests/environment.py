@@ -108,7 +108,7 @@ def _local_tier(spec: JobSpec) -> Values:
 
 
 def _launcher_preflight(spec: JobSpec) -> Values:
-    """The launcher tries the checkpoint volume and the object store: it has the trainer's user, mounts and secret."""
+    """Return the variables of the launcher's checks. The launcher has the trainer's user, mounts and secret."""
     asked = spec.preflight
     if asked is None or not {STORAGE, OBJECT_STORE} & set(asked.checks):
         return {}
@@ -134,7 +134,7 @@ def _preflight(spec: JobSpec) -> Values:
 
 
 def _torchrun(job: Job, spec: JobSpec, worker: Worker, rendezvous_ip: str) -> Values:
-    """What an unmodified ``torchrun`` reads in the place of its options; those that a command gives win."""
+    """Return the variables that ``torchrun`` reads instead of options. Options of the command take precedence."""
     if spec.rendezvous != c.C10D:
         return {}
     # The host's own address: not every network leads a pod to itself by way of a Service.
@@ -164,7 +164,7 @@ def _uses_gpus(pod_spec: Json) -> bool:
 
 
 def _gpus(pod_spec: Json) -> int:
-    """How many whole GPUs the pod asks for; 1 where it asks for parts of one, whose number says little."""
+    """Return the number of complete GPUs that the pod requests; 1 if it requests parts of a GPU."""
     resources = [container.get("resources") or {} for container in pod_spec.get("containers") or []]
     limits = [part.get("limits") or {} for part in resources]
     whole = [limit[c.GPU_RESOURCE] for limit in limits if c.GPU_RESOURCE in limit]

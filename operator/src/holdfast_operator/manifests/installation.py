@@ -9,7 +9,7 @@ from holdfast_operator.api import names as c
 
 @dataclass(frozen=True, kw_only=True)
 class Installation:
-    """What this installation is: the same for all jobs."""
+    """The settings of this installation, the same for all jobs."""
 
     sidecar_image: str
     agents_url: str

@@ -16,7 +16,7 @@ from holdfast_operator.manifests.common import Manifest
 
 
 def settings(spec: JobSpec) -> Manifest:
-    """Effective settings, as launchers get them."""
+    """Return the effective settings for launchers."""
     return {
         "minReplicas": spec.min_replicas,
         "replicaStep": spec.replica_step,
@@ -64,7 +64,10 @@ def _checkpoint(spec: JobSpec) -> Manifest:
 
 
 def rules_for_launchers(rules: tuple[Rule, ...]) -> Manifest:
-    """Those that launchers can judge, up to the first that they cannot: the first match wins there as well."""
+    """Return the leading rules that launchers can evaluate, up to the first that they cannot.
+
+    The first match wins.
+    """
     if not rules:
         return {}
     known = list(takewhile(lambda rule: rule.for_launchers, rules))
@@ -104,7 +107,7 @@ def membership_document(
     *,
     durable_step: int | None,
 ) -> Manifest:
-    """``membership.json``; ``durable_step`` is that of the newest checkpoint outside of the pods and their nodes."""
+    """Return ``membership.json``. ``durable_step`` is the step of the newest checkpoint outside of pods and nodes."""
     published = membership.to_json()
     return {
         "version": c.PROTOCOL_VERSION,

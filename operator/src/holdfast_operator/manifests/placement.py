@@ -1,7 +1,7 @@
-"""Where one worker may go: what placement, ``onDemandReplicas`` and ``hostNetwork`` add to its pod's spec. Pure.
+"""The placement of one worker: what placement, ``onDemandReplicas`` and ``hostNetwork`` add to its pod's spec. Pure.
 
-Everything that is required is written as the scheduler reads it, and ``capacity`` reads the same: a gang's gates
-never lift for what could not be placed. What is only preferred (spread, spot for the others) never holds a pod up.
+``capacity`` reads required terms like the scheduler, so a gang's gates are never lifted for pods that could not be
+placed. Preferences (spread, spot for the others) never delay a pod.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def placed(
     avoid: tuple[str, ...] = (),
     last_resort: tuple[str, ...] = (),
 ) -> Manifest:
-    """The pod spec of one worker with all that limits its place; the given one stays as it is."""
+    """Return a copy of the pod spec with all placement constraints of one worker."""
     result = dict(pod_spec)
     affinity = dict(result.get("affinity") or {})
     expressions = _off_spot() if on_demand else []
@@ -60,7 +60,7 @@ def _off_spot() -> list[Manifest]:
 
 
 def _required(node_affinity: Json, expressions: list[Manifest], avoid: tuple[str, ...]) -> Manifest:
-    """Each of the alternatives with these expressions, and with these nodes excluded."""
+    """Return each alternative with these expressions, and with these nodes excluded."""
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in avoid]
     required = dict(node_affinity.get(_REQUIRED) or {})
     required["nodeSelectorTerms"] = [
@@ -71,13 +71,13 @@ def _required(node_affinity: Json, expressions: list[Manifest], avoid: tuple[str
 
 
 def _rather_not(nodes: tuple[str, ...]) -> list[Manifest]:
-    """More than any other preference: these nodes may go soon."""
+    """Return a preference against nodes that may go soon, stronger than any other."""
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
     return [{"weight": 100, "preference": {"matchFields": fields}}]
 
 
 def _preferring_spot(node_affinity: Json) -> Manifest:
-    """What may be lost leaves the room off spot capacity to those that need it."""
+    """Return a preference for spot capacity, for workers that may be lost."""
     terms = [
         {"weight": 50, "preference": {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}}
         for key, value in c.SPOT_LABELS
@@ -86,7 +86,7 @@ def _preferring_spot(node_affinity: Json) -> Manifest:
 
 
 def _no_other_job(namespace: str, job: str) -> list[Manifest]:
-    """No worker of another job of this namespace, and none of any other namespace's."""
+    """Return anti-affinity to workers of other jobs, in all namespaces."""
     ours = {c.LABEL_APP_MANAGED_BY: c.MANAGED_BY, c.LABEL_APP_COMPONENT: c.COMPONENT_WORKER}
     other = {"key": c.LABEL_JOB, "operator": "NotIn", "values": [job]}
     elsewhere = {"key": c.LABEL_NAMESPACE, "operator": "NotIn", "values": [namespace]}
@@ -106,13 +106,13 @@ def in_host_network(pod_spec: Json) -> bool:
 
 
 def _no_worker() -> Manifest:
-    """No worker at all: all of them listen at the same ports."""
+    """Return anti-affinity to all workers, because all of them listen at the same ports."""
     ours = {c.LABEL_APP_MANAGED_BY: c.MANAGED_BY, c.LABEL_APP_COMPONENT: c.COMPONENT_WORKER}
     return {"topologyKey": c.LABEL_HOSTNAME, "namespaceSelector": {}, "labelSelector": {"matchLabels": ours}}
 
 
 def _spread(key: str, job: str) -> Manifest:
-    """As even as room allows; zones without a usable node do not count."""
+    """Return a spread constraint. Zones without a usable node do not count."""
     return {
         "maxSkew": 1,
         "topologyKey": key,
@@ -123,7 +123,7 @@ def _spread(key: str, job: str) -> Manifest:
 
 
 def _beside_own(job: str) -> Manifest:
-    """What stands by goes down with as few of the others as can be."""
+    """Return a preference that keeps a spare away from the other workers."""
     return {"topologyKey": c.LABEL_HOSTNAME, "labelSelector": _own(job)}
 
 
@@ -132,5 +132,5 @@ def _own(job: str) -> Manifest:
 
 
 def _more(value: Json, key: str, items: list[Manifest]) -> Manifest:
-    """The mapping with these items at the end of one of its lists."""
+    """Return the mapping with these items appended to one of its lists."""
     return {**value, key: [*(value.get(key) or []), *items]} if items else dict(value)

@@ -1,7 +1,6 @@
 """A worker's pod as a plain dictionary.
 
-The user's pod spec goes through untouched except for what docs/reference/protocol.md lists; above all, the command is
-never rewritten.
+The user's pod spec stays unchanged except for what docs/reference/protocol.md lists. The command is never rewritten.
 """
 
 from __future__ import annotations
@@ -165,7 +164,10 @@ def _agent_sources(job: Job) -> list[Manifest]:
 
 
 def _tolerations(pod_spec: Manifest) -> list[Manifest]:
-    """The stock 300 s would keep a dead node's pods for minutes. The user's own win."""
+    """Return tolerations.
+
+    The default of 300 s would keep a dead node's pods for minutes. The user's own take precedence.
+    """
     given = {toleration.get("key") for toleration in pod_spec.get("tolerations") or []}
     return [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": c.TOLERATION_SECONDS}

@@ -1,6 +1,7 @@
-"""How much one pod may ask: so many requests or bytes at once, and so many a second after that. Pure but for a lock.
+"""Rate limits of a pod: a number of requests or bytes at once, and a number per second after that. Pure except for a
+lock.
 
-Invariant: what one pod asks for costs no other pod anything of its own; memory is bounded by ``keys``.
+Invariant: the requests of one pod use no quota of another. The memory is bounded by ``keys``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class RateLimit:
 
 
 class Rates:
-    """A bucket for each key: full at first, and again once its key has been silent. Thread-safe."""
+    """A bucket for each key: full at first, and again after a silence of the key. Thread-safe."""
 
     def __init__(self, rate: RateLimit, *, keys: int = 50_000) -> None:
         self._rate = rate
@@ -29,7 +30,7 @@ class Rates:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str, now: float, amount: float = 1.0) -> int:
-        """0: granted. Else the whole seconds after which it would be; a refusal costs nothing of the bucket."""
+        """Return 0 if granted, else the seconds after which it would be. A refusal uses nothing of the bucket."""
         with self._lock:
             left, since = self._buckets.pop(key, (float(self._rate.at_once), now))
             left = min(float(self._rate.at_once), left + max(0.0, now - since) * self._rate.a_second)

@@ -1,7 +1,6 @@
-"""A keyed work queue: each key waits at most once and is worked on by at most one thread.
+"""A keyed work queue: each key waits at most once and is processed by at most one thread.
 
-What is added while its key is worked on runs once more afterwards. A failed key comes back after a jittered,
-doubling pause.
+A key that is added during its pass runs once more afterwards. A failed key returns after a jittered, doubling pause.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class KeyedQueue:
         self._closed = False
 
     def add(self, key: str, after: float = 0.0) -> None:
-        """Have the key worked on after so many seconds, or sooner if that was asked for already."""
+        """Schedule the key after this many seconds, or earlier if it is already scheduled."""
         due = self._clock() + max(0.0, after)
         with self._condition:
             state = self._keys.setdefault(key, _Key())
@@ -63,7 +62,7 @@ class KeyedQueue:
                 self._push(due, key)
 
     def get(self) -> str | None:
-        """The next key that is due; None once closed."""
+        """Return the next key that is due; None after ``close``."""
         with self._condition:
             while not self._closed:
                 key, wait = self._due()
@@ -73,7 +72,7 @@ class KeyedQueue:
             return None
 
     def done(self, key: str, *, failed: bool = False, requeue_after: float | None = None) -> None:
-        """The key's pass is over; a failed one comes back after a pause."""
+        """End the key's pass. A failed one returns after a pause."""
         with self._condition:
             state = self._keys[key]
             state.active = False
@@ -88,7 +87,7 @@ class KeyedQueue:
                 del self._keys[key]
 
     def forget(self, key: str) -> None:
-        """Nothing more is to be done about this key."""
+        """Drop this key."""
         with self._condition:
             state = self._keys.get(key)
             if state is not None:
@@ -97,7 +96,7 @@ class KeyedQueue:
                     del self._keys[key]
 
     def depth(self) -> int:
-        """Keys that are due now and wait for a thread."""
+        """Return the number of due keys that wait for a thread."""
         now = self._clock()
         with self._condition:
             return sum(
@@ -105,7 +104,7 @@ class KeyedQueue:
             )
 
     def close(self) -> None:
-        """Wake all threads in ``get`` for good."""
+        """Close the queue and wake all threads in ``get``."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()

@@ -16,7 +16,7 @@ from holdfast_operator.views.renewals import Renewals
 
 @dataclass(frozen=True, kw_only=True)
 class NodeView:
-    """A node, as far as workers depend on it."""
+    """The part of a node on which workers depend."""
 
     name: str
     ready: bool = True
@@ -37,31 +37,31 @@ class NodeView:
         return {key: quantity(value) for key, value in self.allocatable.items()}
 
     def lease_stale(self, now: datetime) -> bool:
-        """Its kubelet has been silent for longer than its lease."""
+        """Whether its kubelet has been silent for longer than its lease."""
         return self.lease_renewed is not None and now - self.lease_renewed > timedelta(seconds=self.lease_seconds)
 
     def dead(self, now: datetime) -> bool:
-        """Not heard of: silent, which proves nothing about its processes."""
+        """Whether the node has stopped reporting, which proves nothing about its processes."""
         return not self.ready or self.lease_stale(now) or self.out_of_service
 
     @property
     def out_of_service(self) -> bool:
-        """An administrator vouches that it is off."""
+        """Whether an administrator confirmed that the node is off."""
         return any(key == c.TAINT_OUT_OF_SERVICE for key, _, _ in self.taints)
 
     @property
     def tainted_silent(self) -> bool:
-        """The node controller has not heard of it, or had not a moment ago."""
+        """Whether the node does not report to the node controller, or did not a moment ago."""
         return any(key in (c.TAINT_NOT_READY, c.TAINT_UNREACHABLE) for key, _, _ in self.taints)
 
     @property
     def announced(self) -> str:
-        """The taint that says it will go, or empty."""
+        """Return the taint which announces that the node will go, or an empty string."""
         return next((key for key, _, _ in self.taints if key in c.TAINTS_LEAVING), "")
 
 
 def parse_node(body: Json, lease: Json | None = None) -> NodeView:
-    """A node from the API's JSON, with its lease where it was read."""
+    """Parse a node from the API's JSON, with its lease if it was read."""
     meta, spec, status = part(body, "metadata"), part(body, "spec"), part(body, "status")
     ready = next((item for item in status.get("conditions") or () if item.get("type") == "Ready"), EMPTY)
     lease_spec = part(lease or EMPTY, "spec")

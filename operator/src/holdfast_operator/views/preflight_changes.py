@@ -1,4 +1,4 @@
-"""How a pod's preflight changed between two reports."""
+"""The changes of a pod's preflight between two reports."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from holdfast_operator.views.reports import Preflight
 
 
 def results(told: Preflight | None) -> set[tuple[str, str]]:
-    """Check and result; nothing that this operator does not know."""
+    """Return check and result, only of known checks."""
     return {(check.name, check.result) for check in (told.checks if told else ()) if check.name in CHECKS}
 
 
 def news(before: Preflight | None, after: Preflight | None, *, first: bool) -> set[tuple[str, str]]:
-    """Which checks passed or failed since the pod's last report.
+    """Return the checks that passed or failed since the pod's last report.
 
-    Of the first one only failures count: what passed before this process began was counted by the one before it.
+    Of the first report only failures count, because the previous process counted what passed before this one started.
     """
     counted = {"Failed"} if first else {"Passed", "Failed"}
     return {found for found in results(after) - results(before) if found[1] in counted}

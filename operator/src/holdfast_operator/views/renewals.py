@@ -1,6 +1,6 @@
 """The renewals of a node's Lease, as the operator read them.
 
-The clock of another machine proves nothing. Of a Lease only two facts count: its time changed, and when the operator
+The clock of another machine proves nothing. Two facts about a Lease count: its time changed, and when the operator
 read the change.
 """
 

@@ -1,4 +1,4 @@
-"""What the operator's own pods take of a node."""
+"""The usage of a node by the operator's own pods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast_operator.api.quantities import Amounts
 
 @dataclass(frozen=True, kw_only=True)
 class PodAffinityInfo:
-    """A pod of ours on a node, as far as others keep away from it or it from them."""
+    """One of our pods on a node, with the facts for anti-affinity in both directions."""
 
     namespace: str
     labels: Json = field(default_factory=dict, hash=False)
@@ -19,7 +19,7 @@ class PodAffinityInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeUsage:
-    """What pods of ours, of one priority, take of a node, and who they are to those that keep away from them."""
+    """The usage of a node by our pods of one priority, with the facts for anti-affinity."""
 
     node: str
     amounts: Amounts = field(hash=False)

@@ -1,4 +1,4 @@
-"""Values of agents' reports, cut to what a status holds and without secrets."""
+"""Values of agents' reports, limited to what a status can hold, and without secrets."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def whole(value: Any) -> int:
 
 
 def of_pairs(value: Any) -> list[Json]:
-    """Those that have a pair, the lowest first."""
+    """Return the items with an attempt ID, the lowest first."""
     found = [(read, item) for item in objects(value) if (read := pair(item)) is not None]
     return [item for _, item in sorted(found, key=lambda both: both[0])]
 
 
 def pair(value: Any) -> AttemptId | None:
-    """A pair; a malformed one if its numbers are larger than all that can be written into the status."""
+    """Parse an attempt ID. Numbers that the status cannot hold make it malformed."""
     found = parse_pair(value)
     if found is None or max(abs(found.generation), abs(found.attempt)) > c.MAX_NUMBER:
         return None
@@ -32,31 +32,31 @@ def pair(value: Any) -> AttemptId | None:
 
 
 def real(value: Any) -> float | None:
-    """A number that a status can hold: JSON has none that is not finite."""
+    """Return a finite number, because JSON has no others."""
     exact = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     return float(value) if exact else None
 
 
 def text(value: Any) -> str | None:
-    """A message, cut to what a status holds of one."""
+    """Return a message, cut to the length that a status holds."""
     return value[: c.MAX_MESSAGE] if isinstance(value, str) else None
 
 
 def said(value: Any) -> str:
-    """Words of an agent; empty for what is none."""
+    """Return a text of an agent; empty for any other value."""
     return text(value) or ""
 
 
 def words(value: Any) -> str:
-    """A message for people, who are more than those that may read the pod's log."""
+    """Return a message without secrets, because more users can read the status than the pod's log."""
     return hide_secrets(said(value))
 
 
 def name(value: Any) -> str:
-    """A name, cut to the longest that there is."""
+    """Return a name, cut to the longest valid length."""
     return said(value)[: c.MAX_NAME]
 
 
 def number(value: Any) -> int:
-    """Of a label; -1 for what is none."""
+    """Return the number in a label; -1 for any other value."""
     return int(value) if str(value).isdigit() else -1
