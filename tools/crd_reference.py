@@ -35,8 +35,8 @@ PAGES = {
 }
 _HEAD = """# FaultTolerantJob
 
-`holdfast.dev/v1alpha1`, short name `ftj`. Made by `make generate` from `crds/`: it is what `kubectl explain` prints.
-`[]` is an entry of a list. A field without a default may be left out, unless it says *needed*.
+`holdfast.dev/v1alpha1`, short name `ftj`. `make generate` writes this page from `crds/`.
+`kubectl explain` prints the same. `[]` is an entry of a list. All fields are optional except *required* ones.
 """
 _KUBERNETES = "workers.template"
 """Below it are Kubernetes' own fields."""
@@ -54,45 +54,45 @@ def page(crd: Json) -> str:
         parts.append(_table(inner) if inner else "")
     parts.append("## status\n" + _words(status) + "\n")
     parts.append(_table([row for name, field in status["properties"].items() for row in rows(field, name)]))
-    parts.append("## What is refused\n" + "".join(f"- {text}\n" for text in refusals(top)))
+    parts.append("## Validation messages\n" + "".join(f"- {text}\n" for text in messages(top)))
     return "\n".join(part for part in parts if part)
 
 
-def rows(schema: Json, path: str, *, needed: bool = False) -> Iterator[tuple[str, str, str]]:
+def rows(schema: Json, path: str, *, required: bool = False) -> Iterator[tuple[str, str, str]]:
     """Path, kind and bounds, meaning: of this field and of all below it."""
     listed = schema.get("type") == "array"
-    yield path, _bounds(schema, needed=needed), _words(schema)
+    yield path, _bounds(schema, required=required), _words(schema)
     if path == _KUBERNETES:
         return
     inner = schema.get("items", schema) if listed else schema
     for name, field in inner.get("properties", {}).items():
-        is_needed = name in inner.get("required", ())
-        yield from rows(field, f"{path}{'[]' if listed else ''}.{name}", needed=is_needed)
+        is_required = name in inner.get("required", ())
+        yield from rows(field, f"{path}{'[]' if listed else ''}.{name}", required=is_required)
 
 
-def refusals(schema: Json) -> list[str]:
-    """What the rules between fields say, each once."""
+def messages(schema: Json) -> list[str]:
+    """The messages of the rules between fields, each once."""
     found = [rule["message"] for rule in schema.get("x-kubernetes-validations", ())]
     for inner in (*schema.get("properties", {}).values(), *filter(None, [schema.get("items")])):
-        found += refusals(inner)
+        found += messages(inner)
     return list(dict.fromkeys(found))
 
 
-def _bounds(schema: Json, *, needed: bool = False) -> str:
-    """In words: needed, kind, values or bounds, default."""
-    told = ["*needed*"] if needed else []
+def _bounds(schema: Json, *, required: bool = False) -> str:
+    """In words: required or not, kind, values or bounds, default."""
+    parts = ["*required*"] if required else []
     items = schema.get("items", {})
     if schema.get("x-kubernetes-int-or-string"):
-        told.append("quantity")
+        parts.append("quantity")
     elif "enum" in (items or schema):
         values = ", ".join(f"`{_literal(value)}`" for value in (items or schema)["enum"])
-        told.append(f"list of {values}" if items else values)
+        parts.append(f"list of {values}" if items else values)
     else:
-        told.append(_kind(schema))
+        parts.append(_kind(schema))
     default = schema.get("default")
     if default not in (None, {}):
-        told.append(f"default `{_literal(default)}`")
-    return "; ".join(filter(None, told))
+        parts.append(f"default `{_literal(default)}`")
+    return "; ".join(filter(None, parts))
 
 
 def _literal(value: Any) -> str:
@@ -114,7 +114,7 @@ def _words(schema: Json) -> str:
 
 
 def _table(found: list[tuple[str, str, str]]) -> str:
-    lines = ["| field | | |", "|---|---|---|"]
+    lines = ["| field | type, bounds, default | meaning |", "|---|---|---|"]
     for path, bounds, words in found:
         cells = (f"`{path}`", bounds, words)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

@@ -76,9 +76,9 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("container without an image", [(TRAINER + ".image", REMOVE)], "containers[0].image: Required value"),
     ("empty image", [(TRAINER + ".image", "")], "should be at least 1 chars long"),
     # -- names
-    ("name too long", [("metadata.name", "g" * 51)], "at most 50 lower-case letters"),
-    ("name begins with a digit", [("metadata.name", "7b")], "begin with a letter"),
-    ("name with a dot", [("metadata.name", "gpt.small")], "it becomes the name of the job's service"),
+    ("name too long", [("metadata.name", "g" * 51)], "at most 50 characters from a-z"),
+    ("name begins with a digit", [("metadata.name", "7b")], "start with a letter"),
+    ("name with a dot", [("metadata.name", "gpt.small")], "it becomes the name of the job's Service"),
     ("container name with capitals", [(TRAINER + ".name", "Trainer")], "should match"),
     # -- numbers
     ("no workers at all", [("spec.workers.replicas", 0)], "greater than or equal to 1"),
@@ -100,19 +100,27 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
         "hangDetection.action: Unsupported value",
     ),
     # -- the template
-    ("restart by the kubelet", [(f"{POD}.restartPolicy", "Always")], "Holdfast itself decides what to restart"),
+    (
+        "restart by the kubelet",
+        [(f"{POD}.restartPolicy", "Always")],
+        "Holdfast decides what to restart and counts it",
+    ),
     ("restart on failure", [(f"{POD}.restartPolicy", "OnFailure")], "must be Never or absent"),
     ("pinned to a node", [(f"{POD}.nodeName", "node-1")], "use nodeSelector or affinity"),
-    ("own scheduling gate", [(f"{POD}.schedulingGates", [{"name": "x"}])], "Holdfast gates the workers itself"),
+    (
+        "own scheduling gate",
+        [(f"{POD}.schedulingGates", [{"name": "x"}])],
+        "Holdfast sets its own gate until all workers",
+    ),
     (
         "container with the sidecar's name",
         [(f"{POD}.containers.1", {"name": "holdfast-sidecar", "image": "x"})],
-        "the container name holdfast-sidecar is Holdfast's: choose another",
+        "the container name holdfast-sidecar is reserved: choose another name",
     ),
     (
         "init container with the sidecar's name",
         [(f"{POD}.initContainers", [{"name": "holdfast-sidecar", "image": "x"}])],
-        "the container name holdfast-sidecar is Holdfast's: choose another",
+        "the container name holdfast-sidecar is reserved: choose another name",
     ),
     (
         "two trainers",
@@ -176,7 +184,7 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     (
         "a wait before a shrink that never comes",
         [("spec.elasticity", {"onFailure": "Replace", "shrinkAfterSeconds": 60})],
-        "shrinkAfterSeconds is for onFailure Shrink",
+        "shrinkAfterSeconds requires onFailure Shrink",
     ),
     ("a wait below none", [("spec.elasticity.shrinkAfterSeconds", -1)], "greater than or equal to 0"),
     # -- placement
@@ -191,8 +199,8 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
         "with Wait a lost worker keeps its place",
     ),
     ("too many spares", [("spec.workers.spares", 65)], "less than or equal to 64"),
-    ("a topology without a policy", [("spec.scheduling.topologyKey", "zone")], "give both, or neither"),
-    ("a policy without a topology", [("spec.scheduling.topologyPolicy", "Packed")], "give both, or neither"),
+    ("a topology without a policy", [("spec.scheduling.topologyKey", "zone")], "set both, or neither"),
+    ("a policy without a topology", [("spec.scheduling.topologyPolicy", "Packed")], "set both, or neither"),
     (
         "a backend that torch no longer finds a server for",
         [("spec.rendezvous.backend", "Etcd")],
@@ -201,32 +209,32 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     (
         "spares without the launcher",
         [("spec.rendezvous.backend", "C10d"), ("spec.workers.spares", 1)],
-        "or no spares",
+        "or remove spares",
     ),
     (
         "preflight without the launcher",
         [("spec.rendezvous.backend", "None"), ("spec.preflight", {"checks": ["GPU"]})],
-        "or no preflight",
+        "or remove preflight",
     ),
     (
         "hang detection without the launcher",
         [("spec.rendezvous.backend", "C10d"), ("spec.hangDetection", {})],
-        "or no hangDetection",
+        "or remove hangDetection",
     ),
     (
         "a memory tier without the launcher",
         [("spec.rendezvous.backend", "C10d"), (VOLUME, "c"), (MEMORY, {"sizeLimit": "1Gi"})],
-        "checkpoint.volume alone",
+        "or use only checkpoint.volume",
     ),
     (
         "steps of replicas without the launcher",
         [("spec.rendezvous.backend", "C10d"), ("spec.elasticity", {"replicaStep": 3})],
-        "or replicaStep 1",
+        "or replicaStep to 1",
     ),
     (
         "a packed job without a gang",
         [("spec.scheduling", {"topologyKey": "zone", "topologyPolicy": "Packed", "gang": "None"})],
-        "use gang: Gates",
+        "set gang to Gates",
     ),
     (
         "unknown policy",
@@ -245,7 +253,7 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
             ("spec.scheduling.queue", "a"),
             ("spec.workers.template.metadata.labels", {"kueue.x-k8s.io/queue-name": "b"}),
         ],
-        "name two queues: remove the label",
+        "name different queues: remove the label",
     ),
     ("unknown reaction", [("spec.elasticity.onFailure", "Panic")], 'supported values: "Shrink", "Replace", "Wait"'),
     # -- recovery
@@ -284,7 +292,11 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     # -- rules
     ("rule without a name", [(RULES, [{"action": "Ignore", "onHang": True}])], "rules[0].name: Required value"),
     ("rule without an action", [(RULES, [{"name": "a", "onHang": True}])], "rules[0].action: Required value"),
-    ("rule that asks for nothing", [(RULES, [{"name": "a", "action": "Ignore"}])], "the rule asks for nothing"),
+    (
+        "rule that asks for nothing",
+        [(RULES, [{"name": "a", "action": "Ignore"}])],
+        "the rule has no condition: set at least one of",
+    ),
     ("two rules of one name", [(RULES, [rule(onHang=True), rule(onOOM="Any")])], 'Duplicate value: {"name":"a"}'),
     ("unknown action", [(RULES, [rule(action="Pray", onHang=True)])], "rules[0].action: Unsupported value"),
     ("unknown cause of a rule", [(RULES, [rule(cause="Fate", onHang=True)])], "rules[0].cause: Unsupported value"),
@@ -299,12 +311,12 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ),
     ("no exit code", [(RULES, [rule(onExitCodes={"operator": "In", "values": []})])], "at least 1 items"),
     ("exit codes alone", [(RULES, [rule(onExitCodes={"values": [1]})])], "onExitCodes.operator: Required value"),
-    ("no GPU error", [(RULES, [rule(onGpuErrors={})])], "onGpuErrors asks for nothing"),
+    ("no GPU error", [(RULES, [rule(onGpuErrors={})])], "onGpuErrors is empty: set xids"),
     ("condition without a type", [(RULES, [rule(onPodConditions=[{}])])], "onPodConditions[0].type: Required value"),
     (
         "ladder that goes down",
         [("spec.recovery.escalation", {"actions": ["RestartGang", "InPlace"]})],
-        "the actions must stand in the order",
+        "the actions must be in the order",
     ),
     (
         "a rung twice",
@@ -329,7 +341,7 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     (
         "a threshold without deltas",
         [("spec.checkpoint.deltaThreshold", 0.001)],
-        "give fullEvery above 1",
+        "set fullEvery above 1",
     ),
     ("no threshold", [("spec.checkpoint", {"fullEvery": 8, "deltaThreshold": 0})], "deltaThreshold"),
     ("a threshold too high", [("spec.checkpoint", {"fullEvery": 8, "deltaThreshold": 1.5})], "deltaThreshold"),
@@ -357,7 +369,7 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     (
         "an object store without a volume",
         [("spec.checkpoint.object", {"url": "s3://b/p"})],
-        "copies of the commits in checkpoint.volume",
+        "copies of the checkpoints in checkpoint.volume",
     ),
     ("an object store without a URL", [(VOLUME, "c"), (OBJECT, {})], "object.url: Required value"),
     ("a URL without a scheme", [(VOLUME, "c"), (OBJECT, {"url": "bucket/prefix"})], "should match"),
@@ -386,7 +398,7 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     (
         "memory without a volume",
         [(MEMORY, {"sizeLimit": "1Gi"})],
-        "checkpoint.memory needs checkpoint.volume",
+        "checkpoint.memory requires checkpoint.volume",
     ),
     ("a disk of no size", [(VOLUME, "c"), (LOCAL, {})], "local.sizeLimit: Required value"),
     ("a disk in words", [(VOLUME, "c"), (LOCAL, {"sizeLimit": "much"})], "should match"),
@@ -395,18 +407,18 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
         [(VOLUME, "c"), (LOCAL, {"sizeLimit": "1Gi", "intervalSteps": 0})],
         "local.intervalSteps: Invalid value",
     ),
-    ("a disk without a volume", [(LOCAL, {"sizeLimit": "1Gi"})], "checkpoint.local needs checkpoint.volume"),
+    ("a disk without a volume", [(LOCAL, {"sizeLimit": "1Gi"})], "checkpoint.local requires checkpoint.volume"),
     (
         "a local tier without the launcher",
         [("spec.rendezvous.backend", "C10d"), (VOLUME, "c"), (LOCAL, {"sizeLimit": "1Gi"})],
-        "checkpoint.volume alone",
+        "or use only checkpoint.volume",
     ),
     (
         "copies more often than what is copied",
         [(VOLUME, "c"), (MEMORY, {"sizeLimit": "1Gi", "intervalSteps": 2}), ("spec.checkpoint.peer", {})],
         "peer.intervalSteps is not a multiple of memory.intervalSteps",
     ),
-    ("copies of nothing", [("spec.checkpoint.peer", {})], "checkpoint.peer needs checkpoint.memory"),
+    ("copies of nothing", [("spec.checkpoint.peer", {})], "checkpoint.peer requires checkpoint.memory"),
     ("unknown resume", [("spec.checkpoint.resume", "Maybe")], 'supported values: "Always", "Never"'),
     # -- interruption
     ("unknown cloud", [("spec.interruption.providers", ["Acme"])], 'supported values: "AWS", "GCP", "Azure"'),
@@ -838,9 +850,9 @@ def walk(node: dict[str, Any], path: str) -> list[tuple[str, dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("ftj.spec.recovery", "How often the job may be hurt before it counts as failed"),
-        ("ftj.spec.recovery.budgets", "counted without limit"),
-        ("ftj.spec.elasticity.onFailure", "Replace waits for the replacement"),
+        ("ftj.spec.recovery", "How many failures the job tolerates before it fails"),
+        ("ftj.spec.recovery.budgets", "A cause without a budget has no limit"),
+        ("ftj.spec.elasticity.onFailure", "Replace: the other workers wait for the replacement"),
         ("ftj.spec.checkpoint.intervalSteps", "Holdfast chooses an interval between 10 seconds and 30 minutes"),
     ],
 )
