@@ -1,4 +1,4 @@
-"""Recovery, interruptions and the preflight: what the schema accepts, and its messages."""
+"""Recovery, interruptions, the preflight and the life cycle: what the schema accepts, and its messages."""
 
 from __future__ import annotations
 
@@ -96,6 +96,10 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("no pace", [("spec.preflight.storage.minWriteBytesPerSecond", "0Mi")], "must be above 0, for example 100Mi"),
     ("a negative pace", [("spec.preflight.storage.minWriteBytesPerSecond", -1)], "must be above 0"),
     ("no skew at all", [("spec.preflight.clock.maxSkewSeconds", 0)], "greater than or equal to 1"),
+    # -- life cycle
+    ("suspended as a word", [("spec.suspend", "yes")], 'must be of type boolean: "string"'),
+    ("no time to be active", [("spec.activeDeadlineSeconds", 0)], "greater than or equal to 1"),
+    ("a life after the end below none", [("spec.ttlSecondsAfterFinished", -1)], "greater than or equal to 0"),
 ]
 
 GOOD: list[tuple[str, list[tuple[str, Any]]]] = [

@@ -201,10 +201,6 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
         "name different queues: remove the label",
     ),
     ("unknown reaction", [("spec.elasticity.onFailure", "Panic")], 'supported values: "Shrink", "Replace", "Wait"'),
-    # -- life cycle
-    ("suspended as a word", [("spec.suspend", "yes")], 'must be of type boolean: "string"'),
-    ("no time to be active", [("spec.activeDeadlineSeconds", 0)], "greater than or equal to 1"),
-    ("a life after the end below none", [("spec.ttlSecondsAfterFinished", -1)], "greater than or equal to 0"),
     # -- fields that are not there
     ("a field of later versions", [("spec.networking", {})], 'unknown field "spec.networking"'),
     ("a misspelt field", [("spec.elasticity.minReplica", 2)], 'unknown field "spec.elasticity.minReplica"'),
