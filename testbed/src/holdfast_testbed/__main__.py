@@ -22,7 +22,7 @@ _DAY = 24 * 3600
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the arguments say; a failure is one message and status 1."""
+    """Run the command of the arguments. A failure is one message and status 1."""
     options = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], None] = options.run
     try:

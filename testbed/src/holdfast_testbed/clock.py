@@ -1,4 +1,4 @@
-"""The time of day in the words of the contract."""
+"""The time of day in the format of the protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""File locks: two runs at the same time must not hurt each other."""
+"""File locks, so that two runs at the same time do not disturb each other."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from holdfast_testbed.progress_output import say
 
 @contextmanager
 def locked(path: Path, *, what: str, remove: bool = False) -> Iterator[None]:
-    """Hold the lock file `path`; say so when another run holds it. The kernel frees it when its holder dies.
+    """Hold the lock file `path`, and print a message if another run holds it.
 
-    With `remove` the file is gone afterwards; who waited for it takes a new one.
+    The kernel releases it when its holder ends. With `remove`, the file is deleted afterwards, and waiting runs
+    create a new one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:

@@ -1,4 +1,4 @@
-"""Ports that are told to a process before it listens on them."""
+"""Ports that are chosen before a process listens on them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import random
 import socket
 
 _FIRST, _LAST = 20000, 32000
-"""Below those that the kernel gives to outgoing connections: nobody gets one of them by chance meanwhile."""
+"""Ports below the range of outgoing connections, so that no other process gets one by chance."""
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A port of an address of this machine, loopback unless another is given, that nobody listens on."""
+    """Return a free port of an address of this machine, by default loopback."""
     while True:
         port = random.SystemRandom().randrange(_FIRST, _LAST)
         with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""Progress for whoever waits."""
+"""Progress messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def say(message: str) -> None:
 
 @contextmanager
 def progress(what: str) -> Iterator[None]:
-    """Say that `what` begins, say that it still goes on every so often, and say how long it took."""
+    """Print the start of `what`, its progress at intervals, and its duration."""
     begun = time.monotonic()
     over = threading.Event()
     say(f"{what} …")

@@ -1,4 +1,4 @@
-"""Where things are. The only module that reads the environment."""
+"""Paths. The only module that reads the environment."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a cluster is made of: Python environment, programs and images. `bootstrap` needs only the standard library."""
+"""The parts of a cluster: Python environment, programs and images. `bootstrap` needs only the standard library."""

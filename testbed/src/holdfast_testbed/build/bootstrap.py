@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_together(jobs: Sequence[Callable[[], None]]) -> int:
-    """Run all; each failure is told, and none stops the other."""
+    """Run all. Each failure is reported, and none stops the others."""
     failures = []
     with ThreadPoolExecutor() as pool:
         for running in [pool.submit(job) for job in jobs]:

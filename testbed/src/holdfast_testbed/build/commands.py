@@ -18,7 +18,7 @@ def run(
     timeout: float = 120.0,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a program to its end and return its standard output; a failure carries what it said."""
+    """Run a program and return its standard output. A failure includes the program's output."""
     words = [str(word) for word in argv]
     try:
         done = subprocess.run(

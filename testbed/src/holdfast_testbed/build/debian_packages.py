@@ -76,7 +76,7 @@ def unpack_missing() -> None:
 
 
 def unpack_for_tests(options: Collection[str]) -> None:
-    """Bring what only tests need. Where there is no Debian, demo and cluster do without it."""
+    """Install what only tests need. On other systems than Debian, demo and cluster work without it."""
     missing = [part for option, parts in FOR_TESTS.items() if option in options for part in parts if part.missing]
     if missing and not _debian():
         names = ", ".join(part.packages[0] for part in missing)
@@ -121,7 +121,7 @@ def _download(part: Part, folder: Path) -> list[Path]:
 
 
 def known(packages: tuple[str, ...]) -> list[str]:
-    """Those of the packages that this release of Debian has."""
+    """Return the packages that this release of Debian has."""
     argv = ["apt-cache", "show", "--no-all-versions", *packages]
     shown = subprocess.run(argv, capture_output=True, text=True, check=False, env=child_environment()).stdout
     listed = {line.split(": ", 1)[1] for line in shown.splitlines() if line.startswith("Package: ")}
@@ -143,7 +143,8 @@ def _write_launcher(part: Part, root: Path, program: str) -> None:
 
 
 def write_script(launcher: Path, binary: Path, libraries: Sequence[Path]) -> None:
-    """One that finds the program and its libraries beside itself: who moves a checkout moves its cache with it."""
+    """Write a wrapper that finds the program and its libraries next to itself, so that a checkout can be moved with
+    its cache."""
     folder = launcher.parent
     path = ":".join(f"$here/{one.relative_to(folder)}" for one in libraries)
     temporary = launcher.with_suffix(".tmp")

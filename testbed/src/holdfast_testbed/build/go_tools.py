@@ -64,13 +64,13 @@ class Upstream:
     programs: Mapping[str, str]
     """Program → Go package."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Set by the linker: what the program says its version is."""
+    """The version that the linker sets in the program."""
     tags: tuple[str, ...] = ()
     patch: Patch | None = None
 
     @property
     def folder(self) -> Path:
-        """Where its programs are."""
+        """Return the folder of its programs."""
         return (
             settings().bin / f"{self.name}-{self.version}{'-mended' if self.patch else ''}"
         )  # a name in existing caches
@@ -201,7 +201,7 @@ def _go(upstream: Upstream, go: Path, arguments: list[str]) -> str:
 
 
 def patched_module(upstream: Upstream, patch: Patch, go: Path, target: Path) -> Path:
-    """A copy of a module without its fault, and the `go.mod` beside it that takes the copy; returns that file."""
+    """Create a copy of a module without its fault, and a `go.mod` next to it that uses the copy. Return that file."""
     tools = settings().tools / upstream.name
     _go(upstream, go, ["mod", "download", patch.module])
     source = _go(upstream, go, ["list", "-m", "-f", "{{.Dir}}", patch.module]).strip()

@@ -63,7 +63,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSettings:
-    """How an image's program is started."""
+    """The start command and environment of an image."""
 
     entrypoint: Sequence[str] = ()
     command: Sequence[str] = ()

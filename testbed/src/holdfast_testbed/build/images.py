@@ -97,7 +97,7 @@ def _drop_older(plan: ImagePlan) -> None:
 
 
 def plan_of(name: str) -> ImagePlan:
-    """What image `name` is made of."""
+    """Return the content of image `name`."""
     plans = {"pause": _pause, "operator": _operator, "sidecar": _sidecar, "trainer": _trainer}
     if name not in plans:
         raise TestbedError(f"no image '{name}': expected one of {', '.join(plans)}")

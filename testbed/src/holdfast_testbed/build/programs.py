@@ -1,4 +1,4 @@
-"""Where each program is: `KUBEBUILDER_ASSETS` first, then the cache, and for Debian's parts PATH."""
+"""Finds programs: first in `KUBEBUILDER_ASSETS`, then in the cache, and Debian's parts in PATH."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def find(name: str) -> Path | None:
 
 
 def program(name: str) -> Path:
-    """The program; without it an error that says how to get it."""
+    """Return the program. Raises an error that says how to install it."""
     found = find(name)
     if found is None:
         option = f" --with {OPTIONAL[name]}" if name in OPTIONAL else ""

@@ -1,4 +1,4 @@
-"""What a Python program needs, found on this machine: interpreter, standard library, packages, shared libraries."""
+"""Finds the parts of a Python program on this machine: interpreter, standard library, packages, shared libraries."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def add_tree(layer: Layer, root: Path, target: str) -> None:
 
 
 def add_file(layer: Layer, source: Path, target: str) -> None:
-    """A file, and for a module its compiled form beside it."""
+    """Add a file, and for a module its compiled form next to it."""
     layer.copy(source, target)
     if source.suffix == ".py":
         compiled = compile_module(source.read_bytes(), target)

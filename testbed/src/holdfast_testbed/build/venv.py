@@ -14,7 +14,7 @@ from holdfast_testbed.settings import child_environment, settings
 
 PACKAGES = ("operator", "sidecar", "trainer_lib", "testbed")
 _STAMP = "holdfast-stamp"
-"""What was installed last, all of it."""
+"""The complete set of the last installation."""
 _MADE = "holdfast-made"
 """Written when the bare environment is whole: one that was cut off has an interpreter, and no pip."""
 
@@ -34,7 +34,7 @@ def make_venv() -> None:
 
 
 def stamp_of(repository: Path) -> str:
-    """Digest of all that says what has to be installed."""
+    """Return the digest of all requirements."""
     digest = hashlib.sha256(f"{sys.version_info[:3]} {repository}".encode())
     for path in (repository / "constraints.txt", *projects(repository)):
         digest.update(path.read_bytes())

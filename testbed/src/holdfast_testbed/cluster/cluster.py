@@ -57,10 +57,11 @@ class Cluster:
         images: bool = True,
         replace: bool = False,
     ) -> Cluster:
-        """Bring a cluster up; it is usable when this returns. With no nodes: only the control plane.
+        """Start a cluster, which is usable when this returns.
 
-        Images are built if anything in them changed, and loaded into each node, unless `images` is false. What an
-        earlier run left half-way under this name is removed first, and with `replace` a cluster that runs as well.
+        Without nodes, there is only the control plane. Images are built if their content changed, and loaded into
+        each node, unless `images` is false. The rest of an earlier run under this name is removed first, and with
+        `replace` also a running cluster.
         """
         folder = _folder(name, state_dir)
         lock = folder.with_name(f"{name}.lock")
@@ -145,7 +146,7 @@ class Cluster:
 
     @property
     def nodes(self) -> int:
-        """How many nodes it has, counted from 1."""
+        """The number of nodes, counted from 1."""
         return len(self.state.plan.nodes)
 
     def node(self, number: int) -> Node:
@@ -267,9 +268,11 @@ class Cluster:
         seconds: float | None = None,
         resources: tuple[str, ...] = (),
     ) -> None:
-        """The cloud announces something for a node's instance, in its own word (one of `metadata.KINDS`): that it
-        takes it away, if nothing else is said, in as many seconds as it usually gives. `resources` are the machines
-        that it concerns, where the cloud names them and it is not this one alone."""
+        """Announce an event of the cloud for a node's instance, by its kind (one of `metadata.KINDS`).
+
+        The default is the end of the instance, after the cloud's usual time. `resources` are the machines that the
+        event concerns, if the cloud names them and it is not only this one.
+        """
         where = self.node(node)
         said = metadata.Announcement.read(where.files.announcement)
         if said.cloud != cloud:
@@ -315,7 +318,7 @@ class Cluster:
         self._signal_part(part, signal.SIGSTOP)
 
     def resume(self, part: str) -> None:
-        """Let a paused part go on."""
+        """Continue a paused part."""
         self._signal_part(part, signal.SIGCONT)
 
     def _signal_part(self, part: str, number: int) -> None:
@@ -341,7 +344,7 @@ def _ready_of(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _folder(name: str, state_dir: Path | None) -> Path:
-    """Where a cluster is kept; a name is one folder's, so that no other is ever removed for it."""
+    """Return the folder of a cluster. A name has one folder, so that no other cluster is removed instead."""
     if not _NAME.fullmatch(name):
         raise TestbedError(f"invalid cluster name '{name}': expected at most 40 of a-z, 0-9 and '-'")
     return (state_dir or settings().clusters) / name
@@ -361,7 +364,7 @@ def recorded_clusters(state_dir: Path | None = None) -> list[str]:
 
 
 def _clear_the_way(folder: Path, *, replace: bool) -> None:
-    """Remove a leftover of this name; refuse to touch a cluster that runs, unless told so."""
+    """Remove a leftover of this name. Refuse to remove a running cluster, unless requested."""
     try:
         state = load_state(folder)
     except NoSuchClusterError:

@@ -67,7 +67,7 @@ class ControlPlane:
 
     @property
     def audit_log(self) -> Path:
-        """What service accounts asked for, a JSON object a line."""
+        """The log of service accounts' requests, one JSON object per line."""
         return self.state.logs / "audit.log"
 
     def start(self) -> None:
@@ -79,7 +79,7 @@ class ControlPlane:
         self._run("kube-scheduler", self._scheduler())
 
     def wait_for_api(self, seconds: float = 120.0) -> None:
-        """Return when `/readyz` says ok."""
+        """Return when `/readyz` answers ok."""
         log = self.state.logs / "kube-apiserver.log"
         wait_for(self.ready, what="the API server is ready", seconds=seconds, explain=lambda: processes.tail(log))
 

@@ -8,12 +8,12 @@ from typing import Any
 
 
 def certificate_user(certificate: Path, key: Path) -> dict[str, Any]:
-    """A user who shows a client certificate."""
+    """A user with a client certificate."""
     return {"client-certificate": str(certificate), "client-key": str(key)}
 
 
 def token_user(token: str) -> dict[str, Any]:
-    """A user who shows a bearer token."""
+    """A user with a bearer token."""
     return {"token": token}
 
 

@@ -1,4 +1,4 @@
-"""What is kept of a cluster on disk. `cluster.json` is written before anything is started or made."""
+"""The state of a cluster on disk. `cluster.json` is written before anything is started or created."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Ports:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """A cluster's folder and what `cluster.json` says."""
+    """A cluster's folder and the content of `cluster.json`."""
 
     folder: Path
     name: str

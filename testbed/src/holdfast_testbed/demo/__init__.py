@@ -1,1 +1,1 @@
-"""`make demo`: a FaultTolerantJob on a local real Kubernetes, hurt on purpose, its story told as it happens."""
+"""`make demo`: a FaultTolerantJob on a real local Kubernetes, with injected faults and a report while they happen."""

@@ -36,7 +36,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> int:
-    """The exit status. Whatever ends the demo, nothing stays behind, unless KEEP=1 says so."""
+    """Run the demo and return the exit status. The cluster is always removed, except with KEEP=1."""
     for number in _ENDING:  # also where a shell started us with SIGINT ignored
         signal.signal(number, _interrupt)
     teller, verdicts = Teller(), list[Verdict]()

@@ -19,7 +19,7 @@ class Teller:
 
     def __init__(self) -> None:
         self.harmed: float | None = None
-        """When the last fault was done, by the wall's clock."""
+        """The time of the last fault, by the wall clock."""
         self._start = time.monotonic()
         self._lock = threading.Lock()
 
@@ -37,7 +37,10 @@ class Teller:
 
 
 def noticed(incident: Incident, harmed: float | None) -> str:
-    """Who noticed what, how long after the harm. What the launchers tell of is named by the attempt that it ended."""
+    """Return which component detected what, and how long after the fault.
+
+    Launchers' incidents are named by the attempt that they ended.
+    """
     who = "launchers" if incident.attempt_id.attempt else "operator"
     after = ""
     if harmed is not None and incident.detected is not None:

@@ -1,7 +1,7 @@
-"""What a cloud's notice led to: touch-file, agreed commit, the worker's end.
+"""The effects of a cloud's notice: touch-file, agreed checkpoint, the worker's end.
 
-Read from outside: the files in the pod's run directory, the commit on the volume, the pod's status. Times are those
-of the files, each of which is written once and whole; all nodes share this machine's clock.
+They are read from outside: the files in the pod's run directory, the checkpoint on the volume, the pod's status.
+Times are those of the files, each of which is written once and completely. All nodes share this machine's clock.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Departure:
     deadline: float
     """By the cloud."""
     touched: float | None = None
-    """When the sidecar had passed the notice on."""
+    """The time at which the sidecar had forwarded the notice."""
     answered: float | None = None
-    """When the launcher had acknowledged the commit, which is made then."""
+    """The time at which the launcher had acknowledged the checkpoint, which is published then."""
     result: str = ""
     step: int = 0
     shards: int = 0
@@ -74,7 +74,7 @@ def complaints(seen: Departure, world: AttemptId, workers: int, told: Iterable[N
 
 
 def exit_code(pod: Mapping[str, Any]) -> int | None:
-    """What the pod's trainer ended with, None while it runs."""
+    """The exit code of the pod's trainer; None while it runs."""
     for status in pod.get("status", {}).get("containerStatuses", ()):
         ended = status.get("state", {}).get("terminated") if status["name"] == "trainer" else None
         if ended is not None:
@@ -138,7 +138,7 @@ class Witness:
         self._answered = written
 
     def _written(self, name: str) -> float | None:
-        """When, if since the beginning."""
+        """Return the time of the file's write, if it is later than the beginning."""
         try:
             written = (self._run_dir / name).stat().st_mtime
         except FileNotFoundError:

@@ -84,10 +84,10 @@ class DrillJob:
 
 
 def is_rank(child: Process) -> bool:
-    """Whether a child of the launcher trains: it is not one that stands by, nor a program of the launcher's own.
+    """Whether a child of the launcher trains, and is neither a standby nor a program of the launcher.
 
-    What stands by bears a name of ours until it becomes a rank. Its command line stays the same: the code that it was
-    started with (`-c`) names our modules too, as a part of a word.
+    A standby has one of our process names until it becomes a rank. Its command line stays the same: the code that it
+    was started with (`-c`) contains our module names too, as a part of a word.
     """
     return not child.name.startswith("holdfast-") and not any(
         word.startswith("holdfast.launcher.") for word in child.cmdline
@@ -151,7 +151,7 @@ class Drill:
 
 
 def _new_incidents(watcher: Watcher, known: set[AttemptId]) -> tuple[Incident, ...]:
-    """Incidents that were not there before, once each has its resumption told."""
+    """Return the new incidents when each has its resumption."""
 
     def fresh() -> tuple[Incident, ...]:
         return tuple(i for i in watcher.view.incidents if i.attempt_id not in known)
@@ -204,7 +204,7 @@ def announce_interruption(job: DrillJob) -> None:
 
 
 def reclaim_and_replace(job: DrillJob) -> None:
-    """What the cloud does after its notice: the instance goes, and another one takes its place."""
+    """Replace the instance, as the cloud does after its notice."""
     for number in job.cluster.noticed():
         node = job.cluster.node(number)
         node.kill()
@@ -248,7 +248,8 @@ def kill_at_once(job: DrillJob, processes: Sequence[Process]) -> None:
 
 
 def await_save(job: DrillJob) -> None:
-    """Until no save is on its way, nor due soon: steps go on meanwhile, and are lost beside the interval's."""
+    """Wait until no save is in flight or due soon, because the steps during a save are lost in addition to those of
+    the interval."""
 
     def saved() -> bool:
         newest, found = job.watcher.newest(), commits(job.checkpoints)
@@ -276,7 +277,7 @@ def cut_power(job: DrillJob) -> None:
 
 
 def cut_power_of_leader(job: DrillJob) -> None:
-    """And of the worker beside it, which nobody replaces until another operator leads."""
+    """Cut the power of the leader's node. Its one worker is not replaced until another operator leads."""
     beside = workers_beside_leader(job)
     if len(beside) != 1:
         raise UnplaceableError(f"{len(beside)} workers are on the leader's node; expected one")
@@ -298,7 +299,7 @@ def restore_power(job: DrillJob) -> None:
 
 
 def restore_power_under_another_leader(job: DrillJob) -> None:
-    """Not before: one that is back within its Lease's time would go on leading."""
+    """Restore the power when another operator leads: the old leader would otherwise continue to lead."""
     nodes = [job.cluster.node(number) for number in range(1, job.cluster.nodes + 1)]
     dark = {node.name for node in nodes if not node.alive()}
     try:
@@ -319,14 +320,14 @@ def raise_in_script(job: DrillJob) -> None:
 
 
 def commits(folder: Path) -> list[Path]:
-    """What lies there under a commit's own name, oldest first; what is being written is none."""
+    """Return the published checkpoints, the oldest first, without those being written."""
     named = [(match, path) for path in folder.glob("step-*") if (match := _COMMIT.fullmatch(path.name))]
     whole = [(match, path) for match, path in named if (path / "MANIFEST.json").exists()]
     return [path for match, path in sorted(whole, key=lambda entry: tuple(map(int, entry[0].groups())))]
 
 
 def step_of(commit: Path) -> int:
-    """The step that a commit's name says."""
+    """Return the step in a checkpoint's name."""
     return int(commit.name.split(".")[0].removeprefix("step-"))
 
 
@@ -361,9 +362,9 @@ def workers_beside_leader(job: DrillJob) -> list[PodView]:
 
 
 def lone_worker(job: DrillJob) -> PodView:
-    """One away from the operator, alone on its node if there is such a one.
+    """Return a worker away from the operator, alone on its node if possible.
 
-    Two of three would be the majority: without it nobody may go on, which is another promise.
+    Two of three would be the majority. Without a majority no worker may continue, which is another promise.
     """
     nodes = [worker.node for worker in job.workers()]
     return min(workers_away_from_operator(job), key=lambda worker: nodes.count(worker.node))
@@ -375,7 +376,7 @@ def _sharing_worker(job: DrillJob) -> PodView | None:
 
 
 def crowding_worker(job: DrillJob) -> PodView | None:
-    """One that shares its node, where nobody away from the operator has one alone."""
+    """Return a worker that shares its node, if none away from the operator has a node alone."""
     nodes = [worker.node for worker in job.workers()]
     if any(nodes.count(worker.node) == 1 for worker in workers_away_from_operator(job)):
         return None

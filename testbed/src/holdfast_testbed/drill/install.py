@@ -44,10 +44,9 @@ def apply_drill_job(
     elasticity: Mapping[str, Any] | None = None,
     checkpoint: Mapping[str, Any] | None = None,
 ) -> None:
-    """A job of three that trains next to nothing and notes what it does, with budgets that no drill spends.
-
-    Without `elasticity` it has that of the example: two go on when one is lost. `checkpoint` is added to its own.
-    """
+    """Return a job of three workers that trains a tiny model and records its actions, with budgets that no drill uses
+    up. Without `elasticity`, it has that of the example: two continue when one is lost. `checkpoint` is added to its
+    own."""
     body = job_with_script(cluster, namespace, DRILL_JOB, DRILL_SCRIPT)
     causes = ("Application", "Infrastructure", "Interruption", "OOM")
     body["spec"]["recovery"] = {
@@ -85,7 +84,7 @@ def job_with_script(cluster: Cluster, namespace: str, name: str, script: Path, *
 
 
 def remove_namespace(cluster: Cluster, name: str) -> None:
-    """With its pods at once: nobody needs a graceful end, which would slow down what comes next."""
+    """Delete the job and its pods at once, because a graceful end would delay the next trial."""
     cluster.kubectl("delete", "namespace", name, "--wait=false")
     now = ("--all", "--force", "--grace-period=0", "--wait=false")
     cluster.kubectl("-n", name, "delete", "pods", *now, check=False)

@@ -1,4 +1,4 @@
-"""What an onlooker sees of a job, taken from where a user would take it: the resource and the pods' metrics."""
+"""A job as a user sees it: the resource and the pods' metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AttemptId:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """One pod's word on where training stands, with the time at which it was read (seconds, monotonic)."""
+    """The progress that one pod reports, with the time at which it was read (seconds, monotonic)."""
 
     at: float
     pod: str
@@ -72,7 +72,7 @@ class JobView:
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Prometheus text, names without their labels: a sidecar speaks of one pod only."""
+    """Parse Prometheus text, without labels, because a sidecar exports one pod only."""
     samples: dict[str, float] = {}
     for line in text.splitlines():
         match = _SAMPLE.match(line)

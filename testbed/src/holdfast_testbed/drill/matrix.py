@@ -1,6 +1,6 @@
-"""The drill matrix: each fault that a job is to survive, with what it may cost and under which cause it is counted.
+"""The drill matrix: each fault that a job must survive, with its maximum cost and the cause of its incident.
 
-The faults of the demo are in `faults`, the rest is here. Those that the script does to itself go by a file that
+The faults of the demo are in `faults`, and the others are here. Faults that the script injects use a file that
 `drills/_train.py` reads.
 """
 
@@ -85,10 +85,8 @@ def told(do: str, **more: int) -> Callable[[DrillJob], None]:
 
 
 def exhaust_container(job: DrillJob) -> None:
-    """Memory that no process's end gives back: the kernel ends one after the other, the launcher among them.
-
-    What fills it is the smallest process there, so the last to go.
-    """
+    """Use memory that the end of a process does not free, so that the kernel kills one process after another,
+    including the launcher. The process that fills it is the smallest one, so it is killed last."""
     pod = job.workers()[-1].name
     words = ("exec", pod, "-c", "trainer", "--", "sh", "-c", "cat /dev/zero > /dev/shm/ballast")
     job.strike()
@@ -220,12 +218,12 @@ def free_disk(job: DrillJob) -> None:
 
 
 def _meanwhile(job: DrillJob, *words: str) -> None:
-    """A kubectl that goes on while the job is watched."""
+    """A kubectl that runs while the job is watched."""
     threading.Thread(target=lambda: job.cluster.kubectl(*words, check=False), daemon=True).start()
 
 
 def _wait_until(job: DrillJob, seconds: float) -> None:
-    """So long after the harm was done."""
+    """Wait for this long after the fault."""
     time.sleep(max(0.0, job.struck[-1] + seconds - time.time()))
 
 

@@ -9,7 +9,7 @@ from holdfast_testbed.drill.job_view import AttemptId, Incident, Progress
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """What a job owes its user when one thing goes wrong."""
+    """The guarantees of a job after one fault."""
 
     fault: str
     within_seconds: float
@@ -19,7 +19,7 @@ class Promise:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a fault cost, as seen from outside and as the job itself told it."""
+    """The cost of a fault, from outside and by the job's own report."""
 
     injected_at: float
     before: AttemptId
@@ -28,7 +28,7 @@ class Outcome:
     lost_steps: int
     incidents: tuple[Incident, ...]
     complaints: tuple[str, ...] = ()
-    """What the drill itself checked beside steps and causes, and found broken."""
+    """Other checks of the drill that failed, in addition to steps and causes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Verdict:
 
 
 def losses_and_causes(promise: Promise, outcome: Outcome) -> tuple[str, ...]:
-    """What a test asserts: everything that was promised except seconds."""
+    """Return the violations that a test asserts: all guarantees except times."""
     complaints = list(outcome.complaints)
     if outcome.lost_steps > promise.max_lost_steps:
         complaints.append(f"{outcome.lost_steps} steps lost, {promise.max_lost_steps} promised at most")
@@ -54,7 +54,7 @@ def losses_and_causes(promise: Promise, outcome: Outcome) -> tuple[str, ...]:
 
 
 def judge(promise: Promise, outcome: Outcome) -> Verdict:
-    """What the demo asserts: seconds too."""
+    """Return the demo's verdict, which includes times."""
     complaints = losses_and_causes(promise, outcome)
     if outcome.resumed_seconds > promise.within_seconds:
         late = f"next step after {outcome.resumed_seconds:.1f} s, promised within {promise.within_seconds:.0f} s"
@@ -63,10 +63,10 @@ def judge(promise: Promise, outcome: Outcome) -> Verdict:
 
 
 def first_new_step(seen: list[Progress], before: AttemptId) -> float | None:
-    """When a world after `before` was first seen to commit a step.
+    """Return when a world after `before` was first seen to complete a step.
 
-    A pod that enters a world still shows the last world's step, then the restored one; only a rise above the
-    lowest that it showed in the new world is a step of that world.
+    A pod that enters a world still shows the last world's step, then the restored one. Only an increase above the
+    lowest step that it showed in the new world is a step of that world.
     """
     lowest: dict[tuple[str, AttemptId], int] = {}
     for progress in seen:
@@ -80,11 +80,11 @@ def first_new_step(seen: list[Progress], before: AttemptId) -> float | None:
 
 
 def lost_steps(seen: list[Progress], before: AttemptId, incidents: tuple[Incident, ...]) -> int:
-    """Steps committed in the world that ended and made again after it.
+    """Return the steps that were completed in the ended world and made again after it.
 
-    The job's own figure is exact; the onlooker's is a lower bound, for it samples. The larger of both is
-    taken, so that a job which under-reports does not pass. What a pod shows when it enters a world says nothing of
-    that world: a newcomer shows step 0, and a pod whose rank was killed what this one told last.
+    The job's own number is exact. The observer's is a lower bound, because it samples. The larger one is used, so
+    that a job which under-reports does not pass. The first step that a pod shows in a world has no meaning: a new pod
+    shows step 0, and a pod whose rank was killed shows its last report.
     """
     last = max((p.step for p in seen if p.attempt_id <= before), default=0)
     shown: dict[str, Progress] = {}

@@ -1,7 +1,8 @@
-"""What a drill's training script noted: who took which samples, who committed which step, with which weights. Pure.
+"""The records of a drill's training script: the samples of each rank, and the completed steps with their weights.
+Pure.
 
-A step counts as committed in the highest world in which some rank says so; its samples are those that all ranks of
-that world took for it. A rank that is killed between the commit and its own note is so not taken for a loss.
+A step counts as completed in the highest world in which some rank records it. Its samples are those that all ranks of
+that world took for it. So a rank that is killed between the step and its record does not count as a loss.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _note(line: str) -> Note:
 
 
 def clear(folder: Path) -> None:
-    """Forget what was noted so far; who still writes appends at the new end."""
+    """Clear the records. Processes that still write append at the new end."""
     for file in folder.glob("notes-*.jsonl"):
         os.truncate(file, 0)
 
@@ -77,7 +78,7 @@ def newest_attempt(notes: Iterable[Note]) -> AttemptId:
 
 
 def struck_at(notes: Iterable[Note], since: float) -> float | None:
-    """When the script itself failed as it was told to."""
+    """Return when the script itself failed as requested."""
     return next((note.at for note in notes if note.do == STRUCK and note.at >= since), None)
 
 
@@ -93,12 +94,12 @@ def longest_pause(notes: Iterable[Note], since: float) -> float | None:
 
 
 def committed_steps(notes: Iterable[Note]) -> set[int]:
-    """Those that some rank noted, in any world."""
+    """Return the steps that some rank recorded, in any world."""
     return {note.step for note in notes if note.do == COMMIT}
 
 
 def worlds(notes: Iterable[Note]) -> int:
-    """How many there were, also such as made no step."""
+    """Return the number of worlds, including those without a step."""
     return len({note.attempt_id for note in notes})
 
 
@@ -143,8 +144,10 @@ def weights_equal(notes: Iterable[Note]) -> bool:
 
 
 def _known(attempt_id: AttemptId, step: int, noted: Mapping[tuple[AttemptId, int], set[str]]) -> bool:
-    """A world went on from what an earlier one noted, or from the step after that: one that was in doubt when its
-    world ended may be applied though nobody is left who noted it."""
+    """Whether a world resumed from weights that an earlier one recorded, or from the step after them.
+
+    A step that was in doubt when its world ended may be applied although no rank is left that recorded it.
+    """
     earlier = [at for at in noted if at[0] < attempt_id]
     made = [at for at in earlier if at[1] == step]
     if made:

@@ -32,7 +32,7 @@ def _is_known(job: DrillJob) -> bool:
 
 
 def _revision(pod: PodView) -> int:
-    """Of the membership that the pod has; 0 while it does not say."""
+    """Return the revision of the pod's membership; 0 if it is unknown."""
     try:
         with urllib.request.urlopen(f"http://{pod.ip}:{METRICS_PORT}/metrics", timeout=5) as answer:
             return int(parse_metrics(answer.read().decode()).get("holdfast_membership_revision", 0))

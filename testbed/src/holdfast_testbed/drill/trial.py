@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What all that happened since the notes were cleared has cost, by them."""
+    """The cost of everything since the records were cleared."""
 
     lost: int = 0
     wrong: int = 0
@@ -36,8 +36,10 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What one trial showed. `detected` is None where nothing was counted; there `resumed` is the longest pause, and
-    one world all that there may be."""
+    """The result of one trial.
+
+    `detected` is None if nothing was counted; then `resumed` is the longest pause, and there may be only one world.
+    """
 
     case: str
     resumed: float | None
@@ -62,7 +64,7 @@ class Trial:
 
 
 def settle(job: DrillJob, workers: int = WORKERS, *, warm: bool = True) -> None:
-    """All train in one world, and (if asked for) whoever is new is warm."""
+    """Wait until all train in one world, and on request until the standby processes are ready."""
     job.watcher.wait_for_world(workers, steps=5, timeout=240)
     if warm:
         job.watcher.wait(
@@ -76,7 +78,10 @@ def cost_so_far(job: DrillJob) -> Cost:
 
 
 def run(case: Case, job: DrillJob, *, warm: bool = True) -> Trial:
-    """Settle, hurt, watch, repair, settle again, judge. Without `warm` none waits for processes that stand by."""
+    """Run a trial: settle, inject, watch, repair, settle again, judge.
+
+    Without `warm`, do not wait for standby processes.
+    """
     trial = _run(case, job, warm)
     if case.spoils_pod:
         _renew(job)
@@ -128,7 +133,7 @@ def _cost(seen: list[script_log.Note]) -> Cost:
 
 
 def _story(told: Sequence[Incident]) -> str:
-    """What the job said of each incident: a trial that does not hold is seldom seen twice."""
+    """Return the job's text on each incident, because a failed trial is hard to reproduce."""
     return "; ".join(f"{one.attempt_id} {one.cause} {one.reason}, {one.action}: {one.message}" for one in told)
 
 
@@ -164,7 +169,7 @@ def _await_commit(job: DrillJob) -> None:
 
 
 def _noted(job: DrillJob) -> list[script_log.Note]:
-    """What is noted by now of whole steps."""
+    """Return the records of complete steps so far."""
     until = time.time()
     return script_log.whole(script_log.read(job.checkpoints), until)
 

@@ -80,13 +80,13 @@ class Watcher:
             return [p for p in self._progress if p.at >= at]
 
     def newest(self) -> Progress | None:
-        """The furthest word: highest world, then highest step."""
+        """Return the most advanced report: the highest world, then the highest step."""
         with self._lock:
             recent = self._progress[-64:]
         return max(recent, key=lambda p: (p.attempt_id, p.step), default=None)
 
     def warm(self, pod: str) -> int:
-        """How many warm processes a pod's launcher has, by its last word."""
+        """Return the number of standby processes in the launcher's last report."""
         with self._lock:
             told = [progress.warm for progress in self._progress[-64:] if progress.pod == pod]
         return told[-1] if told else 0

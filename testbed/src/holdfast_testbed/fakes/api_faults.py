@@ -81,13 +81,16 @@ class ApiProxy:
         return path
 
     def become(self, mode: Mode) -> None:
-        """From now on. Whoever goes away breaks what is open, whoever comes back what was held back in watches."""
+        """Change the mode.
+
+        A change to an unreachable server, or from a silent one, resets open connections.
+        """
         before, self.mode = self.mode, mode
         if mode is Mode.AWAY or before is Mode.SILENT:
             self.reset()
 
     def expire_watches(self) -> None:
-        """Each watch that is open ends with 410, and hears again from the next one on."""
+        """End each open watch with 410. The next watch works again."""
         with self._lock:
             watches = tuple(self._watches)
         self.deaf = False

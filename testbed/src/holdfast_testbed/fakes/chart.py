@@ -22,7 +22,7 @@ Manifest = dict[str, Any]
 def render(
     *values: str, namespace: str = OPERATOR_NAMESPACE, release: str = "holdfast", hooks: bool = False
 ) -> list[Manifest]:
-    """What is installed; with `hooks` also what `helm test` makes."""
+    """Return the installed objects; with `hooks` also those of `helm test`."""
     flags = [flag for value in values for flag in ("--set", value)] + ([] if hooks else ["--no-hooks"])
     words = ["-n", namespace, "--kube-version", KUBERNETES, *flags]
     text = run([program("helm"), "template", release, CHART, *words])

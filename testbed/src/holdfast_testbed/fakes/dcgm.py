@@ -49,7 +49,7 @@ _COUNTERS = ("_TOTAL", "_COUNTER", "_ROWS", "_CONSUMPTION")
 
 @dataclass(kw_only=True)
 class FakeGpu:
-    """One GPU of the node and whose it is. `pod` empty: the exporter maps it to nobody."""
+    """One GPU of the node and its pod. With an empty `pod`, the exporter maps it to none."""
 
     index: int
     uuid: str
@@ -71,7 +71,7 @@ class FakeGpu:
 
 @dataclass(kw_only=True)
 class FakeNode:
-    """What the exporter shows."""
+    """The state that the exporter shows."""
 
     gpus: list[FakeGpu] = field(default_factory=list)
     old_names: bool = False
@@ -141,7 +141,7 @@ class ExporterServer:
 
     @property
     def url(self) -> str:
-        """Where it answers, without a path."""
+        """The URL, without a path."""
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}"
 

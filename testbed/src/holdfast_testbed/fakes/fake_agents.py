@@ -1,7 +1,7 @@
-"""What players of launchers and sidecars say, and how the worlds of a job's launchers form: no I/O, no clock.
+"""Simulated launchers and sidecars, and how the worlds of a job's launchers form: no I/O, no clock.
 
-The words and rules are those of protocol.md, without the training. A player keeps what the launchers of one job know
-together, brings the operator's memberships here, and sends what it gets; what differs between players is a parameter.
+Terms and rules are those of protocol.md, without the training. A player holds the common knowledge of a job's
+launchers, receives the operator's memberships and sends reports. Differences between players are parameters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Worker:
 
 
 def newest(memberships: Iterable[Json | None]) -> Json | None:
-    """Of those that a job's agents were given so far."""
+    """Return the newest membership that a job's agents have received; None without one."""
     return max(filter(None, memberships), key=lambda document: int(document["revision"]), default=None)
 
 
@@ -32,9 +32,9 @@ def newest(memberships: Iterable[Json | None]) -> Json | None:
 
 
 def form(membership: Json, world: Json | None, *, broken: bool, up: Set[str]) -> tuple[Json | None, bool]:
-    """The world that goes on, and whether it is broken: it has lost a member and cannot go on without it.
+    """Return the continuing world, and whether it has lost a member without which it cannot continue.
 
-    A new generation begins with all its members; the launchers themselves go on without whom they lost.
+    A new generation starts with all its members. Launchers continue on their own without lost members.
     """
     if world is None or int(membership["generation"]) > world["generation"]:
         members = [str(member["podUID"]) for member in membership["members"]]
@@ -91,7 +91,7 @@ def incident(
 
 
 def unacknowledged(incidents: Iterable[Json], membership: Json) -> list[Json]:
-    """Those that the operator has not noted yet."""
+    """Return the incidents that the operator has not acknowledged yet."""
     noted = [_pair(entry) for entry in membership["acknowledged"]]
     return [one for one in incidents if _pair(one) not in noted]
 
@@ -114,7 +114,7 @@ def status(
     incidents: Sequence[Json] = (),
     lost: Mapping[str, str],
 ) -> Json:
-    """What a launcher writes. Each of the tiers has the step; who is lost is told with the time since when."""
+    """Return a launcher's status. Each tier has the step. Lost members are reported with the time of their loss."""
     own = world if world is not None and worker.uid in world["members"] else None
     pair = _pair(own) if own else None
     return {
@@ -146,7 +146,7 @@ def status(
 
 
 def report(worker: Worker, launcher: Json | None, *, number: int, preflight: Json | None = None) -> Json:
-    """What a sidecar sends, whose launcher has written that."""
+    """Return a sidecar's report with this launcher status."""
     return {
         "version": 1,
         "sidecar": {"startId": worker.uid[:8], "number": number},

@@ -46,7 +46,7 @@ class Server:
     log: Path
 
     def get(self, path: str, **parameters: str) -> Any:
-        """The parsed answer to a GET; an error answer raises with what it says."""
+        """Return the parsed answer to a GET. An error answer raises with its message."""
         query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
         try:
             with urllib.request.urlopen(f"{self.url}{path}{query}", timeout=30) as answer:  # noqa: S310 - loopback

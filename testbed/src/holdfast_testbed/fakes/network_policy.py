@@ -29,7 +29,7 @@ class End:
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """A connection that somebody wants to open."""
+    """A connection to open."""
 
     source: End
     target: End

@@ -91,7 +91,7 @@ class OperatorProcess:
         return self._process is not None and self._process.poll() is None
 
     def ready(self) -> bool:
-        """Whether its probe says so."""
+        """Whether its readiness probe succeeds."""
         return self.answers("/readyz")
 
     def answers(self, path: str) -> bool:

@@ -44,7 +44,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells any S3 client of it."""
+        """The environment of an S3 client for this server."""
         return {
             "AWS_ENDPOINT_URL_S3": self.url,
             "AWS_REGION": self.region,

@@ -59,7 +59,7 @@ class Reset:
 
 @dataclass(frozen=True, kw_only=True)
 class Delay:
-    """Nothing happens for a while after the request was heard."""
+    """The delay after the request was received."""
 
     seconds: float
 

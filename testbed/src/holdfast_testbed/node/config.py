@@ -19,14 +19,14 @@ SYSCTLS = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
-"""What the kubelet insists on. A node gets files of its own in their place, so that the host's stay as they are."""
+"""Files that the kubelet requires. A node gets its own, so that the host's stay unchanged."""
 
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFiles:
-    """Where a node's configuration stands."""
+    """The files of a node's configuration."""
 
     folder: Path
 
@@ -57,12 +57,12 @@ class NodeFiles:
 
     @property
     def boot(self) -> Path:
-        """What the node's first process does."""
+        """The file with the tasks of the node's first process."""
         return self.folder / "boot.json"
 
     @property
     def announcement(self) -> Path:
-        """What the cloud has announced for this node."""
+        """The file with the cloud's announcement for this node."""
         return self.folder / "announcement.json"
 
 
@@ -184,5 +184,5 @@ def kube_proxy_config(*, node: NodePlan, kubeconfig: Path) -> str:
 
 
 def instance_id(node: NodePlan) -> str:
-    """The instance id that the node's metadata service tells."""
+    """Return the instance ID that the node's metadata service reports."""
     return f"i-{hashlib.sha256(node.namespace.encode()).hexdigest()[:17]}"

@@ -115,7 +115,7 @@ class Supervisor:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Reap for ever; the programs are started beside."""
+        """Reap children forever. The programs are started on another thread."""
         threading.Thread(target=self._boot_up, name="boot", daemon=True).start()
         while True:
             try:

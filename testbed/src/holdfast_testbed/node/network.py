@@ -25,8 +25,11 @@ _NETNS = Path("/run/netns")
 _NOBODY = "02:00:00:00:00:01"
 """An Ethernet address that nothing has."""
 _GATEWAY = "02:00:00:00:00:02"
-"""Of each node's bridge for pods. One that is given stays: a bridge without takes the lowest of its cables', which
-may change as pods come and go, and pods that know the old one reach nobody until they ask for it anew."""
+"""The address of each node's bridge for pods.
+
+A given address is stable. Without one, a bridge takes the lowest address of its cables, which may change with pods,
+and pods that know the old one reach nothing until they resolve it again.
+"""
 _CLONE_NEWNET = 0x40000000
 _setns = ctypes.CDLL(None, use_errno=True).setns
 _MODULES = ("overlay", "bridge", "br_netfilter", "veth", "nf_tables")
@@ -57,7 +60,7 @@ def tags_in_use() -> set[str]:
 
 
 def load_kernel_modules() -> None:
-    """What nodes need and some kernels have as modules. Most have all in them, so a failure says nothing yet."""
+    """Kernel modules that nodes need. Most kernels have them built in, so a failure to load one is no error yet."""
     for module in _MODULES:
         with suppress(CommandFailedError, MissingProgramError):
             run(["modprobe", "--quiet", module])
@@ -119,8 +122,10 @@ def unplug_pods(node: NodePlan) -> None:
 
 
 def hide(node: NodePlan, address: str, *, silent: bool) -> None:
-    """Take an address of its own (the metadata service's) from a node: who asks there is told that nobody is reached,
-    or with `silent` nothing at all. What is asked stays on the node's switch."""
+    """Make an address (that of the metadata service) unreachable for a node.
+
+    Requests get an error, or with `silent` no answer. They stay on the node's switch.
+    """
     route = f"route add unreachable {address}/32"
     if silent:
         route = f"route add {address}/32 dev eth0"
@@ -137,7 +142,7 @@ def show(node: NodePlan, address: str) -> None:
 
 
 def inside(node: NodePlan, make: Callable[[], Made]) -> Made:
-    """What is made in a node's network: sockets stay there, whoever uses them."""
+    """Run `make` in a node's network. Sockets that it creates stay there."""
 
     def made() -> Made:
         with Path(_NETNS, node.namespace).open() as space:

@@ -159,7 +159,7 @@ class Node:
         )
 
     def kill(self) -> None:
-        """Cut the power: the cable first, so that no dying socket says goodbye, then everything at once."""
+        """Cut the power: first the cable, so that no socket closes its connection, then all processes at once."""
         self.cut()
         first = self._first_process()
         everything = [identity for identity in (first, self._holder) if identity is not None]
@@ -192,7 +192,7 @@ class Node:
         run(self._import_command(path, str(socket)), timeout=300)
 
     def inside(self, path: str) -> Path:
-        """Where a path of the node, its volumes in memory included, is found from here while it has power."""
+        """Return where a path of the node, including its volumes in memory, is on this host while it has power."""
         first = self._first_process()
         if first is None:
             raise NotReadyError(f"{self.name} has no power: nothing of its {path} can be reached")

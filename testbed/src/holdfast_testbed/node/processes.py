@@ -156,7 +156,7 @@ def children(identity: Identity) -> list[Identity]:
 
 
 def command_line(pid: int) -> list[str]:
-    """The words with which a process was started; empty when it is gone."""
+    """Return the command line of a process; empty if it is gone."""
     try:
         raw = (_PROC / str(pid) / "cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -181,7 +181,7 @@ class Process:
     ppid: int
     start: int
     name: str
-    """What `ps` calls it."""
+    """Return its name in `ps`."""
     cmdline: tuple[str, ...]
     container: str
     """Name of its container; empty for the pod's sandbox."""

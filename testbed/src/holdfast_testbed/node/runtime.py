@@ -25,12 +25,12 @@ class Exposed:
 
     @property
     def in_pod(self) -> str:
-        """Where a pod sees it."""
+        """The path in a pod."""
         return f"{RUNTIME_MOUNT}/{self.name}"
 
 
 def exposed() -> list[Exposed]:
-    """What pods need of the host to run its Python."""
+    """Paths of the host that pods need to run its Python."""
     found = [Exposed(source=Path("/usr"), name="usr")]
     found += [
         Exposed(source=Path("/", name), name=name)
@@ -45,7 +45,7 @@ def exposed() -> list[Exposed]:
 
 
 def mounts(folder: Path) -> list[tuple[Path, Path]]:
-    """What to mount where below `folder`; the mount points are made, empty."""
+    """Return the mounts below `folder`, whose empty mount points are created."""
     pairs = [(item.source, folder / item.name) for item in exposed()]
     for _, target in pairs:
         target.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a cloud has announced for an instance, in the cloud's own words."""
+"""The announced event of an instance, in the cloud's format."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ KINDS = {
     AZURE: ("Preempt", "Terminate", "Redeploy", "Reboot", "Freeze"),
 }
 PREEMPTION = {AWS: "terminate", GCP: PREEMPTED, AZURE: "Preempt"}
-"""How each cloud says that it takes a spot instance away."""
+"""The kind of event by which each cloud ends a spot instance."""
 NOTICE_SECONDS = {AWS: 120.0, GCP: 30.0, AZURE: 30.0}
-"""How long before."""
+"""The time of the announcement before the event."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Event:
     resources: tuple[str, ...] = ()
     """The machines that it concerns, where the cloud names them; empty: this one."""
     duration: int = -1
-    """Seconds, as far as the cloud tells; -1: not known."""
+    """Seconds, if the cloud reports them; -1: unknown."""
 
     @property
     def when(self) -> datetime:
@@ -61,14 +61,14 @@ class Announcement:
     cloud: str = AWS
     events: tuple[Event, ...] = ()
     fault: str = ""
-    """How the service spoils each of its answers: a status code or one of `FAULTS`."""
+    """The fault of each answer: a status code or one of `FAULTS`."""
     clock_ahead_seconds: float = 0.0
-    """What the cloud's clock shows beyond the machine's."""
+    """The lead of the cloud's clock over the machine's."""
     tokens: int = 0
     """Session tokens of another number are not valid any more (AWS)."""
 
     def clock(self, now: datetime) -> datetime:
-        """What the cloud's clock shows."""
+        """Return the cloud's time."""
         return now + timedelta(seconds=self.clock_ahead_seconds)
 
     def of(self, *kinds: str) -> Event | None:
@@ -110,7 +110,7 @@ class Announcement:
 
     @classmethod
     def read(cls, path: Path) -> Announcement:
-        """What stands in the file now."""
+        """Read the file."""
         said = json.loads(path.read_text())
         events = tuple(Event(**{**event, "resources": tuple(event["resources"])}) for event in said.pop("events"))
         return cls(**said, events=events)

@@ -41,7 +41,7 @@ class Imds:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, request: Request) -> Answer:
-        """`PUT /latest/api/token` gives a session token; whoever shows one that is valid may read the rest."""
+        """`PUT /latest/api/token` returns a session token, which is required for all other requests."""
         if request.method == "PUT":
             return self._put(request)
         if request.method != "GET":
@@ -54,7 +54,7 @@ class Imds:
         return found or Answer(status=404, body=_PAGE.format("404 - Not Found"), content_type="text/html")
 
     def refusal(self, _: Request, status: int) -> Answer:
-        """Of its usual form."""
+        """Return an error in the cloud's format."""
         return Answer(status=status, body=_PAGE.format(status), content_type="text/html")
 
     def expire_tokens(self) -> None:
@@ -82,7 +82,7 @@ class Imds:
 
 
 def _tree(announced: Announcement) -> dict[str, Answer]:
-    """What stands where. AWS recommends a rebalance at the latest with the interruption."""
+    """Return the content of each path. AWS recommends a rebalance with the interruption at the latest."""
     scheduled = [_maintenance(event) for event in announced.events if event.kind in MAINTENANCE_CODES]
     tree = {
         f"{ROOT}/instance-id": Answer(status=200, body=announced.instance_id),

@@ -35,7 +35,7 @@ class AzureMetadata:
     announced: Callable[[], Announcement]
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     first_answer_seconds: float = 0.0
-    """Delay of the first answer about events, which enables them: up to two minutes, says Azure."""
+    """Delay of the first answer about events, which enables them: up to two minutes by Azure's documentation."""
     approved: list[str] = field(default_factory=list)
     name: ClassVar[str] = "IMDS/150.870.65.1854"
     _enabled: bool = False
@@ -44,7 +44,7 @@ class AzureMetadata:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, request: Request) -> Answer:
-        """Events and the machine's name, for those who say `Metadata: true` and a version."""
+        """Events and the machine's name, for requests with `Metadata: true` and a version."""
         if request.headers.get("metadata", "").lower() != "true" or "x-forwarded-for" in request.headers:
             return _error(400, "Bad request. Required metadata header not specified")
         if request.path not in _VERSIONS:
@@ -58,7 +58,7 @@ class AzureMetadata:
         return self._events(request) if request.method == "GET" else _error(405, "Method not allowed")
 
     def refusal(self, _: Request, status: int) -> Answer:
-        """Of its usual form."""
+        """Return an error in the cloud's format."""
         return _error(status, "The request is not served")
 
     def _machine(self, request: Request) -> Answer:

@@ -26,7 +26,7 @@ class ComputeMetadata:
     name: ClassVar[str] = "Metadata Server for VM"
 
     def answer(self, request: Request) -> Answer:
-        """A value or a listing, for those who say that they mean Google."""
+        """A value or a listing, for requests with Google's header."""
         if request.headers.get(FLAVOR_HEADER.lower()) != "Google" or "x-forwarded-for" in request.headers:
             return _page(403)
         if request.method != "GET":
@@ -43,7 +43,7 @@ class ComputeMetadata:
         return self._value(request)
 
     def refusal(self, _: Request, status: int) -> Answer:
-        """Of its usual form."""
+        """Return an error in the cloud's format."""
         return _page(status)
 
     def _listing(self, request: Request, values: dict[str, str]) -> Answer:

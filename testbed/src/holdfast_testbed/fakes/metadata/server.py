@@ -15,9 +15,9 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
 FAULTS = ("garbage", "html", "redirect", "endless", "cut", "hang", "drip")
-"""How answers can be spoiled, besides by any status code."""
+"""Faults of answers, in addition to status codes."""
 ELSEWHERE = "/elsewhere"
-"""Below it a redirect leads, to the answer that was asked for: whoever follows is told everything."""
+"""The target of redirects, which answers everything to a client that follows them."""
 _DRIP_SECONDS = 0.05
 _KEPT = 4096
 
@@ -50,13 +50,13 @@ class Service(Protocol):
 
     @property
     def name(self) -> str:
-        """What it calls itself in the header `Server`."""
+        """The value of the header `Server`."""
         ...
 
     def answer(self, request: Request) -> Answer: ...
 
     def refusal(self, request: Request, status: int) -> Answer:
-        """What it says instead when it is in trouble, or takes the client for a nuisance."""
+        """Return an error response in the cloud's format."""
         ...
 
 
@@ -85,7 +85,7 @@ class MetadataServer:
 
     @property
     def url(self) -> str:
-        """Where it answers, without a slash at the end."""
+        """The URL, without a slash at the end."""
         return f"http://{self._address}:{self.port}"
 
     def spoiled(self) -> str:
@@ -206,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _led_back(request: Request) -> Request:
-    """What a redirected request asked for at first."""
+    """Return the original path of a redirected request."""
     return replace(request, path=request.path.removeprefix(ELSEWHERE))
 
 
