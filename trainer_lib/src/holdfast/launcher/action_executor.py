@@ -8,15 +8,13 @@ from collections.abc import Callable
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import StoreError
 from holdfast.launcher.drain.last_checkpoint import LastCheckpoint
+from holdfast.launcher.event_pump import EventPump
 from holdfast.launcher.hang.monitor import HangWatch
 from holdfast.launcher.host.termination_log import Ending
 from holdfast.launcher.membership import events as e
 from holdfast.launcher.membership import messages
-from holdfast.launcher.membership.state import State
-from holdfast.launcher.network.control_channel import ControlChannel
-from holdfast.launcher.network.tcp_store import StoreHost
+from holdfast.launcher.peer_links import PeerLinks
 from holdfast.launcher.ranks.event_adapter import LocalRanks
-from holdfast.launcher.ranks.supervisor import Supervisor
 
 _log = logging.getLogger("holdfast.launcher")
 _PLAIN_GRACE_SECONDS = 2.0
@@ -27,28 +25,22 @@ class ActionExecutor:
 
     def __init__(
         self,
+        pump: EventPump,
         *,
-        state: Callable[[], State],
-        feed: Callable[[e.Event], None],
         finish: Callable[[Ending], None],
-        now: Callable[[], float],
         host: str,
-        control: ControlChannel,
-        store: StoreHost,
+        peers: PeerLinks,
         local: LocalRanks,
-        supervisor: Supervisor,
         hangs: HangWatch,
         last_checkpoint: LastCheckpoint,
     ) -> None:
-        self._state = state
-        self._feed = feed
+        self._pump = pump
         self._finish = finish
-        self._now = now
         self._host = host
-        self._control = control
-        self._store = store
+        self._control = peers.control
+        self._store = peers.store
         self._local = local
-        self._supervisor = supervisor
+        self._supervisor = local.supervisor
         self._hangs = hangs
         self._last_checkpoint = last_checkpoint
 
@@ -78,12 +70,12 @@ class ActionExecutor:
         try:
             master = self._store.open(pair, self._host, beside=beside)
         except StoreError as error:
-            self._feed(e.StoreFailed(pair=pair, message=str(error)))
+            self._pump.feed(e.StoreFailed(pair=pair, message=str(error)))
             return
-        self._feed(e.StoreOpened(pair=pair, master=master))
+        self._pump.feed(e.StoreOpened(pair=pair, master=master))
 
     def _start_ranks(self, world: messages.World, master: messages.Master, trained: AttemptId | None) -> None:
-        membership = self._state().membership
+        membership = self._pump.state.membership
         if membership is not None:
             self._local.start(world, master, membership, trained)
 
@@ -91,8 +83,8 @@ class ActionExecutor:
         """A script without Holdfast's loop may have a SIGTERM handler of its own; the loop needs no warning."""
         if self._supervisor.speaks_holdfast:
             return wanted
-        drain = self._state().drain
-        return max(wanted, _PLAIN_GRACE_SECONDS if drain is None else drain.until - self._now())
+        drain = self._pump.state.drain
+        return max(wanted, _PLAIN_GRACE_SECONDS if drain is None else drain.until - self._pump.now())
 
 
 def _ending(action: e.Exit) -> Ending:

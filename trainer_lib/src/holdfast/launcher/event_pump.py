@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -14,27 +15,26 @@ Observer = Callable[[State, State], None]
 
 
 class EventPump:
-    """Holds the state. For each event: the observers in their order, then the actions, then the status."""
+    """Holds the state and the clock. For each event: observers in their order, then actions, then the status."""
 
-    def __init__(
-        self,
-        state: State,
-        now: Callable[[], float],
-        *,
-        observers: Sequence[Observer],
-        execute: Callable[[Action], None],
-        show: Observer,
-    ) -> None:
+    def __init__(self, state: State) -> None:
         self.state = state
-        self._now = now
-        self._observers = observers
-        self._execute = execute
-        self._show = show
+        self._origin = time.time() - time.monotonic()
         self._queue: deque[Event] = deque()
         self._feeding = False
 
+    def connect(self, observers: Sequence[Observer], *, execute: Callable[[Action], None], show: Observer) -> None:
+        """Name the parts that take part in each event, before the first one."""
+        self._observers = observers
+        self._execute = execute
+        self._show = show
+
+    def now(self) -> float:
+        """The clock of the state machine: Unix time that never jumps."""
+        return self._origin + time.monotonic()
+
     def feed(self, event: Event) -> None:
-        """Let the core see an event and do what it decides, in order also when one leads to the next."""
+        """Process an event. An event that results from another one waits until that one is processed."""
         self._queue.append(event)
         if self._feeding:
             return
@@ -47,7 +47,7 @@ class EventPump:
 
     def _step(self, event: Event) -> None:
         before = self.state
-        decision = state_machine.step(before, event, self._now())
+        decision = state_machine.step(before, event, self.now())
         self.state = decision.state
         for observe in self._observers:
             observe(before, self.state)

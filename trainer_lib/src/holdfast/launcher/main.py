@@ -292,7 +292,7 @@ class _Standalone:
             uid=identity.pod_uid,
             name=identity.pod,
             host=self._config.host,
-            control=self._agent.control_port,
+            control=self._agent.peers.control.port,
             store=self._config.store_port,
             node=identity.node,
         )
@@ -307,8 +307,8 @@ class _Standalone:
             secret=self._place.secret,
             accept=self._agent.see_membership,
             record=self._record,
-            stranger=self._agent.stranger,
-            now=self._agent.now,
+            stranger=self._agent.peers.stranger,
+            now=self._agent.pump.now,
         )
         await served.serve(self._place.listener, own)
 
@@ -324,6 +324,6 @@ class _Standalone:
 
     def _record(self) -> Record:
         """What this launcher knows; what the others found they have told it."""
-        state = self._agent.state
+        state = self._agent.pump.state
         over = tuple(incident.pair for incident in state.incidents if incident.resumed is not None)
         return Record(started=state.started, acknowledged=over, foreign=state.foreign)

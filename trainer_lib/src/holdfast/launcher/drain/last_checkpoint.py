@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.core.tier_names import OBJECT_TIER, PEER_TIER, SHARED_TIER
 from holdfast.launcher.drain.last_checkpoint_plan import Plan, Tier, plan
+from holdfast.launcher.event_pump import EventPump
 from holdfast.launcher.membership.state import State
 from holdfast.launcher.ranks.event_adapter import LocalRanks
 from holdfast.launcher.tiers.upload_client import Uploads
@@ -22,9 +22,9 @@ class LastCheckpoint:
     """Plans it when a drain begins that is not the operator's wish, and again when its deadline changes."""
 
     def __init__(
-        self, *, now: Callable[[], float], node: str, local: LocalRanks, memory: MemoryHost | None, uploads: Uploads
+        self, pump: EventPump, node: str, local: LocalRanks, memory: MemoryHost | None, uploads: Uploads
     ) -> None:
-        self._now = now
+        self._now = pump.now
         self._node = node
         self._local = local
         self._memory = memory

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from holdfast.core.log_format import rfc3339
 from holdfast.launcher.drain.touch_file import Request, TouchFile
+from holdfast.launcher.event_pump import EventPump
 from holdfast.launcher.membership.document import Rules
-from holdfast.launcher.membership.events import CheckpointAsked, DrainAsked, Event
-from holdfast.launcher.membership.state import State
+from holdfast.launcher.membership.events import CheckpointAsked, DrainAsked
 from holdfast.launcher.ranks.event_adapter import LocalRanks
 
 _log = logging.getLogger("holdfast.launcher")
@@ -23,23 +22,12 @@ LEAST_DRAIN_SECONDS = 1.0
 class Requests:
     """Makes events of them, and keeps those that the status shows."""
 
-    def __init__(
-        self,
-        *,
-        touch: TouchFile,
-        local: LocalRanks,
-        node: str,
-        state: Callable[[], State],
-        feed: Callable[[Event], None],
-        now: Callable[[], float],
-    ) -> None:
+    def __init__(self, pump: EventPump, touch: TouchFile, local: LocalRanks, node: str) -> None:
         self.notices: list[dict[str, Any]] = []
         self._touch = touch
         self._local = local
         self._node = node
-        self._state = state
-        self._feed = feed
-        self._now = now
+        self._pump = pump
 
     async def watch(self) -> None:
         """Take each request as it comes, for ever."""
@@ -53,22 +41,22 @@ class Requests:
         fields = {"id": request.id, "drain": request.drain, "source": request.source}
         _log.info("checkpoint asked for: %s", request.reason, extra={"fields": fields})
         if request.document:
-            self.notices.append(_notice(request, self._now()))
+            self.notices.append(_notice(request, self._pump.now()))
         self._local.expect_answer(request.id)
         if request.drain:
             node = self._node if request.node_goes else ""
             until = self._until(request)
-            self._feed(DrainAsked(id=request.id, reason=request.reason, until=until, node=node))
+            self._pump.feed(DrainAsked(id=request.id, reason=request.reason, until=until, node=node))
         else:
-            self._feed(CheckpointAsked(id=request.id, reason=request.reason))
+            self._pump.feed(CheckpointAsked(id=request.id, reason=request.reason))
 
     def _until(self, request: Request) -> float | None:
         """The earlier of the request's deadline and the job's own for a checkpoint; None: only the latter."""
-        ends_at, membership = request.ends_at(), self._state().membership
+        ends_at, membership = request.ends_at(), self._pump.state.membership
         if ends_at is None:
             return None
         rules = membership.rules if membership else Rules()
-        return min(max(ends_at, self._now() + LEAST_DRAIN_SECONDS), self._now() + rules.checkpoint_deadline)
+        return min(max(ends_at, self._pump.now() + LEAST_DRAIN_SECONDS), self._pump.now() + rules.checkpoint_deadline)
 
 
 def _notice(request: Request, moment: float) -> dict[str, Any]:

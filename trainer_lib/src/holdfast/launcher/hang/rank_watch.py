@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from holdfast.core.attempt import AttemptId
+from holdfast.launcher.event_pump import EventPump
 from holdfast.launcher.hang.monitor import HangWatch, Scene
 from holdfast.launcher.hang.stall_reports import NOBODY, Elsewhere
-from holdfast.launcher.membership.events import Event, Stalled
-from holdfast.launcher.membership.state import State
+from holdfast.launcher.membership.events import Stalled
 from holdfast.launcher.network.control_channel import ControlChannel
 from holdfast.launcher.ranks.supervisor import Supervisor
 
@@ -19,20 +18,17 @@ class RankWatch:
 
     def __init__(
         self,
-        *,
+        pump: EventPump,
         me: str,
         hangs: HangWatch,
         supervisor: Supervisor,
         control: ControlChannel,
-        state: Callable[[], State],
-        feed: Callable[[Event], None],
     ) -> None:
         self._me = me
         self._hangs = hangs
         self._supervisor = supervisor
         self._control = control
-        self._state = state
-        self._feed = feed
+        self._pump = pump
 
     def look(self) -> None:
         """Look once at the ranks of the present world, and at those that left an earlier one."""
@@ -51,16 +47,16 @@ class RankWatch:
             elsewhere=self._elsewhere(pair),
         )
         stalls = self._hangs.look(scene)
-        if stalls is not None and stalls != self._state().stalls:
-            self._feed(Stalled(stalls=stalls))
+        if stalls is not None and stalls != self._pump.state.stalls:
+            self._pump.feed(Stalled(stalls=stalls))
 
     def _elsewhere(self, pair: AttemptId) -> Elsewhere:
         """What the other launchers of the present attempt say of their ranks."""
-        world = self._state().world
+        world = self._pump.state.world
         if world is None or world.pair != pair:
             return NOBODY
         others = world.uids - {self._me}
-        hellos = [peer.hello for uid in others if (peer := self._state().peers.get(uid)) and peer.hello]
+        hellos = [peer.hello for uid in others if (peer := self._pump.state.peers.get(uid)) and peer.hello]
         return Elsewhere(
             stalls=tuple(stall for hello in hellos for stall in hello.stalls if stall.pair == pair),
             unheard=not all(self._control.heard_lately(uid) for uid in others),

@@ -16,10 +16,10 @@ from holdfast.core.tier_names import MEMORY_TIER, PEER_TIER, SHARED_TIER
 from holdfast.launcher.accounting.event_recorder import EventRecorder
 from holdfast.launcher.drain.last_checkpoint_plan import Speed
 from holdfast.launcher.drain.touch_file import TouchFile
+from holdfast.launcher.event_pump import EventPump
 from holdfast.launcher.membership.document import Membership
 from holdfast.launcher.membership.events import (
     Entered,
-    Event,
     ForeignClaims,
     Holds,
     LocalDone,
@@ -38,6 +38,9 @@ from holdfast.launcher.ranks.progress import Progress, Wish, origin, set_aside, 
 from holdfast.launcher.ranks.rank_process import Rank
 from holdfast.launcher.ranks.rank_socket import RankMessage
 from holdfast.launcher.ranks.supervisor import Supervisor
+from holdfast.launcher.status.status_document import Identity
+from holdfast.launcher.tiers.node_tiers import NodeTiers
+from holdfast.launcher.tiers.upload_client import Uploads
 
 _log = logging.getLogger("holdfast.launcher.local")
 # A script that has not said hello by then is one without Holdfast's loop: it gets signals instead of messages.
@@ -49,20 +52,21 @@ class LocalRanks:
 
     def __init__(
         self,
-        *,
-        feed: Callable[[Event], None],
-        now: Callable[[], float],
-        place: tuple[str, str],
+        pump: EventPump,
+        identity: Identity,
         touch: TouchFile,
-        chronicle: EventRecorder,
-        committed: Callable[[CheckpointName], None] = lambda _: None,
+        *,
+        recorder: EventRecorder,
+        uploads: Uploads,
+        tiers: NodeTiers,
     ) -> None:
-        self._feed = feed
-        self._now = now
-        self._pod, self._node = place
+        self._feed = pump.feed
+        self._now = pump.now
+        self._identity = identity
         self._touch = touch
-        self._chronicle = chronicle
-        self._committed = committed
+        self._recorder = recorder
+        self._tiers = tiers
+        self._committed = uploads.commit
         self._restored: int | None = None  # from where the attempt goes on, once a rank has said it
         self._origin = ""
         self._untold: int | None = None  # a step of the attempt that the core has not heard of
@@ -78,8 +82,6 @@ class LocalRanks:
         self._timers: list[asyncio.TimerHandle] = []
         self._membership: Membership | None = None
         self._trained: AttemptId | None = None
-        self.memory: Callable[[], dict[str, Any] | None] = lambda: None
-        self.disk: Callable[[], dict[str, Any] | None] = lambda: None
         self.progress = Progress()
         self.speeds = {tier: Speed() for tier in (MEMORY_TIER, PEER_TIER, SHARED_TIER)}
         self.supervisor: Supervisor
@@ -165,7 +167,7 @@ class LocalRanks:
     def heard(self, message: RankMessage) -> None:
         """A message of a rank process; what is not of the present attempt is dropped."""
         try:
-            self._chronicle.heard(message.connection.pid, message.type, message.body)
+            self._recorder.heard(message.connection.pid, message.type, message.body)
             rank = self.supervisor.hear(message)
             if rank is not None:
                 self._react(rank, message)
@@ -231,12 +233,12 @@ class LocalRanks:
             **rank.pair.to_json(),
             "claims": [claims[pair].to_json() for pair in sorted(claims)],
             "settings": membership.document.get("settings", {}),
-            "reached": self._chronicle.accounts.highest,
+            "reached": self._recorder.accounts.highest,
             "durable": self._durable(membership),
             "trained": None if self._trained is None else self._trained.to_json(),
-            "books": self._chronicle.accounts.books.to_json(),
-            "memory": self.memory(),
-            "local": self.disk(),
+            "books": self._recorder.accounts.books.to_json(),
+            "memory": self._tiers.describe_memory(),
+            "local": self._tiers.describe_disk(),
         }
         rank.send(welcome)
         for wish in self._wishes:
@@ -339,7 +341,7 @@ class LocalRanks:
 
     def process_ended(self, pid: int, *, killed: bool) -> None:
         """A process is gone, whatever it was to us."""
-        self._chronicle.ended(pid, hung=killed)
+        self._recorder.ended(pid, hung=killed)
         self._tell_held()
         self._tell_saving()
 
@@ -411,4 +413,4 @@ class LocalRanks:
         self._timers.clear()
 
     def _place(self) -> FailureContext:
-        return FailureContext(pod=self._pod, node=self._node, at=self._now())
+        return FailureContext(pod=self._identity.pod, node=self._identity.node, at=self._now())

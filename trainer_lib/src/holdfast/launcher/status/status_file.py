@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.launcher.host.run_dir import STATUS_FILE, write_json
+from holdfast.launcher.membership.state import State
 
 _log = logging.getLogger("holdfast.launcher.status_file")
 _INTERVAL_SECONDS = 0.2
 # A failure is answered first, and written down then.
 _MOMENT_SECONDS = 0.01
+_TRANSITION = ("phase", "ready", "accepted", "started", "incidents", "foreign", "complete")
 
 
 class StatusFile:
@@ -41,6 +43,13 @@ class StatusFile:
         """Something changed that must be seen."""
         if self._soon is None:
             self._soon = asyncio.get_running_loop().call_later(_MOMENT_SECONDS, self.flush)
+
+    def show(self, before: State, after: State) -> None:
+        """Write after an event: at once what the sidecar must see, later progress, heartbeats and waiting."""
+        if after.world is not before.world or any(getattr(before, n) != getattr(after, n) for n in _TRANSITION):
+            self.soon()
+        elif before is not after:
+            self.changed()
 
     def alive(self) -> None:
         """Say that this launcher lives, without a change: the file's time is the sign of life."""

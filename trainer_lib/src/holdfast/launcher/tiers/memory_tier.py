@@ -25,30 +25,15 @@ class MemoryHost(TierHost):
     place = "a memory volume"
 
     def __init__(self, options: MemoryOptions, *, identity: Identity, host: str) -> None:
-        super().__init__(options.root, identity=identity, host=host)
-        self._options = options
+        super().__init__(options, identity=identity, host=host)
+        self._memory = options
 
-    def describe(self) -> dict[str, Any] | None:
-        """What a rank must know, for its welcome."""
-        served = self._served()
-        if served is None:
-            return None
-        me, key = served
-        options = self._options
-        return MemorySettings(
-            folder=self._folder,
-            limit=options.limit,
-            interval=options.interval,
-            peer_interval=options.peer_interval,
-            per_second=options.per_second,
-            in_flight=options.in_flight,
-            me=me,
-            key=key,
-        ).to_json()
+    def _settings(self, **settings: Any) -> MemorySettings:
+        return MemorySettings(**settings, peer_interval=self._memory.peer_interval)
 
     def tiers(self, speeds: Mapping[str, Speed], members: Iterable[Member]) -> list[Tier]:
         """Where a last commit of this world would lie: in memory here, and if copies are made, on the next node."""
-        options, node = self._options, self._identity.node
+        options, node = self._memory, self._identity.node
         memory = speeds[MEMORY_TIER].tier(MEMORY_TIER, node=node, due=options.interval == 1)
         there = self._copies_go_to(members)
         if there is None:
@@ -58,7 +43,7 @@ class MemoryHost(TierHost):
 
     def _copies_go_to(self, members: Iterable[Member]) -> Neighbour | None:
         """As each of its ranks chooses."""
-        if self._options.peer_interval is None:
+        if self._memory.peer_interval is None:
             return None
         node, pod = self._identity.node, self._identity.pod_uid
         others = [one for one in members if one.pod_uid != pod]

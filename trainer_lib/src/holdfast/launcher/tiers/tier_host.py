@@ -7,12 +7,14 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour, derive
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
+from holdfast.checkpoint.tiers.settings import TierSettings
 from holdfast.core.errors import UsageError
 from holdfast.launcher.status.status_document import Identity
+from holdfast.launcher.tiers.options import TierOptions
 
 _log = logging.getLogger("holdfast.launcher.tier_host")
 
@@ -27,8 +29,9 @@ class TierHost(ABC):
     place: ClassVar[str]
     """On what a user is to give a folder."""
 
-    def __init__(self, root: Path, *, identity: Identity, host: str) -> None:
-        self._root = self._folder = root
+    def __init__(self, options: TierOptions, *, identity: Identity, host: str) -> None:
+        self._options = options
+        self._root = self._folder = options.root
         self._identity = identity
         self._host = host
         self._server: PeerServer | None = None
@@ -65,14 +68,25 @@ class TierHost(ABC):
         if self._lock >= 0:
             os.close(self._lock)
 
-    def _served(self) -> tuple[Neighbour, bytes] | None:
-        """Where others find it, and by which key; None before it is admitted."""
+    def describe(self) -> dict[str, Any] | None:
+        """Return what a rank must know, for its welcome; None before this launcher is admitted."""
         server = self._server
         if server is None or server.key is None:
             return None
-        me = self._identity
-        host = self._host or "127.0.0.1"
-        return Neighbour(node=me.node, pod=me.pod_uid, host=host, port=server.port), server.key
+        me, options = self._identity, self._options
+        address = Neighbour(node=me.node, pod=me.pod_uid, host=self._host or "127.0.0.1", port=server.port)
+        return self._settings(
+            folder=self._folder,
+            limit=options.limit,
+            interval=options.interval,
+            per_second=options.per_second,
+            in_flight=options.in_flight,
+            me=address,
+            key=server.key,
+        ).to_json()
+
+    def _settings(self, **settings: Any) -> TierSettings:
+        return TierSettings(**settings)
 
     @abstractmethod
     def _serve(self, folder: Path, host: str | None) -> PeerServer:

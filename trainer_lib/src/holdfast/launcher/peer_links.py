@@ -1,0 +1,105 @@
+"""The links to the other launchers: the control channels, and the TCP store that the first members serve."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast.core.attempt import AttemptId
+from holdfast.core.protocol import Cause
+from holdfast.launcher.event_pump import EventPump
+from holdfast.launcher.membership import events as e
+from holdfast.launcher.membership import messages, state_machine
+from holdfast.launcher.membership.messages import Failure, Priority
+from holdfast.launcher.membership.state import State
+from holdfast.launcher.network.control_channel import Address, ControlChannel
+from holdfast.launcher.network.tcp_store import StoreHost
+from holdfast.launcher.status.status_document import Identity
+
+_log = logging.getLogger("holdfast.launcher")
+# The coordinator, and the member that replaces it if it is lost.
+_WARM_STORES = 2
+
+
+class PeerLinks:
+    """Makes events of what peers and the store do. Keeps the channels in line with the membership."""
+
+    def __init__(
+        self, identity: Identity, pump: EventPump, *, changed: Callable[[], None], broken: Callable[[str], None]
+    ) -> None:
+        self._identity = identity
+        self._pump = pump
+        self._changed = changed
+        self._key: bytes | None = None
+        self.strangers = 0
+        self.control = ControlChannel(me=identity.pod_uid, listener=self)
+        self.store = StoreHost(self._store_lost, on_broken=broken)
+
+    def observe(self, before: State, after: State) -> None:
+        """Follow a change of the membership or of the accepted world."""
+        if after.membership is not before.membership or after.accepted_world is not before.accepted_world:
+            self._connect()
+
+    def take(self, event: e.MembershipSeen, key: bytes) -> None:
+        """Process a membership, whose members prove that they hold this key."""
+        self._key = key
+        self._pump.feed(event)
+        self._connect()
+
+    def keep_store_warm(self) -> None:
+        """Prepare a store on the first members. Not while a world forms: the import of torch would delay it."""
+        known = [self._pump.state.membership, self._pump.state.world]
+        first = {member.pod_uid for group in known if group is not None for member in group.members[:_WARM_STORES]}
+        if self._identity.pod_uid in first:
+            self.store.warm()
+
+    def peer_up(self, uid: str) -> None:
+        """The control channel to a peer is open."""
+        _log.info("connected to %s", uid)
+        self._pump.feed(e.PeerUp(pod_uid=uid))
+
+    def peer_down(self, uid: str, how: e.How) -> None:
+        """It is lost."""
+        _log.info("lost %s (%s)", uid, how)
+        self._pump.feed(e.PeerDown(pod_uid=uid, how=how))
+
+    def peer_said(self, uid: str, body: Mapping[str, Any]) -> None:
+        """A peer sent a message. Raises `DocumentError` if it cannot be read, which closes the channel."""
+        self._pump.feed(e.Received(sender=uid, message=messages.from_json(body)))
+
+    def stranger(self) -> None:
+        """A connection was refused before it had proved that it holds the job's key."""
+        self.strangers += 1
+        self._changed()
+
+    def _connect(self) -> None:
+        state = self._pump.state
+        membership = state.membership
+        if membership is None or self._key is None:
+            return
+        members = state_machine.contacts(state)
+        self.control.configure(
+            key=self._key,
+            peers={uid: Address(host=m.host, port=m.control_port) for uid, m in members.items()},
+            heartbeat=membership.rules.heartbeat,
+            dead_after=membership.rules.dead_after,
+        )
+        if state.attempt is None:
+            self.keep_store_warm()
+
+    def _store_lost(self, pair: AttemptId, message: str) -> None:
+        attempt = self._pump.state.attempt
+        if attempt is None or attempt.world.pair != pair:
+            self._pump.feed(e.StoreFailed(pair=pair, message=message))
+            return
+        failure = Failure(
+            cause=Cause.INFRASTRUCTURE,
+            reason="StoreLost",
+            message=message,
+            priority=Priority.KILLED,
+            at=self._pump.now(),
+            pod=self._identity.pod,
+            node=self._identity.node,
+        )
+        self._pump.feed(e.RankFailed(pair=pair, failure=failure))
