@@ -1,7 +1,8 @@
 """Dataclasses as JSON, by the types of their fields. Pure.
 
 A field `per_second` is called `perSecond`, one with a default may be missing, and what is unknown is passed over.
-Bytes are hex digits, sets are sorted lists. A type with `to_json` and `from_json` of its own keeps them.
+Bytes are hex digits, sets are sorted lists, enums are their values. A type with `to_json` and `from_json` of its own
+keeps them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
+from enum import EnumType, IntEnum
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Union, get_args, get_origin, get_type_hints
@@ -68,6 +70,8 @@ def _written(value: Any) -> Any:
             return sorted(map(_written, value))
         case tuple() | list():
             return [_written(item) for item in value]
+        case IntEnum():
+            return int(value)
         case str():
             return str(value)  # an enum's text, also where nothing is encoded on the way
         case bytes():
@@ -88,6 +92,8 @@ def _read(kind: Any, value: Any) -> Any:
         return {_read(args[0], key): _read(args[1], item) for key, item in _typed(dict, value).items()}
     if hasattr(kind, "from_json"):
         return kind.from_json(value)
+    if isinstance(kind, EnumType):
+        return kind(value)
     if kind in (bytes, Path):
         return bytes.fromhex(_typed(str, value)) if kind is bytes else Path(_typed(str, value))
     if kind is Any or (kind is float and type(value) is int):

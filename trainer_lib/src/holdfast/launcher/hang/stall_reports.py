@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from holdfast.core.attempt import AttemptId, Json
+from holdfast.core.attempt import AttemptId
+from holdfast.core.json_fields import JsonFields
 from holdfast.telemetry.activity import Activity
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stall:
+class Stall(JsonFields):
     """A rank that has done the same for most of its deadline, or shows no sign of life. Said once, and then meant
     until it is taken back: `seconds` is for how long it had been so by then."""
 
@@ -31,29 +32,6 @@ class Stall:
     def waits(self) -> bool:
         """Whether it is alive in a collective, so that its end is in other hands."""
         return in_collective(self.activity) and not self.silent
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "pair": self.pair.to_json(),
-            "rank": self.rank,
-            "activity": str(self.activity),
-            "step": self.step,
-            "silent": self.silent,
-            "seconds": self.seconds,
-            "deadline": self.deadline,
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> Stall:
-        return cls(
-            pair=AttemptId.from_json(value["pair"]),
-            rank=int(value["rank"]),
-            activity=Activity(value["activity"]),
-            step=int(value["step"]),
-            silent=bool(value["silent"]),
-            seconds=float(value["seconds"]),
-            deadline=float(value["deadline"]),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.core.attempt import AttemptId, Claim, Json, check_version
 from holdfast.core.errors import DocumentError
+from holdfast.core.json_fields import JsonFields
 from holdfast.core.protocol import Cause
 from holdfast.launcher.membership.restart_rules import Restart
 
@@ -49,22 +50,13 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Previous:
+class Previous(JsonFields):
     """An earlier generation that may still hold a world; with `through`, a run of numbers never published."""
 
     generation: int
     publication: str
     members: frozenset[str]
     through: int | None = None
-
-    @classmethod
-    def from_json(cls, value: Json) -> Previous:
-        return cls(
-            generation=int(value["generation"]),
-            publication=str(value["publication"]),
-            members=frozenset(str(uid) for uid in value["members"]),
-            through=None if value.get("through") is None else int(value["through"]),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +124,11 @@ def _budget(value: Json) -> Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Directive:
+class Directive(JsonFields):
     """The operator asks for a checkpoint."""
 
     id: str
-    reason: str
+    reason: str = ""
     deadline: str | None = None
 
 
@@ -173,6 +165,10 @@ class Membership:
         """The member that this pod is, or None."""
         return next((member for member in self.members if member.pod_uid == pod_uid), None)
 
+    def to_json(self) -> Json:
+        """Return the document, as launchers share it."""
+        return self.document
+
     @classmethod
     def from_json(cls, value: Json) -> Membership:
         """Read `membership.json`; raises `DocumentError` that names what is wrong."""
@@ -196,15 +192,9 @@ def _read(value: Json) -> Membership:
         claims=tuple(Claim.from_json(claim) for claim in value["claims"]),
         acknowledged=frozenset(AttemptId.from_json(pair) for pair in value["acknowledged"]),
         restarts={Cause(cause): int(count) for cause, count in value["restarts"].items()},
-        checkpoint=_directive(directives["checkpoint"]),
+        checkpoint=Directive.from_json(wanted) if (wanted := directives["checkpoint"]) is not None else None,
         drain=frozenset(str(uid) for uid in directives["drain"]),
         job_uid=str(value["job"]["uid"]),
         rules=Rules.from_settings(value["settings"]),
         document={key: part for key, part in value.items() if key != "jobKey"},
     )
-
-
-def _directive(value: Json | None) -> Directive | None:
-    if value is None:
-        return None
-    return Directive(id=str(value["id"]), reason=str(value.get("reason", "")), deadline=value.get("deadline"))

@@ -10,29 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from holdfast.core.attempt import AttemptId, Json
+from holdfast.core.attempt import AttemptId
+from holdfast.core.json_fields import JsonFields
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldShards:
+class HeldShards(JsonFields):
     """Shards of a model of `count`, in the state of which the ranks were put in place in attempt `pair`."""
 
     pair: AttemptId
     count: int
     shards: frozenset[int]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"pair": self.pair.to_json(), "count": self.count, "shards": sorted(self.shards)}
-
-    @classmethod
-    def from_json(cls, value: Json) -> HeldShards:
-        return cls(
-            pair=AttemptId.from_json(value["pair"]),
-            count=int(value["count"]),
-            shards=frozenset(int(shard) for shard in value["shards"]),
-        )
 
 
 def together(parts: Iterable[HeldShards]) -> HeldShards | None:

@@ -6,13 +6,13 @@ lost, doubled or late. The launcher's control channel adds who sent it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, get_args
 
 from holdfast.core.attempt import AttemptId, Claim, Json
 from holdfast.core.errors import DocumentError
+from holdfast.core.json_fields import JsonFields
 from holdfast.core.protocol import Cause
 from holdfast.launcher.hang.stall_reports import Stall
 from holdfast.launcher.membership.document import Member, Membership
@@ -41,7 +41,7 @@ class Remedy(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class Failure(JsonFields):
     """One thing that went wrong in an attempt, as the launcher that saw it says it.
 
     `mistake`: type and place of an error in the program, which a restart does not cure; empty for any other failure.
@@ -64,39 +64,6 @@ class Failure:
     def rank_of_root(self) -> tuple[int, float]:
         """Sorts the root cause first."""
         return (self.priority, self.at)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "cause": str(self.cause),
-            "reason": self.reason,
-            "message": self.message,
-            "priority": int(self.priority),
-            "at": self.at,
-            "pod": self.pod,
-            "node": self.node,
-            "rank": self.rank,
-            "exitCode": self.exit_code,
-            "traceback": list(self.traceback),
-            "step": self.step,
-            "mistake": self.mistake,
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> Failure:
-        return cls(
-            cause=Cause(value["cause"]),
-            reason=str(value["reason"]),
-            message=str(value["message"]),
-            priority=Priority(value["priority"]),
-            at=float(value["at"]),
-            pod=str(value["pod"]),
-            node=str(value["node"]),
-            rank=value["rank"],
-            exit_code=value["exitCode"],
-            traceback=tuple(value["traceback"]),
-            step=value["step"],
-            mistake=str(value["mistake"]),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +103,7 @@ class Incident:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Notice:
+class Notice(JsonFields):
     """A node will go, as its cloud said to one of the workers there: all of them leave together."""
 
     node: str
@@ -144,18 +111,9 @@ class Notice:
     reason: str
     until: float  # Unix time; all who read it are on that node, so they share its clock
 
-    def to_json(self) -> dict[str, Any]:
-        return {"node": self.node, "id": self.id, "reason": self.reason, "until": self.until}
-
-    @classmethod
-    def from_json(cls, value: Json) -> Notice:
-        return cls(
-            node=str(value["node"]), id=str(value["id"]), reason=str(value["reason"]), until=float(value["until"])
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class World(JsonFields):
     """An attempt's members in order of index; ranks follow by this order × processes a worker."""
 
     pair: AttemptId
@@ -174,26 +132,9 @@ class World:
         """The worker's place in the order of ranks (GROUP_RANK)."""
         return next(place for place, member in enumerate(self.members) if member.pod_uid == pod_uid)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "pair": self.pair.to_json(),
-            "publication": self.publication,
-            "members": [member.to_json() for member in self.members],
-            "coordinator": self.coordinator,
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> World:
-        return cls(
-            pair=AttemptId.from_json(value["pair"]),
-            publication=str(value["publication"]),
-            members=tuple(Member.from_json(member) for member in value["members"]),
-            coordinator=str(value["coordinator"]),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
-class Master:
+class Master(JsonFields):
     """Where the attempt's store listens."""
 
     host: str
@@ -201,7 +142,7 @@ class Master:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hello:
+class Hello(JsonFields):
     """The sender's whole present. Said on every change and once a second.
 
     `failure` is what ended (or, while `draining`, will end) the sender's attempt `failed`; `left` is the last attempt
@@ -233,7 +174,7 @@ class Hello:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShareMembership:
+class ShareMembership(JsonFields):
     """The newest membership that the sender knows, for a peer that knows an older one or none."""
 
     type: ClassVar[str] = "share"
@@ -241,7 +182,7 @@ class ShareMembership:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Propose:
+class Propose(JsonFields):
     """Form this world. `incident` is what ended the last one; `started` the highest pair that the sender knows."""
 
     type: ClassVar[str] = "propose"
@@ -251,7 +192,7 @@ class Propose:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accept:
+class Accept(JsonFields):
     """Yes, to exactly this pair and world; all lower pairs are left and their ranks here have ended."""
 
     type: ClassVar[str] = "accept"
@@ -259,7 +200,7 @@ class Accept:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refuse:
+class Refuse(JsonFields):
     """No, and why; `highest` is what the sender accepted."""
 
     type: ClassVar[str] = "refuse"
@@ -269,7 +210,7 @@ class Refuse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class Start(JsonFields):
     """All accepted: the world has started, its store listens at `master`."""
 
     type: ClassVar[str] = "start"
@@ -278,7 +219,7 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Confirm:
+class Confirm(JsonFields):
     """The coordinator asks: all are done; are you still in this attempt?"""
 
     type: ClassVar[str] = "confirm"
@@ -286,7 +227,7 @@ class Confirm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Confirmed:
+class Confirmed(JsonFields):
     """Still in the attempt, done, and it accepts no other while the coordinator lives."""
 
     type: ClassVar[str] = "confirmed"
@@ -294,7 +235,7 @@ class Confirmed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Complete:
+class Complete(JsonFields):
     """The job is complete; said by the coordinator of the attempt that every member confirmed."""
 
     type: ClassVar[str] = "complete"
@@ -302,7 +243,7 @@ class Complete:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GiveUp:
+class GiveUp(JsonFields):
     """A budget is spent: this incident ends the job."""
 
     type: ClassVar[str] = "giveUp"
@@ -311,7 +252,7 @@ class GiveUp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hang:
+class Hang(JsonFields):
     """A rank of the sender hangs in this attempt, and is about to be ended: keep the stacks of yours now."""
 
     type: ClassVar[str] = "hang"
@@ -320,7 +261,7 @@ class Hang:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leaving:
+class Leaving(JsonFields):
     """The sender exits now; its ranks have ended."""
 
     type: ClassVar[str] = "leaving"
@@ -342,74 +283,21 @@ Message = (
     | Leaving
 )
 
-_TYPES: Final = {
-    cls.type: cls
-    for cls in (
-        Hello,
-        ShareMembership,
-        Propose,
-        Accept,
-        Refuse,
-        Start,
-        Confirm,
-        Confirmed,
-        Complete,
-        GiveUp,
-        Hang,
-        Leaving,
-    )
-}
-_NULLABLE: Final[dict[str, Callable[[Any], Any]]] = {
-    "accepted": AttemptId.from_json,
-    "started": AttemptId.from_json,
-    "highest": AttemptId.from_json,
-    "failed": AttemptId.from_json,
-    "left": AttemptId.from_json,
-    "pair": AttemptId.from_json,
-    "world": World.from_json,
-    "failure": Failure.from_json,
-    "incident": Incident.from_json,
-    "notice": Notice.from_json,
-    "membership": Membership.from_json,
-    "held": HeldShards.from_json,
-    "master": lambda value: Master(host=str(value["host"]), port=int(value["port"])),
-    "foreign": lambda value: tuple(Claim.from_json(claim) for claim in value),
-    "stalls": lambda value: tuple(Stall.from_json(stall) for stall in value),
-}
+_TYPES: Final = {cls.type: cls for cls in get_args(Message)}
 
 
 def to_json(message: Message) -> dict[str, Any]:
-    """Wire form: the fields under their names, and `type`."""
-    out: dict[str, Any] = {"type": message.type}
-    for part in fields(message):
-        out[part.name] = _plain(getattr(message, part.name))
-    return out
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case Membership():
-            return value.document
-        case tuple():
-            return [_plain(item) for item in value]
-        case Master():
-            return {"host": value.host, "port": value.port}
-        case AttemptId() | World() | Failure() | Incident() | Claim() | Notice() | Stall() | HeldShards():
-            return value.to_json()
-    return value
+    """Return the fields under their names, and `type`."""
+    return {"type": message.type, **message.to_json()}
 
 
 def from_json(value: Json) -> Message:
-    """Read a message; unknown fields are ignored, an unknown type is refused by name."""
+    """Read a message. Unknown fields are ignored; an unknown type is an error that names it."""
     cls = _TYPES.get(str(value.get("type")))
     if cls is None:
         raise DocumentError(f"message of unknown type {value.get('type')!r}")
     try:
-        return cls(**{part.name: _read(part.name, value[part.name]) for part in fields(cls) if part.name in value})
+        message: Message = cls.from_json(value)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DocumentError(f"message {cls.type} cannot be read: {error!r}") from error
-
-
-def _read(name: str, value: Any) -> Any:
-    read = _NULLABLE.get(name)
-    return value if read is None or value is None else read(value)
+    return message
