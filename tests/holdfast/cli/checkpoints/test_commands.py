@@ -24,9 +24,10 @@ from holdfast.checkpoint.folder.upload_marker import held
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.cli.checkpoints.access.progress_bar import Progress, size
+from holdfast.cli.checkpoints.access.progress_bar import Progress
 from holdfast.cli.checkpoints.verify import Damage, Verification, verify
 from holdfast.core.attempt import AttemptId, Claim
+from holdfast.core.settings import format_size
 
 MIB = 1 << 20
 FIRST = {"model/a": b"a" * 99, "model/b": b"b" * 7 * MIB, "model/c": b"c" * 2 * MIB, "model/d": b"d" * 5}
@@ -622,4 +623,4 @@ def test_progress_is_drawn_on_a_terminal_only() -> None:
     shown.add(100)
 
     assert "50%" in stream.getvalue()
-    assert (size(999), size(1000), size(1_014_000_000)) == ("999 B", "1.0 kB", "1.0 GB")
+    assert [format_size(n) for n in (999, 1 << 10, 3 << 29)] == ["999 B", "1 KiB", "1.5 GiB"]

@@ -128,7 +128,7 @@ def test_a_memory_with_copies_of_a_neighbour_is_listed_shown_verified_and_export
     ]
     assert holdfast.json("show", where, "--step", 3)["tensors"][0]["name"] == "model/a"
     assert holdfast("verify", where) == 0
-    assert f"{COMMIT}: whole, 1.4 MB verified" in holdfast.out
+    assert f"{COMMIT}: whole, 1.3 MiB verified" in holdfast.out
     assert holdfast("export", f"{where}/{COMMIT}", tmp_path / "weights.safetensors") == 0
     assert DATA["model/b"] in (tmp_path / "weights.safetensors").read_bytes()
     assert holdfast("copy", where, tmp_path / "copies", "--step", 3) == 0

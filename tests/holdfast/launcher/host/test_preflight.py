@@ -63,12 +63,12 @@ class Slow:
 @pytest.mark.parametrize(
     ("volume", "result", "says"),
     [
-        (Slow(write=0.01, sync=0.02), Result.PASSED, "4Gi are free, 80Mi a second are written"),
-        (Slow(write=0.01, free=None), Result.PASSED, "100Mi a second are written"),
-        (Slow(free=512 << 20), Result.FAILED, "512Mi are free on the checkpoint volume, 1Gi are asked for"),
-        (Slow(write=1.5), Result.FAILED, "takes 683Ki a second, 1Mi are asked for"),
-        (Slow(sync=16.0), Result.FAILED, "takes 512Ki a second, 1Mi are asked for"),
-        (Slow(write=25.0), Result.FAILED, "took 3Mi in 60 s, and was given up"),
+        (Slow(write=0.01, sync=0.02), Result.PASSED, "4 GiB are free, 80 MiB a second are written"),
+        (Slow(write=0.01, free=None), Result.PASSED, "100 MiB a second are written"),
+        (Slow(free=512 << 20), Result.FAILED, "512 MiB are free on the checkpoint volume, 1 GiB are asked for"),
+        (Slow(write=1.5), Result.FAILED, "takes 683 KiB a second, 1 MiB are asked for"),
+        (Slow(sync=16.0), Result.FAILED, "takes 512 KiB a second, 1 MiB are asked for"),
+        (Slow(write=25.0), Result.FAILED, "took 3 MiB in 60 s, and was given up"),
     ],
 )
 def test_room_and_pace_are_judged(volume: Slow, result: Result, says: str) -> None:

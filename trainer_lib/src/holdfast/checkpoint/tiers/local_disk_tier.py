@@ -41,6 +41,7 @@ from holdfast.checkpoint.stores.memory.peer_client import Neighbour, Peer, PeerS
 from holdfast.checkpoint.tiers.settings import TierSettings
 from holdfast.core.errors import CheckpointError
 from holdfast.core.json_fields import JsonFields
+from holdfast.core.settings import format_size
 from holdfast.core.tier_names import LOCAL_TIER
 
 _log = logging.getLogger("holdfast.checkpoint.local")
@@ -122,8 +123,9 @@ def _lacks(pod: Sequence[LocalDiskReport], keep: CheckpointName | None) -> str:
     if limit is None or max(need, used) + need <= limit:
         return ""
     return (
-        f"the local tier is too small: {len(pod)} ranks of pod {pod[0].pod} need {_mib(max(need, used) + need)} for "
-        f"two parts of each, and it has {_mib(limit)}: raise checkpoint.local.sizeLimit (or --local-tier PATH:SIZE)"
+        f"the local tier is too small: {len(pod)} ranks of pod {pod[0].pod} need "
+        f"{format_size(max(need, used) + need)} for two parts of each, and it has {format_size(limit)}: "
+        "raise checkpoint.local.sizeLimit (or --local-tier PATH:SIZE)"
     )
 
 
@@ -351,7 +353,3 @@ def _remove(path: Path) -> None:
         pass  # another rank of this node did it
     except OSError as error:
         _log.warning("%s cannot be removed from the local tier: %s", path, error.strerror)
-
-
-def _mib(nbytes: int) -> str:
-    return f"{-(-nbytes // (1 << 20))} MiB"

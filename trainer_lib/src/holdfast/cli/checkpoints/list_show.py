@@ -12,8 +12,8 @@ from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.cli.checkpoints.access.commit_reader import nbytes, tensor_bytes
 from holdfast.cli.checkpoints.access.locate import fenced, read_manifest
 from holdfast.cli.checkpoints.access.node_store import NearStore
-from holdfast.cli.checkpoints.access.progress_bar import size
 from holdfast.core.errors import DamagedError, UnknownFormatError
+from holdfast.core.settings import format_size
 
 Row = dict[str, Any]
 
@@ -66,7 +66,7 @@ def _cells(line: Row) -> tuple[str, ...]:
         line.get("created", "")[:19],
         str(line.get("ranks", "")),
         str(line.get("tensors", "")),
-        size(line["bytes"]) if "bytes" in line else "",
+        format_size(line["bytes"]) if "bytes" in line else "",
         ": ".join(filter(None, (line["state"], line["note"]))),
     )
 
@@ -136,7 +136,7 @@ def page(commit: Row) -> str:
         ("parent", commit["parent"] or "none: it stands alone"),
         *([("stands on", ", ".join(commit["standsOn"]))] if commit["standsOn"] else []),
         *([("not exact", commit["inexact"])] if commit["inexact"] else []),
-        ("size", f"{size(commit['bytes'])} in {len(commit['files'])} files"),
+        ("size", f"{format_size(commit['bytes'])} in {len(commit['files'])} files"),
         ("objects", ", ".join(commit["objects"]) or "none"),
         *([("part", commit["part"])] if commit["part"] else []),
         *([("fenced", commit["fence"])] if commit["fence"] else []),
@@ -144,5 +144,5 @@ def page(commit: Row) -> str:
     rows = [("TENSOR", "DTYPE", "SHAPE", "SIZE")]
     for tensor in commit["tensors"]:
         shape = "x".join(map(str, tensor["shape"])) or "scalar"
-        rows.append((tensor["name"], tensor["dtype"], shape, size(tensor["bytes"])))
+        rows.append((tensor["name"], tensor["dtype"], shape, format_size(tensor["bytes"])))
     return f"{aligned(head)}\n\n{aligned(rows, right=(3,))}"

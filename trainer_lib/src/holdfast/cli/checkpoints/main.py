@@ -24,7 +24,7 @@ from holdfast.cli.checkpoints import list_show
 from holdfast.cli.checkpoints.access.commit_reader import Content, tensor_bytes
 from holdfast.cli.checkpoints.access.locate import CheckpointLocation, choose, every, fenced, find
 from holdfast.cli.checkpoints.access.node_store import NearStore
-from holdfast.cli.checkpoints.access.progress_bar import printable, progress, size
+from holdfast.cli.checkpoints.access.progress_bar import printable, progress
 from holdfast.cli.checkpoints.copy import Copied, Uncopied, copy_all, left_out
 from holdfast.cli.checkpoints.diff import Difference, compared_bytes, diff
 from holdfast.cli.checkpoints.options import parser
@@ -35,6 +35,7 @@ from holdfast.cli.checkpoints.rewind import plan as rewind
 from holdfast.cli.checkpoints.verify import Verification, verify
 from holdfast.core.errors import DamagedError, HoldfastError, UsageError
 from holdfast.core.paths import local_path
+from holdfast.core.settings import format_size
 from holdfast.launcher.rendezvous.folder_lock import hold
 
 
@@ -124,9 +125,9 @@ def _told(verdict: Verification, *, moved: bool) -> str:
     if verdict.gone:
         return f"{verdict.name}: deleted while it was read"
     if verdict.whole:
-        return f"{verdict.name}: whole, {size(verdict.nbytes)} verified"
+        return f"{verdict.name}: whole, {format_size(verdict.nbytes)} verified"
     if not verdict.damaged:
-        return f"{verdict.name}: what is here is good, {size(verdict.nbytes)} verified{_unseen(verdict)}"
+        return f"{verdict.name}: what is here is good, {format_size(verdict.nbytes)} verified{_unseen(verdict)}"
     lines = [f"{verdict.name}: DAMAGED" + (", moved to quarantine" if moved else "") + _unseen(verdict)]
     for damage in verdict.damages:
         lines.append(f"  {damage.reason}")
@@ -193,7 +194,7 @@ def _copy(known: argparse.Namespace) -> Exit:
 def _arrived(copied: Copied, url: str) -> str:
     if not copied.fresh:
         return f"{copied.name}: was there already, and is whole"
-    return f"{copied.name}: {size(copied.nbytes)} copied to {url} and verified"
+    return f"{copied.name}: {format_size(copied.nbytes)} copied to {url} and verified"
 
 
 def _prune(known: argparse.Namespace) -> Exit:
@@ -275,7 +276,11 @@ def _export(known: argparse.Namespace) -> Exit:
     files = "\n".join(f"  {file}" for file in made.files)
     if document["inexact"]:
         print(f"holdfast checkpoints: {content.name} is not exact: {document['inexact']}", file=sys.stderr)
-    _print(document, lambda: f"{content.name}: {size(made.nbytes)} verified and written\n{files}", as_json=known.json)
+    _print(
+        document,
+        lambda: f"{content.name}: {format_size(made.nbytes)} verified and written\n{files}",
+        as_json=known.json,
+    )
     return Exit.FINE
 
 

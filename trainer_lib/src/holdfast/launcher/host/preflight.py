@@ -26,6 +26,7 @@ from typing import Any, Final, Protocol
 from holdfast.checkpoint.io.durable_files import create_durably, make_folder, move_exclusively, sync_folder
 from holdfast.core.environment import Environment, process_environment
 from holdfast.core.protocol import PROTOCOL_VERSION
+from holdfast.core.settings import format_size
 from holdfast.launcher.host.run_dir import PREFLIGHT_FILE, write_json
 from holdfast.launcher.process.child import own_program
 
@@ -35,7 +36,6 @@ OBJECT_STORE: Final = "ObjectStore"
 TRIAL_BYTES: Final = 8 << 20
 PIECE_BYTES: Final = 1 << 20
 _RETRY_SECONDS: Final = 20.0
-_UNITS: Final = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20))
 
 
 class Result(StrEnum):
@@ -161,8 +161,8 @@ def try_volume(volume: Volume, needs: Needs, monotonic: Callable[[], float]) -> 
         free = volume.free_bytes()
         if free is not None and free < needs.free_bytes:
             return _failed(
-                f"{_size(free)} are free on the checkpoint volume, {_size(needs.free_bytes)} are asked for: free"
-                " some, or lower preflight.storage.minFreeBytes"
+                f"{format_size(free)} are free on the checkpoint volume, {format_size(needs.free_bytes)} are asked"
+                " for: free some, or lower preflight.storage.minFreeBytes"
             )
         try:
             return _timed(volume, needs, monotonic, free)
@@ -176,7 +176,7 @@ def _timed(volume: Volume, needs: Needs, monotonic: Callable[[], float], free: i
     piece, begun = os.urandom(PIECE_BYTES), monotonic()
     for written in range(0, TRIAL_BYTES, PIECE_BYTES):
         if monotonic() - begun > needs.seconds:
-            told = f"the checkpoint volume took {_size(written)} in {needs.seconds:.0f} s, and was given up"
+            told = f"the checkpoint volume took {format_size(written)} in {needs.seconds:.0f} s, and was given up"
             return _failed(told)
         volume.write(piece)
     volume.sync()
@@ -184,11 +184,11 @@ def _timed(volume: Volume, needs: Needs, monotonic: Callable[[], float], free: i
     volume.use_names()
     if pace < needs.write_bytes:
         return _failed(
-            f"the checkpoint volume takes {_size(pace)} a second, {_size(needs.write_bytes)} are asked for"
-            " (preflight.storage.minWriteBytesPerSecond)"
+            f"the checkpoint volume takes {format_size(pace)} a second, {format_size(needs.write_bytes)} are asked"
+            " for (preflight.storage.minWriteBytesPerSecond)"
         )
-    room = "" if free is None else f"{_size(free)} are free, "
-    return Check(result=Result.PASSED, message=f"{room}{_size(pace)} a second are written")
+    room = "" if free is None else f"{format_size(free)} are free, "
+    return Check(result=Result.PASSED, message=f"{room}{format_size(pace)} a second are written")
 
 
 def _failed(message: str) -> Check:
@@ -198,14 +198,6 @@ def _failed(message: str) -> Check:
 def _why(error: OSError) -> str:
     mend = {errno.EACCES: "; give the trainer's user the right to write there", errno.ENOSPC: "; free some"}
     return f"{error.strerror}{mend.get(error.errno or 0, '')}"
-
-
-def _size(count: float) -> str:
-    """Format a size for a message."""
-    for suffix, unit in _UNITS:
-        if count >= unit:
-            return f"{count / unit:.1f}".removesuffix(".0") + suffix
-    return f"{count / 1024:.0f}Ki"
 
 
 def try_store(command: Sequence[str], seconds: float) -> Check:

@@ -9,17 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, TextIO
 
+from holdfast.core.settings import format_size
+
 _EVERY_SECONDS: Final = 0.1
 _WIDTH: Final = 24
-_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
-
-
-def size(nbytes: float) -> str:
-    """Bytes for people, in powers of 1000."""
-    unit = 0
-    while nbytes >= 999.5 and unit < len(_UNITS) - 1:
-        nbytes, unit = nbytes / 1000, unit + 1
-    return f"{nbytes:.0f} {_UNITS[unit]}" if unit == 0 or nbytes >= 99.5 else f"{nbytes:.1f} {_UNITS[unit]}"
 
 
 class Progress:
@@ -47,7 +40,7 @@ class Progress:
         filled = int(share * _WIDTH)
         speed = self._done / max(1e-9, now - self._started)
         bar = "#" * filled + "." * (_WIDTH - filled)
-        stream.write(f"\r\x1b[K{self._label} [{bar}] {share:4.0%} {size(self._done)}, {size(speed)}/s")
+        stream.write(f"\r\x1b[K{self._label} [{bar}] {share:4.0%} {format_size(self._done)}, {format_size(speed)}/s")
         stream.flush()
 
     def clear(self) -> None:
