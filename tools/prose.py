@@ -2,11 +2,12 @@
 
 `prose.py` prints `file:line: problem` for each one and ends with 1. Markdown pages, CRD descriptions, chart values
 and alert texts are read. `UNFINISHED` names the files that are not rewritten yet: they are not checked, and one
-that has no problem left must leave the list.
+that has no problem left must leave the list. The `--help` texts of `holdfast` are read from the sources.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -31,6 +32,12 @@ TERMS = {
     r"tells?|told": "reports, logs, sends",
 }
 """What is avoided → what to write instead."""
+HELP = (
+    "trainer_lib/src/holdfast/cli/",
+    "trainer_lib/src/holdfast/core/",
+    "trainer_lib/src/holdfast/launcher/options",
+)
+"""Sources that declare options and settings."""
 UNFINISHED = Path(__file__).with_name("prose_unfinished.txt")
 _AVOIDED = {re.compile(rf"\b(?:{term})\b", re.IGNORECASE): better for term, better in TERMS.items()}
 _YAML_TEXT = re.compile(
@@ -42,7 +49,7 @@ _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|etc|vs)\.")
 def main() -> int:
     """Check all files; the exit status."""
     listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout.split("\0")
-    files = [name for name in listed if name.endswith(".md") or _is_yaml_for_users(name)]
+    files = [name for name in listed if name.endswith(".md") or _is_yaml_for_users(name) or _has_help(name)]
     unfinished = {line.strip() for line in UNFINISHED.read_text().splitlines() if line.strip()}
     found = {name: list(problems(name, Path(name).read_text())) for name in files}
     for name in files:
@@ -58,9 +65,14 @@ def _is_yaml_for_users(name: str) -> bool:
     return name.startswith(("charts/holdfast/rules/", "crds/")) or name == "charts/holdfast/values.yaml"
 
 
+def _has_help(name: str) -> bool:
+    return name.startswith(HELP) and name.endswith(".py") and Path(name).exists()
+
+
 def problems(name: str, text: str) -> Iterator[str]:
     """Each problem of a file, with its line."""
-    paragraphs = markdown_paragraphs(text) if name.endswith(".md") else yaml_paragraphs(text)
+    readers = {".md": markdown_paragraphs, ".py": help_paragraphs}
+    paragraphs = readers.get(Path(name).suffix, yaml_paragraphs)(text)
     for number, paragraph in paragraphs:
         for avoided, better in _AVOIDED.items():
             for match in avoided.finditer(paragraph):
@@ -95,6 +107,23 @@ def yaml_paragraphs(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if found := _YAML_TEXT.match(line):
             yield number, _plain((found["text"] or found["comment"] or "").strip("\"'"))
+
+
+def help_paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """The texts that argparse prints: of `help=` and its like, the third argument of `setting()`, and `…_HELP`."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Call(func=ast.Name("setting"), args=[_, _, meaning, *_], keywords=keywords):
+                values: list[ast.expr] = [meaning, *(one.value for one in keywords if one.arg == "shown")]
+            case ast.Call(keywords=keywords):
+                values = [one.value for one in keywords if one.arg in {"help", "description", "epilog"}]
+            case ast.Assign(targets=[ast.Name(name)], value=value) if name.endswith("_HELP"):
+                values = list(ast.walk(value))  # type: ignore[arg-type]
+            case _:
+                continue
+        for value in values:
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value.lineno, _plain(value.value)
 
 
 def _plain(text: str) -> str:

@@ -28,6 +28,9 @@ def prose() -> ModuleType:
         ("a.md", f"- {LONG}.", 1, "31 words"),
         ("a.md", "| field | Nobody reads it |", 1, "'Nobody'"),
         ("a.yaml", "spec:\n  description: The pod is not heard of.", 2, "'heard of'"),
+        ("a.py", "parser.add_argument('x',\n    help='begin anew')", 2, "'anew'"),
+        ("a.py", "x: int = setting(1, int, 'nobody', flag='--x')", 1, "'nobody'"),
+        ("a.py", "CHAOS_HELP = 'a rank is hurt'", 1, "'hurt'"),
         ("values.yaml", "# -- Runs beside the pod.\nkey: 1", 1, "'beside'"),
     ],
 )
@@ -44,3 +47,4 @@ def test_problem_is_found_with_its_line(prose: ModuleType, name: str, text: str,
 )
 def test_code_and_short_sentences_are_left_alone(prose: ModuleType, text: str) -> None:
     assert list(prose.problems("a.md", text)) == []
+    assert list(prose.problems("a.py", f"print({text!r})")) == []

@@ -253,9 +253,11 @@ def _once(text: str, number: int, *, label: bool) -> str | None:
 
 def main(words: Iterable[str]) -> int:
     """Run the command; returns its exit code."""
-    parser = Parser(prog="holdfast timeline", description="Show what happened in a run.", allow_abbrev=False)
-    parser.add_argument("file", type=Path, metavar="FILE", help="what 'holdfast run --timeline FILE' wrote")
-    parser.add_argument("--output", type=Path, metavar="PICTURE", help="draw a picture (.png, .svg, .pdf) instead")
+    parser = Parser(prog="holdfast timeline", description="Show the events of a run.", allow_abbrev=False)
+    parser.add_argument("file", type=Path, metavar="FILE", help="the file that 'holdfast run --timeline FILE' wrote")
+    parser.add_argument(
+        "--output", type=Path, metavar="PICTURE", help="draw a picture (.png, .svg, .pdf) instead of text"
+    )
     known = parser.parse_args(list(words))
     story = read(known.file)
     if known.output is None:

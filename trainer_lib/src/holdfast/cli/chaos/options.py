@@ -12,11 +12,11 @@ from holdfast.core.settings import whole
 from holdfast.fault_injection.plan import Kind, Plan, make_plan, read_fault, read_kinds, read_rate
 
 _FAULT_HELP = {
-    Kind.KILL: "SIGKILL to a rank: rank=1,step=50[,at=vote]",
-    Kind.STOP: "SIGSTOP to a rank: rank=1,step=50[,at=average][,seconds=5]",
-    Kind.EXCEPTION: "an exception in the script: rank=1,step=50",
-    Kind.SLEEP: "the script sleeps: rank=1,step=50[,seconds=5]",
-    Kind.SLOW: "the script takes longer: rank=1,step=50,seconds=0.5[,steps=10]",
+    Kind.KILL: "send SIGKILL to a rank: rank=1,step=50[,at=vote]",
+    Kind.STOP: "send SIGSTOP to a rank: rank=1,step=50[,at=average][,seconds=5]",
+    Kind.EXCEPTION: "raise an exception in the script: rank=1,step=50",
+    Kind.SLEEP: "make the script sleep: rank=1,step=50[,seconds=5]",
+    Kind.SLOW: "make the script slower: rank=1,step=50,seconds=0.5[,steps=10]",
 }
 
 
@@ -28,7 +28,7 @@ def parse_chaos(words: Sequence[str]) -> tuple[Plan, list[str]]:
     head, command = split_command(words)
     known, rest = _parser().parse_known_args(head)
     if not command:
-        raise UsageError("holdfast chaos: nothing to run; end with '-- python train.py'")
+        raise UsageError("holdfast chaos: no command to run; end with '-- python train.py'")
     specs = [(kind, text) for kind in Kind for text in getattr(known, str(kind)) or ()]
     if not specs and not known.rate:
         raise UsageError("holdfast chaos: nothing to do; give faults, such as --kill rank=1,step=50, or --rate 2/min")
@@ -45,12 +45,17 @@ def _parser() -> Parser:
         text = _FAULT_HELP[kind]
         parser.add_argument(f"--{kind}", type=checked(_spec(kind)), action="append", metavar="SPEC", help=text)
     parser.add_argument(
-        "--rate", type=checked(read_rate), default=0.0, help="faults at random instants, such as 2/min"
+        "--rate", type=checked(read_rate), default=0.0, help="inject faults at random times, for example 2/min"
     )
     parser.add_argument(
-        "--faults", type=checked(read_kinds), default=(Kind.KILL,), help="those of --rate, such as kill,stop (kill)"
+        "--faults",
+        type=checked(read_kinds),
+        default=(Kind.KILL,),
+        help="kinds of the random faults, for example kill,stop (default: kill)",
     )
-    parser.add_argument("--seed", type=checked(whole()), help="the same faults again (random)")
+    parser.add_argument(
+        "--seed", type=checked(whole()), help="seed of the random faults, to repeat them (default: random)"
+    )
     return parser
 
 
