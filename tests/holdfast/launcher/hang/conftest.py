@@ -1,0 +1,13 @@
+"""A world that trains."""
+
+from __future__ import annotations
+
+import pytest
+from hang_scene import Scene
+
+
+@pytest.fixture
+def scene() -> Scene:
+    made = Scene()
+    made.train()
+    return made

@@ -1,0 +1,119 @@
+"""Ranks that left their attempt."""
+
+from __future__ import annotations
+
+from hang_scene import A, Scene
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.launcher.hang.detectors.observation import HangSettings
+
+
+def test_who_left_its_attempt_and_computes_on_has_a_steps_deadline_from_then_on(scene: Scene) -> None:
+    scene.wait(0.5)
+    scene.left[1] = since = scene.now
+    scene.enter(A.SYNC, 0, 2)
+    (verdict,) = scene.wait(5)
+    assert (verdict.slot, verdict.rank, verdict.kills) == (101, 1, True)
+    assert 0.85 < scene.now - since <= 1.0
+    assert verdict.message == (
+        "rank 1 left its attempt and has been busy for 0.9 s in compute after step 20 (deadline 0.85 s);"
+        " the others wait for it to form the world"
+    )
+
+
+def test_who_left_hangs_also_while_no_world_waits_for_it(scene: Scene) -> None:
+    scene.left = dict.fromkeys(scene.readings, scene.now)
+    scene.awaited = False
+    scene.enter(A.PARKED, 0, 2)
+    assert [verdict.rank for verdict in scene.wait(5)] == [1]
+
+
+def test_who_left_in_an_evaluation_has_the_time_of_evaluations(scene: Scene) -> None:
+    scene.enter(A.EVALUATION, 1)
+    scene.left[1] = scene.now
+    scene.enter(A.SYNC, 0, 2)
+    assert scene.wait(1000) == ()
+
+
+def test_who_left_while_state_was_moved_may_end_that(scene: Scene) -> None:
+    scene.watchdog.settings = HangSettings(startup=120)
+    scene.enter(A.SYNC)
+    scene.left[1] = scene.now
+    assert scene.wait(120) == ()
+    assert [verdict.rank for verdict in scene.wait(1)] == [1]
+
+
+def test_who_waits_for_its_next_world_hangs_only_in_silence_and_only_when_it_is_awaited(scene: Scene) -> None:
+    scene.left = dict.fromkeys(scene.readings, scene.now)
+    scene.enter(A.PARKED)
+    assert scene.wait(100) == ()
+    scene.stopped.add(2)
+    scene.awaited = False
+    assert scene.wait(100) == ()
+    scene.awaited = True
+    (verdict,) = scene.wait(1)
+    assert verdict.message.startswith("rank 2 has shown no sign of life for ")
+
+
+def test_there_is_no_hurry_when_all_left_and_nobody_here_would_keep_the_state(scene: Scene) -> None:
+    scene.wait(0.5)
+    scene.left = dict.fromkeys(scene.readings, scene.now)
+    scene.awaited = False
+    assert scene.wait(8.4) == ()  # all compile again, say, and one elsewhere ran out of memory
+    assert len(scene.wait(0.3)) == 3
+
+
+def test_who_left_alone_may_hold_the_last_state_and_a_new_process_beside_it_has_none(scene: Scene) -> None:
+    scene.watchdog.settings = HangSettings(startup=4)
+    scene.left[1] = scene.now
+    scene.begin(0, step=20)
+    del scene.readings[2]
+    scene.enter(A.SYNC, 0)
+    assert scene.wait(4.0) == ()
+    assert [verdict.rank for verdict in scene.wait(0.2)] == [1]
+
+
+def test_a_rank_that_waits_for_its_next_world_keeps_the_state(scene: Scene) -> None:
+    scene.left = dict.fromkeys(scene.readings, scene.now)
+    scene.enter(A.PARKED, 2)
+    assert {verdict.rank for verdict in scene.wait(1.1)} == {0, 1}
+
+
+def test_who_left_after_a_step_and_is_silent_has_a_steps_deadline_from_its_last_sign_of_life(scene: Scene) -> None:
+    scene.train(60, 1.0)
+    scene.enter(A.SYNC, 0, 2)
+    scene.enter(A.APPLY, 1)
+    scene.left[1] = scene.now
+    assert scene.wait(20) == ()
+    scene.stopped.add(1)
+    assert scene.wait(4.4) == ()
+    (verdict,) = scene.wait(0.3)
+    assert verdict.message.startswith("rank 1 has shown no sign of life for 4.")
+
+
+def test_there_is_no_hurry_when_nobody_would_be_left(scene: Scene) -> None:
+    assert scene.wait(8.4) == ()  # all compile again, say
+    assert len(scene.wait(0.3)) == 3
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    base=st.floats(0.02, 2.0),
+    slow=st.floats(0.1, 3.0),
+    left_after=st.floats(0.0, 1.0),
+    waits=st.floats(0.0, 30.0),
+    awaited=st.booleans(),
+)
+def test_who_ends_what_it_computes_after_it_left_and_then_waits_is_never_taken_for_hung(
+    base: float, slow: float, left_after: float, waits: float, awaited: bool
+) -> None:
+    scene = Scene(awaited=awaited)
+    scene.train(10, base)
+    scene.enter(A.AVERAGE, 0, 2)
+    assert scene.wait(slow * base * left_after) == ()
+    scene.left = dict.fromkeys(scene.readings, scene.now)
+    scene.enter(A.PARKED, 0, 2)
+    assert scene.wait(slow * base * (1 - left_after)) == ()
+    scene.enter(A.PARKED, 1)
+    assert scene.wait(waits) == ()

@@ -1,0 +1,235 @@
+"""A worker leaves after an agreed checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from simulation import Pod, Simulation
+
+from holdfast.core.attempt import AttemptId
+from holdfast.core.protocol import Cause
+from holdfast.launcher.membership import events
+from holdfast.launcher.membership.messages import Failure, Priority
+
+
+def training(replicas: int = 3, **settings: object) -> Simulation:
+    """A job whose workers all train and have committed something."""
+    sim = Simulation(replicas, **settings)  # type: ignore[arg-type]
+    names = [f"w{number}" for number in range(replicas)]
+    assert sim.run(20, lambda: sim.trains_with(*names) and sim.committed() >= 2)
+    return sim
+
+
+def incident(pod: Pod, pair: AttemptId) -> Cause:
+    return next(i.failure.cause for i in pod.state.incidents if i.pair == pair)
+
+
+def asked(until: float, cause: Cause | None = Cause.INTERRUPTION) -> events.DrainAsked:
+    return events.DrainAsked(id="spot", reason="the machine goes", until=until, cause=cause)
+
+
+def test_a_drained_pod_leaves_with_75_after_an_agreed_commit_and_nothing_is_lost() -> None:
+    sim = training(replace_lost=False)
+    before = sim.training_now()
+    assert before is not None
+    sim.drain("w1")
+    assert sim.run(15, lambda: sim.trains_with("w0", "w2"))
+    assert sim.pods["w1"].exit_code == 75
+    assert sim.training_now().base == before.steps  # type: ignore[union-attr]
+    for uid in ("w0", "w2"):
+        assert incident(sim.pods[uid], AttemptId(1, 1)) is Cause.INTERRUPTION
+
+
+@pytest.mark.parametrize("by", ["w0", "w1"])
+@pytest.mark.parametrize("also", ["", "w2"])
+@pytest.mark.parametrize("blind", [False, True])
+def test_who_must_leave_stays_for_the_next_attempt_if_another_launcher_is_taken_for_lost(
+    by: str, also: str, blind: bool
+) -> None:
+    sim = training(4, replace_lost=False)
+    for uid in filter(None, ["w1", also]):
+        sim.drain(uid)
+    if blind:
+        gone = Failure(cause=Cause.INFRASTRUCTURE, reason="PeerLost", message="", priority=Priority.PEER_LOST)
+        sim.feed(sim.pods["w1"], events.RankFailed(pair=AttemptId(1, 1), failure=gone))
+    sim.miss(by, "w3")
+    assert sim.run(15, lambda: sim.trains_with(*sorted({"w0", "w1", "w2", "w3"} - {"w1", also})))
+    assert sim.pods["w1"].exit_code == 75
+    agreed = [world for world in sim.trainings if "w1" in world.world.uids and world.quiesced and world.commit]
+    assert [world.world.pair for world in agreed] == [AttemptId(1, 2)]
+    assert any(stored.lineage == agreed[0].steps for stored in sim.readable())
+    causes = [incident(sim.pods["w0"], pair) for pair in (AttemptId(1, 1), AttemptId(1, 2))]
+    assert causes == [Cause.INFRASTRUCTURE, Cause.INTERRUPTION]
+
+
+@pytest.mark.parametrize(("cause", "seconds"), [(None, 5.0), (Cause.INTERRUPTION, 1.0)])
+def test_an_order_of_the_operator_and_a_deadline_that_is_close_wait_for_no_other_attempt(
+    cause: Cause | None, seconds: float
+) -> None:
+    sim = training(replace_lost=False)
+    sim.feed(sim.pods["w1"], asked(sim.now + seconds, cause))
+    sim.miss("w1", "w2")
+    sim.feed(sim.pods["w1"], events.Tick())
+    assert sim.pods["w1"].state.leaving is not None
+
+
+def test_an_order_of_the_operator_ends_the_wait_for_the_next_attempt() -> None:
+    sim = training(2, replace_lost=False)
+    sim.feed(sim.pods["w1"], asked(sim.now + 5.0))
+    sim.crash("w0")
+    assert sim.run(5, lambda: sim.pods["w1"].state.postponed is not None and sim.pods["w1"].state.attempt is None)
+    sim.feed(sim.pods["w1"], asked(sim.now + 5.0, None))
+    assert sim.pods["w1"].state.leaving is not None
+
+
+def test_who_waits_for_an_attempt_that_never_comes_leaves_when_its_time_is_up() -> None:
+    sim = training(2, min_replicas=2, replace_lost=False)
+    sim.feed(sim.pods["w1"], asked(sim.now + 5.0))
+    until = sim.now + 5.0
+    sim.crash("w0")
+    assert not sim.run(4, lambda: sim.pods["w1"].exit_code is not None)
+    assert sim.run(2, lambda: sim.pods["w1"].exit_code == 75)
+    assert sim.now <= until + 1.0
+
+
+def test_the_only_one_left_keeps_the_state_until_the_operator_lets_it_commit() -> None:
+    sim = training(2, replace_lost=False)
+    before = sim.training_now()
+    assert before is not None
+    sim.feed(sim.pods["w1"], asked(sim.now + 30.0))
+    sim.crash("w0")
+    sim.prove(sim.pods["w0"])
+    assert sim.run(20, lambda: sim.pods["w1"].exit_code == 75)
+    assert sim.committed() > len(before.steps), "no step is lost, and one was made for the commit"
+
+
+def test_two_workers_on_one_noticed_node_leave_together_as_one_incident() -> None:
+    sim = training(5, pods_per_node=2, replace_lost=False)
+    before = sim.training_now()
+    assert before is not None
+    sim.notice("w2")
+    sim.run(1.5)
+    sim.notice("w3")  # its own sidecar hears of it a moment later
+    assert sim.run(15, lambda: sim.trains_with("w0", "w1", "w4"))
+    assert [sim.pods[uid].exit_code for uid in ("w2", "w3")] == [75, 75]
+    after = sim.training_now()
+    assert after is not None
+    assert after.world.pair == AttemptId(1, 2)
+    assert after.base == before.steps
+    said = {(i.pair, i.failure.cause, i.failure.message) for pod in sim.pods.values() for i in pod.state.incidents}
+    assert said == {(AttemptId(1, 1), Cause.INTERRUPTION, "w2, w3 leave: node-1 goes")}
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_drain_that_is_not_for_the_node_leaves_its_neighbour_alone(shared: bool) -> None:
+    sim = training(3, pods_per_node=2 if shared else 1, replace_lost=False)
+    sim.drain("w1") if shared else sim.notice("w1")
+    assert sim.run(15, lambda: sim.trains_with("w0", "w2"))
+
+
+def test_workers_on_nodes_without_a_name_are_no_neighbours() -> None:
+    sim = Simulation(3, replace_lost=False)
+    for pod in sim.pods.values():
+        pod.node = ""
+    assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w2") and sim.committed() >= 2)
+    sim.notice("w1")
+    assert sim.run(15, lambda: sim.trains_with("w0", "w2"))
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_drain_whose_commit_is_not_made_in_time_is_an_incident_and_what_nobody_keeps_is_lost(keeps: bool) -> None:
+    sim = training(replace_lost=False, keeps=keeps)
+    before = sim.training_now()
+    assert before is not None
+    assert sim.run(5, lambda: len(before.steps) > before.saved)
+    until, made, saved = sim.now + 0.2, len(before.steps), before.saved
+    sim.feed(sim.pods["w1"], events.DrainAsked(id="spot", reason="the machine goes", until=until))
+    sim.tick(0.25)
+    assert sim.run(15, lambda: sim.trains_with("w0", "w2"))
+    sim.round()
+    assert incident(sim.pods["w1"], AttemptId(1, 1)) is Cause.INTERRUPTION
+    for uid in ("w0", "w2"):
+        (known,) = sim.pods[uid].state.incidents
+        assert (known.pair, known.failure.cause) == (AttemptId(1, 1), Cause.INTERRUPTION)
+        assert known.lost_steps == (0 if keeps else made - saved)
+
+
+def test_a_lone_worker_that_drains_without_a_commit_says_so() -> None:
+    sim = training(1, replace_lost=False)
+    sim.feed(sim.pods["w0"], events.DrainAsked(id="spot", reason="the machine goes", until=sim.now))
+    (known,) = sim.pods["w0"].state.incidents
+    assert known.failure.cause is Cause.INTERRUPTION
+    assert known.failure.step == len(sim.trainings[0].steps)
+
+
+def test_the_coordinator_may_be_drained() -> None:
+    sim = training(replace_lost=False)
+    sim.drain("w0")
+    assert sim.run(15, lambda: sim.trains_with("w1", "w2"))
+    assert sim.pods["w0"].exit_code == 75
+
+
+def test_a_lone_worker_that_is_drained_leaves_with_75() -> None:
+    sim = training(1, replace_lost=False)
+    sim.drain("w0")
+    assert sim.run(15, lambda: sim.pods["w0"].exit_code == 75)
+
+
+def test_a_drain_that_the_operator_ordered_is_no_incident() -> None:
+    sim = training(replace_lost=False)
+    sim.feed(sim.pods["w2"], events.DrainAsked(id="d", reason="scaled down", cause=None))
+    assert sim.run(15, lambda: sim.trains_with("w0", "w1"))
+    assert sim.pods["w2"].exit_code == 75
+    assert sim.pods["w0"].state.incidents == ()
+
+
+@pytest.mark.parametrize("hears", ["w1", "w2"])
+def test_a_member_that_is_gone_after_the_agreed_commit_of_a_drain_is_not_lost(hears: str) -> None:
+    """Its launcher may hear of the commit, and say that it left, before our own rank has told us."""
+    sim = training(replace_lost=False)
+    pod = sim.pods[hears]
+    sim.feed(sim.pods["w2"], events.DrainAsked(id="d", reason="scaled down", cause=None))
+    if hears != "w2":
+        sim.feed(pod, events.Received(sender="w2", message=sim.pods["w2"].state.hello))
+    gone = replace(sim.pods["w0"].state.hello, world=None, left=AttemptId(1, 1))
+    sim.feed(pod, events.Received(sender="w0", message=gone))
+    assert sim.run(15, lambda: sim.trains_with("w0", "w1"))
+    assert [one.state.incidents for one in sim.pods.values()] == [(), (), ()]
+
+
+@pytest.mark.parametrize("order", ["w0 w1 w2", "w2 w1 w0", "w1 w0 w2"])
+@pytest.mark.parametrize("rounds_between", [0, 1])
+def test_all_that_are_told_to_leave_commit_their_last_step_and_go(order: str, rounds_between: int) -> None:
+    """A suspended job: the document reaches its launchers one after the other."""
+    sim = training(replace_lost=False)
+    for uid in order.split():
+        if sim.pods[uid].alive:
+            sim.feed(sim.pods[uid], events.DrainAsked(id="drain-9", reason="the operator asked", cause=None))
+        for _ in range(rounds_between):
+            sim.round()
+    assert sim.run(20, lambda: all(pod.exit_code == 75 for pod in sim.pods.values()))
+    assert sim.committed() == max(len(world.steps) for world in sim.trainings), "no step is lost"
+    assert all(pod.state.incidents == () for pod in sim.pods.values())
+
+
+def test_who_sees_ranks_of_a_suspended_job_go_before_it_hears_of_that_counts_nobody_as_lost() -> None:
+    """Before the first step there is nothing to commit: who hears first leaves, one of its ranks before the other."""
+    sim = Simulation(3, replace_lost=False)
+    assert sim.run(20, lambda: any(world.base is not None for world in sim.trainings))
+    pair = sim.trainings[-1].world.pair
+    first, *others = sim.pods.values()
+    ordered = events.DrainAsked(id="drain-9", reason="the operator asked", cause=None)
+    sim.feed(first, ordered)
+    held, first.local = first.local, []
+    sim.deliver_all()
+    for pod in others:
+        gone = Failure(cause=Cause.INFRASTRUCTURE, reason="PeerLost", message="", priority=Priority.PEER_LOST)
+        sim.feed(pod, events.RankFailed(pair=pair, failure=gone))
+    sim.tick(0.5)
+    sim.deliver_all()
+    first.local = held
+    for pod in others:
+        sim.feed(pod, ordered)
+    assert sim.run(20, lambda: all(pod.exit_code == 75 for pod in sim.pods.values()))
+    assert [pod.state.incidents for pod in sim.pods.values()] == [(), (), ()]

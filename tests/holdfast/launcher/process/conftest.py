@@ -1,0 +1,31 @@
+"""The pool under test, of which nothing is left afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pool_bench import DEADLINE, PATIENCE, Bench, children
+
+from holdfast.launcher.process import spawn_pool
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """Nobody is left of it when the next test looks for its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(spawn_pool, "_FORK_SECONDS", PATIENCE)
+    before = children()
+    yield Bench(tmp_path)
+    end = time.monotonic() + DEADLINE
+    while ours := set(children()) - set(before):
+        assert time.monotonic() < end, f"{ours} do not end"
+        for pid in ours:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)

@@ -1,0 +1,89 @@
+"""A world of ranks whose activity the detectors look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from holdfast.core.attempt import AttemptId
+from holdfast.launcher.hang.detectors.observation import HangVerdict, Observed, Sight, Stray
+from holdfast.launcher.hang.detectors.watchdog import Watchdog
+from holdfast.telemetry.activity import Activity
+from holdfast.telemetry.activity_page import Reading
+
+TICK = 0.1
+
+
+A = Activity
+
+
+@dataclass
+class Scene:
+    """Ranks of one launcher, a clock, and the watchdog that looks at them every tenth of a second."""
+
+    ranks: int = 3
+    world_size: int = 3
+    now: float = 1000.0
+    pair: AttemptId = field(default_factory=lambda: AttemptId(1, 1))
+    watchdog: Watchdog = field(default_factory=Watchdog)
+    readings: dict[int, Reading] = field(default_factory=dict)
+    stopped: set[int] = field(default_factory=set)
+    left: dict[int, float] = field(default_factory=dict)  # ranks that left their attempt, and when
+    awaited: bool = True
+    cpu_waits: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for rank in range(self.ranks):
+            self.begin(rank)
+
+    def begin(self, rank: int, step: int = 0) -> None:
+        """A new process is at this rank."""
+        self.readings[rank] = Reading(
+            pid=rank,
+            signal=45,
+            beat=self.now,
+            activity=A.COMPUTE,
+            since=self.now,
+            step=step,
+            stepped=self.now,
+            made=0,
+        )
+
+    def enter(self, activity: Activity, *ranks: int) -> None:
+        for rank in ranks or self.readings:
+            self.readings[rank] = replace(self.readings[rank], activity=activity, since=self.now)
+
+    def look(self, seconds: float = TICK) -> tuple[HangVerdict, ...]:
+        self.now += seconds
+        for rank, reading in self.readings.items():
+            if rank not in self.stopped:
+                self.readings[rank] = replace(reading, beat=self.now)
+        here = {rank: reading for rank, reading in self.readings.items() if rank not in self.left}
+        sights = tuple(Sight(slot=100 + rank, rank=rank, reading=reading) for rank, reading in here.items())
+        strays = tuple(
+            Stray(slot=100 + rank, rank=rank, reading=self.readings[rank], left_at=at, awaited=self.awaited)
+            for rank, at in self.left.items()
+        )
+        seen = Observed(
+            pair=self.pair, world_size=self.world_size, sights=sights, strays=strays, cpu_waits=self.cpu_waits
+        )
+        return self.watchdog.judge(seen, self.now)
+
+    def step(self) -> None:
+        """All have made a step now."""
+        for rank, was in self.readings.items():
+            self.readings[rank] = replace(
+                was, activity=A.COMPUTE, since=self.now, step=was.step + 1, stepped=self.now, made=was.made + 1
+            )
+
+    def train(self, steps: int = 20, seconds: float = 0.1) -> None:
+        for _ in range(steps):
+            self.wait(seconds)
+            self.step()
+
+    def wait(self, seconds: float) -> tuple[HangVerdict, ...]:
+        """Look until somebody hangs or the time is over."""
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            if verdicts := self.look(min(TICK, end - self.now)):
+                return verdicts
+        return ()
