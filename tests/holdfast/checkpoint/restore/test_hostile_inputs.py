@@ -49,7 +49,7 @@ from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.saving.protocol import Snapshot, save
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour, Peer, PeerStore, make_room
-from holdfast.checkpoint.stores.memory.peer_protocol import Wire, mac
+from holdfast.checkpoint.stores.memory.peer_protocol import Wire
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
 from holdfast.checkpoint.stores.memory.slots import SlotSet
 from holdfast.checkpoint.stores.memory.store import MemoryStore
@@ -57,6 +57,7 @@ from holdfast.cli.checkpoints.formats import import_weights, memory_limit
 from holdfast.cli.checkpoints.formats.detect import read_source
 from holdfast.cli.checkpoints.verify import verify
 from holdfast.core.attempt import AttemptId, Claim
+from holdfast.core.connections import proof
 from holdfast.core.errors import CheckpointError, DamagedError
 
 KEY = b"k" * 32
@@ -327,7 +328,7 @@ def said_to_server(folder: Path, raw: bytes, *, known: bool) -> str:
         wire = Wire(connection, every=60)
         nonce = wire.receive()["nonce"]
         if known:
-            wire.send({"nonce": "n", "mac": mac(KEY, "client", nonce, "n")})
+            wire.send({"nonce": "n", "mac": proof(KEY, "client", nonce, "n")})
             wire.receive()
         with suppress(OSError):  # it may have hung up already
             connection.sendall(raw)
@@ -411,7 +412,7 @@ def answers_by(listening: socket.socket, said: dict[str, Any], wanted: str, edit
         send("greeting")
         theirs = wire.receive()["nonce"]
         if not said["proof"]:
-            said["proof"] = {"mac": mac(KEY, "server", str(said["greeting"]["nonce"]), theirs)}
+            said["proof"] = {"mac": proof(KEY, "server", str(said["greeting"]["nonce"]), theirs)}
         send("proof")
         while True:
             match wire.receive()["op"]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from holdfast.core.connections import own_address
 from holdfast.core.errors import PeerLostError
-from holdfast.core.own_address import address_towards
 from holdfast.training.distributed import process_group
 from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.distributed.process_group import Group
@@ -101,7 +101,7 @@ def test_a_world_of_one_needs_nobody() -> None:
 
 
 def test_gloo_listens_on_the_way_to_the_store() -> None:
-    assert address_towards("127.0.0.1", 29400) == "127.0.0.1"
+    assert own_address("127.0.0.1", 29400) == "127.0.0.1"
 
 
 @pytest.mark.parametrize(("interface", "device"), [("", {"hostname": "127.0.0.1"}), ("lo", {"interface": "lo"})])

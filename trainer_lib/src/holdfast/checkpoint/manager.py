@@ -37,7 +37,7 @@ from holdfast.checkpoint.tiers.memory_tier import MemoryTier, tier_of
 from holdfast.checkpoint.tiers.settings import MemorySettings, TierSettings
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, NoneWholeError, UnavailableError
-from holdfast.core.tier_names import OBJECT_TIER, SHARED_TIER
+from holdfast.core.protocol import OBJECT_TIER, SHARED_TIER
 
 _log = logging.getLogger("holdfast.checkpoint")
 

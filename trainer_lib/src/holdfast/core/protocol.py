@@ -38,3 +38,19 @@ class RankPhase(StrEnum):
     CHECKPOINT = "checkpoint"
     EVALUATION = "evaluation"
     DONE = "done"
+
+
+# Names of the places in which checkpoints are stored, in logs, status and messages.
+
+# The tier that all pods of a job see.
+SHARED_TIER: Final = "shared"
+# The tier that outlives the cluster.
+OBJECT_TIER: Final = "object"
+# In the memory of each node, for its own ranks and for those of another.
+MEMORY_TIER: Final = "memory"
+# The same as another node's rank sees it.
+PEER_TIER: Final = "peer"
+# On the disk of each node, for its own ranks.
+LOCAL_TIER: Final = "local"
+# Where a state that goes on comes from without any tier: a rank that still had it.
+SURVIVOR: Final = "survivor"

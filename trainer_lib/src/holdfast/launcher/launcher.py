@@ -16,8 +16,7 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import DocumentError
 from holdfast.core.log_format import LogContext
-from holdfast.core.protocol import Cause, ExitCode
-from holdfast.core.tier_names import OBJECT_TIER
+from holdfast.core.protocol import OBJECT_TIER, Cause, ExitCode
 from holdfast.launcher.accounting.event_recorder import EventRecorder
 from holdfast.launcher.accounting.timeline import Timeline
 from holdfast.launcher.action_executor import ActionExecutor

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.core.connections import own_address
 from holdfast.core.environment import Environment, variable, variables
 from holdfast.core.errors import UsageError
 from holdfast.core.log_format import LogContext, configure
-from holdfast.core.own_address import address_towards
 from holdfast.core.protocol import Cause, ExitCode
 from holdfast.launcher import command_check
 from holdfast.launcher.config import LauncherConfig
@@ -230,7 +230,7 @@ async def _find_place(options: RunOptions, environment: Environment) -> _Launche
             _log.warning("%s", text)
     try:
         bound = await asyncio.to_thread(endpoint.bind, address, port)
-        own = await asyncio.to_thread(address_towards, address, port)
+        own = await asyncio.to_thread(own_address, address, port)
     except OSError as error:
         raise UsageError(f"holdfast run: --rdzv-endpoint {host}:{port} cannot be used: {error}") from error
     if bound.elsewhere:

@@ -18,7 +18,7 @@ from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.stores.folder import FolderIncoming, FolderSource
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import DamagedError
-from holdfast.core.tier_names import LOCAL_TIER
+from holdfast.core.protocol import LOCAL_TIER
 
 _OWN: Final = "-own-"
 

@@ -41,8 +41,8 @@ from holdfast.checkpoint.stores.memory.peer_client import Neighbour, Peer, PeerS
 from holdfast.checkpoint.tiers.settings import TierSettings
 from holdfast.core.errors import CheckpointError
 from holdfast.core.json_fields import JsonFields
+from holdfast.core.protocol import LOCAL_TIER
 from holdfast.core.settings import format_size
-from holdfast.core.tier_names import LOCAL_TIER
 
 _log = logging.getLogger("holdfast.checkpoint.local")
 

@@ -45,7 +45,7 @@ from holdfast.checkpoint.tiers.rank_files import RankFiles
 from holdfast.checkpoint.tiers.settings import MemorySettings
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, NoRoomError
-from holdfast.core.tier_names import LOCAL_TIER, MEMORY_TIER, PEER_TIER
+from holdfast.core.protocol import LOCAL_TIER, MEMORY_TIER, PEER_TIER
 
 _log = logging.getLogger("holdfast.checkpoint.memory")
 

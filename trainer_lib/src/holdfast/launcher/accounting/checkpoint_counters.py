@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.checkpoint.format.failure_causes import FailureCause
 from holdfast.core.attempt import AttemptId
-from holdfast.core.tier_names import PEER_TIER, SURVIVOR
+from holdfast.core.protocol import PEER_TIER, SURVIVOR
 
 _NOTHING = "none"
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from holdfast.core.tier_names import MEMORY_TIER
+from holdfast.core.protocol import MEMORY_TIER
 from holdfast.launcher.accounting.goodput import GoodputAccounts, Recovery
 from holdfast.launcher.accounting.timeline import Timeline
 from holdfast.launcher.host.termination_log import redact

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from holdfast.core.tier_names import OBJECT_TIER, PEER_TIER, SHARED_TIER
+from holdfast.core.protocol import OBJECT_TIER, PEER_TIER, SHARED_TIER
 from holdfast.launcher.drain.last_checkpoint_plan import Plan, Tier, plan
 from holdfast.launcher.event_pump import EventPump
 from holdfast.launcher.membership.state import State

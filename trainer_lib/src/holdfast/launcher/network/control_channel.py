@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from holdfast.core.connection_limit import Greetings
+from holdfast.core.connections import Greetings
 from holdfast.core.errors import AuthenticationError, ControlError, DocumentError
 from holdfast.launcher.membership.events import How
 from holdfast.launcher.network import handshake

@@ -10,8 +10,6 @@ The key itself never travels, and a recorded exchange is worth nothing: each sid
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import json
 import secrets
 from collections.abc import Mapping
@@ -19,11 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.attempt import check_version
+from holdfast.core.connections import is_proof, proof
 from holdfast.core.errors import AuthenticationError, ControlError
 from holdfast.core.limits import MAX_LINE_BYTES
 
 HANDSHAKE_SECONDS = 3.0
 LIMIT = MAX_LINE_BYTES
+_PROTOCOL = "holdfast-control-1"
 
 
 class NoGreetingError(ControlError):
@@ -108,8 +108,8 @@ async def dial(host: str, port: int, *, me: str, peer: str, key: bytes, timeout:
             writer.write(encode({"version": 1, "podUID": me, "to": peer, "nonce": mine}))
             theirs = await _expect(reader, "nonce", "mac")
             talk = (me, peer, mine, theirs["nonce"])
-            _check(theirs["mac"], _mac(key, "accept", *talk), peer)
-            writer.write(encode({"mac": _mac(key, "dial", *talk)}))
+            _check(theirs["mac"], key, "accept", *talk, peer=peer)
+            writer.write(encode({"mac": proof(key, _PROTOCOL, "dial", *talk)}))
     except TimeoutError as error:
         writer.transport.abort()
         raise NoAnswerError(f"no answer to the greeting within {HANDSHAKE_SECONDS:.0f} s") from error
@@ -133,9 +133,9 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, 
         if first["to"] != me:
             raise ControlError(f"{peer} looks for {first['to']}, this is {me}")
         talk = (peer, me, first["nonce"], mine)
-        writer.write(encode({"nonce": mine, "mac": _mac(key, "accept", *talk)}))
-        proof = await _expect(reader, "mac")
-        _check(proof["mac"], _mac(key, "dial", *talk), peer)
+        writer.write(encode({"nonce": mine, "mac": proof(key, _PROTOCOL, "accept", *talk)}))
+        theirs = await _expect(reader, "mac")
+        _check(theirs["mac"], key, "dial", *talk, peer=peer)
     return Connection(peer, reader, writer)
 
 
@@ -154,13 +154,8 @@ def _greeting(body: dict[str, Any] | None, *names: str) -> dict[str, Any]:
     return body
 
 
-def _mac(key: bytes, role: str, *talk: str) -> str:
-    text = "\n".join(("holdfast-control-1", role, *talk))
-    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
-
-
-def _check(given: str, expected: str, peer: str) -> None:
-    if not hmac.compare_digest(given.encode(), expected.encode()):
+def _check(given: str, key: bytes, role: str, *talk: str, peer: str) -> None:
+    if not is_proof(given, key, _PROTOCOL, role, *talk):
         raise AuthenticationError(
             f"{peer} does not hold this job's key; if it belongs to the job, both must get the same key"
         )

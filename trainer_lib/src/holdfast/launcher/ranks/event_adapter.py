@@ -11,8 +11,7 @@ from typing import Any
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import DocumentError
-from holdfast.core.protocol import Cause, RankPhase
-from holdfast.core.tier_names import MEMORY_TIER, PEER_TIER, SHARED_TIER
+from holdfast.core.protocol import MEMORY_TIER, PEER_TIER, SHARED_TIER, Cause, RankPhase
 from holdfast.launcher.accounting.event_recorder import EventRecorder
 from holdfast.launcher.drain.last_checkpoint_plan import Speed
 from holdfast.launcher.drain.touch_file import TouchFile

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.tier_names import SURVIVOR
+from holdfast.core.protocol import SURVIVOR
 from holdfast.launcher.accounting.checkpoint_counters import CheckpointCounters
 
 

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.core.connection_limit import Greetings
+from holdfast.core.connections import Greetings
 from holdfast.core.errors import AuthenticationError, ControlError, DocumentError, UsageError
 from holdfast.launcher.network import handshake
 from holdfast.launcher.rendezvous import endpoint

@@ -6,13 +6,12 @@ proves a member gone: a member that lost the endpoint ends itself. One launcher 
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.core.attempt import AttemptId, Claim
+from holdfast.core.connections import derived_key
 from holdfast.core.environment import SETTINGS, Environment
 from holdfast.core.protocol import PROTOCOL_VERSION
 from holdfast.launcher.options import RunOptions
@@ -224,9 +223,9 @@ def _previous(old: Published) -> dict[str, Any]:
 
 def job_key(secret: bytes, run_id: str) -> bytes:
     """The key of a run: what the launchers of it prove to each other."""
-    return hmac.new(secret, f"holdfast-run\n{run_id}".encode(), hashlib.sha256).digest()
+    return derived_key(secret, f"holdfast-run\n{run_id}")
 
 
 def rendezvous_key(secret: bytes) -> bytes:
     """The key by which a launcher proves itself to the endpoint, before it knows the run."""
-    return hmac.new(secret, b"holdfast-rendezvous", hashlib.sha256).digest()
+    return derived_key(secret, "holdfast-rendezvous")

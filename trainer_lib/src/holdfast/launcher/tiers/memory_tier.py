@@ -10,7 +10,7 @@ from holdfast.checkpoint.stores.memory.peer_client import Neighbour, successor
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
 from holdfast.checkpoint.stores.memory.slot import remove
 from holdfast.checkpoint.tiers.settings import MemorySettings
-from holdfast.core.tier_names import MEMORY_TIER, PEER_TIER
+from holdfast.core.protocol import MEMORY_TIER, PEER_TIER
 from holdfast.launcher.drain.last_checkpoint_plan import Speed, Tier
 from holdfast.launcher.membership.document import Member
 from holdfast.launcher.status.status_document import Identity

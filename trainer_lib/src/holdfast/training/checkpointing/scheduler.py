@@ -19,7 +19,7 @@ from holdfast.checkpoint.policy.interval import Cadence, Failures, retry_after
 from holdfast.checkpoint.saving.background import Saving
 from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot
 from holdfast.core.errors import CheckpointError, NoRoomError, PeerLostError
-from holdfast.core.tier_names import LOCAL_TIER, MEMORY_TIER, PEER_TIER, SHARED_TIER
+from holdfast.core.protocol import LOCAL_TIER, MEMORY_TIER, PEER_TIER, SHARED_TIER
 from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.launcher_client.connection import LauncherConnection, Requests
 from holdfast.training.options.config import Interval

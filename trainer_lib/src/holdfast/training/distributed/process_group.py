@@ -26,8 +26,8 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 
+from holdfast.core.connections import own_address
 from holdfast.core.errors import PeerLostError
-from holdfast.core.own_address import address_towards
 from holdfast.training.distributed import nccl, torch_internals
 from holdfast.training.distributed.blocking_call import CLOSING, SLICE_SECONDS, BlockingCall, peer_lost, run_aside
 from holdfast.training.distributed.cancel_token import CancelToken
@@ -330,7 +330,7 @@ def _devices(place: _Rendezvous) -> list[Any]:
     names = [name for name in place.interface.split(",") if name]
     if names:
         return [ProcessGroupGloo.create_device(interface=name) for name in names]
-    return [ProcessGroupGloo.create_device(hostname=address_towards(place.host, place.port))]
+    return [ProcessGroupGloo.create_device(hostname=own_address(place.host, place.port))]
 
 
 def _launched(launch: Callable[[], Any]) -> Any:

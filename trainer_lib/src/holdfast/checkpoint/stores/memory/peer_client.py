@@ -12,8 +12,6 @@ What a copy is made of counts only once all of it is there: the slot says so (`s
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 import re
 import secrets
@@ -29,13 +27,14 @@ from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName, is_s
 from holdfast.checkpoint.format.manifest import Manifest, decode, encode
 from holdfast.checkpoint.format.records import FileRecord, whole_number
 from holdfast.checkpoint.stores.base import Incoming
-from holdfast.checkpoint.stores.memory.peer_protocol import GREETING_SECONDS, MAX_GREETING, MAX_MESSAGE, Wire, mac
+from holdfast.checkpoint.stores.memory.peer_protocol import GREETING_SECONDS, MAX_GREETING, MAX_MESSAGE, Wire
 from holdfast.checkpoint.stores.memory.slot import FileRange
 from holdfast.checkpoint.stores.memory.slot_writer import PADDING
 from holdfast.core.attempt import Claim
+from holdfast.core.connections import derived_key, is_proof, proof
 from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
 from holdfast.core.json_fields import JsonFields
-from holdfast.core.tier_names import MEMORY_TIER
+from holdfast.core.protocol import MEMORY_TIER
 
 _log = logging.getLogger("holdfast.checkpoint.peer")
 
@@ -56,7 +55,7 @@ class Neighbour(JsonFields):
 
 def derive(job_key: bytes) -> bytes:
     """The key for this use alone: ranks get it, and never the job's."""
-    return hmac.new(job_key, b"holdfast-memory-1", hashlib.sha256).digest()
+    return derived_key(job_key, "holdfast-memory-1")
 
 
 def successor(members: Iterable[Neighbour], me: Neighbour) -> Neighbour | None:
@@ -132,12 +131,12 @@ class Peer:
         try:
             theirs = str(wire.receive(GREETING_SECONDS)["nonce"])
             mine = secrets.token_hex(16)
-            wire.send({"nonce": mine, "mac": mac(self._key, "client", theirs, mine)})
-            proof = str(wire.receive(GREETING_SECONDS).get("mac", ""))
+            wire.send({"nonce": mine, "mac": proof(self._key, "client", theirs, mine)})
+            answer = str(wire.receive(GREETING_SECONDS).get("mac", ""))
         except (KeyError, CheckpointError, OSError, ValueError) as error:
             wire.close()
             raise ConnectionError(f"it does not answer as a launcher of this job does: {error}") from error
-        if not hmac.compare_digest(proof.encode(errors="replace"), mac(self._key, "server", theirs, mine).encode()):
+        if not is_proof(answer, self._key, "server", theirs, mine):
             wire.close()
             raise ConnectionError("it does not hold this job's key")
         wire.limit, wire.until = MAX_MESSAGE, float("inf")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import os
 import select
@@ -140,8 +138,3 @@ class Wire:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-
-
-def mac(key: bytes, role: str, *nonces: str) -> str:
-    """What only who holds the key can say to these nonces, in this role."""
-    return hmac.new(key, "\n".join((role, *nonces)).encode(), hashlib.sha256).hexdigest()

@@ -6,7 +6,6 @@ its folder on a disk.
 
 from __future__ import annotations
 
-import hmac
 import logging
 import secrets
 import socket
@@ -30,14 +29,13 @@ from holdfast.checkpoint.stores.memory.peer_protocol import (
     MAX_MESSAGE,
     SLICE_SECONDS,
     Wire,
-    mac,
 )
 from holdfast.checkpoint.stores.memory.slot import FileRange, Slot, remove
 from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter
 from holdfast.checkpoint.stores.memory.slots import SlotSet
 from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.core.attempt import AttemptId
-from holdfast.core.connection_limit import Greetings
+from holdfast.core.connections import Greetings, is_proof, proof
 from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
 
 _log = logging.getLogger("holdfast.checkpoint.peer")
@@ -203,12 +201,12 @@ class PeerServer:
     def _greet(self, wire: Wire, key: bytes) -> bool:
         mine = secrets.token_hex(16)
         wire.send({"nonce": mine})
-        proof = wire.receive(GREETING_SECONDS)
-        theirs = str(proof["nonce"])
-        if not hmac.compare_digest(str(proof["mac"]).encode(), mac(key, "client", mine, theirs).encode()):
+        answer = wire.receive(GREETING_SECONDS)
+        theirs = str(answer["nonce"])
+        if not is_proof(str(answer["mac"]), key, "client", mine, theirs):
             _log.error("a connection to this launcher's memory was refused: it does not hold this job's key")
             return False
-        wire.send({"mac": mac(key, "server", mine, theirs)})
+        wire.send({"mac": proof(key, "server", mine, theirs)})
         return True
 
 

@@ -15,7 +15,7 @@ from holdfast.checkpoint.stores.open import open_store, parted
 from holdfast.cli.checkpoints.access.node_store import NearStore, near_store
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, DamagedError, UnknownFormatError, UsageError
-from holdfast.core.tier_names import LOCAL_TIER, MEMORY_TIER
+from holdfast.core.protocol import LOCAL_TIER, MEMORY_TIER
 
 _FILE: Final = "file://"
 _NEAR: Final = (f"{MEMORY_TIER}:", f"{LOCAL_TIER}:")

@@ -21,7 +21,7 @@ from holdfast.checkpoint.stores.local_disk import own_folders
 from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import DamagedError, ElsewhereError, UsageError
-from holdfast.core.tier_names import LOCAL_TIER, MEMORY_TIER
+from holdfast.core.protocol import LOCAL_TIER, MEMORY_TIER
 
 _OWN: Final = re.compile(r"[0-9a-f]{16}-own-\d+", re.ASCII)
 _LAUNCHERS: Final = "launcher-*"

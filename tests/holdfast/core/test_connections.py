@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.core.connection_limit import Greetings
+from holdfast.core.connections import Greetings
 
 
 def test_whoever_holds_most_places_loses_its_oldest() -> None:

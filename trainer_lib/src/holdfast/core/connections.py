@@ -1,17 +1,43 @@
-"""Connections that have not proved themselves yet: few at once, and who holds most of them makes way for the others.
+"""Connections between launchers: the own address, proofs of a key, and a limit while nothing is proved yet.
 
-A stranger may open as many as it likes and send nothing. If all places are taken, the oldest connection of the
+A stranger may open any number of connections and send nothing. If all places are taken, the oldest connection of the
 address that holds most is dropped, so that no address can keep the others out; members' addresses come last.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import socket
 from collections import Counter
 from collections.abc import Collection, Hashable
 from typing import Final, Generic, TypeVar
 
 MOST_GREETINGS: Final = 64
 K = TypeVar("K", bound=Hashable)
+
+
+def own_address(host: str, port: int) -> str:
+    """Return this host's address on the way to another. Nothing is sent."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def derived_key(key: bytes, use: str) -> bytes:
+    """Return a key for one use, which does not reveal the first key."""
+    return hmac.new(key, use.encode(), hashlib.sha256).digest()
+
+
+def proof(key: bytes, *parts: str) -> str:
+    """Return the text over these parts that only a holder of the key can compute."""
+    return hmac.new(key, "\n".join(parts).encode(), hashlib.sha256).hexdigest()
+
+
+def is_proof(given: str, key: bytes, *parts: str) -> bool:
+    """Whether a text from the other side is that proof."""
+    return hmac.compare_digest(given.encode(errors="replace"), proof(key, *parts).encode())
 
 
 class Greetings(Generic[K]):
