@@ -75,7 +75,6 @@ class Fault:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Fault:
-        """What `to_json` made."""
         return cls(**{**value, "kind": Kind(value["kind"]), "at": Activity(value["at"])})
 
 

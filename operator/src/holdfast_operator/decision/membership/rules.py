@@ -40,7 +40,7 @@ def decide(seen: MembershipInput, now: datetime) -> Publication | Wait:
 
 
 def check_invariants(before: Membership, after: Membership) -> None:
-    """What no result may break."""
+    """Raise if the result breaks an invariant."""
     lowest = AttemptId(generation=0, attempt=0)
     if after.generation < before.generation or (before.active or lowest) > (after.active or lowest):
         raise AssertionError(f"a generation or active record fell: {before} -> {after}")

@@ -11,7 +11,6 @@ from holdfast_operator.views import Report
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Take over progress and checkpoint."""
     return _quarantined(newest_progress(draft))
 
 

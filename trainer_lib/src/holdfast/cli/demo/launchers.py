@@ -35,7 +35,6 @@ class Launchers:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, number: int) -> None:
-        """Start one of them."""
         run_dir = self._root / f"launcher-{number}"
         shutil.rmtree(run_dir, ignore_errors=True)
         run_dir.mkdir()
@@ -58,7 +57,6 @@ class Launchers:
         self._processes[number].wait()
 
     def stop(self) -> None:
-        """End all of them."""
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -78,7 +76,7 @@ class Launchers:
         return document
 
     def incidents(self) -> list[dict[str, Any]]:
-        """What all of them noticed."""
+        """Return the incidents that the launchers reported."""
         return [one for number in range(COUNT) for one in self.status(number).get("incidents", [])]
 
     def rank_of(self, number: int) -> tuple[int, int] | None:

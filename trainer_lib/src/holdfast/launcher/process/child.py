@@ -59,8 +59,6 @@ _unreaped: set[int] = set()
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessExit:
-    """How a child ended."""
-
     pid: int
     returncode: int  # negative: the signal
     sent: frozenset[int]  # signals that this launcher sent to it

@@ -76,7 +76,7 @@ class Pool:
 
     @property
     def ready(self) -> int:
-        """How many processes stand by."""
+        """Return the number of standby processes."""
         return sum(standing.ready for standing in self._standing)
 
     @property

@@ -105,7 +105,6 @@ class Published:
 
     @property
     def uids(self) -> frozenset[str]:
-        """Its pods."""
         return frozenset(member.uid for member in self.members)
 
 
@@ -131,7 +130,6 @@ class Roster:
     claims: frozenset[Claim] = frozenset()  # of others, found on the checkpoint folder
 
     def joined(self, member: Joined, now: float) -> Roster:
-        """A launcher reported."""
         others = tuple(known for known in self.present if known.uid != member.uid)
         lost = {uid: since for uid, since in self.lost.items() if uid != member.uid}
         return replace(self, present=(*others, member), last_join=now, lost=lost)

@@ -31,16 +31,13 @@ class Team:
 
     @property
     def pair(self) -> AttemptId:
-        """The attempt's name."""
         return self.attempt.pair
 
     def abandon(self) -> None:
-        """Leave all groups at once."""
         for group in self._groups():
             group.abandon()
 
     def close(self) -> None:
-        """Leave all groups in order."""
         for group in self._groups():
             group.close()
 
