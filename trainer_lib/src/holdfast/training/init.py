@@ -1,4 +1,4 @@
-"""Joining the world: `holdfast.init()`."""
+"""`holdfast.init()`: join the world."""
 
 from __future__ import annotations
 
@@ -50,11 +50,10 @@ def init(
     max_in_flight: int | None = None,
     resume: str | None = None,
 ) -> Job:
-    """Join the job that the launcher runs; a script started by hand is a world of one.
+    """Join the job of the launcher. Without a launcher, the script is a world of one.
 
-    It returns at once: the world may still be forming, and `job.manage` waits for it.
-    Under the operator every setting arrives in the environment. What is given here wins, and the effective values
-    are logged once with where each came from.
+    The call returns at once. The world may still be forming, and `job.manage` waits for it. Under the operator, every
+    setting is in the environment. Arguments take precedence. The effective values are logged once with their sources.
     """
     environment = read_environment()
     config = effective(
@@ -92,7 +91,7 @@ def init(
 
 
 def _close(job: Job, reporter: exception_reporter.Reporter, owner: int) -> None:
-    """At the script's end, and not at that of a process that it forked: the connections are this one's."""
+    """Close the job at the script's end, but not in forked processes, because the connections are this process's."""
     if os.getpid() != owner:
         return
     try:
@@ -177,7 +176,7 @@ def _device(here: RankPlacement) -> torch.device:
 
 
 class PhaseTeller:
-    """Tells the launcher what people want to see of a rank: changes that last, not each part of a step."""
+    """Reports lasting changes of a rank's activity to the launcher, and not each part of a step."""
 
     def __init__(self, agent: LauncherConnection) -> None:
         self._agent = agent

@@ -43,7 +43,7 @@ _TORCHS = (torch.nn.Module, torch.optim.Optimizer)
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult:
-    """Whether every sample up to the cursor was consumed exactly once on the way to this state."""
+    """The result of an audit: whether every sample up to the cursor was consumed exactly once."""
 
     ok: bool
     seen: Audit
@@ -57,7 +57,7 @@ class AuditResult:
 
 
 class Job:
-    """One rank of a training job. Made by `holdfast.init`."""
+    """One rank of a training job. Created by `holdfast.init`."""
 
     def __init__(
         self,
@@ -91,12 +91,12 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """This process's number in the world. Before `manage` it waits for the world to be formed."""
+        """This process's rank in the world. Before `manage`, this waits until the world is formed."""
         return self._place.rank
 
     @property
     def world_size(self) -> int:
-        """How many ranks train together now. Before `manage` it waits for the world to be formed."""
+        """The number of ranks in the present world. Before `manage`, this waits until the world is formed."""
         return self._place.world_size
 
     @property
@@ -106,7 +106,7 @@ class Job:
 
     @property
     def generation(self) -> int:
-        """The membership under which this attempt runs; 0 before `manage` in a script that was started by hand."""
+        """The generation of this attempt; 0 before `manage` in a script without a launcher."""
         return self._pair[0]
 
     @property
@@ -116,12 +116,12 @@ class Job:
 
     @property
     def run_id(self) -> str:
-        """Stable over restarts: for experiment trackers."""
+        """An ID for experiment trackers, stable over restarts."""
         return self._place.run_id if self._loop is None else self._loop.team.attempt.run_id
 
     @property
     def shard(self) -> int:
-        """Which shard of the model this rank has; 0 if it is not sharded. It may change when the world does."""
+        """The shard of the model on this rank; 0 if the model is not sharded. It may change with the world."""
         return 0 if self._sharding is None else self._sharding.shard
 
     @property
@@ -136,24 +136,27 @@ class Job:
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether this is the rank that should print and write for all. It may change when the world does."""
+        """Whether this rank should print and write for all. It may change with the world."""
         return self.rank == 0
 
     def log(self, **values: Any) -> None:
-        """One line of the log, on the coordinator only."""
+        """Log one line, on the coordinator only."""
         if self.is_coordinator:
             _log.info("progress", extra={"fields": {"step": self.committed_step, **values}})
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Say what the script is doing while it makes no steps: `with job.phase("evaluation"):`."""
+        """Report the script's activity while it makes no steps: `with job.phase("evaluation"):`."""
         return self._meter.during(_activity(name))
 
     def on_membership(self, callback: Callable[[Job], None]) -> None:
-        """Call this with the job whenever another world has lined up, with its rank and size in place."""
+        """Register a callback.
+
+        It is called with the job after each new world is ready, with the new rank and size.
+        """
         self._callbacks.append(callback)
 
     def audit(self) -> AuditResult:
-        """Check the samples of all committed steps of this lineage against what they must be."""
+        """Check the samples of all completed steps that led to this state."""
         position = self._state.position
         loader = None if self._loop is None else self._loop.loader
         if loader is None or position is None:
@@ -174,11 +177,11 @@ class Job:
         elasticity: Elasticity | None = None,
         **stateful: Stateful,
     ) -> None:
-        """Take charge of the state: get the newest good one if there is one, and keep it from now on.
+        """Restore the newest good state if there is one, and save the state from now on.
 
-        `elasticity` says how batch and learning rate follow the world's size; without it they do not.
-        `scaler` is a `torch.amp.GradScaler`: `job.step` scales the loss and steps the optimizer through it.
-        Anything else with `state_dict` and `load_state_dict` may be given by a name of its own.
+        `elasticity` sets how batch and learning rate follow the world size; by default they do not. `scaler` is a
+        `torch.amp.GradScaler`: `job.step` scales the loss and steps the optimizer through it. Other objects with
+        `state_dict` and `load_state_dict` have names of their own.
         """
         if self._entry is not None:
             raise UsageError("job.manage() was called twice: give it everything at once")
@@ -215,8 +218,8 @@ class Job:
     ) -> Module:
         """Shard a module's parameters over replicas of `size` ranks, as torch's `fully_shard` (FSDP2) does.
 
-        Call it bottom-up: on the layers, then on the whole model; before the optimizer is made, and with the same
-        size. The world must be made of whole replicas.
+        Call it bottom-up: first on the layers, then on the complete model. Call it before the optimizer is created,
+        with the same size each time. The world must consist of complete replicas.
         """
         check_whole("size", size, least=2)
         if self._sharding is None:
@@ -238,12 +241,12 @@ class Job:
         collate: Callable[[list[Any]], Any] | None = None,
         alike: bool = False,
     ) -> Iterator[Any]:
-        """This rank's micro-batches, step after step, until `max_steps` are committed.
+        """Yield this rank's micro-batches, step by step, until `max_steps` steps are completed.
 
-        The samples of a step depend on the seed and the position only, not on how many ranks there are. Leave the
-        loop by its end: that commits the last step and tells the launcher that the work is done. `alike` gives each
-        rank as many micro-batches, for a model that communicates in forward: one too many has a sample that counts
-        nothing. Sharded models get that by themselves.
+        The samples of a step depend only on the seed and the position, and not on the number of ranks. Do not leave
+        the loop early: its end saves the last step and reports to the launcher that the work is done. With `alike`,
+        each rank gets the same number of micro-batches, for a model that communicates in forward. An additional one
+        has a sample that does not count. Sharded models have this by default.
         """
         loop = self._managed
         if loop.progress is Progress.DONE and max_steps > self.committed_step:
@@ -266,26 +269,30 @@ class Job:
         return loop.batches(Batches(loader=loop.loader, start=start, max_steps=max_steps, alike=alike))
 
     def step(self, loss: torch.Tensor, *, samples: float | None = None) -> StepResult:
-        """Backward; at the end of the global batch average, apply and, when one is due, commit a checkpoint.
+        """Run backward. At the end of the global batch, average, apply the step, and make a checkpoint if one is due.
 
-        `loss` is the mean over the micro-batch. A script with a loader of its own makes one global step a call, and
-        says by `samples` how many its rank had, if they differ between ranks; 0 if it had none in this step.
+        `loss` is the mean over the micro-batch. With its own loader, a script makes one global step per call.
+        `samples` is then the number of this rank's samples, if it differs between ranks; 0 if it has none in this
+        step.
         """
         return self._managed.step(loss, samples)
 
     def run_step(self, fn: Callable[[], torch.Tensor], *, samples: float | None = None) -> StepResult:
-        """`job.step(fn())` for a model that communicates: `fn` computes the loss, and is what is tried again.
+        """Run `job.step(fn())` for a model that communicates. `fn` computes the loss, and is repeated after a lost
+        peer.
 
-        When a lost peer breaks a collective of the script's own, in `fn` or in backward, the result says `Retried`
-        and the same samples come again. Any other error of `fn` is raised as it is, and the batch is not used up.
+        If a lost peer breaks a collective of the script, in `fn` or in backward, the result is `Retried` and the same
+        samples come again. Any other error of `fn` is raised unchanged, and the batch is not consumed.
         """
         return self._managed.run_step(fn, samples)
 
     def save(self, *, metrics: Mapping[str, float] | None = None) -> bool:
-        """Commit a checkpoint now; every rank must call it at the same step. False if it failed (it was said why).
+        """Make a checkpoint now; every rank must call it at the same step. Return False if it failed; the reason is
+        logged.
 
-        What failed, or a lost peer broke off, is tried again after the next step. `metrics` are what was measured of
-        this state, such as `{"val_loss": 2.1}`, by which `retention="best=val_loss:min"` keeps the best commits.
+        A checkpoint that failed, or that a lost peer interrupted, is repeated after the next step. `metrics` are
+        measurements of this state, for example `{"val_loss": 2.1}`, by which `retention="best=val_loss:min"` keeps
+        the best checkpoints.
         """
         self._state.measured(metrics or {})
         return self._managed.save()
@@ -293,10 +300,10 @@ class Job:
     def close(
         self, *, failed: Callable[[], bool] = lambda: False, trace: Callable[[], TracebackType | None] = lambda: None
     ) -> None:
-        """Leave the world; done by itself when the script ends.
+        """Leave the world. This happens automatically when the script ends.
 
-        A script without `job.batches` is done when it returns; leaving the loop half way is not being done. One that
-        failed on every rank leaves its last step committed.
+        A script without `job.batches` is done when it returns; one that leaves the loop early is not. A script that
+        failed on every rank leaves its last step saved.
         """
         loop = self._loop
         if failed():
@@ -363,7 +370,10 @@ class Job:
         return self._loop
 
     def _parting(self) -> Parting:
-        """What this rank reports when it leaves an attempt; also called from the agent's thread."""
+        """Return what this rank reports when it leaves an attempt.
+
+        Also called from the thread of the launcher's connection.
+        """
         torn = self._loop is not None and self._loop.torn
         own_group = torch.distributed.is_available() and torch.distributed.is_initialized()
         standing = self._state.standing

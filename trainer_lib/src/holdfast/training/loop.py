@@ -37,7 +37,7 @@ _LAST_STEP_MADE: Final = "the last step of this attempt is made"
 
 
 class Progress(Enum):
-    """How far the script is."""
+    """The phase of the script."""
 
     SET_UP = "it has not begun a loop over `job.batches`; a script with a loader of its own never does"
     IN_LOOP = "it is in the loop, or has left it half way"
@@ -46,7 +46,7 @@ class Progress(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Batches:
-    """The data of `job.batches`. `alike`: each rank gets as many micro-batches."""
+    """The data of `job.batches`. `alike`: each rank gets the same number of micro-batches."""
 
     loader: Loader
     start: Position
@@ -85,7 +85,7 @@ class TrainingLoop:
 
     @property
     def torn(self) -> bool:
-        """Whether the optimizer failed in the middle of a step, so that the state is of no use to others."""
+        """Whether the optimizer failed within a step, so that the other ranks cannot use the state."""
         return self._stepper.torn
 
     def begin(self) -> None:

@@ -1,8 +1,9 @@
-"""Whether a script that fails does so on every rank: then nobody keeps the last step in memory, and it is committed.
+"""Decides whether a script failed on every rank. Then no rank keeps the last step in memory, so it is saved. No
+torch.
 
-A rank that fails alone has nothing to save: its peers keep the state, and recovery must not wait for it. So all that
-fail say so in the attempt's store and look for each other for a moment. One word, written once by whoever is first,
-decides for all: that all were there, or that someone gave up waiting. No torch.
+A rank that fails alone has nothing to save: its peers keep the state, and recovery must not wait for it. So all
+failing ranks report to the attempt's store and wait for each other for a moment. The first rank writes one decision
+for all: either all ranks failed, or a rank stopped waiting.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ _VERDICT: Final = "verdict"
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """What a rank that fails leaves behind. `whole`: its state is that of the step, nothing of the next one in it.
-    `saves`: how many it has begun in the attempt."""
+    """The state of a failing rank.
+
+    `whole`: its state is that of the step, without parts of the next one. `saves`: the number of saves that it has
+    begun in the attempt.
+    """
 
     step: int
     whole: bool
@@ -36,7 +40,10 @@ class Left:
 def together(
     store: KeyValueStore, own: Left, *, rank: int, size: int, hurried: Callable[[], bool] = lambda: False
 ) -> tuple[Left, ...]:
-    """What each rank leaves, the same on all; nothing unless every rank fails. `hurried`: somebody waits for it."""
+    """Return the state of each rank, the same on all ranks; empty unless every rank failed.
+
+    `hurried`: the launcher waits.
+    """
     store.set(str(rank), json.dumps(vars(own)))
     keys = [str(each) for each in range(size)]
     deadline = time.monotonic() + LOOK_SECONDS
@@ -48,19 +55,19 @@ def together(
 
 
 def alike(left: Sequence[Left]) -> bool:
-    """Whether all failed, after the same saves: who waits for one that others never began waits in vain."""
+    """Whether all ranks failed after the same saves: otherwise some would wait for a save that others never began."""
     return len({one.saves for one in left}) == 1
 
 
 def can_be_saved(left: Sequence[Left]) -> bool:
-    """Whether they are one state, of one step."""
+    """Whether all have the same state, of one step."""
     return all(one.whole for one in left) and len({one.step for one in left}) == 1
 
 
 def broken_off(objects: Mapping[str, Any], trace: TracebackType | None) -> bool:
-    """Whether the exception came out of a managed object that was at work on itself: an average half updated, say.
+    """Whether the exception came from a managed object that was changing itself, for example a half-updated average.
 
-    The model is at work all the time, and its forward pass changes nothing that is not taken back.
+    The model is excluded: its forward pass changes nothing that is not reverted.
     """
     others = {id(thing) for name, thing in objects.items() if name != "model"}
     while trace is not None:

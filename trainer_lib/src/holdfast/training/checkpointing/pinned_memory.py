@@ -13,13 +13,13 @@ _log = logging.getLogger("holdfast.checkpoint")
 
 
 class PinnedMemory:
-    """Gives an arena its memory (`arena.Provide`), one piece at a time: with the next one the last is let go."""
+    """Provides an arena's memory (`arena.Provide`), one piece at a time. The next piece releases the last one."""
 
     def __init__(self) -> None:
         self._held: memoryview | None = None
 
     def __call__(self, nbytes: int) -> memoryview:
-        """Memory that is known to the devices; where they refuse it, it is memory all the same."""
+        """Return pinned memory, or ordinary memory if pinning fails."""
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         if self._held is not None:
             cudart.cudaHostUnregister(address_of(self._held))

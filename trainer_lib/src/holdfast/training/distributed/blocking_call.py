@@ -1,4 +1,4 @@
-"""Calls of libraries that may block for ever, on threads of their own. Does not import torch."""
+"""Library calls that may block forever, on separate threads. Does not import torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _threads: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
 
 
 class BlockingCall:
-    """A call that blocks, on a thread of its own. If the attempt ends first, its result is dropped."""
+    """A blocking call on its own thread. If the attempt ends first, its result is dropped."""
 
     def __init__(self, action: Callable[[], Any], cancel: CancelToken) -> None:
         self._cancel = cancel
@@ -53,7 +53,7 @@ def unless_cancelled(action: Callable[[], Any], cancel: CancelToken) -> Any:
 
 
 def run_aside(target: Callable[..., None], *args: Any) -> threading.Thread:
-    """Start a thread that may block for ever in a library and does not keep the process from ending."""
+    """Start a thread that may block forever in a library and does not prevent the end of the process."""
     thread = threading.Thread(target=target, args=args, name="holdfast-aside", daemon=True)
     thread.start()
     _threads.add(thread)

@@ -30,7 +30,7 @@ _numbers = count()
 
 
 class _PlaceholderGroup(ProcessGroup):
-    """What FSDP2 takes for its process group: a place among mates, and no way to reach them."""
+    """A dummy process group for FSDP2: a rank and a size, without communication."""
 
     def __init__(self, size: int) -> None:
         super().__init__(0, size)  # type: ignore[call-arg]
@@ -50,7 +50,7 @@ class _PlaceholderGroup(ProcessGroup):
 
 
 class Sharding:
-    """The sharded modules of a script, and how their parts reach each other now."""
+    """The sharded modules of a script, and the communication of their present shard group."""
 
     def __init__(self, size: int, device: torch.device, meter: Meter) -> None:
         self.size = size
@@ -87,11 +87,11 @@ class Sharding:
         _speak(module, self)
 
     def attach(self, mates: Group) -> None:
-        """Reach the mates over this from now on."""
+        """Use this group for the shard group."""
         self._mates = mates
 
     def become(self, shard: int) -> None:
-        """Hold another shard. Its numbers are zeros until they are loaded."""
+        """Hold another shard, whose numbers are zeros until they are loaded."""
         if shard == self.shard:
             return
         self.reset()
@@ -101,7 +101,7 @@ class Sharding:
             torch_internals.hold_rows(one, *rows(torch_internals.whole_length(one), self.size, shard))
 
     def reset(self) -> None:
-        """Forget a step in its middle: no gathered parameters, nothing expected of a backward that never comes."""
+        """Reset an interrupted step: free gathered parameters, and expect no backward."""
         self._used.clear()
         for module in self._roots():
             module.reset_iter_state()
@@ -120,7 +120,7 @@ class Sharding:
                 local(parameter).copy_(whole[begin:end])
 
     def watch(self) -> None:
-        """Before a backward: learn which parameters get a gradient. FSDP2 makes zeros of none."""
+        """Record which parameters get a gradient in the next backward: FSDP2 turns a missing one into zeros."""
         for one in self._fsdp_parameters():
             whole = torch_internals.gathered(one)
             if whole is not None and id(whole) not in self._watched:
@@ -128,16 +128,16 @@ class Sharding:
                 whole.register_post_accumulate_grad_hook(partial(self._use, one.sharded_param))
 
     def used(self, parameters: Iterable[torch.Tensor]) -> list[bool]:
-        """Which of them got a gradient here since the last time it was asked."""
+        """Return which parameters got a gradient here since the last call."""
         used, self._used = self._used, set()
         return [parameter in used for parameter in parameters]
 
     def settled(self) -> None:
-        """A step was made, or a state restored: what the script made is not needed any more."""
+        """Free the script's initial weights after the first step or a restore."""
         self._whole = None
 
     def part(self, tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-        """A sharded tensor of a global shape, from all of it or from this rank's rows."""
+        """Return a sharded tensor of a global shape, from the complete tensor or from this rank's rows."""
         if tuple(tensor.shape) == tuple(shape):
             begin, end = rows(shape[0], self.size, self.shard)
             tensor = tensor[begin:end].clone()
@@ -145,13 +145,13 @@ class Sharding:
         return sharded(tensor.to(self.device), self.mesh, whole.shape, whole.stride())
 
     def wanted(self, tree: Any, shard: int) -> dict[str, tuple[int, int]]:
-        """Which rows of a commit's sharded tensors whoever holds this shard needs."""
+        """Return the rows of a checkpoint's sharded tensors that this shard needs."""
         return {name: rows(length, self.size, shard) for name, length in rows_in(tree)}
 
     # What FSDP2 calls
 
     def gather(self, output: torch.Tensor, part: torch.Tensor) -> None:
-        """All mates' parts, in order; zeros if one of them is lost."""
+        """Gather the parts of the shard group, in order; zeros if a rank is lost."""
         mates = self._reachable()
         try:
             with self._waiting():
@@ -161,7 +161,7 @@ class Sharding:
             output.zero_()
 
     def scatter(self, output: torch.Tensor, parts: torch.Tensor) -> None:
-        """This rank's part of the sum over all mates; zeros if one of them is lost."""
+        """Return this rank's part of the sum over the shard group; zeros if a rank is lost."""
         mates = self._reachable()
         try:
             with self._waiting():
@@ -173,7 +173,7 @@ class Sharding:
     # Inside
 
     def _waiting(self) -> AbstractContextManager[None]:
-        """Whoever waits for its mates in the middle of forward or backward is not to blame if it takes long."""
+        """Mark a wait for the shard group in forward or backward, which does not count as a hang of this rank."""
         computes = self._meter.activity is Activity.COMPUTE
         return self._meter.during(Activity.AVERAGE) if computes else nullcontext()
 
@@ -188,7 +188,7 @@ class Sharding:
         return self._mates
 
     def _roots(self) -> Iterator[Any]:
-        """Those that forward was called on; none before the first time."""
+        """Return the modules on which forward was called; none before the first call."""
         return (module for module in self._modules if torch_internals.is_root(module))
 
     def _fsdp_parameters(self) -> Iterator[Any]:
@@ -217,7 +217,8 @@ class _Scatter(_Gather):
 
 
 def _speak(module: Any, sharding: Sharding) -> None:
-    """Sums, not means: gradients arrive weighted. And the same collectives on all mates, whatever is used."""
+    """Configure sums instead of means, because gradients are weighted, and the same collectives on all ranks of the
+    group."""
     module.set_custom_all_gather(_Gather(sharding))
     module.set_custom_reduce_scatter(_Scatter(sharding))
     module.set_gradient_divide_factor(1.0)
@@ -226,7 +227,7 @@ def _speak(module: Any, sharding: Sharding) -> None:
 
 
 def check_sharded(sharding: Sharding | None, trained: Iterable[torch.nn.Parameter], scaler: Any) -> None:
-    """All of what is trained is sharded by `job.fully_shard`, or none of it."""
+    """Check that either all trained parameters are sharded by `job.fully_shard`, or none."""
     wanted = [parameter for parameter in trained if parameter.requires_grad]
     meshes = [getattr(parameter, "device_mesh", None) for parameter in wanted]
     if any(mesh is not None and (sharding is None or mesh != sharding.mesh) for mesh in meshes):
@@ -243,7 +244,7 @@ def check_sharded(sharding: Sharding | None, trained: Iterable[torch.nn.Paramete
 
 
 def whole_norm(own: float, mates: Group) -> float:
-    """The norm of all shards together, the same bits on every mate; infinite if one of them is no number."""
+    """Return the norm of all shards, with the same bits on every rank of the group; infinite if one norm is NaN."""
     squares = torch.full((mates.size,), -1.0, dtype=torch.float64, device="cpu")
     squares[mates.rank] = own * own if math.isfinite(own) else math.inf
     mates.agree_(squares)

@@ -25,7 +25,7 @@ _turn: Final = threading.Lock()
 
 
 def name_of(device: torch.device) -> str:
-    """What tells one GPU from all others, on any host; empty if this is none, or torch was built without NCCL."""
+    """Return a unique identity of a GPU on any host; empty for other devices, or if torch lacks NCCL."""
     if device.type != "cuda" or not dist.is_nccl_available():
         return ""
     return str(torch.cuda.get_device_properties(device).uuid)
@@ -38,7 +38,10 @@ class Flight:
         self._tensor = tensor
 
     def landed(self) -> bool:
-        """Whether it is done; after a short nap if not. RuntimeError if it failed or was aborted."""
+        """Whether the operation is done, after a short sleep if not.
+
+        Raises RuntimeError if it failed or was aborted.
+        """
         done = self._work.is_completed()
         if self._owner.lost:
             raise RuntimeError("the communicator was given up")
@@ -63,7 +66,7 @@ class Nccl:
 
     @classmethod
     def connect(cls, store: Any, *, rank: int, size: int, device: torch.device, timeout: float) -> Nccl:
-        """Meet the others; blocks while one of them is missing. The first operation makes the communicator."""
+        """Connect to the other ranks; blocks while one is missing. The first operation creates the communicator."""
         with _turn, nccl_leaves_errors_to_us():
             torch.cuda.set_device(device)  # each thread has its own current device
             options = torch_internals.nccl_options(timedelta(minutes=30))
@@ -76,7 +79,7 @@ class Nccl:
         return made
 
     def all_reduce(self, tensor: torch.Tensor, op: Any) -> Flight:
-        """Begin, behind what the current stream was given so far."""
+        """Begin to reduce over all ranks, after the present work of the current stream."""
         return self._fly(tensor, self._group.allreduce([tensor], op))
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> Flight:
@@ -94,11 +97,11 @@ class Nccl:
         return self._fly(output, torch_internals.reduce_scatter(self._group, output, parts), parts)
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """Its operation is done."""
+        """Remove a completed operation."""
         self._flying.pop(id(tensor), None)
 
     def abort(self) -> None:
-        """Give up whatever is in flight; blocks until nothing writes any more."""
+        """Abort all operations in flight; blocks until no operation writes any more."""
         self.lost = True
         with _turn:
             self._group.abort()

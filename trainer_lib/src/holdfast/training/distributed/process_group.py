@@ -40,12 +40,12 @@ COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)
 
 class Pending(Protocol):
     def wait(self) -> None:
-        """Until it is done on this rank; PeerLostError if it failed or the attempt is over."""
+        """Wait until it is done on this rank. Raises PeerLostError if it failed or the attempt is over."""
 
 
 class _Done:
     def wait(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
 class _GlooPending:
@@ -81,7 +81,7 @@ class _NcclPending:
 
 
 class Group:
-    """All ranks of one attempt: over gloo, and over NCCL for tensors on GPUs where each rank has one of its own."""
+    """All ranks of one attempt: over gloo, and over NCCL for tensors on GPUs if each rank has its own GPU."""
 
     def __init__(self, *, rank: int, size: int, device: torch.device, cancel: CancelToken, gloo: Any = None) -> None:
         self.rank = rank
@@ -93,7 +93,7 @@ class Group:
 
     @classmethod
     def alone(cls, device: torch.device) -> Group:
-        """A world of one: nothing to send, nobody to lose."""
+        """A world of one rank, without communication."""
         return cls(rank=0, size=1, device=device, cancel=CancelToken())
 
     @classmethod
@@ -110,9 +110,10 @@ class Group:
         timeout: float,
         interface: str = "",
     ) -> Group:
-        """Meet the other ranks through the store; `interface` (gloo's own setting) wins over the route to the store.
+        """Connect to the other ranks through the store.
 
-        Nobody else may ever have used the prefix. PeerLostError if the attempt ends or the time is up before all met.
+        `interface` (gloo's own setting) takes precedence over the route to the store. The prefix must be unused.
+        Raises PeerLostError if the attempt ends or the time is up before.
         """
         cancel.check()
         if size == 1:
@@ -143,7 +144,7 @@ class Group:
         return self._launch_all_reduce(tensor, dist.ReduceOp.MAX)
 
     def launch_gather(self, output: torch.Tensor, part: torch.Tensor) -> Pending:
-        """Begin to put every rank's part, in order of ranks, into `output`; flat tensors, all parts of one length."""
+        """Begin to gather every rank's part, in order, into `output`: flat tensors, all parts of one length."""
         self.cancel.check()
         if self.size == 1:
             output.copy_(part)
@@ -200,13 +201,13 @@ class Group:
         self.launch_receive([tensor], frm, tag).wait()
 
     def barrier(self) -> None:
-        """Until every rank is here."""
+        """Wait until every rank has called this."""
         self.sum_(torch.zeros(1, device="cpu"))
 
     # Small JSON (`Exchange`)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in order of ranks."""
+        """Return every rank's value, in order of ranks."""
         if self.size == 1:
             return [value]
         data = _pack(value)
@@ -238,14 +239,14 @@ class Group:
         self._leave()
 
     def close(self) -> None:
-        """Leave in order, when nothing is in flight."""
+        """Leave in an orderly way, without an operation in flight."""
         self._leave().join(CLOSING)
 
     def outlive(self) -> None:
-        """Never close the connections: they end with the process, when its launcher sees how it ended.
+        """Keep the connections open until the process ends, so that its launcher sees the exit code first.
 
-        An interpreter takes up to seconds to end. Peers that miss this rank before that have nothing to say but that
-        it is lost, and that would stand as the root of an attempt that the script ended.
+        The interpreter may take seconds to end. Peers that lose the connection before could only report a lost rank,
+        and that would become the root cause of an attempt that the script ended.
         """
         for held in (self._gloo, self._nccl):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))  # a last reference would go with the interpreter
@@ -276,7 +277,7 @@ class Group:
         return _GlooPending(self._pg().broadcast([tensor], _broadcast_options(src)), self.cancel)
 
     def _launch_aside(self, launch: Callable[[], list[Any]]) -> Pending:
-        """Point to point: gloo blocks in the wait, and to leave that wait early ruins the group."""
+        """A point-to-point operation: gloo blocks in the wait, and leaving that wait early ruins the group."""
         self.cancel.check()
         return BlockingCall(partial(_wait_for, _launched(launch)), self.cancel)
 
@@ -286,14 +287,17 @@ class Group:
         return self._gloo
 
     def _own_gpus(self) -> bool:
-        """NCCL wants a GPU for each rank; ranks that share one average over gloo, through the host."""
+        """Whether NCCL can be used: it needs a GPU per rank.
+
+        Ranks that share a GPU average over gloo, through the host.
+        """
         names = self.gather(nccl.name_of(self.device))
         return all(names) and len(set(names)) == len(names)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rendezvous:
-    """Where a rank of a world meets the others."""
+    """The rendezvous of a rank with the others."""
 
     host: str
     port: int
@@ -304,12 +308,12 @@ class _Rendezvous:
     interface: str
 
     def store(self) -> Store:
-        """A client of this group's own."""
+        """Return a separate client of the store for this group."""
         return store_client(self.host, self.port, self.prefix, self.timeout)
 
 
 def store_client(host: str, port: int, prefix: str, timeout: float) -> Store:
-    """A client of its own: a client does one call at a time, and one that waits holds up all others."""
+    """Return a separate client, because a client makes one call at a time, and a waiting call delays all others."""
     patience = timedelta(seconds=timeout)
     client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
     return PrefixStore(prefix, client)
@@ -326,7 +330,10 @@ def _meet_on_gpus(place: _Rendezvous, device: torch.device) -> nccl.Nccl:
 
 
 def _devices(place: _Rendezvous) -> list[Any]:
-    """Where gloo listens. Left to itself it asks for this host's name, which a pod may be unable to resolve."""
+    """Return the address on which gloo listens.
+
+    By default gloo resolves this host's name, which may fail in a pod.
+    """
     names = [name for name in place.interface.split(",") if name]
     if names:
         return [ProcessGroupGloo.create_device(interface=name) for name in names]
@@ -334,7 +341,7 @@ def _devices(place: _Rendezvous) -> list[Any]:
 
 
 def _launched(launch: Callable[[], Any]) -> Any:
-    """Start what looks at its connection first; gloo's collectives do not, and raise here for a wrong tensor."""
+    """Start a call that checks its connection first. gloo's collectives do not, and raise here for a wrong tensor."""
     try:
         return launch()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""How the ranks talk of a save that goes on beside their training: through the attempt's store, never its groups."""
+"""The communication of ranks about an asynchronous save: through the attempt's store and never its groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_CALLS: Final = 6
 
 
 class StoreClient:
-    """A rank's own connection of an attempt, made when the first save needs it."""
+    """A rank's own connection of an attempt, created for the first save."""
 
     def __init__(self, connect: Callable[[], KeyValueStore], cancel: CancelToken) -> None:
         self._connect = connect
@@ -23,7 +23,7 @@ class StoreClient:
         self._store: KeyValueStore | None = None
 
     def call(self, action: Callable[[KeyValueStore], Any]) -> Any:
-        """On a thread that is left behind if the attempt ends: a host that lost its power answers never."""
+        """Run a call on a thread that is abandoned if the attempt ends: a host without power never answers."""
         return unless_cancelled(lambda: action(self._connected()), self._cancel)
 
     def _connected(self) -> KeyValueStore:
@@ -32,7 +32,7 @@ class StoreClient:
 
 
 class StoreExchange:
-    """The exchange of one save, the `number`th of its attempt; `gather` has the others' values on rank 0 only."""
+    """The exchange of one save, the `number`th of its attempt. `gather` returns the others' values on rank 0 only."""
 
     def __init__(self, client: StoreClient, *, rank: int, size: int, number: int) -> None:
         self.rank = rank
@@ -43,7 +43,7 @@ class StoreExchange:
         self._forgot = False
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in order of ranks, on rank 0; elsewhere only the own one."""
+        """Return every rank's value, in order of ranks, on rank 0; on other ranks only the own one."""
         call = self._next()
         own = json.dumps(value)
         self._client.call(lambda store: store.set(_key(self._number, call, self.rank), own))
@@ -57,7 +57,7 @@ class StoreExchange:
         return [json.loads(text) for text in told]
 
     def share(self, value: Any) -> Any:
-        """Rank 0's value, on every rank."""
+        """Return rank 0's value on every rank."""
         key = _key(self._number, self._next(), 0)
         if self.rank:
             return json.loads(self._client.call(lambda store: store.get(key)))

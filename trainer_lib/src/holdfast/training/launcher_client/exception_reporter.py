@@ -1,4 +1,4 @@
-"""Telling the launcher why this process ends: the script's own exception, or peers that are gone."""
+"""Reports to the launcher why this process ends: the script's own exception, or lost peers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ _NO_GROUP_MEND: Final = (
 )
 
 _WORD_SECONDS: Final = 10.0
-"""How long the launchers' word may take after a collective of the script's own broke: what they end an attempt for is
-seen by then, and a script's own mistake in a collective must not wait for ever."""
+"""The time limit for the launchers' decision after a collective of the script broke.
+
+A lost peer is detected within this time, and a mistake of the script must not wait forever.
+"""
 _SLICE: Final = 0.01
 
 _log = logging.getLogger("holdfast.job")
@@ -42,7 +44,7 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], obje
 
 
 class Reporter:
-    """Stands in for `sys.excepthook`: an exception that ends the script is told to the launcher first."""
+    """Replaces `sys.excepthook`: an exception that ends the script is first reported to the launcher."""
 
     def __init__(self, agent: LauncherConnection, step: Callable[[], int]) -> None:
         self._agent = agent
@@ -57,7 +59,7 @@ class Reporter:
         sys.excepthook = self
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Tell, then do what would have been done. A process that the script forked speaks for nobody."""
+        """Report, then run the original hook. A forked process does not report."""
         if os.getpid() != self._owner:
             self._before(kind, error, trace)
             return
@@ -73,7 +75,7 @@ class Reporter:
 
 
 def tell(agent: LauncherConnection, error: BaseException, step: int) -> None:
-    """Tell the launcher of an exception that ends this rank's part."""
+    """Report an exception that ends this rank's part to the launcher."""
     agent.send(
         "exception",
         name=type(error).__name__,
@@ -84,18 +86,21 @@ def tell(agent: LauncherConnection, error: BaseException, step: int) -> None:
 
 
 def last_lines(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> list[str]:
-    """The end of a traceback, a line each, none longer than what a launcher takes."""
+    """Return the last lines of a traceback, each cut to the length that a launcher accepts."""
     text = "".join(traceback.format_exception(kind, error, trace))
     return [line[:MAX_TEXT] for line in text.rstrip().splitlines()[-_TRACEBACK_LINES:]]
 
 
 def ours(error: Exception) -> str:
-    """Why the attempt is over for this rank, if it is one of Holdfast's collectives that says so; else empty."""
+    """Return why the attempt is over for this rank, if a collective of Holdfast raised the error; else empty."""
     return str(error) if isinstance(error, PeerLostError) else ""
 
 
 def lost(error: Exception, *, cancel: CancelToken, alone: bool) -> str:
-    """The same of a script's own collectives: only the launchers can tell a lost peer from a script's mistake."""
+    """Return the same for the script's own collectives.
+
+    Only the launchers can distinguish a lost peer from a mistake.
+    """
     communicates = isinstance(error, torch.distributed.DistError) or _lost_peer(error)
     if alone or not communicates:
         return ours(error)

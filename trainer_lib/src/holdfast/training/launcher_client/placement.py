@@ -1,4 +1,4 @@
-"""One rank's place in a world: from its environment at the start, from its launcher's word afterwards. Pure."""
+"""One rank's place in a world: at the start from its environment, later from its launcher's messages. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.core.errors import DocumentError, UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlacement:
-    """Who this rank is in an attempt, and where the attempt's ranks meet. Without a pair: started by hand."""
+    """A rank's identity in an attempt, and the rendezvous of its ranks. Without an attempt ID: no launcher."""
 
     rank: int
     local_rank: int
@@ -31,12 +31,12 @@ class RankPlacement:
 
     @property
     def name(self) -> str:
-        """What keeps this attempt's keys apart from others in one store."""
+        """The prefix of this attempt's keys in a shared store."""
         return "holdfast/by-hand" if self.pair is None else f"holdfast/{self.pair}"
 
 
 def from_environment(environment: Environment) -> RankPlacement | None:
-    """The place that the process was started for; None for one that stands by."""
+    """Return the place for which the process was started; None for a standby."""
     if environment.standby:
         return None
     if environment.world_size > 1 and not environment.master_addr:
@@ -65,7 +65,7 @@ def _pair(environment: Environment) -> AttemptId | None:
 
 
 def from_message(body: Mapping[str, Any]) -> RankPlacement:
-    """The place that a launcher's `world` gives."""
+    """Return the place in a launcher's message `world`."""
     try:
         return RankPlacement(
             rank=int(body["rank"]),
