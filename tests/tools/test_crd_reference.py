@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +15,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "faulttolerantjob.md"
 CRD = yaml.safe_load((ROOT / "crds" / "holdfast.dev_faulttolerantjobs.yaml").read_text())
-GROUPS = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+GROUPS = SCHEMA["properties"]["spec"]["properties"]
 
 
 def test_the_page_is_the_one_that_the_generator_makes(tmp_path: Path) -> None:
@@ -33,3 +36,17 @@ def test_each_group_of_fields_has_pages_that_show_it(group: str) -> None:
         assert any(re.search(rf"^ *{group}:", block, re.MULTILINE) for block in shown), (
             f"{page} does not show {group}"
         )
+
+
+def test_every_list_has_a_list_type() -> None:
+    found = dict(lists(SCHEMA, ""))
+    assert ".spec.recovery.rules[].onPodConditions" in found
+    assert [path for path, schema in found.items() if "x-kubernetes-list-type" not in schema] == []
+
+
+def lists(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if schema.get("type") == "array":
+        yield path, schema
+        yield from lists(schema["items"], f"{path}[]")
+    for name, field in schema.get("properties", {}).items():
+        yield from lists(field, f"{path}.{name}")

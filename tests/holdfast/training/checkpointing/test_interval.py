@@ -1,4 +1,4 @@
-"""`interval: Auto`: the choice is the best there is, follows what was measured; all ranks commit the same step."""
+"""The interval `Auto`: the choice is the best there is, follows what was measured; all ranks commit the same step."""
 
 from __future__ import annotations
 
