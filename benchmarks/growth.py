@@ -191,7 +191,7 @@ def main() -> int:
     for kind, number in wanted.items():
         growths(kind, number - len(trials.values(f"{kind.size} pause")), trials)
     memory = trials.collect("warm", effort.pick(quick=1, default=3, full=10), warm_mib)
-    what, target = "memory of a warm process, of its own (PSS)", f"<= {WARM_LIMIT_MIB}"
+    what, target = "memory of a standby process, of its own (PSS)", f"<= {WARM_LIMIT_MIB}"
     rows = [row for kind in wanted for row in growth_rows(kind.size, trials)]
     return bench.finish("growth", [*rows, bench.measured("warm-memory", what, memory, "MiB", target=target)], effort)
 

@@ -273,7 +273,9 @@ def rows(book: Book) -> list[bench.Measurement]:
                 target="<= 0",
                 at=1.0,
             ),
-            bench.measured("sidecar-1", "completed steps lost, the most", book.all(LOST), "", target="<= 0", at=1.0),
+            bench.measured(
+                "sidecar-1", "completed steps lost, the maximum", book.all(LOST), "", target="<= 0", at=1.0
+            ),
         ]
     return made
 

@@ -42,7 +42,7 @@ CONDITIONS: Mapping[str, Mapping[str, Any]] = {
 PLAIN = "plain"
 PLAIN_PATIENCE = 600.0
 LAST, COORDINATOR = -1, 0
-SICK, SICK_WITHIN = "sick GPU's node drained, replaced", 15
+SICK, SICK_WITHIN = "faulty GPU's node drained, replaced", 15
 FLAGS = {
     "--losses": "only lost pods and nodes",
     "--sick": "only a sick GPU",

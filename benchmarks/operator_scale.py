@@ -263,24 +263,22 @@ async def dying_rows(where: Bench, much: Scale, fleet: Fleet, stage: Stage) -> l
     rate = len(idle) / (dying_from - quiet_from)
     each = (len(asked) - rate * (ended - dying_from)) / max(1, len(deaths))
     judged = much.judged
-    what = f"{many(much)} pod Failed → its replacement asked for"
+    what = f"{many(much)} pod Failed → its replacement requested"
     return [
         bench.measured("operator-1", f"{what}, p50", found, "s", target="<= 0.2" if judged else ""),
         bench.measured("operator-1", f"{what}, p99", found, "s", at=0.99, target="<= 1" if judged else ""),
-        bench.measured(
-            "operator-1", f"{many(much)} deaths of which none was answered", [len(deaths) - len(found)], ""
-        ),
+        bench.measured("operator-1", f"{many(much)} failures without an answer", [len(deaths) - len(found)], ""),
         *late_rows(stage, much),
         bench.measured("operator-1", f"{many(much)} pod Failed → all train again", healed or [math.nan], "s"),
         bench.measured("operator-1", f"{many(much)} API requests of a recovery", [each], "", target=""),
         bench.measured("operator-1", f"{many(much)} API requests a second, quiet", [rate], "1/s"),
         bench.measured("operator-1", f"{many(much)} CPU, quiet", [quiet.cores], "cores"),
         bench.measured(
-            "operator-1", f"{many(much)} CPU, pods dying", [busy.cores], "cores", target="<= 1" if judged else ""
+            "operator-1", f"{many(much)} CPU, pods failing", [busy.cores], "cores", target="<= 1" if judged else ""
         ),
         bench.measured(
             "operator-1",
-            f"{many(much)} resident, pods dying",
+            f"{many(much)} resident, pods failing",
             [busy.rss_mib],
             "MiB",
             target="<= 400" if judged else "",
@@ -290,7 +288,7 @@ async def dying_rows(where: Bench, much: Scale, fleet: Fleet, stage: Stage) -> l
 
 def late_rows(stage: Stage, much: Scale) -> list[bench.Measurement]:
     """How late the field was: while a new pod does not run, its job is not whole when the next one dies."""
-    what, late = f"{many(much)} new pod → it runs, the scheduler's and kwok's part", stage.late or [math.nan]
+    what, late = f"{many(much)} new pod → running, the scheduler's and kwok's part", stage.late or [math.nan]
     return [
         bench.measured("operator-1", what, late, "s"),
         bench.measured("operator-1", f"{what}, p99", late, "s", at=0.99),

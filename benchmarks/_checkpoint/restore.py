@@ -37,7 +37,7 @@ RESHARDS = ((2, 4), (4, 2), (2, 3))
 Acts = dict[str, Callable[[], None]]
 Measure = Callable[[Callable[[], object]], float]
 FILES = ("safetensors", "torch.load")
-TAKEN = "ours, memory taken back"
+TAKEN = "ours, memory reclaimed"
 TAKEN_SECONDS = 4.0  # a host that takes free memory back waits for two
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -140,7 +140,7 @@ def cold_rows(walls: Mapping[str, list[float]], what: str) -> list[bench.Measure
         *against(walls, "ours", "limit", f"{what}, into fresh memory"),
         bench.measured(
             "",
-            f"{what}, into fresh memory that this machine's host had taken back",
+            f"{what}, into fresh memory that this machine's host had reclaimed",
             bench.ratios(walls[TAKEN], walls["limit"]),
             "x read limit",
         ),

@@ -64,7 +64,7 @@ def shrink(book: Book) -> list[bench.Measurement]:
 
 def zygote(book: Book) -> list[bench.Measurement]:
     """recovery-4."""
-    what, peer = "rank SIGKILLed, zygote and no warm process", ("torchrun kill", "torchrun, sharing off")
+    what, peer = "rank SIGKILLed, zygote and no standby process", ("torchrun kill", "torchrun, sharing off")
     if c.no_warm_option():
         return [bench.not_measured("recovery-4", what, c.no_warm_option())]
     return [against(book, "recovery-4", what, "ours zygote kill", peer, target=">= 6")]
@@ -100,7 +100,7 @@ def kept(book: Book) -> list[bench.Measurement]:
     return [
         bench.measured(
             "recovery-7",
-            "completed steps lost to a fault, the most",
+            "completed steps lost to a fault, the maximum",
             lost,
             "steps",
             target="<= 0",

@@ -29,5 +29,5 @@ def test_a_fleet_comes_up_is_found_again_by_a_new_operator_and_each_death_in_it_
         found = [figure for what, figure in told.items() if what.endswith(end)]
         assert found, f"no row tells of: {end}"
         assert all(figure is not None for figure in found), end
-    (unanswered,) = (figure for what, figure in told.items() if "deaths of which none was answered" in what)
+    (unanswered,) = (figure for what, figure in told.items() if "failures without an answer" in what)
     assert unanswered == 0
