@@ -17,6 +17,7 @@ from kubernetes.client.exceptions import ApiException
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.json import Json
+from holdfast_operator.api.status import ConditionType
 from holdfast_operator.main import api_client
 
 POLL_SECONDS = 1.0
@@ -66,7 +67,7 @@ def verdict(job: Json) -> tuple[bool | None, str]:
     status = job.get("status") or {}
     conditions = status.get("conditions") or []
     true = {str(one["type"]): one for one in conditions if one.get("status") == "True"}
-    for kind, good in ((c.COMPLETE, True), (c.FAILED, False)):
+    for kind, good in ((ConditionType.COMPLETE, True), (ConditionType.FAILED, False)):
         if kind in true:
             return good, f"{kind}: {true[kind].get('message', '')}"
     told = next((str(one.get("message") or "") for one in true.values()), "")

@@ -288,13 +288,5 @@ SHARED_TIER = "shared"
 MEMORY_TIER = "memory"
 LOCAL_TIER = "local"
 FAIL = "Fail"
-
-SUSPENDED = "Suspended"
-READY = "Ready"
-RESTARTING = "Restarting"
-DEGRADED = "Degraded"
-COMPLETE = "Complete"
-FAILED = "Failed"
-CONDITIONS = (SUSPENDED, READY, RESTARTING, DEGRADED, COMPLETE, FAILED)
 # An incident that is told for this long without its end is acknowledged as it is.
 ACKNOWLEDGE_AFTER = timedelta(minutes=5)

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from holdfast_operator.api import names as c
 from holdfast_operator.api.ids import AttemptId
-from holdfast_operator.api.status import Phase, Status
+from holdfast_operator.api.status import ConditionType, Phase, Status
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import avoided_nodes, carry_out, incidents, restart_budget, symptoms
 from holdfast_operator.decision.lifecycle import (
@@ -112,7 +111,7 @@ def decide(seen: Observed, now: datetime) -> Plan:
 
 def _look_again(draft: PlanDraft) -> PlanDraft:
     """Requeue a job that trains or starts: silence triggers no pass. A suspended job changes by events only."""
-    if draft.status.holds(c.SUSPENDED):
+    if draft.status.holds(ConditionType.SUSPENDED):
         return draft
     return draft.requeue_soon()
 
@@ -135,9 +134,9 @@ def _plan(draft: PlanDraft) -> Plan:
 
 def check_invariants(before: Status, after: Status) -> None:
     """What no plan may break."""
-    if before.terminal and not (before.holds(c.COMPLETE), before.holds(c.FAILED)) == (
-        after.holds(c.COMPLETE),
-        after.holds(c.FAILED),
+    if before.terminal and not (before.holds(ConditionType.COMPLETE), before.holds(ConditionType.FAILED)) == (
+        after.holds(ConditionType.COMPLETE),
+        after.holds(ConditionType.FAILED),
     ):
         raise AssertionError("a job that had ended changed its end")
     rose = (

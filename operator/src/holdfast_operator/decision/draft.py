@@ -9,9 +9,9 @@ from typing import Any
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.spec.spec import JobSpec
-from holdfast_operator.api.status import Phase, Status, Worker
+from holdfast_operator.api.status import ConditionType, Phase, Status, Worker
 from holdfast_operator.decision.plan import Action, DecisionMetric, Event, RecoveryMetric
-from holdfast_operator.decision.set_condition import Reason
+from holdfast_operator.decision.set_condition import Reason, set_condition
 from holdfast_operator.decision.snapshot import Observed
 from holdfast_operator.scheduling.capacity import FreeCapacity
 from holdfast_operator.scheduling.fit import place
@@ -92,6 +92,16 @@ class PlanDraft:
     def with_worker(self, worker: Worker) -> PlanDraft:
         """A copy with one worker changed."""
         return replace(self, status=self.status.with_worker(worker))
+
+    def with_condition(self, kind: ConditionType, holds: bool, words: Reason) -> PlanDraft:
+        """A copy with this condition."""
+        generation = self.seen.job.generation
+        status = set_condition(self.status, kind, holds, words, generation=generation, now=self.now)
+        return replace(self, status=status)
+
+    def waiting_for(self, reason: str, message: str) -> PlanDraft:
+        """A copy that says why training does not continue."""
+        return replace(self, hold=Reason(reason, message))
 
     def with_action(self, *actions: Action) -> PlanDraft:
         """A copy that does more."""

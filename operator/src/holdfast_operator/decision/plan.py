@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from holdfast_operator.api.reasons import Cause
 from holdfast_operator.api.status import Status
 from holdfast_operator.manifests.common import Manifest
 
@@ -93,7 +94,7 @@ class Event:
 class DecisionMetric:
     """What was decided about a failure, 'nothing' included: for the metrics."""
 
-    cause: str
+    cause: Cause
     action: str
     reason: str
 
@@ -102,7 +103,7 @@ class DecisionMetric:
 class RecoveryMetric:
     """Training went on after an incident: for the metrics."""
 
-    cause: str
+    cause: Cause
     seconds: float
     lost_steps: int
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from holdfast_operator.api import names as c
-from holdfast_operator.api.status import Condition, Status, reason_word, say
+from holdfast_operator.api.status import Condition, ConditionType, Status, reason_word, say
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,9 @@ class Reason:
     message: str
 
 
-def set_condition(status: Status, kind: str, holds: bool, words: Reason, *, generation: int, now: datetime) -> Status:
+def set_condition(
+    status: Status, kind: ConditionType, holds: bool, words: Reason, *, generation: int, now: datetime
+) -> Status:
     """The status with this condition; its time moves only when it turns."""
     before = status.condition(kind)
     since = before.since if before is not None and before.status == holds else now.replace(microsecond=0)
@@ -34,5 +35,5 @@ def set_condition(status: Status, kind: str, holds: bool, words: Reason, *, gene
 
 
 def _order(condition: Condition) -> tuple[int, str]:
-    known = c.CONDITIONS
-    return (known.index(condition.type) if condition.type in known else len(known), condition.type)
+    known = [*ConditionType, condition.type]  # another writer's types come last
+    return known.index(condition.type), condition.type

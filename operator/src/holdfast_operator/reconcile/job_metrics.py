@@ -6,10 +6,9 @@ import threading
 from collections import Counter
 from datetime import datetime
 
-from holdfast_operator.api import names as c
 from holdfast_operator.api.job import Job
 from holdfast_operator.api.spec.spec import JobSpec
-from holdfast_operator.api.status import Status
+from holdfast_operator.api.status import MOST_TELLING, ConditionType, Status
 from holdfast_operator.decision.plan import Plan
 from holdfast_operator.runtime.metrics import Metrics
 
@@ -68,10 +67,8 @@ class JobMetrics:
 
 def state_of(status: Status) -> str:
     """Return the one state by which a job is counted."""
-    for kind in (c.FAILED, c.COMPLETE, c.SUSPENDED, c.RESTARTING, c.DEGRADED, c.READY):
-        if status.holds(kind):
-            return kind
-    return "Pending"
+    told = status.first_true(*MOST_TELLING, ConditionType.READY)
+    return told.type if told else "Pending"
 
 
 def budgets_of(spec: JobSpec, status: Status, now: datetime) -> dict[str, tuple[int, int]]:

@@ -20,11 +20,11 @@ from prometheus_client import (
     generate_latest,
 )
 
-from holdfast_operator.api import names as c
 from holdfast_operator.api.reasons import CAUSES, DecisionReason
 from holdfast_operator.api.spec.preflight import CHECKS
+from holdfast_operator.api.status import ConditionType
 
-_JOB_STATES = ("Pending", *c.CONDITIONS)
+_JOB_STATES = ("Pending", *ConditionType)
 _RECOVERY_BUCKETS = (0.5, 1, 2, 5, 10, 15, 30, 45, 60, 120, 300, 600, 1800, 3600)
 _RECONCILE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 

@@ -11,7 +11,7 @@ from holdfast_operator.api.json import Json, objects, part
 from holdfast_operator.api.reasons import JobReason, StartupReason
 from holdfast_operator.api.spec.pod_template import check
 from holdfast_operator.api.spec.scheduling import Scheduling, parse_scheduling
-from holdfast_operator.api.status import Phase
+from holdfast_operator.api.status import ConditionType, Phase
 from holdfast_operator.api.status.operator_state import decode
 from holdfast_operator.api.times import parse_time
 from holdfast_operator.errors import UnreadableError
@@ -49,7 +49,10 @@ def rival_of(body: Json) -> WaitingGang | None:
     status = part(body, "status")
     ended = any(
         condition.get("status") == "True"
-        and (condition.get("type") in (c.COMPLETE, c.FAILED) or condition.get("reason") == JobReason.INVALID_SPEC)
+        and (
+            condition.get("type") in (ConditionType.COMPLETE, ConditionType.FAILED)
+            or condition.get("reason") == JobReason.INVALID_SPEC
+        )
         for condition in objects(status.get("conditions"))
     )
     workers = part(part(body, "spec"), "workers")

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.json import EMPTY, Json, items, loads, part
-from holdfast_operator.api.reasons import FailureReason
+from holdfast_operator.api.reasons import Cause, FailureReason, cause_of
 from holdfast_operator.api.redaction import hide_secrets
 from holdfast_operator.api.spec.pod_template import trainer_container
 from holdfast_operator.api.times import parse_time
@@ -24,7 +24,7 @@ class Exit:
 
     code: int
     reason: str = ""
-    cause: str = ""
+    cause: Cause | None = None
     message: str = ""
     traceback: tuple[str, ...] = ()
     final: bool = False
@@ -233,7 +233,7 @@ def _exit(terminated: Json) -> Exit | None:
     return Exit(
         code=code,
         reason=reason if reason == FailureReason.OOM_KILLED else str(left.get("reason") or reason),
-        cause=str(left.get("cause") or ""),
+        cause=cause_of(left.get("cause")),
         message=hide_secrets(str(left.get("message") or "")),
         traceback=tuple(hide_secrets(str(line)) for line in items(left.get("traceback"))),
         final=bool(left.get("final")),

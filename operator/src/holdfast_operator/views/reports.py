@@ -11,7 +11,7 @@ from typing import Any
 from holdfast_operator.api import names as c
 from holdfast_operator.api.ids import AttemptId
 from holdfast_operator.api.json import EMPTY, Json, integer, items, objects, part
-from holdfast_operator.api.reasons import CAUSES
+from holdfast_operator.api.reasons import Cause, cause_of
 from holdfast_operator.api.status import Checkpoint, Claim
 from holdfast_operator.api.status.goodput import TimeBreakdown, short
 from holdfast_operator.api.times import parse_time
@@ -72,7 +72,7 @@ class ReportedIncident:
     """An incident in a launcher's words."""
 
     pair: AttemptId
-    cause: str
+    cause: Cause
     action: str
     reason: str
     message: str
@@ -115,7 +115,7 @@ class GpuError:
     kind: str  # Xid, DoubleBitEcc, … (docs/reference/sidecar.md)
     xid: int | None = None
     count: int = 1
-    cause: str = ""  # the sidecar's word: a cause of ours, or empty
+    cause: Cause | None = None  # as the sidecar judges the error
     action: str = ""  # what the sidecar's table advises: Ignore, InPlace, RecreatePod, ReplaceNode
     message: str = ""
     since: datetime | None = None  # when it was first seen; by the node's clock
@@ -293,7 +293,7 @@ def _told(value: Json) -> ReportedIncident | None:
         return None
     return ReportedIncident(
         pair=pair,
-        cause=values.said(value.get("cause")),
+        cause=cause_of(value.get("cause")) or Cause.INFRASTRUCTURE,
         action=values.said(value.get("action")),
         reason=values.said(value.get("reason")),
         message=values.words(value.get("message")),
@@ -365,7 +365,7 @@ def _launcher_exit(value: Any) -> Exit | None:
         return None
     return Exit(
         code=int(value["code"]),
-        cause=values.said(value.get("cause")),
+        cause=cause_of(value.get("cause")),
         reason=values.said(value.get("reason")),
         message=values.words(value.get("message")),
         final=bool(value.get("final")),
@@ -392,7 +392,7 @@ def _gpu_error(value: Json) -> GpuError | None:
         kind=kind[: c.MAX_NAME],
         xid=xid if xid is not None and xid > 0 else None,
         count=max(integer(value.get("count")) or 1, 1),
-        cause=cause if (cause := values.text(value.get("cause"))) in CAUSES else "",
+        cause=cause_of(value.get("cause")),
         action=(values.text(value.get("action")) or "")[: c.MAX_NAME],
         message=values.words(value.get("message")),
         since=parse_time(value.get("firstTime")),

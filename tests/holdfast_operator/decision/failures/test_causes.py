@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.reasons import Cause
 from holdfast_operator.decision.failures import causes
 from holdfast_operator.views import Exit, NodeView, PodView
 
@@ -36,7 +37,7 @@ def tainted(key: str) -> NodeView:
         (pod(exit=Exit(code=255, reason="Error")), GOOD, "Application", "ExitCode"),
         (pod(exit=Exit(code=70)), GOOD, "Infrastructure", "LauncherFailed"),
         (pod(exit=Exit(code=75)), GOOD, "Interruption", "DrainedOnRequest"),
-        (pod(exit=Exit(code=1, cause="OOM", reason="CudaOOM")), GOOD, "OOM", "CudaOOM"),
+        (pod(exit=Exit(code=1, cause=Cause.OOM, reason="CudaOOM")), GOOD, "OOM", "CudaOOM"),
         (pod(exit=Exit(code=127)), GOOD, "", "HoldfastMissing"),
         (pod(exit=Exit(code=128, reason="StartError", message="permission denied")), GOOD, "", "ContainerFailed"),
         (pod(exit=Exit(code=75), deleted_at=NOW), GOOD, "Interruption", "PodDeleted"),
@@ -58,7 +59,7 @@ def tainted(key: str) -> NodeView:
         (pod(disruption="DeletionByTaintManager"), tainted(c.TAINT_NOT_READY), "Infrastructure", "NodeLost"),
         (pod(disruption="DeletionByTaintManager"), tainted("maintenance"), "Interruption", "DeletionByTaintManager"),
         (
-            pod(exit=Exit(code=1, cause="Application", reason="Exception"), deleted_at=NOW),
+            pod(exit=Exit(code=1, cause=Cause.APPLICATION, reason="Exception"), deleted_at=NOW),
             GOOD,
             "Application",
             "Exception",

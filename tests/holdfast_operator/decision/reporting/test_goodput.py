@@ -8,7 +8,7 @@ import pytest
 from sim import Sim
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.status import Goodput
+from holdfast_operator.api.status import ConditionType, Goodput
 from holdfast_operator.api.status.goodput import since
 from holdfast_operator.views import parse_report
 
@@ -92,7 +92,7 @@ def test_the_end_of_the_job_counts_all_that_is_told(trained: Sim) -> None:
     trained.run(60)
     book(trained, 130.0)
     trained.complete_at = trained.step + 2
-    trained.run(20, until=lambda: trained.status.holds(c.COMPLETE))
+    trained.run(20, until=lambda: trained.status.holds(ConditionType.COMPLETE))
     assert told(trained)["productiveSeconds"] == 390
 
 

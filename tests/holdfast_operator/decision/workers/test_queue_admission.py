@@ -9,6 +9,7 @@ import pytest
 from sim import Make, Sim
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.status import ConditionType
 from holdfast_operator.scheduling.waiting_gang import rival_of
 
 QUEUED = {"scheduling": {"queue": "team-a"}}
@@ -36,7 +37,7 @@ def gates(sim: Sim) -> dict[str, list[str]]:
 
 
 def reason(sim: Sim) -> tuple[str, str]:
-    ready = sim.status.condition(c.READY)
+    ready = sim.status.condition(ConditionType.READY)
     return ready.reason, ready.message
 
 

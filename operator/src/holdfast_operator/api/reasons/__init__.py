@@ -13,6 +13,7 @@ from holdfast_operator.api.reasons.decisions import (
     Cause,
     DecisionReason,
     RecoveryAction,
+    cause_of,
     decision_reason,
 )
 from holdfast_operator.api.reasons.failures import (
@@ -57,5 +58,6 @@ __all__ = [
     "StartupReason",
     "WaitReason",
     "WorkerReason",
+    "cause_of",
     "decision_reason",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 
 class Cause(StrEnum):
@@ -121,6 +122,11 @@ class DecisionReason(StrEnum):
     def action(self) -> RecoveryAction:
         """The action of the decision."""
         return RecoveryAction(self.removesuffix(self.basis))
+
+
+def cause_of(word: Any) -> Cause | None:
+    """The cause of this name, if it is one."""
+    return Cause(word) if word in CAUSES else None
 
 
 def decision_reason(word: str) -> DecisionReason | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.json import Json
-from holdfast_operator.api.reasons import CAUSES, LADDER, RULE_ACTIONS, Cause, RecoveryAction
+from holdfast_operator.api.reasons import CAUSES, LADDER, RULE_ACTIONS, Cause, RecoveryAction, cause_of
 from holdfast_operator.api.spec.fields import choice, integer, items, mapping
 from holdfast_operator.errors import UnreadableError
 
@@ -20,7 +20,7 @@ _ESCALATION = "spec.recovery.escalation"
 class Budget:
     """How many incidents of one cause a job may have within a window."""
 
-    cause: str
+    cause: Cause
     max_restarts: int
     window_seconds: int = c.DEFAULT_WINDOW_SECONDS
 
@@ -84,7 +84,7 @@ class Rule:
 
     name: str
     action: RecoveryAction
-    cause: str = ""  # empty: as the operator judges it
+    cause: Cause | None = None  # None: as the operator judges it
     exit_codes: ExitCodes | None = None
     signals: tuple[int, ...] = ()
     oom: str = ""
@@ -113,7 +113,7 @@ def parse_budgets(recovery: Json) -> tuple[Budget, ...]:
     path = "spec.recovery.budgets"
     return tuple(
         Budget(
-            cause=choice(mapping(item, path), "cause", path, CAUSES, None),
+            cause=Cause(choice(mapping(item, path), "cause", path, CAUSES, None)),
             max_restarts=integer(item, "maxRestarts", path, minimum=0),
             window_seconds=integer(item, "windowSeconds", path, c.DEFAULT_WINDOW_SECONDS, minimum=1),
         )
@@ -154,7 +154,7 @@ def _rule(value: Json) -> Rule:
     return Rule(
         name=str(value.get("name") or "unnamed"),
         action=RecoveryAction(choice(value, "action", _RULES, RULE_ACTIONS, None)),
-        cause=choice(value, "cause", _RULES, ("", *CAUSES), ""),
+        cause=cause_of(choice(value, "cause", _RULES, ("", *CAUSES), "")),
         exit_codes=_exit_codes(value),
         signals=tuple(_signal(name) for name in items(value.get("onSignals", []), f"{_RULES}.onSignals")),
         oom=choice(value, "onOOM", _RULES, ("", *c.OOM_SCOPES), ""),

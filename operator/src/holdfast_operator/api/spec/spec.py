@@ -81,7 +81,7 @@ class JobSpec:
         spec: Json = self.template["spec"]
         return spec
 
-    def budget(self, cause: str) -> Budget | None:
+    def budget(self, cause: Cause) -> Budget | None:
         """The budget of a cause; None: without limit."""
         return next((budget for budget in self.budgets if budget.cause == cause), None)
 

@@ -4,7 +4,7 @@ Each type reads itself back from JSON (``from_json`` drops what it cannot read a
 itself (``to_json``). Nothing else survives a restart of the operator, and nothing else is needed.
 """
 
-from holdfast_operator.api.status.conditions import Condition, StartupProblem
+from holdfast_operator.api.status.conditions import MOST_TELLING, Condition, ConditionType, StartupProblem
 from holdfast_operator.api.status.goodput import Goodput
 from holdfast_operator.api.status.incidents import Incident, IncidentCount, reason_word, say
 from holdfast_operator.api.status.membership import Claim, EarlierGeneration, Member, Membership
@@ -14,10 +14,12 @@ from holdfast_operator.api.status.status import Status
 from holdfast_operator.api.status.workers import Phase, Worker
 
 __all__ = [
+    "MOST_TELLING",
     "AvoidedNode",
     "Checkpoint",
     "Claim",
     "Condition",
+    "ConditionType",
     "EarlierGeneration",
     "GangAttempt",
     "Goodput",

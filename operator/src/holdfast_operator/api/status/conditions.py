@@ -4,10 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from holdfast_operator.api.json import Json, number
 from holdfast_operator.api.times import format_seconds, format_time, parse_time
+
+
+class ConditionType(StrEnum):
+    """The conditions of a job, in the order of the status."""
+
+    SUSPENDED = "Suspended"
+    READY = "Ready"
+    RESTARTING = "Restarting"
+    DEGRADED = "Degraded"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+MOST_TELLING = (
+    ConditionType.FAILED,
+    ConditionType.COMPLETE,
+    ConditionType.SUSPENDED,
+    ConditionType.RESTARTING,
+    ConditionType.DEGRADED,
+)
+"""The first of these that is true stands for the whole job."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast_operator.api.ids import AttemptId, parse_pair
 from holdfast_operator.api.json import Json, integer, items, number
-from holdfast_operator.api.reasons import Cause, DecisionReason, FailureReason, decision_reason
+from holdfast_operator.api.reasons import Cause, DecisionReason, FailureReason, cause_of, decision_reason
 from holdfast_operator.api.status.serialization import shorten, time_or_none
 from holdfast_operator.api.times import format_time, parse_time
 
@@ -20,7 +20,7 @@ _REASON = re.compile(r"[^A-Za-z0-9_]")
 class IncidentCount:
     """Incidents of one cause: since ever and the times of those within the window."""
 
-    cause: str
+    cause: Cause
     total: int = 0
     times: tuple[datetime, ...] = ()
 
@@ -42,7 +42,7 @@ class IncidentCount:
     @classmethod
     def from_json(cls, value: Json) -> IncidentCount:
         times = tuple(filter(None, map(parse_time, items(value.get("times")))))
-        return cls(cause=str(value["cause"]), total=int(value.get("total") or len(times)), times=times)
+        return cls(cause=Cause(value["cause"]), total=int(value.get("total") or len(times)), times=times)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Incident:
 
     number: int
     pair: AttemptId
-    cause: str
+    cause: Cause
     action: str
     reason: str
     message: str
@@ -94,7 +94,7 @@ class Incident:
         return cls(
             number=number(value.get("number")),
             pair=pair,
-            cause=str(value.get("cause") or Cause.INFRASTRUCTURE),
+            cause=cause_of(value.get("cause")) or Cause.INFRASTRUCTURE,
             action=str(value.get("action") or ""),
             reason=reason_word(str(value.get("reason") or FailureReason.UNKNOWN)),
             message=str(value.get("message") or ""),

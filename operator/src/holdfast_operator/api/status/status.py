@@ -10,7 +10,7 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.ids import AttemptId, parse_pair
 from holdfast_operator.api.json import Json, items, number, part
 from holdfast_operator.api.status import operator_state
-from holdfast_operator.api.status.conditions import Condition, StartupProblem
+from holdfast_operator.api.status.conditions import Condition, ConditionType, StartupProblem
 from holdfast_operator.api.status.failure_history import ActionHistory, NodeFailures
 from holdfast_operator.api.status.goodput import Goodput
 from holdfast_operator.api.status.incidents import Incident, IncidentCount
@@ -66,19 +66,23 @@ class Status:
     start_time: datetime | None = None
     completion_time: datetime | None = None
 
-    def condition(self, kind: str) -> Condition | None:
+    def condition(self, kind: ConditionType) -> Condition | None:
         """The condition of this type."""
         return next((condition for condition in self.conditions if condition.type == kind), None)
 
-    def holds(self, kind: str) -> bool:
+    def holds(self, kind: ConditionType) -> bool:
         """Whether the condition of this type is true."""
         condition = self.condition(kind)
         return condition is not None and condition.status
 
+    def first_true(self, *kinds: ConditionType) -> Condition | None:
+        """The first condition of these types that is true."""
+        return next((condition for kind in kinds if (condition := self.condition(kind)) and condition.status), None)
+
     @property
     def terminal(self) -> bool:
         """Complete or Failed: for good."""
-        return self.holds(c.COMPLETE) or self.holds(c.FAILED)
+        return self.holds(ConditionType.COMPLETE) or self.holds(ConditionType.FAILED)
 
     def forgot(self, pair: AttemptId) -> bool:
         """Whether the incident of a world was recorded, and fell off the list since."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast_operator.api.ids import AttemptId, parse_pair
 from holdfast_operator.api.json import Json, integer, items
-from holdfast_operator.api.reasons import RecoveryAction, decision_reason
+from holdfast_operator.api.reasons import Cause, RecoveryAction, cause_of, decision_reason
 from holdfast_operator.api.status import goodput
 from holdfast_operator.api.status.goodput import TimeBreakdown
 from holdfast_operator.api.status.serialization import time_or_none
@@ -50,7 +50,7 @@ class Worker:
     left_in_time: bool = (
         False  # its pod did not outlive the deadline of its deletion, as it does if its runtime hangs
     )
-    cause: str = ""
+    cause: Cause | None = None
     reason: str = ""
     message: str = ""
     exit_code: int | None = None
@@ -147,7 +147,7 @@ class Worker:
             ready_at=parse_time(value.get("readyTime")),
             absent_since=parse_time(value.get("absentTime")),
             left_in_time=bool(value.get("leftInTime", False)),
-            cause=str(value.get("cause") or ""),
+            cause=cause_of(value.get("cause")),
             reason=str(value.get("reason") or ""),
             message=str(value.get("message") or ""),
             exit_code=integer(value.get("exitCode")),

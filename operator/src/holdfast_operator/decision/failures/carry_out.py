@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.reasons import RecoveryAction
-from holdfast_operator.api.status import Incident, Phase, Worker
+from holdfast_operator.api.status import ConditionType, Incident, Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.avoided_nodes import avoiding
 from holdfast_operator.decision.failures.recovery_decision import Decision
@@ -60,7 +60,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
     found = most_detailed(ended)
     told = found is not None and (found.traceback or len(found.message) > len(incident.message))
     detail = found.message if found is not None and told else incident.message
-    return finish(draft, c.FAILED, incident.decision, f"{incident.why}. {detail}")
+    return finish(draft, ConditionType.FAILED, incident.decision, f"{incident.why}. {detail}")
 
 
 def _fails_job(incident: Incident) -> bool:

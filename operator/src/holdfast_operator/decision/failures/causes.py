@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.reasons import CAUSES, Cause, FailureReason, JobReason, StartupReason
+from holdfast_operator.api.reasons import Cause, FailureReason, JobReason, StartupReason
 from holdfast_operator.decision.reporting import messages
 from holdfast_operator.views import Exit, NodeView, PodView
 
@@ -30,11 +30,11 @@ _HELPS = {
 _COMPARE = "compare the template with what the node allows"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ExitCause:
-    """A cause (empty: no incident) with the words for it."""
+    """A cause (None: no incident) with its reason and message."""
 
-    cause: str
+    cause: Cause | None
     reason: str
     message: str
 
@@ -52,19 +52,12 @@ def _cut_off(pod: PodView, node: NodeView | None) -> bool:
 def of_departure(pod: PodView, node: NodeView | None, now: datetime) -> ExitCause:
     """Somebody deletes the pod, or its object is gone, and it was not us."""
     if pod.bound and (node_dead(node, now) or _cut_off(pod, node)):
-        return ExitCause(
-            cause=Cause.INFRASTRUCTURE,
-            reason=FailureReason.NODE_LOST,
-            message=messages.workers.node_lost(pod.name, pod.node),
-        )
+        message = messages.workers.node_lost(pod.name, pod.node)
+        return ExitCause(Cause.INFRASTRUCTURE, FailureReason.NODE_LOST, message)
     if pod.disruption:
         message = messages.workers.pod_disrupted(pod.name, pod.disruption, pod.disruption_note)
-        return ExitCause(cause=Cause.INTERRUPTION, reason=pod.disruption, message=message)
-    return ExitCause(
-        cause=Cause.INTERRUPTION,
-        reason=FailureReason.POD_DELETED,
-        message=messages.workers.pod_deleted(pod.name),
-    )
+        return ExitCause(Cause.INTERRUPTION, pod.disruption, message)
+    return ExitCause(Cause.INTERRUPTION, FailureReason.POD_DELETED, messages.workers.pod_deleted(pod.name))
 
 
 def fails(code: int | None, *, launched: bool) -> bool:
@@ -79,29 +72,20 @@ def of_exit(pod: PodView, node: NodeView | None, now: datetime, *, launched: boo
     """
     ended = pod.exit
     if ended is not None and ended.reason == FailureReason.OOM_KILLED:
-        return ExitCause(
-            cause=Cause.OOM, reason=FailureReason.OOM_KILLED, message=messages.workers.oom_killed(pod.name)
-        )
+        return ExitCause(Cause.OOM, FailureReason.OOM_KILLED, messages.workers.oom_killed(pod.name))
     if pod.over_limit:
         # Whatever the SIGTERM before it made of the container's end: the next pod would be evicted as well.
         message = messages.workers.pod_evicted(pod.name, pod.node, pod.failure)
-        return ExitCause(cause=Cause.APPLICATION, reason=FailureReason.EVICTED, message=message)
+        return ExitCause(Cause.APPLICATION, FailureReason.EVICTED, message)
     if pod.leaving and (not launched or ended is None or ended.code in (c.EXIT_LEFT, c.EXIT_SIGKILL, 143)):
         return of_departure(pod, node, now)
     if ended is None and pod.unprepared:
-        return ExitCause(
-            cause="",
-            reason=StartupReason.INIT_CONTAINER_FAILED,
-            message=messages.workers.init_container_failed(pod.name, pod.unprepared),
-        )
+        message = messages.workers.init_container_failed(pod.name, pod.unprepared)
+        return ExitCause(None, StartupReason.INIT_CONTAINER_FAILED, message)
     if ended is None:
-        return ExitCause(cause=Cause.INFRASTRUCTURE, reason=StartupReason.POD_REFUSED, message=_refusal(pod))
+        return ExitCause(Cause.INFRASTRUCTURE, StartupReason.POD_REFUSED, _refusal(pod))
     if launched and ended.code == c.EXIT_LEFT:
-        return ExitCause(
-            cause=Cause.INTERRUPTION,
-            reason=FailureReason.DRAINED_ON_REQUEST,
-            message=messages.workers.drained(pod.name),
-        )
+        return ExitCause(Cause.INTERRUPTION, FailureReason.DRAINED_ON_REQUEST, messages.workers.drained(pod.name))
     return _of_code(pod, ended, launched=launched)
 
 
@@ -114,21 +98,21 @@ def _refusal(pod: PodView) -> str:
 def _of_code(pod: PodView, ended: Exit, *, launched: bool) -> ExitCause:
     words = ended.words()
     if ended.code == c.EXIT_COMPLETE:
-        return ExitCause(cause="", reason=JobReason.COMPLETED, message=messages.workers.worker_completed(pod.name))
-    if ended.cause in CAUSES:
-        return ExitCause(cause=ended.cause, reason=ended.reason or ended.cause, message=f"{pod.name}: {words}")
+        return ExitCause(None, JobReason.COMPLETED, messages.workers.worker_completed(pod.name))
+    if ended.cause is not None:
+        return ExitCause(ended.cause, ended.reason or ended.cause, f"{pod.name}: {words}")
     cannot_start = ended.reason in ("StartError", "ContainerCannotRun")
     if ended.code == c.EXIT_NOT_FOUND or cannot_start:
-        return ExitCause(cause="", reason=_start_reason(ended), message=_start_message(pod, ended))
+        return ExitCause(None, _start_reason(ended), _start_message(pod, ended))
     if ended.unseen:
         message = messages.workers.exit_status_unknown(pod.name)
-        return ExitCause(cause=Cause.INFRASTRUCTURE, reason=FailureReason.EXIT_STATUS_UNKNOWN, message=message)
+        return ExitCause(Cause.INFRASTRUCTURE, FailureReason.EXIT_STATUS_UNKNOWN, message)
     message = messages.workers.exited(pod.name, ended.code, words)
     if ended.code in (c.EXIT_SIGKILL, 143):
-        return ExitCause(cause=Cause.INFRASTRUCTURE, reason=FailureReason.KILLED, message=message)
+        return ExitCause(Cause.INFRASTRUCTURE, FailureReason.KILLED, message)
     if launched and ended.code == c.EXIT_LAUNCHER:
-        return ExitCause(cause=Cause.INFRASTRUCTURE, reason=FailureReason.LAUNCHER_FAILED, message=message)
-    return ExitCause(cause=Cause.APPLICATION, reason=FailureReason.EXIT_CODE, message=message)
+        return ExitCause(Cause.INFRASTRUCTURE, FailureReason.LAUNCHER_FAILED, message)
+    return ExitCause(Cause.APPLICATION, FailureReason.EXIT_CODE, message)
 
 
 def _start_reason(ended: Exit) -> str:

@@ -14,7 +14,6 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.child_names import pod_name
 from holdfast_operator.api.ids import AttemptId
 from holdfast_operator.api.reasons import (
-    CAUSES,
     SYMPTOMS,
     WITH_BACKOFF,
     Cause,
@@ -186,7 +185,7 @@ def _incident_of(draft: PlanDraft, report: ReportedIncident) -> Incident:
     incident = Incident(
         number=0,
         pair=report.pair,
-        cause=report.cause if report.cause in CAUSES else Cause.INFRASTRUCTURE,
+        cause=report.cause,
         action=report.action or "Restart",
         reason=reason_word(report.reason),
         message=say(report.message),
@@ -212,7 +211,7 @@ def _with_known_cause(draft: PlanDraft, incident: Incident) -> Incident:
 
 
 def _with_worker_cause(incident: Incident, worker: Worker) -> Incident:
-    return replace(incident, cause=worker.cause, reason=worker.reason, message=worker.message)
+    return replace(incident, cause=worker.cause or incident.cause, reason=worker.reason, message=worker.message)
 
 
 def _worker_of(draft: PlanDraft, incident: Incident) -> Worker | None:
@@ -306,7 +305,7 @@ def _already_counted(draft: PlanDraft, worker: Worker) -> bool:
         return False
     if _ended_with_torchrun(draft, worker):
         return True
-    name = f"{draft.seen.job.name}-w{worker.incarnation}"
+    name = pod_name(draft.seen.job.name, worker.incarnation)
     return any(
         incident.pair == worker.pair or (incident.pod == name and incident.pair >= worker.pair)
         for incident in draft.status.incidents
@@ -373,11 +372,11 @@ def _observed_incident(draft: PlanDraft, worker: Worker, pair: AttemptId) -> Inc
     return Incident(
         number=0,
         pair=pair,
-        cause=worker.cause,
+        cause=worker.cause or Cause.INFRASTRUCTURE,
         action="Replace",
         reason=worker.reason,
         message=worker.message,
-        pod=f"{draft.seen.job.name}-w{worker.incarnation}",
+        pod=pod_name(draft.seen.job.name, worker.incarnation),
         rank=None,
         node=worker.node or None,
         detected=worker.since or draft.now,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.reasons import SYMPTOMS, WITH_BACKOFF, Basis, RecoveryAction
+from holdfast_operator.api.reasons import SYMPTOMS, WITH_BACKOFF, Basis, Cause, RecoveryAction
 from holdfast_operator.api.status import Incident, IncidentCount, Worker, say
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import recovery_decision as decisions
@@ -70,7 +70,7 @@ def _counted(draft: PlanDraft, incident: Incident) -> PlanDraft:
     return replace(draft, counted=(*draft.counted, incident.cause))
 
 
-def recounted(draft: PlanDraft, before: str, decision: Decision) -> PlanDraft:
+def recounted(draft: PlanDraft, before: Cause, decision: Decision) -> PlanDraft:
     """The newest incident of a cause turns out to be another's, or nobody's: its budget gets it back."""
     counts = {count.cause: count for count in draft.status.incidents_by_cause}
     old = counts.get(before)

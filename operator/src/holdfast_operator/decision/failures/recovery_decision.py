@@ -29,7 +29,7 @@ class Decision:
     action: RecoveryAction
     basis: Basis
     why: str
-    cause: str
+    cause: Cause
 
     @property
     def reason(self) -> DecisionReason:
@@ -64,7 +64,7 @@ def first(draft: PlanDraft, incident: Incident, facts: FailureEvidence, worker: 
         rule = match.rule
         why = messages.recovery.rule_matches(rule.name, match.why, counts=rule.action != RecoveryAction.IGNORE)
         error = gpu_error(rule, facts)
-        cause = rule.cause or (error.cause if error is not None else "") or incident.cause
+        cause = rule.cause or (error.cause if error is not None else None) or incident.cause
         return Decision(action=rule.action, basis=Basis.RULE, why=why, cause=cause)
     error = advised(facts)
     if error is not None:

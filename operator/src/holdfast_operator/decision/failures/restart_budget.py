@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast_operator.api import names as c
 from holdfast_operator.api.reasons import BUDGET_EXCEEDED, Cause
-from holdfast_operator.api.status import Phase, Worker
+from holdfast_operator.api.status import ConditionType, Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.carry_out import GATHER, launchers_live, most_detailed
 from holdfast_operator.decision.lifecycle.finished import finish
@@ -33,13 +32,13 @@ def _final(draft: PlanDraft, ended: list[Worker]) -> PlanDraft:
     oldest = min(worker.since or draft.now for worker in ended)
     if not told.traceback and others and draft.now - oldest < GATHER:
         return draft.requeue_at(oldest + GATHER)
-    return finish(draft, c.FAILED, told.reason, told.message)
+    return finish(draft, ConditionType.FAILED, told.reason, told.message)
 
 
-def _spent(draft: PlanDraft, cause: str, count: int, limit: int, window: int) -> PlanDraft:
+def _spent(draft: PlanDraft, cause: Cause, count: int, limit: int, window: int) -> PlanDraft:
     last = next((incident for incident in reversed(draft.status.incidents) if incident.cause == cause), None)
     message = messages.recovery.budget_exceeded(count, cause, _span(window), limit, last.message if last else "")
-    return finish(draft, c.FAILED, BUDGET_EXCEEDED[Cause(cause)], message)
+    return finish(draft, ConditionType.FAILED, BUDGET_EXCEEDED[cause], message)
 
 
 def _span(seconds: int) -> str:

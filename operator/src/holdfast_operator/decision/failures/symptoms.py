@@ -32,7 +32,7 @@ class _Symptom:
     key: str
     reason: str
     message: str
-    cause: str
+    cause: Cause
     facts: FailureEvidence
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from holdfast_operator.api import names as c
 from holdfast_operator.api.reasons import JobReason
+from holdfast_operator.api.status import ConditionType
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.lifecycle.finished import finish
 from holdfast_operator.decision.reporting import messages
@@ -21,7 +21,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
         return draft.requeue_at(due)
     return finish(
         draft,
-        c.FAILED,
+        ConditionType.FAILED,
         JobReason.DEADLINE_EXCEEDED,
         messages.job.deadline_exceeded(limit),
     )

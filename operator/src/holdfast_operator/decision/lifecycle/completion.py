@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.reasons import JobReason
-from holdfast_operator.api.status import Worker
+from holdfast_operator.api.status import ConditionType, Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.lifecycle.finished import finish
 from holdfast_operator.decision.reporting import messages
@@ -20,7 +20,9 @@ def apply(draft: PlanDraft) -> PlanDraft:
         return draft
     draft = newest_progress(draft, force=True)
     reached = draft.status.progress or draft.status.last_checkpoint
-    return finish(draft, c.COMPLETE, JobReason.COMPLETED, messages.job.completed(reached.step if reached else None))
+    return finish(
+        draft, ConditionType.COMPLETE, JobReason.COMPLETED, messages.job.completed(reached.step if reached else None)
+    )
 
 
 def _complete(draft: PlanDraft) -> bool:

@@ -6,10 +6,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.status import ConditionType
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.plan import DeleteJob, DeletePod
 from holdfast_operator.decision.reporting import goodput
-from holdfast_operator.decision.set_condition import Reason, set_condition
+from holdfast_operator.decision.set_condition import Reason
 from holdfast_operator.views import PodView
 
 SIDE_CONTAINER = "its trainer has ended, and another container of the template still runs"
@@ -19,7 +20,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
     """End the pass of a job that has ended. Ended pods stay, for their logs, until the job is deleted."""
     if not draft.status.terminal:
         return draft
-    complete = draft.status.holds(c.COMPLETE)
+    complete = draft.status.holds(ConditionType.COMPLETE)
     since = draft.status.completion_time or draft.now
     grace = c.COMPLETE_GRACE if complete else timedelta(0)
     why = "the job is complete" if complete else "the job failed"
@@ -62,27 +63,24 @@ def _runs(pod: PodView) -> bool:
     return not pod.absent and not pod.terminal and pod.deleted_at is None
 
 
-def finish(draft: PlanDraft, kind: str, reason: str, message: str) -> PlanDraft:
+def finish(draft: PlanDraft, kind: ConditionType, reason: str, message: str) -> PlanDraft:
     """Complete or fail the job, in this pass."""
     draft = goodput.settled(draft)
-    generation = draft.seen.job.generation
-    status, words = draft.status, Reason(reason, message)
-    suspended = (c.SUSPENDED,) if status.condition(c.SUSPENDED) else ()
-    for condition in (*suspended, c.READY, c.RESTARTING, c.DEGRADED, kind):
-        holds = condition == kind
-        status = set_condition(status, condition, holds, words, generation=generation, now=draft.now)
-    condition_word = status.condition(kind)
-    word = condition_word.reason if condition_word else reason
-    status = replace(
-        status,
+    words = Reason(reason, message)
+    suspended = (ConditionType.SUSPENDED,) if draft.status.condition(ConditionType.SUSPENDED) else ()
+    for each in (*suspended, ConditionType.READY, ConditionType.RESTARTING, ConditionType.DEGRADED, kind):
+        draft = draft.with_condition(each, each is kind, words)
+    settled = draft.status.condition(kind)
+    word = settled.reason if settled else reason
+    draft = draft.with_status(
         summary=word,
         ready_workers=0,
         wanted_workers=draft.spec.replicas,
         stalled_since=None,
         completion_time=draft.now,
-        observed_generation=generation,
+        observed_generation=draft.seen.job.generation,
         trouble=None,
         backoff_until=None,
     )
-    draft = replace(draft, status=status, ended=True).with_event(word, message, warning=kind == c.FAILED)
+    draft = replace(draft, ended=True).with_event(word, message, warning=kind is ConditionType.FAILED)
     return draft.requeue_in(timedelta(seconds=1))

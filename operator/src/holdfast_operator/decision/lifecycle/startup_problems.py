@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.reasons import StartupReason, WaitReason
-from holdfast_operator.api.status import Phase, StartupProblem, Worker, reason_word, say
+from holdfast_operator.api.status import ConditionType, Phase, StartupProblem, Worker, reason_word, say
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.avoided_nodes import avoiding
 from holdfast_operator.decision.failures.backoff import start_retry
@@ -101,7 +101,9 @@ def _overdue(draft: PlanDraft) -> PlanDraft:
     if draft.now < deadline:
         return draft.requeue_at(deadline).requeue_soon()
     limit = draft.spec.startup_deadline_seconds
-    return finish(draft, c.FAILED, trouble.reason, messages.startup.start_deadline(trouble.message, limit))
+    return finish(
+        draft, ConditionType.FAILED, trouble.reason, messages.startup.start_deadline(trouble.message, limit)
+    )
 
 
 def _waits_for_room(draft: PlanDraft, trouble: StartupProblem) -> bool:

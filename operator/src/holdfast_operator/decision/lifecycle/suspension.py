@@ -6,14 +6,11 @@ world ever come from different ones.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from holdfast_operator.api import names as c
 from holdfast_operator.api.reasons import JobReason
-from holdfast_operator.api.status import GangAttempt, Phase, StartingPoint
+from holdfast_operator.api.status import ConditionType, GangAttempt, Phase, StartingPoint
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.reporting import messages
-from holdfast_operator.decision.set_condition import Reason, set_condition
+from holdfast_operator.decision.set_condition import Reason
 from holdfast_operator.decision.workers.replicas import order_away
 
 RESUMED = Reason(JobReason.JOB_UNSUSPENDED, messages.job.unsuspended())
@@ -35,10 +32,11 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 
 def _resumed(draft: PlanDraft) -> PlanDraft:
-    known = draft.status.condition(c.SUSPENDED)
+    known = draft.status.condition(ConditionType.SUSPENDED)
     if known is None or known.reason == RESUMED.reason:
         return draft
-    return _set(draft, c.SUSPENDED, False, RESUMED).with_event(RESUMED.reason, RESUMED.message)
+    draft = draft.with_condition(ConditionType.SUSPENDED, False, RESUMED)
+    return draft.with_event(RESUMED.reason, RESUMED.message)
 
 
 def shown(draft: PlanDraft) -> PlanDraft:
@@ -51,10 +49,10 @@ def shown(draft: PlanDraft) -> PlanDraft:
     )
     if not left:
         draft = draft.with_status(origin=StartingPoint(after=draft.status.membership.generation))
-    before = draft.status.condition(c.SUSPENDED)
-    draft = _set(draft, c.SUSPENDED, not left, words)
-    for kind in (c.READY, c.RESTARTING, c.DEGRADED):
-        draft = _set(draft, kind, False, _NOTHING)
+    before = draft.status.condition(ConditionType.SUSPENDED)
+    draft = draft.with_condition(ConditionType.SUSPENDED, not left, words)
+    for kind in (ConditionType.READY, ConditionType.RESTARTING, ConditionType.DEGRADED):
+        draft = draft.with_condition(kind, False, _NOTHING)
     draft = draft.with_status(summary=words.reason, wanted_workers=draft.spec.replicas, ready_workers=0)
     if before is None or before.reason != words.reason:
         draft = draft.with_event(words.reason, words.message)
@@ -76,9 +74,3 @@ def _resumes_from(draft: PlanDraft) -> str:
     if not draft.spec.checkpoint.claim_name:
         return messages.checkpoints.starts_over()
     return messages.checkpoints.no_checkpoint()
-
-
-def _set(draft: PlanDraft, kind: str, holds: bool, words: Reason) -> PlanDraft:
-    generation = draft.seen.job.generation
-    status = set_condition(draft.status, kind, holds, words, generation=generation, now=draft.now)
-    return replace(draft, status=status)

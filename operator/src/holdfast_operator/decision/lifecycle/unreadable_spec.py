@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast_operator.api import names as c
 from holdfast_operator.api.reasons import JobReason
+from holdfast_operator.api.status import ConditionType
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.reporting import messages
-from holdfast_operator.decision.set_condition import Reason, set_condition
+from holdfast_operator.decision.set_condition import Reason
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
@@ -17,10 +17,9 @@ def apply(draft: PlanDraft) -> PlanDraft:
     if job.spec is not None:
         return draft
     message = messages.job.invalid_spec(job.unreadable)
-    before = draft.status.condition(c.DEGRADED)
-    words = Reason(JobReason.INVALID_SPEC, message)
-    status = set_condition(draft.status, c.DEGRADED, True, words, generation=job.generation, now=draft.now)
-    draft = replace(draft, status=replace(status, summary=JobReason.INVALID_SPEC), ended=True)
+    before = draft.status.condition(ConditionType.DEGRADED)
+    draft = draft.with_condition(ConditionType.DEGRADED, True, Reason(JobReason.INVALID_SPEC, message))
+    draft = replace(draft.with_status(summary=JobReason.INVALID_SPEC), ended=True)
     if before is None or before.reason != JobReason.INVALID_SPEC:
         draft = draft.with_event(JobReason.INVALID_SPEC, message, warning=True)
     return draft

@@ -7,16 +7,14 @@ made here; the event and the log repeat it.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from holdfast_operator.api import names as c
 from holdfast_operator.api.reasons import JobReason, MembershipReason
-from holdfast_operator.api.status import Incident, Status
+from holdfast_operator.api.status import MOST_TELLING, ConditionType, Incident, Status
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.lifecycle import suspension
 from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.reporting.progress import newest_living_report, reports_of_newest_world
-from holdfast_operator.decision.set_condition import Reason, set_condition
+from holdfast_operator.decision.set_condition import Reason
 
 RUNNING_PHASES = frozenset({"Running", "Draining"})
 # Holds that a person must do something about, or that cost training time: the rest is the way a start goes.
@@ -49,13 +47,10 @@ def apply(draft: PlanDraft) -> PlanDraft:
     restarting = _restarting(draft, training)
     degraded = _degraded(draft, training)
     ready = _ready(draft, training)
-    settled = _set(draft, c.RESTARTING, restarting, Reason(JobReason.NOT_RECOVERING, messages.job.no_recovery()))
-    settled = _set(
-        settled,
-        c.DEGRADED,
-        degraded,
-        Reason(JobReason.ALL_WORKERS_TRAINING, messages.job.all_training()),
-    )
+    well = Reason(JobReason.NOT_RECOVERING, messages.job.no_recovery())
+    settled = _set(draft, ConditionType.RESTARTING, restarting, well)
+    well = Reason(JobReason.ALL_WORKERS_TRAINING, messages.job.all_training())
+    settled = _set(settled, ConditionType.DEGRADED, degraded, well)
     settled = _set_ready(settled, training, degraded or restarting or ready)
     return _shown(_told(draft, settled), training)
 
@@ -159,31 +154,22 @@ def _unsaved(draft: PlanDraft) -> Reason | None:
     return Reason(JobReason.CHECKPOINTS_FAILING, message)
 
 
-def _set(draft: PlanDraft, kind: str, words: Reason | None, otherwise: Reason) -> PlanDraft:
-    shown = words or otherwise
-    generation = draft.seen.job.generation
-    status = set_condition(draft.status, kind, words is not None, shown, generation=generation, now=draft.now)
-    return replace(draft, status=status)
+def _set(draft: PlanDraft, kind: ConditionType, words: Reason | None, otherwise: Reason) -> PlanDraft:
+    return draft.with_condition(kind, words is not None, words or otherwise)
 
 
 def _set_ready(draft: PlanDraft, training: int, words: Reason) -> PlanDraft:
     holds = training >= draft.spec.replicas
-    if holds:
-        words = _ready(draft, training)
-    generation = draft.seen.job.generation
-    status = set_condition(draft.status, c.READY, holds, words, generation=generation, now=draft.now)
-    return replace(draft, status=status)
+    return draft.with_condition(ConditionType.READY, holds, _ready(draft, training) if holds else words)
 
 
 def _shown(draft: PlanDraft, training: int) -> PlanDraft:
     """The reason of the condition that says most."""
     needs_help = draft.status.trouble is not None or (draft.hold is not None and draft.hold.reason in _DEGRADING)
-    for kind in (c.DEGRADED, c.RESTARTING) if needs_help else (c.RESTARTING, c.DEGRADED):
-        condition = draft.status.condition(kind)
-        if condition is not None and condition.status:
-            return _summed_up(draft, condition.reason, training)
-    ready = draft.status.condition(c.READY)
-    return _summed_up(draft, ready.reason if ready else "", training)
+    kinds = (ConditionType.DEGRADED, ConditionType.RESTARTING)
+    shown = draft.status.first_true(*(kinds if needs_help else reversed(kinds)))
+    shown = shown or draft.status.condition(ConditionType.READY)
+    return _summed_up(draft, shown.reason if shown else "", training)
 
 
 def _summed_up(draft: PlanDraft, reason: str, training: int) -> PlanDraft:
@@ -192,22 +178,18 @@ def _summed_up(draft: PlanDraft, reason: str, training: int) -> PlanDraft:
 
 def _told(before: PlanDraft, after: PlanDraft) -> PlanDraft:
     """An event for each condition that turned, or is true for another reason."""
-    for kind in (c.READY, c.RESTARTING, c.DEGRADED):
+    for kind in (ConditionType.READY, ConditionType.RESTARTING, ConditionType.DEGRADED):
         old, new = before.status.condition(kind), after.status.condition(kind)
-        if new is None or (not new.status and kind != c.READY):
+        if new is None or (not new.status and kind != ConditionType.READY):
             continue
         if old is None or (old.status, old.reason) != (new.status, new.reason):
             already = any(event.reason == new.reason for event in after.events)
             if not already:
-                after = after.with_event(new.reason, new.message, warning=kind == c.DEGRADED)
+                after = after.with_event(new.reason, new.message, warning=kind == ConditionType.DEGRADED)
     return after
 
 
 def summary(status: Status) -> Reason:
     """The line that stands for the whole status."""
-    for kind in (c.FAILED, c.COMPLETE, c.SUSPENDED, c.RESTARTING, c.DEGRADED):
-        condition = status.condition(kind)
-        if condition is not None and condition.status:
-            return Reason(condition.reason, condition.message)
-    ready = status.condition(c.READY)
-    return Reason(ready.reason, ready.message) if ready else Reason(JobReason.NEW, "")
+    told = status.first_true(*MOST_TELLING) or status.condition(ConditionType.READY)
+    return Reason(told.reason, told.message) if told else Reason(JobReason.NEW, "")

@@ -85,7 +85,7 @@ def _may_go(draft: PlanDraft, worker: Worker, pod: PodView) -> _Departure | None
 
 
 def _interrupted(reason: str, message: str) -> causes.ExitCause:
-    return causes.ExitCause(cause=Cause.INTERRUPTION, reason=reason, message=message)
+    return causes.ExitCause(Cause.INTERRUPTION, reason, message)
 
 
 def _notice(draft: PlanDraft, pod: PodView) -> Notice | None:

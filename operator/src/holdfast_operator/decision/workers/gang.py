@@ -19,7 +19,6 @@ from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.backoff import share
 from holdfast_operator.decision.plan import CreatePod, LiftGate
 from holdfast_operator.decision.reporting import messages
-from holdfast_operator.decision.set_condition import Reason
 from holdfast_operator.decision.workers import rendezvous
 from holdfast_operator.decision.workers.replicas import order_away
 from holdfast_operator.manifests.pod import pod as pod_manifest
@@ -200,26 +199,25 @@ def _wait_or_lift(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
     held = _held(draft, gated)
     draft = _queued(draft, bool(held))
     if not all(worker.known for worker in gated) and not _keeps_out(draft):
-        return _hold(draft, WaitReason.WAITING_FOR_PODS, messages.capacity.waiting_for_pods())
+        return draft.waiting_for(WaitReason.WAITING_FOR_PODS, messages.capacity.waiting_for_pods())
     retry_at = draft.status.gang.retry_at
     if retry_at is not None and draft.now < retry_at:
-        return _hold(
-            draft.requeue_at(retry_at),
-            WaitReason.WAITING_FOR_GANG,
-            messages.capacity.waiting_for_retry(),
+        return draft.requeue_at(retry_at).waiting_for(
+            WaitReason.WAITING_FOR_GANG, messages.capacity.waiting_for_retry()
         )
     line = draft.seen.line
     if line is None:  # of a moment when this job was not known
-        return _hold(draft.requeue_in(c.POLL_OPEN), WaitReason.WAITING_FOR_PODS, messages.capacity.waiting_for_pods())
+        draft = draft.requeue_in(c.POLL_OPEN)
+        return draft.waiting_for(WaitReason.WAITING_FOR_PODS, messages.capacity.waiting_for_pods())
     if held and not _enough(draft, len(gated) - len(held))[1]:
-        return _hold(draft, WaitReason.WAITING_FOR_QUEUE, _not_admitted(draft, gated, held))
+        return draft.waiting_for(WaitReason.WAITING_FOR_QUEUE, _not_admitted(draft, gated, held))
     places = _places(draft, line, [worker for worker in gated if worker not in held])
     placed = len(places.workers)
     if placed < len(gated):
         draft, size = _enough(draft, placed)
         if size:
             return _start_with(draft, gated, places, size)
-        return _hold(draft, WaitReason.WAITING_FOR_CAPACITY, _lacking(draft, gated, places))
+        return draft.waiting_for(WaitReason.WAITING_FOR_CAPACITY, _lacking(draft, gated, places))
     gang = replace(draft.status.gang, lifted_at=draft.now, unpromised_since=draft.now)
     return _lift(*_settled(draft.with_status(gang=gang), gated, places))
 
@@ -328,14 +326,10 @@ def _lift(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
     if not waiting:
         return draft
     coming = sum(_nominated(draft, worker) for worker in waiting)
-    return _hold(draft, WaitReason.SCHEDULING, messages.capacity.scheduling(len(waiting), len(gated), coming))
+    return draft.waiting_for(WaitReason.SCHEDULING, messages.capacity.scheduling(len(waiting), len(gated), coming))
 
 
 def _bound(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
     for worker in gated:
         draft = draft.changed_worker(worker, gated=False)
     return draft.with_status(gang=GangAttempt())
-
-
-def _hold(draft: PlanDraft, reason: WaitReason, message: str) -> PlanDraft:
-    return replace(draft, hold=Reason(reason, message))

@@ -52,7 +52,7 @@ def _judge(draft: PlanDraft, worker: Worker, pod: PodView | None, severed: froze
         return _hung(draft, worker, pod)
     if worker.phase is Phase.LOST and _returned(draft, worker, pod):
         return draft.changed_worker(
-            worker, phase=Phase.WANTED, since=draft.now, cause="", reason="", message="", counted=False
+            worker, phase=Phase.WANTED, since=draft.now, cause=None, reason="", message="", counted=False
         )
     return draft
 
@@ -98,7 +98,7 @@ def _silent(draft: PlanDraft, worker: Worker, pod: PodView) -> bool:
 def _silenced(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
     message = messages.workers.node_lost(pod.name, pod.node)
     if worker.phase is Phase.WANTED:
-        verdict = causes.ExitCause(cause=Cause.INFRASTRUCTURE, reason=FailureReason.NODE_LOST, message=message)
+        verdict = causes.ExitCause(Cause.INFRASTRUCTURE, FailureReason.NODE_LOST, message)
         worker = _blamed(worker, verdict)
     draft = draft.with_worker(replace(worker, phase=Phase.LOST, since=draft.now))
     return avoiding(draft, pod.node, FailureReason.NODE_LOST, c.AVOID_DEAD)
@@ -107,7 +107,7 @@ def _silenced(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
 def _severed(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
     """The kubelet still reports, so deleting the pod (``cleanup``) will prove that it ended."""
     message = messages.workers.pod_unreachable(pod.name, pod.node, c.CUT_OFF.total_seconds())
-    verdict = causes.ExitCause(cause=Cause.INFRASTRUCTURE, reason=FailureReason.POD_UNREACHABLE, message=message)
+    verdict = causes.ExitCause(Cause.INFRASTRUCTURE, FailureReason.POD_UNREACHABLE, message)
     draft = draft.with_worker(replace(_blamed(worker, verdict), phase=Phase.LOST, since=draft.now))
     return avoiding(draft, pod.node, FailureReason.POD_UNREACHABLE, c.AVOID_DEAD)
 
@@ -123,9 +123,7 @@ def _hangs(draft: PlanDraft, pod: PodView) -> bool:
 def _hung(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
     """The node is healthy, so deleting the pod (``cleanup``) will prove that it ended."""
     message = messages.workers.launcher_unresponsive(pod.name, c.LAUNCHER_HUNG.total_seconds())
-    verdict = causes.ExitCause(
-        cause=Cause.INFRASTRUCTURE, reason=FailureReason.LAUNCHER_UNRESPONSIVE, message=message
-    )
+    verdict = causes.ExitCause(Cause.INFRASTRUCTURE, FailureReason.LAUNCHER_UNRESPONSIVE, message)
     return draft.with_worker(replace(_blamed(worker, verdict), phase=Phase.LOST, since=draft.now))
 
 

@@ -13,7 +13,7 @@ Invariant: a member of the generation is never sent away.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 
@@ -21,7 +21,7 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.child_names import pod_name
 from holdfast_operator.api.reasons import Cause, RecoveryAction, StartupReason
 from holdfast_operator.api.spec.preflight import CLOCK, NETWORK, OBJECT_STORE, STORAGE
-from holdfast_operator.api.status import Phase, Worker, say
+from holdfast_operator.api.status import ConditionType, Phase, Worker, say
 from holdfast_operator.api.status.serialization import shorten
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.avoided_nodes import avoiding
@@ -165,7 +165,7 @@ def _fail(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
             cause=Cause.INFRASTRUCTURE, action=RecoveryAction.FAIL_JOB, reason=StartupReason.PREFLIGHT_FAILED
         )
     )
-    return finish(draft, c.FAILED, StartupReason.PREFLIGHT_FAILED, message)
+    return finish(draft, ConditionType.FAILED, StartupReason.PREFLIGHT_FAILED, message)
 
 
 def _ignore(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
@@ -258,4 +258,4 @@ def _named(draft: PlanDraft) -> PlanDraft:
     if not left or not any(waits):
         return draft
     newest = max(left, key=lambda entry: (entry.until, entry.node))
-    return replace(draft, hold=Reason(StartupReason.PREFLIGHT_FAILED, newest.message))
+    return draft.waiting_for(StartupReason.PREFLIGHT_FAILED, newest.message)

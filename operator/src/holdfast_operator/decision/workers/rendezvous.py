@@ -50,7 +50,7 @@ def waits(draft: PlanDraft) -> PlanDraft | None:
         pod_name(draft.seen.job.name, before.incarnation), before.node
     )
     reason = MembershipReason.AWAITING_FENCE if before.phase is Phase.LOST else MembershipReason.WAITING_FOR_WORKERS
-    return replace(draft, hold=Reason(reason, message)).requeue_soon()
+    return draft.waiting_for(reason, message).requeue_soon()
 
 
 def _earlier_host(draft: PlanDraft) -> Worker | None:

@@ -16,7 +16,6 @@ from holdfast_operator.api.status import Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.backoff import start_retry
 from holdfast_operator.decision.reporting import messages
-from holdfast_operator.decision.set_condition import Reason
 
 _NO_PLACE = 1 << 30
 
@@ -93,7 +92,7 @@ def _waits(draft: PlanDraft, workers: tuple[Worker, ...]) -> PlanDraft:
     message = messages.workers.waiting_for_lost_worker(
         [pod_name(draft.seen.job.name, w.incarnation) for w in workers]
     )
-    return replace(draft, hold=Reason(WaitReason.WAITING_FOR_LOST_WORKER, message))
+    return draft.waiting_for(WaitReason.WAITING_FOR_LOST_WORKER, message)
 
 
 def _more(draft: PlanDraft, count: int) -> PlanDraft:
@@ -215,7 +214,7 @@ def _places(draft: PlanDraft) -> dict[str, int]:
 def order_away(draft: PlanDraft, worker: Worker, reason: str, message: str) -> PlanDraft:
     """The worker leaves because we say so: no incident."""
     leaving = replace(
-        worker, phase=Phase.LEAVING, since=draft.now, ordered=True, cause="", reason=reason, message=message
+        worker, phase=Phase.LEAVING, since=draft.now, ordered=True, cause=None, reason=reason, message=message
     )
     if not worker.known:
         # Its pod may be on its way, so the name stays taken until that is seen or surely never was.

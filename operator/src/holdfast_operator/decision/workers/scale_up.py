@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.reasons import WorkerReason
-from holdfast_operator.api.status import Phase, Worker
+from holdfast_operator.api.status import ConditionType, Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.reporting.progress import newest_report
@@ -101,11 +101,12 @@ def _all_is_well(draft: PlanDraft) -> bool:
     open_incident = any(incident.resumed is None for incident in draft.status.incidents)
     if best is None or best.world is None or unsettled or open_incident or draft.status.trouble is not None:
         return False
-    return draft.status.holds(c.READY) and {worker.pod_uid for worker in needed} == set(best.world.members)
+    trains = {worker.pod_uid for worker in needed} == set(best.world.members)
+    return trains and draft.status.holds(ConditionType.READY)
 
 
 def _due(draft: PlanDraft) -> datetime | None:
-    ready = draft.status.condition(c.READY)
+    ready = draft.status.condition(ConditionType.READY)
     if ready is None:
         return None
     # A recovery may be over before Ready has turned false.
