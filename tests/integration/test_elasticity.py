@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from stage import Stage
 
 from holdfast_testbed.errors import TestbedError
 
 
-def test_kubectl_scales_a_job_within_its_bounds(stage: Any, cluster: Any) -> None:
+def test_kubectl_scales_a_job_within_its_bounds(stage: Stage, cluster: Any) -> None:
     stage.nodes(3)
     player = stage.run(replicas=2, elasticity={"maxReplicas": 3, "growCooldownSeconds": 86400})
 
@@ -30,7 +31,7 @@ def test_kubectl_scales_a_job_within_its_bounds(stage: Any, cluster: Any) -> Non
         scale(4)
 
 
-def test_a_job_grows_into_room_that_is_there_and_gives_it_back_when_told_to(stage: Any) -> None:
+def test_a_job_grows_into_room_that_is_there_and_gives_it_back_when_told_to(stage: Stage) -> None:
     stage.nodes(3)
     player = stage.run(replicas=1, elasticity={"maxReplicas": 2, "growCooldownSeconds": 0})
     stage.wait(lambda: stage.ready_workers() == (2, 1), "it has grown")

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from players import Operator
+from stage import Stage
+from waiting import wait_until
 
 from holdfast_testbed.fakes.api_faults import api_faults
 from holdfast_testbed.fakes.operator_process import OperatorProcess
@@ -67,13 +70,11 @@ def _said(body: dict[str, Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def operator(
-    rights: Path, cluster: Any, tmp_path_factory: pytest.TempPathFactory, operator_class: Any, wait_until: Any
-) -> Iterator[Mortal]:
+def operator(rights: Path, cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mortal]:
     """One that is started again whenever it died."""
     folder = tmp_path_factory.mktemp("mortal")
     with api_faults(cluster.state.server, cluster.state.pki.certificate_file) as proxy:
-        process = operator_class(proxy.kubeconfig(rights, folder / "kubeconfig"), folder)
+        process = Operator(proxy.kubeconfig(rights, folder / "kubeconfig"), folder)
         mortal = Mortal(process)
         proxy.on_answer = mortal.answered
         over = threading.Event()
@@ -86,7 +87,7 @@ def operator(
         keeper.join()
 
 
-def test_an_operator_that_dies_after_each_write_loses_and_doubles_nothing(stage: Any, operator: Mortal) -> None:
+def test_an_operator_that_dies_after_each_write_loses_and_doubles_nothing(stage: Stage, operator: Mortal) -> None:
     stage.nodes(3)
     operator.dies = True
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})

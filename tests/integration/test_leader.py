@@ -17,6 +17,9 @@ from typing import Any
 
 import pytest
 from kubernetes import client
+from players import Operator
+from stage import Stage
+from waiting import wait_until
 
 from holdfast_testbed.constants import OPERATOR_NAMESPACE
 from holdfast_testbed.fakes.api_faults import ApiProxy, Mode, api_faults
@@ -81,9 +84,7 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def operator(
-    rights: Path, cluster: Any, tmp_path_factory: pytest.TempPathFactory, operator_class: Any
-) -> Iterator[Pair]:
+def operator(rights: Path, cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Both of them, with a Lease that does not last long. They end without complaint."""
     folder = tmp_path_factory.mktemp("pair")
     program = ("-c", WITH_A_CLOCK, str(folder / "shift"))
@@ -93,7 +94,7 @@ def operator(
         for number in range(2):
             proxy = stack.enter_context(api_faults(cluster.state.server, cluster.state.pki.certificate_file))
             config = proxy.kubeconfig(rights, folder / f"{number}.kubeconfig")
-            proxies[operator_class(config, folder, program, **settings)] = proxy
+            proxies[Operator(config, folder, program, **settings)] = proxy
         pair = Pair(*proxies, proxies, folder / "shift")
         for one in proxies:
             one.start()
@@ -103,7 +104,7 @@ def operator(
 
 
 @pytest.fixture(autouse=True)
-def _settled(operator: Pair, wait_until: Any) -> None:
+def _settled(operator: Pair) -> None:
     """Whatever the test before has left."""
     wait_until(lambda: operator.leader.ready() and operator.standby.ready(), "both are ready")
     wait_until(operator.one_leads, "one leads")
@@ -117,13 +118,13 @@ def leads(one: Any) -> bool:
         return False
 
 
-def holder(stage: Any) -> tuple[str, int]:
+def holder(stage: Stage) -> tuple[str, int]:
     """Of the Lease, and how often it has changed hands."""
     lease = client.CoordinationV1Api(stage.api).read_namespaced_lease("holdfast-operator", OPERATOR_NAMESPACE)
     return str(lease.spec.holder_identity), int(lease.spec.lease_transitions)
 
 
-def asked(stage: Any, operator: Any) -> tuple[int, Any]:
+def asked(stage: Stage, operator: Any) -> tuple[int, Any]:
     """The agents' API of one of the two, by who has no token."""
     core = client.CoreV1Api(stage.api)
     trust = core.read_namespaced_config_map("gpt-holdfast-ca", stage.namespace).data["ca.crt"]
@@ -137,7 +138,7 @@ def asked(stage: Any, operator: Any) -> tuple[int, Any]:
         connection.close()
 
 
-def test_a_standby_goes_on_where_a_killed_leader_was_and_nothing_is_doubled(stage: Any, operator: Pair) -> None:
+def test_a_standby_goes_on_where_a_killed_leader_was_and_nothing_is_doubled(stage: Stage, operator: Pair) -> None:
     stage.nodes(3)
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})
     assert holder(stage)[0] == operator.leader.name
@@ -163,7 +164,9 @@ def test_a_standby_goes_on_where_a_killed_leader_was_and_nothing_is_doubled(stag
     assert operator.standby.metric("holdfast_leader") == 0
 
 
-def test_jobs_that_change_while_the_leader_is_lost_are_all_gone_over_by_the_next(stage: Any, operator: Pair) -> None:
+def test_jobs_that_change_while_the_leader_is_lost_are_all_gone_over_by_the_next(
+    stage: Stage, operator: Pair
+) -> None:
     names = [f"many-{number}" for number in range(JOBS)]
     for name in names:
         stage.apply({**stage.job(name), "spec": {**stage.job(name)["spec"], "suspend": True}})
@@ -180,7 +183,7 @@ def test_jobs_that_change_while_the_leader_is_lost_are_all_gone_over_by_the_next
     operator.standby.start()
 
 
-def test_a_leader_that_slept_begins_anew_when_it_wakes_and_the_next_has_all(stage: Any, operator: Pair) -> None:
+def test_a_leader_that_slept_begins_anew_when_it_wakes_and_the_next_has_all(stage: Stage, operator: Pair) -> None:
     stage.nodes(2)
     player = stage.run(replicas=2)
     pods = {pod.metadata.uid for pod in stage.pods()}
@@ -198,7 +201,7 @@ def test_a_leader_that_slept_begins_anew_when_it_wakes_and_the_next_has_all(stag
     assert len(player.worlds) == 1
 
 
-def test_a_leader_that_ends_by_itself_gives_the_lease_back(stage: Any, operator: Pair) -> None:
+def test_a_leader_that_ends_by_itself_gives_the_lease_back(stage: Stage, operator: Pair) -> None:
     first = operator.leader
     assert first.stop() == 0
     stage.wait(operator.changed, "the standby leads")
@@ -210,7 +213,7 @@ def test_a_leader_that_ends_by_itself_gives_the_lease_back(stage: Any, operator:
 
 
 @pytest.fixture
-def trained(stage: Any, operator: Pair) -> Iterator[Any]:
+def trained(stage: Stage, operator: Pair) -> Iterator[Any]:
     """A job that trains with three workers; at the end all ways are free again."""
     stage.nodes(3)
     yield stage.run(replicas=3, elasticity={"minReplicas": 2})
@@ -220,7 +223,7 @@ def trained(stage: Any, operator: Pair) -> Iterator[Any]:
         operator.proxy(one).delay_seconds, operator.proxy(one).deaf = 0.0, False
 
 
-def counted_once(stage: Any, operator: Pair, before: set[str]) -> None:
+def counted_once(stage: Stage, operator: Pair, before: set[str]) -> None:
     """One worker was lost, one was made, and everybody else is who it was. Agents follow whoever leads."""
     expected = ["gpt-w0", "gpt-w3", "gpt-w2"]
     stage.wait(lambda: operator.one_leads() and stage.recovered(expected), "the replacement trains")
@@ -235,11 +238,11 @@ def counted_once(stage: Any, operator: Pair, before: set[str]) -> None:
     assert generations == sorted(generations)
 
 
-def uids(stage: Any) -> set[str]:
+def uids(stage: Stage) -> set[str]:
     return {pod.metadata.uid for pod in stage.pods()}
 
 
-def test_an_api_server_that_is_away_ends_no_operator(stage: Any, operator: Pair, trained: Any) -> None:
+def test_an_api_server_that_is_away_ends_no_operator(stage: Stage, operator: Pair, trained: Any) -> None:
     first, other = operator.leader, operator.standby
     before, began = uids(stage), first.began()
     operator.become(Mode.AWAY)
@@ -258,7 +261,7 @@ def test_an_api_server_that_is_away_ends_no_operator(stage: Any, operator: Pair,
 
 
 def test_a_leader_that_is_cut_off_is_followed_by_the_other_and_what_it_sent_late_does_nothing(
-    stage: Any, operator: Pair, trained: Any
+    stage: Stage, operator: Pair, trained: Any
 ) -> None:
     before, cut = uids(stage), operator.leader
     began = cut.began()
@@ -275,7 +278,7 @@ def test_a_leader_that_is_cut_off_is_followed_by_the_other_and_what_it_sent_late
 
 
 def test_an_api_server_that_takes_long_for_each_call_slows_everything_and_changes_nothing(
-    stage: Any, operator: Pair, trained: Any
+    stage: Stage, operator: Pair, trained: Any
 ) -> None:
     before = uids(stage)
     for one in (operator.leader, operator.standby):
@@ -284,7 +287,7 @@ def test_an_api_server_that_takes_long_for_each_call_slows_everything_and_change
     counted_once(stage, operator, before)
 
 
-def test_a_deletion_that_an_expired_watch_did_not_show_is_found(stage: Any, operator: Pair, trained: Any) -> None:
+def test_a_deletion_that_an_expired_watch_did_not_show_is_found(stage: Stage, operator: Pair, trained: Any) -> None:
     before, lost = uids(stage), stage.uid("gpt-w1")
     operator.proxy(operator.leader).deaf = True
     trained.lose(lost)
@@ -294,7 +297,7 @@ def test_a_deletion_that_an_expired_watch_did_not_show_is_found(stage: Any, oper
     counted_once(stage, operator, before)
 
 
-def test_a_clock_that_is_set_loses_nobody_and_hides_nobody(stage: Any, operator: Pair, trained: Any) -> None:
+def test_a_clock_that_is_set_loses_nobody_and_hides_nobody(stage: Stage, operator: Pair, trained: Any) -> None:
     before = uids(stage)
     for seconds in (3600, -3600):
         operator.set_clock(seconds)
@@ -312,5 +315,5 @@ def noticed(operator: Pair, seconds: int) -> bool:
     return operator.one_leads() and f"the time of day was set, it is {sign}" in operator.log()
 
 
-def shown_step(stage: Any) -> int:
+def shown_step(stage: Stage) -> int:
     return int((stage.status().get("progress") or {}).get("step", 0))

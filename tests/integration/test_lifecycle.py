@@ -10,25 +10,27 @@ from typing import Any
 
 import pytest
 from kubernetes import client
+from stage import Stage
+from waiting import wait_until
 
 GROUP = ("holdfast.dev", "v1alpha1")
 PLURAL = "faulttolerantjobs"
 CRD = "faulttolerantjobs.holdfast.dev"
 
 
-def patch(stage: Any, **spec: Any) -> None:
+def patch(stage: Stage, **spec: Any) -> None:
     stage.custom.patch_namespaced_custom_object(*GROUP, stage.namespace, PLURAL, "gpt", {"spec": spec})
 
 
-def true(stage: Any, kind: str) -> bool:
+def true(stage: Stage, kind: str) -> bool:
     return bool(stage.condition(kind)["status"] == "True")
 
 
-def running(stage: Any) -> list[str]:
+def running(stage: Stage) -> list[str]:
     return [pod.metadata.name for pod in stage.pods() if pod.status.phase in ("Pending", "Running")]
 
 
-def test_a_suspended_job_gives_its_pods_back_takes_a_new_template_and_goes_on(stage: Any) -> None:
+def test_a_suspended_job_gives_its_pods_back_takes_a_new_template_and_goes_on(stage: Stage) -> None:
     stage.nodes(2)
     stage.run(replicas=2, suspend=False)
     patch(stage, suspend=True)
@@ -46,7 +48,7 @@ def test_a_suspended_job_gives_its_pods_back_takes_a_new_template_and_goes_on(st
     assert stage.condition("Suspended")["reason"] == "JobUnsuspended"
 
 
-def test_a_job_that_ended_is_deleted_when_its_time_is_over_with_all_that_was_its(stage: Any) -> None:
+def test_a_job_that_ended_is_deleted_when_its_time_is_over_with_all_that_was_its(stage: Stage) -> None:
     stage.nodes(1)
     player = stage.run(replicas=1, ttlSecondsAfterFinished=1)
     player.stop()
@@ -55,7 +57,7 @@ def test_a_job_that_ended_is_deleted_when_its_time_is_over_with_all_that_was_its
     stage.wait(lambda: not left(stage), "its children are gone")
 
 
-def test_a_job_may_not_be_active_for_longer_than_it_was_allowed(stage: Any) -> None:
+def test_a_job_may_not_be_active_for_longer_than_it_was_allowed(stage: Stage) -> None:
     stage.nodes(1)
     stage.run(replicas=1)
     begun = datetime.fromisoformat(stage.status()["startTime"])
@@ -68,7 +70,7 @@ def test_a_job_may_not_be_active_for_longer_than_it_was_allowed(stage: Any) -> N
     stage.wait(lambda: not running(stage), "its worker is gone")
 
 
-def test_a_job_deleted_while_the_operator_is_away_leaves_nothing_behind(stage: Any) -> None:
+def test_a_job_deleted_while_the_operator_is_away_leaves_nothing_behind(stage: Stage) -> None:
     stage.nodes(2)
     stage.run(replicas=2)
     assert "finalizers" not in stage.read()["metadata"]
@@ -83,11 +85,11 @@ def test_a_job_deleted_while_the_operator_is_away_leaves_nothing_behind(stage: A
     assert not left(stage), "nothing is made for a job that is gone"
 
 
-def jobs(stage: Any) -> list[Any]:
+def jobs(stage: Stage) -> list[Any]:
     return list(stage.custom.list_namespaced_custom_object(*GROUP, stage.namespace, PLURAL)["items"])
 
 
-def left(stage: Any) -> list[str]:
+def left(stage: Stage) -> list[str]:
     core, selector = stage.core, "holdfast.dev/job-name=gpt"
     found = [
         *core.list_namespaced_pod(stage.namespace, label_selector=selector).items,
@@ -98,7 +100,7 @@ def left(stage: Any) -> list[str]:
 
 
 @pytest.fixture
-def older_crd(admin: Any, wait_until: Any) -> Iterator[Any]:
+def older_crd(admin: Any) -> Iterator[Any]:
     """The cluster has the schema of a version that knew less; called, it is upgraded."""
     extensions = client.ApiextensionsV1Api(admin)
     now = json.loads(extensions.read_custom_resource_definition(CRD, _preload_content=False).data)["spec"]
@@ -133,7 +135,7 @@ def older_crd(admin: Any, wait_until: Any) -> Iterator[Any]:
     wait_until(knows, "the newer schema is in force")
 
 
-def test_the_schema_is_upgraded_under_a_running_job(stage: Any, older_crd: Any) -> None:
+def test_the_schema_is_upgraded_under_a_running_job(stage: Stage, older_crd: Any) -> None:
     stage.nodes(1)
     player = stage.run(replicas=1)
     older_crd()

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from kubernetes import client
+from players import Operator
+from stage import Stage
 
 from holdfast_testbed.fakes import chart
 
@@ -26,9 +28,9 @@ def granted(cluster: Any, namespace: str) -> Iterator[Path]:
 
 
 @pytest.fixture
-def operator(granted: Path, namespace: str, tmp_path: Path, operator_class: Any) -> Iterator[Any]:
+def operator(granted: Path, namespace: str, tmp_path: Path) -> Iterator[Any]:
     """It ends without complaint."""
-    made = operator_class(granted, tmp_path, HOLDFAST_NAMESPACE=SYSTEM, HOLDFAST_WATCH_NAMESPACES=namespace)
+    made = Operator(granted, tmp_path, HOLDFAST_NAMESPACE=SYSTEM, HOLDFAST_WATCH_NAMESPACES=namespace)
     made.start()
     yield made
     assert made.stop() == 0, made.log()[-3000:]
@@ -43,7 +45,7 @@ def elsewhere(admin: Any) -> Iterator[str]:
     api.delete_namespace(name)
 
 
-def test_jobs_of_its_namespace_run_and_others_are_not_touched(stage: Any, audited: Any, elsewhere: str) -> None:
+def test_jobs_of_its_namespace_run_and_others_are_not_touched(stage: Stage, audited: Any, elsewhere: str) -> None:
     stage.nodes(2)
     foreign = stage.job(replicas=1)
     foreign["metadata"]["namespace"] = elsewhere

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from odd_resources import SPECS
+from stage import Stage
 
 pytestmark = pytest.mark.thorough
 
@@ -33,7 +34,7 @@ def drawn() -> list[dict[str, Any]]:
     return found
 
 
-def test_a_misspelt_field_of_the_template_is_named(stage: Any) -> None:
+def test_a_misspelt_field_of_the_template_is_named(stage: Stage) -> None:
     """The API server would drop it, and the pod would run without its node selector or its GPUs."""
     job = stage.job("typo")
     pod = job["spec"]["workers"]["template"]["spec"]
@@ -47,13 +48,13 @@ def test_a_misspelt_field_of_the_template_is_named(stage: Any) -> None:
     assert stage.core.list_namespaced_pod(stage.namespace).items == []
 
 
-def degraded(stage: Any, name: str, reason: str) -> str:
+def degraded(stage: Stage, name: str, reason: str) -> str:
     """The message, once the job is so."""
     stage.wait(lambda: stage.condition("Degraded", name)["reason"] == reason, f"{name} is {reason}")
     return str(stage.condition("Degraded", name)["message"])
 
 
-def refused(stage: Any) -> bool:
+def refused(stage: Stage) -> bool:
     """Whether the policy refuses a pod like ours; nothing is created."""
     init = {"name": "sidecar", "image": "x", "securityContext": {"runAsUser": 65532}}
     spec = {"containers": [{"name": "trainer", "image": "x"}], "initContainers": [init]}
@@ -76,7 +77,7 @@ def decodes_deep() -> Iterator[None]:
 
 
 @pytest.fixture
-def refusing_policy(stage: Any) -> Iterator[None]:
+def refusing_policy(stage: Stage) -> Iterator[None]:
     """As a platform's own: it refuses a user that Holdfast sets for its sidecar."""
     api, name = client.AdmissionregistrationV1Api(stage.api), f"refuses-{stage.namespace}"
     rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]
@@ -93,12 +94,12 @@ def refusing_policy(stage: Any) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("refusing_policy")
-def test_a_pod_that_a_policy_refuses_is_not_said_to_have_a_wrong_template(stage: Any) -> None:
+def test_a_pod_that_a_policy_refuses_is_not_said_to_have_a_wrong_template(stage: Stage) -> None:
     stage.apply(stage.job("refused"))
     assert f"'refuses-{stage.namespace}'" in degraded(stage, "refused", "AdmissionDenied")
 
 
-def post(stage: Any, job: str) -> None:
+def post(stage: Stage, job: str) -> None:
     """As it stands: the client's own encoder has a limit of depth."""
     url = f"{stage.api.configuration.host}/apis/holdfast.dev/v1alpha1/namespaces/{stage.namespace}/faulttolerantjobs"
     headers = {"Content-Type": "application/json"}
@@ -107,7 +108,7 @@ def post(stage: Any, job: str) -> None:
 
 
 @pytest.mark.usefixtures("decodes_deep")
-def test_a_job_that_is_too_deep_or_too_large_to_be_read_is_named_and_holds_up_nobody(stage: Any) -> None:
+def test_a_job_that_is_too_deep_or_too_large_to_be_read_is_named_and_holds_up_nobody(stage: Stage) -> None:
     """The API server takes values that are nested up to 10,000 deep, and objects of 1.5 MiB."""
     stage.nodes(2)
     large = stage.job("large")
@@ -125,7 +126,7 @@ def test_a_job_that_is_too_deep_or_too_large_to_be_read_is_named_and_holds_up_no
     } == {"gpt"}
 
 
-def test_whatever_the_api_server_takes_is_answered_and_holds_up_nobody(stage: Any) -> None:
+def test_whatever_the_api_server_takes_is_answered_and_holds_up_nobody(stage: Stage) -> None:
     stage.nodes(3, cpu="64")
     taken = []
     for number, spec in enumerate(drawn()):

@@ -18,6 +18,8 @@ import boto3
 import pytest
 from kubernetes import client
 from moto.server import ThreadedMotoServer
+from players import Operator
+from stage import Stage
 
 from holdfast_testbed.fakes import chart
 
@@ -110,13 +112,11 @@ class Group:
 
 
 @pytest.fixture(scope="module")
-def operator(
-    granted: Path, account: dict[str, str], tmp_path_factory: pytest.TempPathFactory, operator_class: Any
-) -> Iterator[Any]:
+def operator(granted: Path, account: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A running operator that drains and replaces. It ends without complaint."""
     folder = tmp_path_factory.mktemp("nodes")
     (folder / "token").write_text(TOKEN)
-    made = operator_class(
+    made = Operator(
         granted,
         folder,
         HOLDFAST_NAMESPACE=SYSTEM,
@@ -158,16 +158,16 @@ def ca_of(data: dict[str, str]) -> str:
     return base64.b64decode(data["ca.crt"]).decode()
 
 
-def node(stage: Any, name: str) -> Any:
+def node(stage: Stage, name: str) -> Any:
     return stage.core.read_node(name)
 
 
-def marked(stage: Any, name: str) -> dict[str, Any] | None:
+def marked(stage: Stage, name: str) -> dict[str, Any] | None:
     text = (node(stage, name).metadata.annotations or {}).get(MARK)
     return json.loads(text) if text else None
 
 
-def told(stage: Any, name: str) -> list[str]:
+def told(stage: Stage, name: str) -> list[str]:
     """Reasons of our events about a node. As JSON: the client refuses those of others, without a time."""
     about = f"regarding.kind=Node,regarding.name={name}"
     answer = client.EventsV1Api(stage.api).list_namespaced_event(
@@ -178,12 +178,12 @@ def told(stage: Any, name: str) -> list[str]:
     return [str(event["reason"]) for event in sorted(found, key=lambda event: str(event["eventTime"]))]
 
 
-def on_node(stage: Any, name: str) -> list[str]:
+def on_node(stage: Stage, name: str) -> list[str]:
     pods = stage.core.list_pod_for_all_namespaces(field_selector=f"spec.nodeName={name}").items
     return [pod.metadata.name for pod in pods if pod.status.phase in ("Pending", "Running")]
 
 
-def test_an_alert_drains_a_node_and_its_end_gives_it_back(stage: Any, tell: Any) -> None:
+def test_an_alert_drains_a_node_and_its_end_gives_it_back(stage: Stage, tell: Any) -> None:
     stage.nodes(4)
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})
     sick = stage.pod("gpt-w1").spec.node_name
@@ -204,7 +204,7 @@ def test_an_alert_drains_a_node_and_its_end_gives_it_back(stage: Any, tell: Any)
     assert {"NodeCordoned", "AlertsResolved"} <= set(told(stage, sick))
 
 
-def bare_pod(stage: Any, name: str, where: str) -> None:
+def bare_pod(stage: Stage, name: str, where: str) -> None:
     """A pod that something would make again, with a budget that lets nobody have it."""
     owner = stage.core.create_namespaced_config_map(stage.namespace, {"metadata": {"name": name}})
     reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": owner.metadata.uid, "controller": True}
@@ -217,7 +217,7 @@ def bare_pod(stage: Any, name: str, where: str) -> None:
 
 
 def test_a_budget_holds_a_drain_up_until_it_is_lifted_and_a_restart_between_loses_nothing(
-    stage: Any, tell: Any
+    stage: Stage, tell: Any
 ) -> None:
     (sick,) = stage.nodes(1)
     bare_pod(stage, "web", sick)
@@ -233,7 +233,7 @@ def test_a_budget_holds_a_drain_up_until_it_is_lifted_and_a_restart_between_lose
     assert node(stage, sick).spec.unschedulable
 
 
-def test_a_job_that_opted_out_stays_and_somebodys_own_cordon_is_left_alone(stage: Any, tell: Any) -> None:
+def test_a_job_that_opted_out_stays_and_somebodys_own_cordon_is_left_alone(stage: Stage, tell: Any) -> None:
     stage.nodes(3)
     stage.run(replicas=2, nodeRemediation={"policy": "Ignore"})
     sick = stage.pod("gpt-w1").spec.node_name
@@ -251,7 +251,7 @@ def test_a_job_that_opted_out_stays_and_somebodys_own_cordon_is_left_alone(stage
     assert on_node(stage, sick) == ["gpt-w1"]
 
 
-def test_a_dead_machine_is_replaced_once_its_pods_are_away(stage: Any, tell: Any, group: Group) -> None:
+def test_a_dead_machine_is_replaced_once_its_pods_are_away(stage: Stage, tell: Any, group: Group) -> None:
     nodes, instances = stage.nodes(3), group.instances()
     for name, instance in zip(nodes, instances, strict=True):
         stage.core.patch_node(name, {"spec": {"providerID": f"aws:///us-east-1a/{instance}"}})
@@ -274,7 +274,7 @@ def test_a_dead_machine_is_replaced_once_its_pods_are_away(stage: Any, tell: Any
     assert [(entry["cause"], entry["count"]) for entry in stage.status()["incidentsByCause"]] == [("Interruption", 1)]
 
 
-def test_every_right_over_nodes_is_used_and_no_call_refused(stage: Any, tell: Any, audited: Any) -> None:
+def test_every_right_over_nodes_is_used_and_no_call_refused(stage: Stage, tell: Any, audited: Any) -> None:
     (sick,) = stage.nodes(1)
     bare_pod(stage, "web", sick)
     client.PolicyV1Api(stage.api).delete_namespaced_pod_disruption_budget("web", stage.namespace)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from kubernetes import client, config
+from stage import Stage
 
 from holdfast_operator.api import names as c
 from holdfast_operator.cluster.client import Cluster
@@ -135,7 +136,7 @@ def event_about(meta: dict[str, str]) -> dict[str, Any]:
 
 
 def test_every_call_is_granted_and_every_right_is_used(
-    stage: Any, api: Any, cluster: Any, namespace: str, audited: Any
+    stage: Stage, api: Any, cluster: Any, namespace: str, audited: Any
 ) -> None:
     stage.nodes(1)
     stage.run(replicas=1)
