@@ -1,9 +1,7 @@
 """The real process against a real operator over TLS and a real metadata service, both hurt on purpose."""
 
 import json
-import os
 import re
-import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,7 @@ def shape(value: Any) -> Any:
     return None
 
 
-def test_report_matches_the_golden_file(sidecar, operator, metadata, golden, wait):
-    """It contains the status unchanged."""
+def test_a_report_has_the_golden_shape_and_carries_the_status_unchanged(sidecar, operator, metadata, golden, wait):
     status = sidecar.write_status()
     metadata.interrupt()
     sidecar.start()
@@ -57,8 +54,9 @@ def _phase(operator: Any) -> str:
     return ((operator.latest().get("launcher") or {}).get("phase")) or ""
 
 
-def test_killed_sidecar_forwards_a_notice_once(sidecar, operator, metadata, run_dir, wait):
-    """It continues to report the notice."""
+def test_a_killed_sidecar_passes_no_notice_on_twice_and_keeps_reporting_it(
+    sidecar, operator, metadata, run_dir, wait
+):
     metadata.interrupt()
     sidecar.start()
     wait((run_dir / "emergency_checkpoint").exists, "the touch-file")
@@ -211,26 +209,6 @@ def test_a_revision_that_fell_is_followed(sidecar, operator, run_dir, wait):
 
 
 @pytest.mark.usefixtures("patient")
-def test_sigterm_sends_the_last_report(sidecar, operator, wait):
-    """The process ends promptly."""
-    sidecar.write_status()
-    sidecar.start()
-    wait(lambda: operator.reports, "a report")
-    leaving = {"code": 0, "cause": None, "reason": "Complete", "message": "all done", "final": True}
-    sidecar.write_status(phase="Complete", exit=leaving)
-    assert sidecar.terminate(deadline=60) == 0
-    assert operator.latest()["launcher"]["exit"] == leaving
-
-
-def test_sigterm_ends_it_while_the_operator_is_away(sidecar, operator, wait):
-    sidecar.start()
-    operator.stop()
-    sidecar.write_status(exit={"code": 75})
-    assert sidecar.terminate() == 0
-    assert sidecar.says("the last report did not reach the operator") == 1
-
-
-@pytest.mark.usefixtures("patient")
 def test_an_operator_that_hangs_on_reports_delays_nothing_else(sidecar, operator, run_dir, wait):
     operator.hangs = True
     sidecar.write_status(exit={"code": 0})
@@ -242,64 +220,6 @@ def test_an_operator_that_hangs_on_reports_delays_nothing_else(sidecar, operator
     operator.hangs = False
     assert sidecar.terminate() == 0
     assert operator.latest()["launcher"]["exit"] == {"code": 0}
-
-
-@pytest.mark.usefixtures("patient")
-def test_last_report_is_sent_when_the_operator_returns(sidecar, operator, wait):
-    """SIGTERM came while the operator was unreachable."""
-    operator.stop()
-    sidecar.write_status(exit={"code": 75})
-    sidecar.start()
-    wait(lambda: sidecar.says("reports do not reach the operator"), "the absence")
-    returning = threading.Timer(1.0, operator.start)
-    returning.start()
-    assert sidecar.terminate() == 0
-    returning.join()
-    assert operator.latest()["launcher"]["exit"] == {"code": 75}
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a PID namespace without more")
-@pytest.mark.usefixtures("patient")
-def test_as_pid_1_it_heeds_sigterm(sidecar, operator, wait):
-    sidecar.wrapper = ["unshare", "--pid", "--fork", "--kill-child"]
-    sidecar.start()
-    wait(lambda: operator.reports, "a report")
-    sidecar.write_status(exit={"code": 0})
-    wrapper = sidecar.process.pid
-    inner = int(Path(f"/proc/{wrapper}/task/{wrapper}/children").read_text())
-    assert Path(f"/proc/{inner}/status").read_text().partition("NSpid:")[2].split("\n")[0].split()[-1] == "1"
-    os.kill(inner, signal.SIGTERM)
-    assert sidecar.process.wait(DEADLINE) == 0
-    assert operator.latest()["launcher"]["exit"] == {"code": 0}
-
-
-SLOW_IMPORT = """
-import pathlib, sys, time
-here = pathlib.Path(__file__).parent.parent
-(here / "importing").touch()
-while not (here / "go").exists():
-    time.sleep(0.01)
-sys.path.remove(str(here))
-del sys.modules[__name__]
-import prometheus_client
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a PID namespace without more")
-def test_as_pid_1_it_heeds_a_sigterm_that_comes_while_it_starts(sidecar, operator, tmp_path, wait):
-    """The kubelet sends it once, right after a trainer that cannot be started; dropped, it costs the grace period."""
-    shadow = tmp_path / "shadow"
-    (shadow / "prometheus_client").mkdir(parents=True)
-    (shadow / "prometheus_client" / "__init__.py").write_text(SLOW_IMPORT)
-    paths = [str(shadow), sidecar.environment.get("PYTHONPATH", "")]
-    sidecar.environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    sidecar.wrapper = ["unshare", "--pid", "--fork", "--kill-child"]
-    sidecar.launch()
-    wait((shadow / "importing").exists, "the imports")
-    wrapper = sidecar.process.pid
-    os.kill(int(Path(f"/proc/{wrapper}/task/{wrapper}/children").read_text()), signal.SIGTERM)
-    (shadow / "go").touch()
-    assert sidecar.process.wait(DEADLINE) == 0
 
 
 def test_no_launcher_yet_is_told_as_such(sidecar, operator, wait):
@@ -348,7 +268,7 @@ def test_an_absent_metadata_service_is_one_line_for_each_cloud(sidecar, operator
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_all_sources_run_on_each_cloud(sidecar, operator, metadata, cloud, wait):
+def test_on_each_clouds_machine_all_sources_are_on_and_the_right_one_speaks(sidecar, operator, metadata, cloud, wait):
     """The other clouds' paths are answered as this cloud answers what it does not know."""
     metadata.server.stop()
     served = MetadataServer(Instance(lambda: metadata.said[cloud]))
@@ -370,8 +290,9 @@ def test_all_sources_run_on_each_cloud(sidecar, operator, metadata, cloud, wait)
         assert sidecar.terminate() == 0
 
 
-def test_waiting_source_delays_no_other(sidecar, operator, metadata, run_dir, wait):
-    """SIGTERM is not delayed either."""
+def test_a_source_that_waits_for_its_answer_keeps_neither_others_nor_sigterm_waiting(
+    sidecar, operator, metadata, run_dir, wait
+):
     held = threading.Event()
 
     def answer(request: Any) -> Any:
@@ -387,8 +308,7 @@ def test_waiting_source_delays_no_other(sidecar, operator, metadata, run_dir, wa
     assert sidecar.terminate() == 0
 
 
-def test_other_failures_do_not_hide_a_preemption(sidecar, operator, metadata, run_dir, wait):
-    """They are counted."""
+def test_what_fails_besides_a_preemption_is_counted_and_hides_it_not(sidecar, operator, metadata, run_dir, wait):
     whole = metadata.gcp.answer
 
     def answer(request: Any) -> Any:
@@ -404,7 +324,7 @@ def test_other_failures_do_not_hide_a_preemption(sidecar, operator, metadata, ru
     assert sidecar.says("maintenance-event for now") == 1
 
 
-def test_azure_is_approved_after_the_acknowledgement(sidecar, operator, metadata, run_dir, wait):
+def test_azure_may_begin_once_the_launcher_has_acknowledged_the_commit(sidecar, operator, metadata, run_dir, wait):
     sidecar.environment["HOLDFAST_NOTICE_PROVIDERS"] = "Azure"
     event = metadata.announce("Azure", seconds=300)
     sidecar.start()

@@ -216,7 +216,8 @@ def test_a_script_that_fails_ends_the_job_with_the_tracebacks_last_lines(stage: 
     for name in ("gpt-w0", "gpt-w1"):
         stage.wait(lambda name=name: any(running(p, name) for p in stage.pods()), f"{name} runs")
         stage.kubelets.end(stage.namespace, name, 1, message=json.dumps(left))
-    failed = stage.wait(lambda: stage.is_true("Failed"), "the job has failed")
+    stage.wait(lambda: stage.is_true("Failed"), "the job has failed")
+    failed = stage.condition("Failed")
     assert "no module named flash" in failed["message"]
     assert [cause for cause, _pod in stage.incidents()] == ["Application", "Application"]
     assert stage.status()["incidentCount"] == 2
@@ -230,7 +231,8 @@ def test_a_rule_ends_the_job_at_once_and_says_why_everywhere_in_the_same_words(s
     stage.apply(stage.job(replicas=1, recovery={"rules": rules}))
     stage.wait(lambda: any(running(pod, "gpt-w0") for pod in stage.pods()), "gpt-w0 runs")
     stage.kubelets.end(stage.namespace, "gpt-w0", 2)
-    failed = stage.wait(lambda: stage.is_true("Failed"), "the job has failed")
+    stage.wait(lambda: stage.is_true("Failed"), "the job has failed")
+    failed = stage.condition("Failed")
     said = "FailJob: rule bad-arguments matches exit code 2"
     assert failed["reason"] == stage.status()["summary"] == "FailJobByRule"
     assert failed["message"].startswith(said)
