@@ -3,86 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from memberships import (
+    NOW,
+    RULES,
+    attempt,
+    candidate,
+    claim,
+    generation,
+    observed,
+    running,
+    seconds,
+    silent,
+    worker,
+)
 
-from holdfast_operator.api.ids import AttemptId
 from holdfast_operator.api.reasons import MembershipReason
-from holdfast_operator.api.status import Claim, EarlierGeneration, Member, Membership
+from holdfast_operator.api.status import EarlierGeneration, Membership
 from holdfast_operator.decision.membership.candidates import (
-    NO_INDEX,
-    Candidate,
-    MembershipInput,
     MembershipRules,
     Publication,
     Wait,
 )
 from holdfast_operator.decision.membership.rules import check_invariants, decide
-from holdfast_operator.views import Report, World
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-JOB = "job"
-RULES = MembershipRules(replicas=3, min_replicas=1)
-
-
-def seconds(number: float) -> timedelta:
-    return timedelta(seconds=number)
-
-
-def attempt(generation_number: int, number: int) -> AttemptId:
-    return AttemptId(generation=generation_number, attempt=number)
-
-
-def member(index: int, uid: str) -> Member:
-    return Member(index=index, pod_uid=uid, pod=uid, ip="", store=29400, control=29401, node="")
-
-
-def members(*uids: str) -> tuple[Member, ...]:
-    return tuple(member(index, uid) for index, uid in enumerate(uids))
-
-
-def generation(number: int, *uids: str, active: AttemptId | None = None, **more: object) -> Membership:
-    publication = f"p{number}"
-    return Membership(  # type: ignore[arg-type]
-        revision=10, generation=number, publication=publication, active=active, members=members(*uids), **more
-    )
-
-
-def candidate(uid: str, report: Report | None = None, **more: object) -> Candidate:
-    return Candidate(member=member(NO_INDEX, uid), report=report, **more)  # type: ignore[arg-type]
-
-
-def worker(uid: str, world: World | None = None, **said: object) -> Candidate:
-    report = Report(pod_uid=uid, received_at=NOW, has_launcher=True, world=world, **said)  # type: ignore[arg-type]
-    return candidate(uid, report, ready=True, ready_at=NOW - seconds(100))
-
-
-def silent(uid: str) -> Candidate:
-    return replace(worker(uid), ready=False, ready_at=None)
-
-
-def running(number: int, attempt_number: int, *uids: str, publication: str = "") -> World:
-    pair, publication = attempt(number, attempt_number), publication or f"p{number}"
-    return World(pair=pair, publication=publication, members=uids, coordinator="")
-
-
-def observed(
-    membership: Membership | None,
-    *workers: Candidate,
-    gone: frozenset[str] = frozenset(),
-    rules: MembershipRules = RULES,
-) -> MembershipInput:
-    return MembershipInput(
-        membership=membership or Membership(),
-        workers=workers,
-        proved_gone=gone,
-        rules=rules,
-        publication="fresh",
-        job_uid=JOB,
-    )
 
 
 def published(*args: object, now: datetime = NOW, **kwargs: object) -> Publication:
@@ -378,10 +323,6 @@ def test_new_members_join_together_after_a_short_wait() -> None:
 # What others wrote
 
 
-def claim(number: int, attempt_number: int, job: str = JOB) -> Claim:
-    return Claim(pair=attempt(number, attempt_number), job_uid=job, publication=f"p{number}", from_step=0)
-
-
 def test_a_foreign_claim_is_overtaken_and_known() -> None:
     before = generation(1, "a", "b", "c")
     old = claim(7, 2, "old-job")
@@ -460,64 +401,3 @@ def test_the_invariants_are_asserted(after: Membership) -> None:
     )
     with pytest.raises(AssertionError):
         check_invariants(before, after)
-
-
-PAIRS = st.one_of(st.none(), st.builds(attempt, st.integers(1, 4), st.integers(1, 3)))
-CLAIMS = st.builds(
-    Claim,
-    pair=st.builds(attempt, st.integers(1, 6), st.just(1)),
-    job_uid=st.just("old"),
-    publication=st.just("p"),
-    from_step=st.just(0),
-    from_pair=PAIRS,
-)
-UIDS = st.sampled_from(["a", "b", "c", "d", "e"])
-
-
-@st.composite
-def workers(draw: st.DrawFn) -> tuple[Candidate, ...]:
-    found = []
-    for uid in draw(st.sets(UIDS)):
-        pair = draw(PAIRS)
-        others = tuple(sorted(draw(st.sets(UIDS)) | {uid}))
-        world = running(pair.generation, pair.attempt, *others) if pair else None
-        found.append(
-            replace(
-                worker(
-                    uid,
-                    world,
-                    accepted=draw(PAIRS),
-                    started=draw(PAIRS),
-                    lost_members=tuple(draw(st.sets(UIDS))),
-                    foreign_claims=tuple(draw(st.lists(CLAIMS, max_size=2))),
-                ),
-                ready=draw(st.booleans()),
-                leaving=draw(st.booleans()),
-            )
-        )
-    return tuple(found)
-
-
-@settings(derandomize=True, max_examples=300, deadline=None)
-@given(
-    rounds=st.lists(st.tuples(workers(), st.frozensets(UIDS, max_size=2)), min_size=1, max_size=5),
-    step=st.sampled_from([1, 2]),
-    shrink=st.booleans(),
-)
-def test_it_is_total_and_settles(
-    rounds: list[tuple[tuple[Candidate, ...], frozenset[str]]], step: int, shrink: bool
-) -> None:
-    """Whatever is reported: no exception, the invariants hold, and the same input soon asks for nothing more."""
-    rules = MembershipRules(replicas=4, min_replicas=step, replica_step=step, may_shrink=shrink)
-    membership: Membership | None = None
-    for found, gone in rounds:
-        for _ in range(12):
-            verdict = decide(observed(membership, *found, gone=gone, rules=rules), NOW)
-            if isinstance(verdict, Wait):
-                break
-            before = membership or Membership()
-            check_invariants(before, verdict.membership)
-            assert verdict.membership.revision == before.revision + 1
-            membership = verdict.membership
-        else:
-            pytest.fail(f"it does not settle: {verdict}")
