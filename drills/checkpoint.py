@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import _bench as bench  # noqa: E402
 from _saving import damage, explore, places, resume, touch  # noqa: E402
-from _saving.kills import WEIGHTS, Trial, killer  # noqa: E402
+from _saving.kills import WEIGHTS, Trial, hash_equal, killer  # noqa: E402
 
 OUT = ROOT / "out" / "drill"
 NAME = "checkpoint"
@@ -172,7 +172,7 @@ def kill_row(what: str, trials: Sequence[Trial]) -> Measurement:
         resumed_s=bench.quantile(resumed, 0.5) if resumed else None,
         resumed_p90_s=bench.quantile(resumed, 0.9) if resumed else None,
         steps_lost=max(lost),
-        hash_equal=not any("bits" in failure or "holds" in failure for failure in failures),
+        hash_equal=all(trial.hash_equal for trial in trials),
         kept_by="checkpoint/test_drill.py",
         note=note,
     )
@@ -251,7 +251,7 @@ def place(what: str, folder: Path, drill: Callable[[Path], places.Outcome], kept
         1,
         outcome.failures,
         steps_lost=outcome.lost,
-        hash_equal=not any("bits" in failure for failure in outcome.failures),
+        hash_equal=hash_equal(outcome.failures),
         kept_by=kept_by,
         note=f"the user reads: {outcome.told}" if outcome.told else "",
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -61,6 +61,17 @@ class Plan:
         return cls(kind=kind, after=rng.uniform(0.0, 0.4), pick=rng.random(), again=rng.uniform(0.0, 0.5))
 
 
+class WrongBits(str):
+    """A failure that shows another state than the one that was saved."""
+
+    __slots__ = ()
+
+
+def hash_equal(failures: Iterable[str]) -> bool:
+    """Whether every state that was compared was the saved one."""
+    return not any(isinstance(failure, WrongBits) for failure in failures)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """What came of one."""
@@ -76,6 +87,7 @@ class Trial:
     resumed: float | None = None
     """From the kill to the first step of another world; None if the kill ended none."""
     failures: list[str] = field(default_factory=list)
+    hash_equal: bool = True
 
     @property
     def lost(self) -> int:
@@ -122,14 +134,14 @@ def _not_whole(folder: Path, found: Restored) -> Iterator[str]:
     if not verdict.whole:
         yield f"{loaded.name} is not complete: {verdict.reason}"
     if loaded.manifest.objects["noted"]["digest"] != digest_of(loaded):
-        yield f"{loaded.name} does not hold what its script saved"
+        yield WrongBits(f"{loaded.name} does not hold what its script saved")
 
 
 def judge_found(found: Found, book: Book) -> list[str]:
     """What is wrong with what could be restored after a kill. Pure."""
     failures = list(found.failures)
     if found.step and found.digest not in book.digests.get(found.step, set()):
-        failures.append(f"step {found.step} can be restored with bits that no rank noted for it")
+        failures.append(WrongBits(f"step {found.step} can be restored with bits that no rank noted for it"))
     if found.step < book.durable:
         failures.append(f"step {book.durable} was durable, and step {found.step} is the newest that can be restored")
     return failures
@@ -148,7 +160,7 @@ def judge_resumed(found: Found, book: Book, pair: Pair) -> list[str]:
         else []
     )
     if step and any(note.digest not in book.digests.get(step, set()) for note in begun):
-        failures.append(f"{pair} began with bits that no rank noted for step {step}")
+        failures.append(WrongBits(f"{pair} began with bits that no rank noted for step {step}"))
     if step and _is_afresh(book, pair):
         others = [n.rank for n in begun if n.generators not in book.generators.get((step, n.rank), set())]
         failures += [f"rank {rank} of {pair} began with other random generators than it saved" for rank in others]
@@ -193,7 +205,7 @@ class Killer:
         moved = pair > before
         if moved:
             failures += judge_resumed(found, book, pair)
-        failures += [f"step {step} was made again with other bits" for step in book.parted[parted:]]
+        failures += [WrongBits(f"step {step} was made again with other bits") for step in book.parted[parted:]]
         return Trial(
             number=number,
             kind=str(plan.kind),
@@ -202,6 +214,7 @@ class Killer:
             went_on=book.begun[pair][0].step if moved else made,
             resumed=book.first[pair] - struck if moved else None,
             failures=failures,
+            hash_equal=hash_equal(failures),
         )
 
     def _strike(self, kind: Kind, pick: float) -> Found:

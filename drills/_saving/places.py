@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from _saving.job import Job, frozen, running
-from _saving.kills import look
+from _saving.kills import WrongBits, look
 from holdfast.checkpoint.folder.catalog import list_commits
 
 WIDTH = 4000  # 6 MB of state
@@ -126,7 +126,7 @@ def _trouble(job: Job, begin: Callable[[], object], end: Callable[[], object], w
     end()
     job.wait(lambda: job.read().durable > made, "a checkpoint after the fault")
     outcome.expect(job.book.pair == before, f"attempt {before} ended, though no rank had a fault")
-    outcome.failures += [f"step {step} was made again with other bits" for step in job.book.parted]
+    outcome.failures += [WrongBits(f"step {step} was made again with other bits") for step in job.book.parted]
     outcome.told = _line(said, words, job.checkpoints)
     return outcome
 
