@@ -87,7 +87,7 @@ def test_gpu_errors_are_bounded_in_number_and_in_words() -> None:
     assert report is not None
     assert len(report.gpu_errors) == 63  # of the first 64, the one that names no GPU is not heard
     first = report.gpu_errors[0]
-    assert (len(first.gpu), len(first.message), first.cause, first.xid) == (64, 1024, "", None)
+    assert (len(first.gpu), len(first.message), first.cause, first.xid) == (64, 1024, None, None)
 
 
 def test_lists_of_a_report_are_bounded() -> None:

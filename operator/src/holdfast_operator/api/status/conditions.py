@@ -8,7 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from holdfast_operator.api.json import Json, number
-from holdfast_operator.api.times import format_seconds, format_time, parse_time
+from holdfast_operator.api.status.json_fields import JsonFields
+from holdfast_operator.api.times import format_seconds, parse_time
 
 
 class ConditionType(StrEnum):
@@ -70,20 +71,9 @@ class Condition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartupProblem:
+class StartupProblem(JsonFields):
     """Why workers cannot start, with the same words as in condition and event."""
 
     reason: str
-    message: str
+    message: str = ""
     since: datetime
-
-    def to_json(self) -> dict[str, Any]:
-        """As in the resource's status."""
-        return {"reason": self.reason, "message": self.message, "since": format_time(self.since)}
-
-    @classmethod
-    def from_json(cls, value: Json) -> StartupProblem:
-        since = parse_time(value.get("since"))
-        if since is None:
-            raise ValueError("trouble without time")
-        return cls(reason=str(value["reason"]), message=str(value.get("message") or ""), since=since)

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.json import Json, items, number, part
-from holdfast_operator.api.status.serialization import time_or_none
+from holdfast_operator.api.status.json_fields import written
 from holdfast_operator.api.times import parse_time
 
 TimeBreakdown = tuple[int, ...]
@@ -42,7 +42,7 @@ class Goodput:
             "ratio": self.ratio,
             "productiveSeconds": self.productive,
             "lostSeconds": {name: value for name, value in zip(c.SPENT[1:], self.spent[1:], strict=False) if value},
-            "time": time_or_none(self.time),
+            "time": written(self.time),
         }
 
     @classmethod

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.ids import AttemptId, parse_pair
-from holdfast_operator.api.json import Json, items, number, part
-from holdfast_operator.api.status.serialization import each
+from holdfast_operator.api.ids import AttemptId
+from holdfast_operator.api.json import Json, part
+from holdfast_operator.api.status.json_fields import FLAT, JsonFields, stored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +49,13 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class Claim(JsonFields):
     """An attempt's right to publish checkpoints, as its launcher wrote it into the checkpoint folder."""
 
-    pair: AttemptId
-    job_uid: str
-    publication: str
-    from_step: int
+    pair: AttemptId = stored(FLAT)
+    job_uid: str = stored("jobUID", missing="")
+    publication: str = stored("publication", missing="")
+    from_step: int = stored("fromStep", missing=0)
     from_pair: AttemptId | None = None
 
     @property
@@ -63,36 +63,18 @@ class Claim:
         return self.pair, self.job_uid, self.publication, self.from_step, str(self.from_pair or "")
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "version": c.PROTOCOL_VERSION,
-            "jobUID": self.job_uid,
-            "publication": self.publication,
-            **self.pair.to_json(),
-            "fromStep": self.from_step,
-            "fromPair": self.from_pair.to_json() if self.from_pair else None,
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> Claim:
-        pair = parse_pair(value)
-        if pair is None:
-            raise ValueError("a claim without an attempt")
-        return cls(
-            pair=pair,
-            job_uid=str(value.get("jobUID") or ""),
-            publication=str(value.get("publication") or ""),
-            from_step=number(value.get("fromStep")),
-            from_pair=parse_pair(value.get("fromPair")),
-        )
+        return {"version": c.PROTOCOL_VERSION, **super().to_json()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlierGeneration:
+class EarlierGeneration(JsonFields):
     """An earlier generation that may still have a world; with ``through``, a run of numbers never published."""
 
+    SPARSE = True
+
     generation: int
-    publication: str
-    members: tuple[str, ...]
+    publication: str = stored("publication", missing="")
+    members: tuple[str, ...] = stored("members", missing=())
     through: int | None = None
 
     @property
@@ -100,22 +82,9 @@ class EarlierGeneration:
         """The highest generation that this entry stands for."""
         return self.generation if self.through is None else self.through
 
-    def to_json(self) -> dict[str, Any]:
-        entry = {"generation": self.generation, "publication": self.publication, "members": list(self.members)}
-        return entry if self.through is None else {**entry, "through": self.through}
-
-    @classmethod
-    def from_json(cls, value: Json) -> EarlierGeneration:
-        return cls(
-            generation=int(value["generation"]),
-            publication=str(value.get("publication", "")),
-            members=tuple(map(str, items(value.get("members")))),
-            through=None if value.get("through") is None else int(value["through"]),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
-class Membership:
+class Membership(JsonFields):
     """The published generation and all that launchers need to judge it."""
 
     revision: int = 0
@@ -150,36 +119,11 @@ class Membership:
         return replace(self, gone=tuple(sorted(self.named().intersection([*self.gone, *uids]))))
 
     def to_json(self) -> dict[str, Any]:
-        """As in the resource's status."""
-        return {
-            "revision": self.revision,
-            "generation": self.generation,
-            "publication": self.publication,
-            "active": self.active.to_json() if self.active else None,
-            "previous": [previous.to_json() for previous in self.previous],
-            "gone": list(self.gone),
-            "claims": [claim.to_json() for claim in self.claims],
-            "members": [member.to_json() for member in self.members],
-            "acknowledged": [pair.to_json() for pair in self.acknowledged],
-            "directives": {
-                "checkpoint": dict(self.checkpoint) if self.checkpoint else None,
-                "drain": list(self.drain),
-            },
-        }
+        """The directives stand in an object of their own."""
+        found = super().to_json()
+        directives = {"checkpoint": found.pop("checkpoint"), "drain": found.pop("drain")}
+        return {**found, "directives": directives}
 
     @classmethod
     def from_json(cls, value: Json) -> Membership:
-        directives = part(value, "directives")
-        return cls(
-            revision=number(value.get("revision")),
-            generation=number(value.get("generation")),
-            publication=str(value.get("publication") or ""),
-            active=parse_pair(value.get("active")),
-            previous=each(value.get("previous"), EarlierGeneration.from_json),
-            gone=tuple(map(str, items(value.get("gone")))),
-            claims=each(value.get("claims"), Claim.from_json),
-            members=each(value.get("members"), Member.from_json),
-            acknowledged=tuple(filter(None, map(parse_pair, items(value.get("acknowledged"))))),
-            checkpoint=part(directives, "checkpoint") or None,
-            drain=tuple(map(str, items(directives.get("drain")))),
-        )
+        return super().from_json({**value, **part(value, "directives")})

@@ -1,37 +1,11 @@
-"""Reading and writing lists and optional parts: what cannot be read is left out, and its neighbours stay."""
+"""Texts and objects as the API server keeps them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import datetime
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.json import Json, items
-from holdfast_operator.api.times import format_time
-
-T = TypeVar("T")
-
-
-def time_or_none(value: datetime | None) -> str | None:
-    return format_time(value) if value else None
-
-
-def optional(value: Any, read: Callable[[Json], T]) -> T | None:
-    """What can be read, or None."""
-    found = each([value], read)
-    return found[0] if found else None
-
-
-def each(values: Any, read: Callable[[Json], T]) -> tuple[T, ...]:
-    """Return the entries that can be parsed."""
-    found = []
-    for value in items(values):
-        try:
-            found.append(read(value))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            continue
-    return tuple(found)
 
 
 def shorten(text: str, limit: int = c.MAX_MESSAGE) -> str:

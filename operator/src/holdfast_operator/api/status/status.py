@@ -7,35 +7,50 @@ from datetime import datetime
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.ids import AttemptId, parse_pair
-from holdfast_operator.api.json import Json, items, number, part
+from holdfast_operator.api.ids import AttemptId
+from holdfast_operator.api.json import Json
 from holdfast_operator.api.status import operator_state
 from holdfast_operator.api.status.conditions import Condition, ConditionType, StartupProblem
 from holdfast_operator.api.status.failure_history import ActionHistory, NodeFailures
 from holdfast_operator.api.status.goodput import Goodput
 from holdfast_operator.api.status.incidents import Incident, IncidentCount
+from holdfast_operator.api.status.json_fields import JsonFields, stored
 from holdfast_operator.api.status.membership import Membership
 from holdfast_operator.api.status.placement import AvoidedNode, GangAttempt
 from holdfast_operator.api.status.progress import Checkpoint, Progress, StartingPoint
-from holdfast_operator.api.status.serialization import each, optional, time_or_none, without_nulls
 from holdfast_operator.api.status.workers import Phase, Worker
-from holdfast_operator.api.times import parse_time
 
 _NO_WORLD = AttemptId(generation=0, attempt=0)
 _NOBODY = Membership()
 _NOWHERE = StartingPoint()
 _NO_WAIT = GangAttempt()
+_PRIVATE = (
+    "incarnations",
+    "gang",
+    "extra",
+    "grownTime",
+    "trouble",
+    "heldBack",
+    "stalledTime",
+    "countedBatch",
+    "forgotten",
+    "tallies",
+    "offenders",
+    "document",
+    "applied",
+    "quarantined",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status:
+class Status(JsonFields):
     """The whole status of a job."""
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     summary: str = ""
     ready_workers: int = 0
-    wanted_workers: int = 0
+    wanted_workers: int = stored("workers", default=0)
     replicas: int = 0
     selector: str = ""
     incident_count: int = 0
@@ -47,16 +62,16 @@ class Status:
     last_checkpoint: Checkpoint | None = None
     progress: Progress | None = None
     goodput: Goodput | None = None
-    origin: StartingPoint = _NOWHERE
-    avoided: tuple[AvoidedNode, ...] = ()
+    origin: StartingPoint = stored("startedFrom", default=_NOWHERE)
+    avoided: tuple[AvoidedNode, ...] = stored("avoidedNodes", default=())
     gang: GangAttempt = _NO_WAIT
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[Worker, ...] = stored("entries", default=())  # "workers" of the operator's state
     extra: int = 0  # workers wanted beyond replicas
-    grown_at: datetime | None = None
+    grown_at: datetime | None = stored("grownTime", default=None)
     trouble: StartupProblem | None = None
-    backoff_until: datetime | None = None
+    backoff_until: datetime | None = stored("backoffEndTime", default=None)
     held_back: int = 0  # replacements that wait for that
-    stalled_since: datetime | None = None
+    stalled_since: datetime | None = stored("stalledTime", default=None)
     counted_batch: int = -1
     tallies: tuple[ActionHistory, ...] = ()
     offenders: tuple[NodeFailures, ...] = ()
@@ -98,91 +113,21 @@ class Status:
         return replace(self, workers=tuple(kept))
 
     def to_json(self) -> dict[str, Any]:
-        """As in the resource's status."""
-        return {
-            "observedGeneration": self.observed_generation,
-            "conditions": [condition.to_json() for condition in self.conditions],
-            "summary": self.summary,
-            "readyWorkers": self.ready_workers,
-            "workers": self.wanted_workers,
-            "replicas": self.replicas,
-            "selector": self.selector,
-            "incidentCount": self.incident_count,
-            "membership": self.membership.to_json(),
-            "incidentsByCause": [count.to_json() for count in self.incidents_by_cause],
-            "incidents": [incident.to_json() for incident in self.incidents],
-            "lastCheckpoint": self.last_checkpoint.to_json() if self.last_checkpoint else None,
-            "progress": self.progress.to_json() if self.progress else None,
-            "goodput": self.goodput.to_json() if self.goodput else None,
-            "startedFrom": self.origin.to_json(),
-            "avoidedNodes": [avoided.to_json() for avoided in self.avoided],
-            "backoffEndTime": time_or_none(self.backoff_until),
-            "operatorState": operator_state.encode(self._operator_state()),
-            "startTime": time_or_none(self.start_time),
-            "completionTime": time_or_none(self.completion_time),
-        }
-
-    def _operator_state(self) -> dict[str, Any]:
-        return {
-            "incarnations": self.incarnations,
-            "gang": without_nulls(self.gang.to_json()),
-            "workers": [worker.to_json() for worker in self.workers],
-            "extra": self.extra,
-            "grownTime": time_or_none(self.grown_at),
-            "trouble": self.trouble.to_json() if self.trouble else None,
-            "heldBack": self.held_back,
-            "stalledTime": time_or_none(self.stalled_since),
-            "countedBatch": self.counted_batch,
-            "forgotten": self.forgotten.to_json(),
-            "tallies": [tally.to_json() for tally in self.tallies],
-            "offenders": [offender.to_json() for offender in self.offenders],
-            "document": self.document,
-            "applied": self.applied,
-            "quarantined": list(self.quarantined),
-        }
+        """What only the operator reads is one string."""
+        found = super().to_json()
+        state = {key: found.pop(key) for key in _PRIVATE} | {"workers": found.pop("entries")}
+        return {**found, "operatorState": operator_state.encode(state)}
 
     @classmethod
     def from_json(cls, value: Json) -> Status:
         """Read back. A part that cannot be read is dropped: its neighbours stay."""
         state = operator_state.decode(value)
-        incidents = each(value.get("incidents"), Incident.from_json)
-        workers = each(state.get("workers"), Worker.from_json)
-        return cls(
-            observed_generation=number(value.get("observedGeneration")),
-            conditions=each(value.get("conditions"), Condition.from_json),
-            summary=str(value.get("summary") or ""),
-            ready_workers=max(0, number(value.get("readyWorkers"))),
-            wanted_workers=max(0, number(value.get("workers"))),
-            replicas=number(value.get("replicas")),
-            selector=str(value.get("selector") or ""),
-            incident_count=number(value.get("incidentCount")),
-            incarnations=max([number(state.get("incarnations")), *(worker.incarnation + 1 for worker in workers)]),
-            membership=Membership.from_json(part(value, "membership")),
-            incidents_by_cause=each(value.get("incidentsByCause"), IncidentCount.from_json),
-            incidents=incidents,
-            forgotten=parse_pair(state.get("forgotten")) or _below(incidents),
-            last_checkpoint=optional(value.get("lastCheckpoint"), Checkpoint.from_json),
-            progress=optional(value.get("progress"), Progress.from_json),
-            goodput=optional(value.get("goodput"), Goodput.from_json),
-            origin=StartingPoint.from_json(part(value, "startedFrom")),
-            avoided=each(value.get("avoidedNodes"), AvoidedNode.from_json),
-            gang=GangAttempt.from_json(part(state, "gang")),
-            workers=workers,
-            extra=max(0, number(state.get("extra"))),
-            grown_at=parse_time(state.get("grownTime")),
-            trouble=optional(state.get("trouble"), StartupProblem.from_json),
-            backoff_until=parse_time(value.get("backoffEndTime")),
-            held_back=max(0, number(state.get("heldBack"))),
-            stalled_since=parse_time(state.get("stalledTime")),
-            counted_batch=number(state.get("countedBatch"), -1),
-            tallies=each(state.get("tallies"), ActionHistory.from_json),
-            offenders=each(state.get("offenders"), NodeFailures.from_json),
-            document=str(state.get("document") or ""),
-            applied=str(state.get("applied") or ""),
-            quarantined=tuple(map(str, items(state.get("quarantined")))),
-            start_time=parse_time(value.get("startTime")),
-            completion_time=parse_time(value.get("completionTime")),
+        found = super().from_json(
+            {**value, **{key: state.get(key) for key in _PRIVATE}, "entries": state.get("workers")}
         )
+        created = max([found.incarnations, *(worker.incarnation + 1 for worker in found.workers)])
+        forgotten = found.forgotten if "forgotten" in state else _below(found.incidents)
+        return replace(found, incarnations=created, forgotten=forgotten)
 
 
 def _below(incidents: tuple[Incident, ...]) -> AttemptId:

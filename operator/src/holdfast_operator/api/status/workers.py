@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
-from holdfast_operator.api.ids import AttemptId, parse_pair
-from holdfast_operator.api.json import Json, integer, items
-from holdfast_operator.api.reasons import Cause, RecoveryAction, cause_of, decision_reason
+from holdfast_operator.api.ids import AttemptId
+from holdfast_operator.api.reasons import Cause, RecoveryAction, decision_reason
 from holdfast_operator.api.status import goodput
 from holdfast_operator.api.status.goodput import TimeBreakdown
-from holdfast_operator.api.status.serialization import time_or_none
-from holdfast_operator.api.times import parse_time
+from holdfast_operator.api.status.json_fields import JsonFields, stored
 
 
 class Phase(StrEnum):
@@ -26,8 +23,10 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Worker:
+class Worker(JsonFields):
     """One incarnation: a pod name that is used once."""
+
+    SPARSE = True
 
     incarnation: int
     batch: int
@@ -39,17 +38,16 @@ class Worker:
     on_demand: bool = False  # it stays off spot capacity
     domain: str = ""  # the value of the label by which the job is packed
     host: int | None = None  # the incarnation that hosts the store of its rendezvous, maybe its own
-    pod_uid: str = ""
+    pod_uid: str = stored("podUID", default="")
     node: str = ""
-    boot_id: str = ""
+    boot_id: str = stored("bootID", default="")
     grace_seconds: int = 30
     since: datetime | None = None
-    bound_at: datetime | None = None
-    ready_at: datetime | None = None
-    absent_since: datetime | None = None
-    left_in_time: bool = (
-        False  # its pod did not outlive the deadline of its deletion, as it does if its runtime hangs
-    )
+    bound_at: datetime | None = stored("boundTime", default=None)
+    ready_at: datetime | None = stored("readyTime", default=None)
+    absent_since: datetime | None = stored("absentTime", default=None)
+    # its pod did not outlive the deadline of its deletion, as it does if its runtime hangs
+    left_in_time: bool = False
     cause: Cause | None = None
     reason: str = ""
     message: str = ""
@@ -59,7 +57,8 @@ class Worker:
     pair: AttemptId | None = None
     counted: bool = False
     ordered: bool = False  # it goes because we say so: no incident
-    booked: TimeBreakdown = ()  # of its launcher's books, what stands in the job's
+    # of its launcher's books, what stands in the job's
+    booked: TimeBreakdown = stored("booked", default=(), read=goodput.read)
     symptoms: tuple[str, ...] = ()  # what was seen of it while it ran, and has been answered
 
     @property
@@ -87,80 +86,3 @@ class Worker:
     def done(self) -> bool:
         """It ended well, and by itself: a script may end with 0 on SIGTERM too."""
         return self.left_alone and self.exit_code == 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Sparse: what has its default value is left out."""
-        return _sparse(
-            {
-                "incarnation": self.incarnation,
-                "batch": self.batch,
-                "phase": str(self.phase),
-                "gated": self.gated,
-                "avoid": list(self.avoid),
-                "lastResort": list(self.last_resort),
-                "spare": self.spare,
-                "onDemand": self.on_demand,
-                "domain": self.domain,
-                "host": self.host,
-                "podUID": self.pod_uid,
-                "node": self.node,
-                "bootID": self.boot_id,
-                "graceSeconds": self.grace_seconds,
-                "since": time_or_none(self.since),
-                "boundTime": time_or_none(self.bound_at),
-                "readyTime": time_or_none(self.ready_at),
-                "absentTime": time_or_none(self.absent_since),
-                "leftInTime": self.left_in_time,
-                "cause": self.cause,
-                "reason": self.reason,
-                "message": self.message,
-                "exitCode": self.exit_code,
-                "final": self.final,
-                "traceback": self.traceback,
-                "pair": self.pair.to_json() if self.pair else None,
-                "counted": self.counted,
-                "ordered": self.ordered,
-                "booked": list(self.booked),
-                "symptoms": list(self.symptoms),
-            }
-        )
-
-    @classmethod
-    def from_json(cls, value: Json) -> Worker:
-        return cls(
-            incarnation=int(value["incarnation"]),
-            batch=int(value.get("batch", value["incarnation"])),
-            phase=Phase(value.get("phase", Phase.WANTED)),
-            gated=bool(value.get("gated", False)),
-            avoid=tuple(map(str, items(value.get("avoid")))),
-            last_resort=tuple(map(str, items(value.get("lastResort")))),
-            spare=bool(value.get("spare", False)),
-            on_demand=bool(value.get("onDemand", False)),
-            domain=str(value.get("domain") or ""),
-            host=integer(value.get("host")),
-            pod_uid=str(value.get("podUID") or ""),
-            node=str(value.get("node") or ""),
-            boot_id=str(value.get("bootID") or ""),
-            grace_seconds=int(value.get("graceSeconds", 30)),
-            since=parse_time(value.get("since")),
-            bound_at=parse_time(value.get("boundTime")),
-            ready_at=parse_time(value.get("readyTime")),
-            absent_since=parse_time(value.get("absentTime")),
-            left_in_time=bool(value.get("leftInTime", False)),
-            cause=cause_of(value.get("cause")),
-            reason=str(value.get("reason") or ""),
-            message=str(value.get("message") or ""),
-            exit_code=integer(value.get("exitCode")),
-            final=bool(value.get("final", False)),
-            traceback=bool(value.get("traceback", False)),
-            pair=parse_pair(value.get("pair")),
-            counted=bool(value.get("counted", False)),
-            ordered=bool(value.get("ordered", False)),
-            booked=goodput.read(value.get("booked")),
-            symptoms=tuple(map(str, items(value.get("symptoms")))),
-        )
-
-
-def _sparse(value: dict[str, Any]) -> dict[str, Any]:
-    keep = ("incarnation", "batch", "phase", "host", "exitCode", "graceSeconds")
-    return {key: item for key, item in value.items() if item or (key in keep and item is not None)}
