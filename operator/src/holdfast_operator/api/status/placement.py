@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
+from holdfast_operator.api import names as c
 from holdfast_operator.api.reasons import FailureReason
 from holdfast_operator.api.status.json_fields import JsonFields, stored
 
@@ -42,3 +43,8 @@ class GangAttempt(JsonFields):
     retry_at: datetime | None = stored("nextAttemptTime", default=None)
     queued: bool = False  # a queue has not admitted all of them
     size: int | None = None  # fewer than all, where the job may begin with them
+
+    @property
+    def backoff(self) -> timedelta:
+        """How long the gang waits after this attempt."""
+        return min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * float(2 ** min(self.attempts, 10)))

@@ -62,7 +62,7 @@ def _send_away(draft: PlanDraft, missing: int) -> PlanDraft:
     named = draft.status.membership.named()
     if any(worker.pod_uid in named for worker in gated) or _enough(draft, len(gated) - missing)[1]:
         return _go_on_with_fewer(draft, gated, missing)
-    wait = min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * 2 ** min(draft.status.gang.attempts, 10))
+    wait = draft.status.gang.backoff
     message = messages.capacity.gang_timeout(missing, len(gated), _waited(draft), wait.seconds)
     return _taken_back(draft, gated, WorkerReason.GANG_TIMEOUT, message, wait)
 
@@ -94,7 +94,7 @@ def _give_back(draft: PlanDraft) -> PlanDraft:
     deadline = max(begun, default=draft.now) + c.QUEUE_PATIENCE
     if draft.now < deadline:
         return draft.requeue_at(deadline)
-    wait = min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * 2 ** min(gang.attempts, 10))
+    wait = gang.backoff
     wait *= 1.0 + share(f"{draft.seen.job.uid}/{gang.attempts}")
     queue = _queue(draft, held)
     message = messages.capacity.queue_timeout(len(held), len(gated), queue, c.QUEUE_PATIENCE.seconds, wait.seconds)

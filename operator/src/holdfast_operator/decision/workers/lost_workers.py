@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.child_names import pod_name
 from holdfast_operator.api.reasons import Cause, FailureReason
 from holdfast_operator.api.status import Phase, Worker, reason_word, say
 from holdfast_operator.decision.draft import PlanDraft
@@ -76,7 +77,12 @@ def _vanished(draft: PlanDraft, worker: Worker, pod: PodView | None) -> PlanDraf
     if worker.phase is Phase.LOST:
         return draft
     if worker.phase is Phase.WANTED:
-        shown = pod or PodView(name=_name(draft, worker), uid=worker.pod_uid, incarnation=-1, node=worker.node)
+        shown = pod or PodView(
+            name=pod_name(draft.seen.job.name, worker.incarnation),
+            uid=worker.pod_uid,
+            incarnation=-1,
+            node=worker.node,
+        )
         worker = _blamed(worker, causes.of_departure(shown, draft.node(worker), draft.now))
     if not worker.node:
         # It never had a node, so nothing of it ever ran.
@@ -138,7 +144,3 @@ def _returned(draft: PlanDraft, worker: Worker, pod: PodView) -> bool:
 
 def _blamed(worker: Worker, verdict: causes.ExitCause) -> Worker:
     return replace(worker, cause=verdict.cause, reason=reason_word(verdict.reason), message=say(verdict.message))
-
-
-def _name(draft: PlanDraft, worker: Worker) -> str:
-    return f"{draft.seen.job.name}-w{worker.incarnation}"
