@@ -22,7 +22,8 @@ def shape(value: Any) -> Any:
     return None
 
 
-def test_a_report_has_the_golden_shape_and_carries_the_status_unchanged(sidecar, operator, metadata, golden, wait):
+def test_report_matches_the_golden_file(sidecar, operator, metadata, golden, wait):
+    """It contains the status unchanged."""
     status = sidecar.write_status()
     metadata.interrupt()
     sidecar.start()
@@ -54,9 +55,8 @@ def _phase(operator: Any) -> str:
     return ((operator.latest().get("launcher") or {}).get("phase")) or ""
 
 
-def test_a_killed_sidecar_passes_no_notice_on_twice_and_keeps_reporting_it(
-    sidecar, operator, metadata, run_dir, wait
-):
+def test_killed_sidecar_forwards_a_notice_once(sidecar, operator, metadata, run_dir, wait):
+    """It continues to report the notice."""
     metadata.interrupt()
     sidecar.start()
     wait((run_dir / "emergency_checkpoint").exists, "the touch-file")
@@ -268,7 +268,7 @@ def test_an_absent_metadata_service_is_one_line_for_each_cloud(sidecar, operator
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_on_each_clouds_machine_all_sources_are_on_and_the_right_one_speaks(sidecar, operator, metadata, cloud, wait):
+def test_all_sources_run_on_each_cloud(sidecar, operator, metadata, cloud, wait):
     """The other clouds' paths are answered as this cloud answers what it does not know."""
     metadata.server.stop()
     served = MetadataServer(Instance(lambda: metadata.said[cloud]))
@@ -290,9 +290,8 @@ def test_on_each_clouds_machine_all_sources_are_on_and_the_right_one_speaks(side
         assert sidecar.terminate() == 0
 
 
-def test_a_source_that_waits_for_its_answer_keeps_neither_others_nor_sigterm_waiting(
-    sidecar, operator, metadata, run_dir, wait
-):
+def test_waiting_source_delays_no_other(sidecar, operator, metadata, run_dir, wait):
+    """SIGTERM is not delayed either."""
     held = threading.Event()
 
     def answer(request: Any) -> Any:
@@ -308,7 +307,8 @@ def test_a_source_that_waits_for_its_answer_keeps_neither_others_nor_sigterm_wai
     assert sidecar.terminate() == 0
 
 
-def test_what_fails_besides_a_preemption_is_counted_and_hides_it_not(sidecar, operator, metadata, run_dir, wait):
+def test_other_failures_do_not_hide_a_preemption(sidecar, operator, metadata, run_dir, wait):
+    """They are counted."""
     whole = metadata.gcp.answer
 
     def answer(request: Any) -> Any:
@@ -324,7 +324,7 @@ def test_what_fails_besides_a_preemption_is_counted_and_hides_it_not(sidecar, op
     assert sidecar.says("maintenance-event for now") == 1
 
 
-def test_azure_may_begin_once_the_launcher_has_acknowledged_the_commit(sidecar, operator, metadata, run_dir, wait):
+def test_azure_is_approved_after_the_acknowledgement(sidecar, operator, metadata, run_dir, wait):
     sidecar.environment["HOLDFAST_NOTICE_PROVIDERS"] = "Azure"
     event = metadata.announce("Azure", seconds=300)
     sidecar.start()

@@ -11,7 +11,8 @@ DEADLINE = 240.0
 
 
 @pytest.mark.usefixtures("patient")
-def test_sigterm_brings_the_exit_to_the_operator_and_ends_promptly(sidecar, operator, wait):
+def test_sigterm_sends_the_last_report(sidecar, operator, wait):
+    """The process ends promptly."""
     sidecar.write_status()
     sidecar.start()
     wait(lambda: operator.reports, "a report")
@@ -30,7 +31,8 @@ def test_sigterm_ends_it_while_the_operator_is_away(sidecar, operator, wait):
 
 
 @pytest.mark.usefixtures("patient")
-def test_sigterm_during_an_absence_still_tells_when_the_operator_returns(sidecar, operator, wait):
+def test_last_report_is_sent_when_the_operator_returns(sidecar, operator, wait):
+    """SIGTERM came while the operator was unreachable."""
     operator.stop()
     sidecar.write_status(exit={"code": 75})
     sidecar.start()

@@ -38,8 +38,8 @@ def tainted(key: str) -> NodeView:
         (pod(exit=Exit(code=70)), GOOD, "Infrastructure", "LauncherFailed"),
         (pod(exit=Exit(code=75)), GOOD, "Interruption", "DrainedOnRequest"),
         (pod(exit=Exit(code=1, cause=Cause.OOM, reason="CudaOOM")), GOOD, "OOM", "CudaOOM"),
-        (pod(exit=Exit(code=127)), GOOD, "", "HoldfastMissing"),
-        (pod(exit=Exit(code=128, reason="StartError", message="permission denied")), GOOD, "", "ContainerFailed"),
+        (pod(exit=Exit(code=127)), GOOD, None, "HoldfastMissing"),
+        (pod(exit=Exit(code=128, reason="StartError", message="permission denied")), GOOD, None, "ContainerFailed"),
         (pod(exit=Exit(code=75), deleted_at=NOW), GOOD, "Interruption", "PodDeleted"),
         (pod(exit=Exit(code=137), disruption="EvictionByEvictionAPI"), GOOD, "Interruption", "EvictionByEvictionAPI"),
         (pod(exit=Exit(code=75), failure_reason="Evicted"), GOOD, "Application", "Evicted"),
@@ -68,7 +68,9 @@ def tainted(key: str) -> NodeView:
         (pod(), GOOD, "Infrastructure", "PodRefused"),
     ],
 )
-def test_causes_are_those_of_the_contract(view: PodView, node: NodeView | None, cause: str, reason: str) -> None:
+def test_causes_are_those_of_the_contract(
+    view: PodView, node: NodeView | None, cause: str | None, reason: str
+) -> None:
     verdict = causes.of_exit(view, node, NOW)
     assert (verdict.cause, verdict.reason) == (cause, reason)
     assert verdict.message
