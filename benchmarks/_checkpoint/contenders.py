@@ -142,11 +142,11 @@ class OnTheNode(Ours):
         node = {"node": "a", "pod": "a", "host": "127.0.0.1", "port": 1}
         said = {"folder": str(self.root / "node"), "limit": None, "interval": 1, "perSecond": None, "me": node}
         said["key"] = "00" * 32
-        self._engine.enter_local(said, [said], 0, lambda: None)
+        self._engine.enter_tiers({"local": said}, [{"local": said}], 0, lambda: None)
 
     def begin(self, told: Callable[[SaveResult], None] = lambda result: None) -> Saving:
         """All for which training waits."""
-        return self._engine.begin_local(self._snapshot(), told)
+        return self._engine.begin_on(self._engine.tiers[0], self._snapshot(), told)
 
 
 def at_hand(nbytes: int) -> None:

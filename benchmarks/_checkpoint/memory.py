@@ -37,7 +37,8 @@ from holdfast.checkpoint.restore.chunk_reader import read_into  # noqa: E402
 from holdfast.checkpoint.restore.copies import Copies, whole_file  # noqa: E402
 from holdfast.checkpoint.restore.memory_layout import Extent  # noqa: E402
 from holdfast.checkpoint.restore.search import Restored, restore  # noqa: E402
-from holdfast.checkpoint.saving.protocol import Snapshot, save  # noqa: E402
+from holdfast.checkpoint.saving.protocol import Snapshot, plan, save  # noqa: E402
+from holdfast.checkpoint.saving.write_plan import Planner  # noqa: E402
 from holdfast.checkpoint.stores.base import CheckpointStore  # noqa: E402
 from holdfast.checkpoint.stores.folder import FolderStore  # noqa: E402
 from holdfast.checkpoint.stores.memory.peer_client import Copy, Neighbour, Peer, PeerStore, room_for, send  # noqa: E402
@@ -46,7 +47,8 @@ from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter  # noqa: E4
 from holdfast.checkpoint.stores.memory.slots import SlotSet  # noqa: E402
 from holdfast.checkpoint.stores.memory.store import MemoryStore  # noqa: E402
 from holdfast.checkpoint.tiers.memory_tier import MemoryTier  # noqa: E402
-from holdfast.checkpoint.tiers.settings import MemorySettings  # noqa: E402
+from holdfast.checkpoint.tiers.settings import TierSettings  # noqa: E402
+from holdfast.checkpoint.tiers.tier import TierWorld  # noqa: E402
 from holdfast.core.attempt import AttemptId  # noqa: E402
 
 KEY = b"k" * 32
@@ -202,7 +204,7 @@ class State:
         there = Neighbour(node="b", pod="b", host="127.0.0.1", port=port or 1)
         members = frozenset({me, there} if port else {me})
         self._peer = Peer(there, KEY)
-        settings = MemorySettings(
+        settings = TierSettings(
             folder=self._folder,
             limit=None,
             interval=1,
@@ -211,8 +213,11 @@ class State:
             me=me,
             key=KEY,
         )
-        self._tier = MemoryTier(settings)
-        self._tier.enter(settings, members, 0, Alone(), lambda: None)
+        self._tier = MemoryTier()
+        self._tier.enter(
+            TierWorld(settings=settings, neighbours=members, local_rank=0, exchange=Alone(), check=lambda: None)
+        )
+        self._planner = Planner()
         self._lying: SlotWriter | None = None
         self._record: FileRecord | None = None
 
@@ -240,9 +245,9 @@ class State:
     def save(self) -> None:
         """A commit, with a copy if there is a neighbour."""
         self._step += 1
-        if not self._tier.save(
-            self.snapshot(), FencingContext(claims=(), job_uid="", resume=Resume.ALWAYS)
-        ).committed:
+        staged = plan(self.snapshot(), None, self._planner, rank=0, size=1)
+        context = FencingContext(claims=(), job_uid="", resume=Resume.ALWAYS)
+        if not self._tier.save(staged, Alone(), context).committed:
             raise AssertionError("the checkpoint was not published")
 
     def restore(self) -> float:

@@ -73,6 +73,7 @@ from holdfast.checkpoint.tiers.uploader import Uploader, UploadSettings
 from holdfast.cli.checkpoints import rewind as rewinding
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import DamagedError, ForeignClaimError, HoldfastError
+from holdfast.core.tier_names import LOCAL_TIER, MEMORY_TIER
 
 PREFIX = "job"
 URL = "mem://bucket/job"
@@ -277,13 +278,14 @@ class World:
         snapshot = self._snapshot(name, process.head)
 
         def act(task: Task) -> bool:
-            if near == "memory":
-                return process.engine.save_in_memory(snapshot).committed
-            if near == "local":
-                saving = process.engine.begin_local(snapshot)
-                saving.settle(lambda: None)
-                return saving.result.committed
-            return process.engine.save(snapshot).committed
+            if near is None:
+                return process.engine.save(snapshot).committed
+            (tier,) = (one for one in process.engine.tiers if one.name == near)
+            if not tier.in_background:
+                return process.engine.save_on(tier, snapshot).committed
+            saving = process.engine.begin_on(tier, snapshot)
+            saving.settle(lambda: None)
+            return saving.result.committed
 
         def done(task: Task) -> None:
             self._tell(f"{process} saved {name}: {task.error or task.result!r}")
@@ -483,8 +485,7 @@ class World:
     def close(self) -> None:
         """Give the descriptors of all processes back."""
         for process in self._processes:
-            process.engine.enter_memory(None, (), 0, lambda: None)
-            process.engine.enter_local(None, (), 0, lambda: None)
+            process.engine.enter_tiers({}, (), 0, lambda: None)
 
     # Processes
 
@@ -537,14 +538,14 @@ class World:
     def _enter_near(self, process: Process) -> None:
         me = {"node": f"n{process.node}", "pod": f"pod-{process.node}", "host": "127.0.0.1", "port": 1}
         said = {"limit": None, "interval": 1, "perSecond": None, "me": me, "key": "00", "inFlight": None}
-        if self.shape.memory:
-            self._memory(process.node).mkdir(exist_ok=True)
-            memory = {**said, "folder": str(self._memory(process.node)), "peerInterval": None}
-            process.engine.enter_memory(memory, [memory], 0, lambda: None)
-        if self.shape.local:
-            self._disk(process.node).mkdir(exist_ok=True)
-            disk = {**said, "folder": str(self._disk(process.node))}
-            process.engine.enter_local(disk, [disk], 0, lambda: None)
+        folders = {
+            **({MEMORY_TIER: self._memory(process.node)} if self.shape.memory else {}),
+            **({LOCAL_TIER: self._disk(process.node)} if self.shape.local else {}),
+        }
+        for folder in folders.values():
+            folder.mkdir(exist_ok=True)
+        tiers = {name: {**said, "folder": str(folder)} for name, folder in folders.items()}
+        process.engine.enter_tiers(tiers, [tiers], 0, lambda: None)
 
     def _memory(self, node: int) -> Path:
         return self._root / f"memory-{node}"

@@ -28,7 +28,7 @@ from holdfast.checkpoint.saving.incremental import Chain
 from holdfast.checkpoint.saving.protocol import Planner, SaveResult, Snapshot, stage
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
-from holdfast.checkpoint.tiers.settings import MemorySettings, announced
+from holdfast.checkpoint.tiers.settings import TierSettings, announced
 from holdfast.checkpoint.tiers.uploader import Uploader, UploadSettings
 from holdfast.cli.checkpoints.access.progress_bar import progress
 from holdfast.cli.checkpoints.copy import Uncopied, copy, copy_all, lineage
@@ -383,14 +383,14 @@ def beside_memory(root: Path, attempt: int = 1) -> CheckpointManager:
     memory = root / "memory"
     memory.mkdir(exist_ok=True)
     me = Neighbour(node="a", pod="a", host="127.0.0.1", port=1)
-    said = MemorySettings(
+    said = TierSettings(
         folder=memory, limit=None, interval=1, peer_interval=None, per_second=None, me=me, key=b"k"
     ).to_json()
     made = CheckpointManager(
         root / "shared", keep_last=9, resume=Resume.ALWAYS, on_foreign=lambda _: None, full_every=9
     )
     made.enter(Attempt(pair=AttemptId(1, attempt), job_uid="job-1", publication="p", run_id="r"), Alone())
-    made.enter_memory(said, [announced(said)], 0, lambda: None)
+    made.enter_tiers({"memory": said}, [announced({"memory": said})], 0, lambda: None)
     return made
 
 
@@ -402,7 +402,7 @@ def both(tmp_path: Path) -> tuple[Path, Tensors]:
     job.claim(step=0, pair=None)
     for step in (1, 2):
         touch(tensors, "wide", step * BLOCK)
-        assert job.save_in_memory(snapshot(step, tensors)).committed
+        assert job.save_on(job.tiers[0], snapshot(step, tensors)).committed
         assert job.save(snapshot(step, tensors)).committed
     assert manifest(tmp_path / "shared", 2).stands_on == {"step-1.g1.a1"}
     close(job)

@@ -11,22 +11,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from tier_ranks import TierRank
 
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
-from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.fencing_context import FencingContext
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import Restored, restore
-from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot, save, stage
-from holdfast.checkpoint.saving.write_plan import Planner
+from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot, save
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.local_disk import LocalStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
 from holdfast.checkpoint.tiers.local_disk_tier import LocalTier
-from holdfast.checkpoint.tiers.memory_tier import tier_of
 from holdfast.checkpoint.tiers.settings import TierSettings
 from holdfast.core.attempt import AttemptId, Claim
 
@@ -88,17 +86,13 @@ class Disks:
     def saves(self, exchange: Any, *snapshots: Snapshot, terms: FencingContext = TERMS) -> list[SaveResult]:
         """By a rank that was started anew."""
         node = self.ranks[exchange.rank]
-        tier = LocalTier(self._settings[node], self.ranks[: exchange.rank].count(node))
-        arena, planner = Arena(), Planner()
-        made = []
-        for snapshot in snapshots:
-            staged = stage(snapshot, arena, planner, rank=exchange.rank, size=exchange.size)
-            made.append(tier.commit(staged, exchange, terms))
-        return made
+        before = self.ranks[: exchange.rank].count(node)
+        tier = TierRank(LocalTier(), self._settings[node], exchange, local_rank=before)
+        return [tier.save(snapshot, terms) for snapshot in snapshots]
 
     def restored(self, exchange: Any, *further: FolderStore, **terms: Any) -> Restored:
         members = frozenset(one.me for one in self._settings.values())
-        tier = LocalTier(self._settings[self.ranks[exchange.rank]], 0, members)
+        tier = TierRank(LocalTier(), self._settings[self.ranks[exchange.rank]], exchange, neighbours=members)
         try:
             return restore((*tier.stores(TERMS), *further), exchange, job_uid="job", **terms)
         finally:
@@ -162,7 +156,7 @@ def test_a_replicated_state_is_read_from_the_disks_of_all_nodes(world: World, tm
     on_all(world, disks, 2)
     found = world(2, lambda exchange: disks.restored(exchange, FolderStore(shared)))
     assert all((one.step, content(one)) == (2, tensors(2)) for one in found)
-    assert {tier_of(url) for one in found for url in one.stores} == {"local"}
+    assert {LocalTier().reported_as(url) for one in found for url in one.stores} == {"local"}
 
 
 @pytest.mark.parametrize("how", ["flipped", "short", "gone"])

@@ -11,19 +11,18 @@ from typing import Any
 
 import pytest
 from command_line import Commands
+from tier_ranks import TierRank
 
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
-from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.fencing_context import FencingContext
-from holdfast.checkpoint.saving.protocol import Snapshot, stage
-from holdfast.checkpoint.saving.write_plan import Planner
+from holdfast.checkpoint.saving.protocol import Snapshot
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
 from holdfast.checkpoint.tiers.local_disk_tier import LocalTier
 from holdfast.checkpoint.tiers.memory_tier import MemoryTier
-from holdfast.checkpoint.tiers.settings import MemorySettings, TierSettings
+from holdfast.checkpoint.tiers.settings import TierSettings
 from holdfast.cli.checkpoints.access.node_store import near_store
 from holdfast.cli.checkpoints.verify import verify
 from holdfast.core.attempt import AttemptId
@@ -68,7 +67,7 @@ def memory(tmp_path: Path, world: World) -> Iterator[Callable[..., Path]]:
 
         def act(exchange: Any) -> None:
             node = "ab"[exchange.rank]
-            settings = MemorySettings(
+            settings = TierSettings(
                 folder=folders[node],
                 limit=None,
                 interval=1,
@@ -77,8 +76,7 @@ def memory(tmp_path: Path, world: World) -> Iterator[Callable[..., Path]]:
                 me=members[node],
                 key=KEY,
             )
-            tier = MemoryTier(settings)
-            tier.enter(settings, frozenset(members.values()), 0, exchange, lambda: None)
+            tier = TierRank(MemoryTier(), settings, exchange, neighbours=frozenset(members.values()))
             for step in steps:
                 assert tier.save(snapshot_of(step, exchange.rank), TERMS).committed
             tier.close()
@@ -99,8 +97,7 @@ def disk(tmp_path: Path, world: World) -> Path:
         node = "ab"[exchange.rank]
         folder = tmp_path / node / "launcher-0"
         settings = TierSettings(folder=folder, limit=None, interval=1, per_second=None, me=at(node), key=KEY)
-        staged = stage(snapshot_of(3, exchange.rank), Arena(), Planner(), rank=exchange.rank, size=exchange.size)
-        assert LocalTier(settings, 0).commit(staged, exchange, TERMS).committed
+        assert TierRank(LocalTier(), settings, exchange).save(snapshot_of(3, exchange.rank), TERMS).committed
 
     world(2, act)
     return tmp_path / "a"

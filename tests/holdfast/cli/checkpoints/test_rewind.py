@@ -40,7 +40,7 @@ class Run:
         me = {"node": "n", "pod": "w", "host": "127.0.0.1", "port": 1}
         said = {"limit": None, "interval": 1, "perSecond": None, "peerInterval": None, "inFlight": None}
         memory = {**said, "folder": str(self.memory), "me": me, "key": "00"}
-        self.engine.enter_memory(memory, [memory], 0, lambda: None)
+        self.engine.enter_tiers({"memory": memory}, [{"memory": memory}], 0, lambda: None)
 
     def commits(self, *steps: int) -> Run:
         for step in steps:
@@ -83,7 +83,7 @@ def test_the_job_resumes_from_the_step_and_goes_on_from_what_it_saves_then(root:
 def test_what_later_attempts_under_the_same_claim_left_in_memory_is_fenced(root: Path) -> None:
     run = Run(root, 1, 4)
     run.enter(AttemptId(1, 9))  # it goes on from memory, under the claim of attempt 4
-    assert run.engine.save_in_memory(snapshot(25, run.pair)).committed
+    assert run.engine.save_on(run.engine.tiers[0], snapshot(25, run.pair)).committed
     assert main(["rewind", str(root), "--step", "10"]) == 0
     assert Run(root, 3).found.step == 10
 

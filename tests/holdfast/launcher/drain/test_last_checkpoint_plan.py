@@ -9,18 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.errors import UsageError
-from holdfast.launcher.drain.last_checkpoint_plan import SHARE, Plan, Speed, Tier, plan
+from holdfast.launcher.drain.last_checkpoint_plan import SHARE, Plan, Speed, TierEstimate, plan
 from holdfast.launcher.membership.document import Member
 from holdfast.launcher.status.status_document import Identity
 from holdfast.launcher.tiers.memory_tier import MemoryHost
-from holdfast.launcher.tiers.options import MemoryOptions
+from holdfast.launcher.tiers.options import TierOptions
 
 GB = 10**9
 
 
-def tier(name: str, seconds: float | None, source: str = "", *, node: str | None = None, due: bool = False) -> Tier:
+def tier(
+    name: str, seconds: float | None, source: str = "", *, node: str | None = None, due: bool = False
+) -> TierEstimate:
     speed = None if seconds is None else GB / seconds
-    return Tier(name=name, nbytes=GB, bytes_per_second=speed, source=source, node=node, due=due)
+    return TierEstimate(name=name, nbytes=GB, bytes_per_second=speed, source=source, node=node, due=due)
 
 
 tiers = st.lists(
@@ -36,7 +38,7 @@ tiers = st.lists(
 
 
 @given(tiers=tiers, notice=st.floats(0, 1e4))
-def test_what_is_counted_on_is_done_within_the_share_of_the_notice(tiers: list[Tier], notice: float) -> None:
+def test_what_is_counted_on_is_done_within_the_share_of_the_notice(tiers: list[TierEstimate], notice: float) -> None:
     made = plan(tiers, notice)
     seconds = {one.name: one.seconds for one in tiers}
     sources = {one.name: one.source for one in tiers}
@@ -49,12 +51,12 @@ def test_what_is_counted_on_is_done_within_the_share_of_the_notice(tiers: list[T
 
 
 @given(tiers=tiers, notice=st.floats(-10, 1e4))
-def test_the_last_commit_is_always_tried_somewhere(tiers: list[Tier], notice: float) -> None:
+def test_the_last_commit_is_always_tried_somewhere(tiers: list[TierEstimate], notice: float) -> None:
     assert plan(tiers, notice).tiers
 
 
 @given(tiers=tiers, notice=st.floats(0, 1e4), more=st.floats(0, 1e4))
-def test_a_longer_notice_takes_no_tier_away(tiers: list[Tier], notice: float, more: float) -> None:
+def test_a_longer_notice_takes_no_tier_away(tiers: list[TierEstimate], notice: float, more: float) -> None:
     short, long = plan(tiers, notice), plan(tiers, notice + more)
     if short.certain:
         assert set(short.tiers) <= set(long.tiers)
@@ -75,7 +77,7 @@ def test_a_longer_notice_takes_no_tier_away(tiers: list[Tier], notice: float, mo
         ([], 30.0, (), False),
     ],
 )
-def test_the_choice(tiers: list[Tier], notice: float, chosen: tuple[str, ...], certain: bool) -> None:
+def test_the_choice(tiers: list[TierEstimate], notice: float, chosen: tuple[str, ...], certain: bool) -> None:
     made = plan(tiers, notice)
     assert (made.tiers, made.certain) == (chosen, certain)
 
@@ -102,7 +104,7 @@ def test_a_full_commit_is_predicted_at_the_median_speed_of_the_last_five() -> No
 
 def test_a_speed_that_is_none_is_refused() -> None:
     with pytest.raises(UsageError, match="tier shared"):
-        Tier(name="shared", nbytes=1, bytes_per_second=0.0)
+        TierEstimate(name="shared", nbytes=1, bytes_per_second=0.0)
 
 
 # Memory and peers
@@ -111,7 +113,7 @@ OWN, OTHER = "node-a", "node-b"
 
 
 @st.composite
-def worlds(draw: st.DrawFn, *, due: bool = True) -> list[Tier]:
+def worlds(draw: st.DrawFn, *, due: bool = True) -> list[TierEstimate]:
     """A job's tiers, in the order in which a last commit fills them."""
     took = st.none() | st.floats(0.01, 100.0)
     memory = tier("memory", draw(took), node=OWN, due=due and draw(st.booleans()))
@@ -129,7 +131,7 @@ SOON = st.floats(0, 300)
 
 @given(tiers=worlds(due=False), notice=SOON, wait=st.floats(0, 10), going=GOING)
 def test_all_that_is_counted_on_is_done_within_the_share_behind_all_that_is_made_before_it(
-    tiers: list[Tier], notice: float, wait: float, going: frozenset[str]
+    tiers: list[TierEstimate], notice: float, wait: float, going: frozenset[str]
 ) -> None:
     made = plan(tiers, notice, wait=wait, going=going)
     at = wait
@@ -142,7 +144,7 @@ def test_all_that_is_counted_on_is_done_within_the_share_behind_all_that_is_made
 
 @given(tiers=worlds(), notice=SOON, wait=st.floats(0, 10), going=GOING)
 def test_a_plan_is_certain_only_by_a_tier_that_is_known_in_time_and_still_there_afterwards(
-    tiers: list[Tier], notice: float, wait: float, going: frozenset[str]
+    tiers: list[TierEstimate], notice: float, wait: float, going: frozenset[str]
 ) -> None:
     made = plan(tiers, notice, wait=wait, going=going)
     at: float | None = wait
@@ -155,7 +157,7 @@ def test_a_plan_is_certain_only_by_a_tier_that_is_known_in_time_and_still_there_
 
 @given(tiers=worlds(), notice=SOON, wait=st.floats(0, 10), going=GOING)
 def test_what_goes_with_a_node_is_made_only_where_it_is_due_or_another_tier_is_filled_from_it(
-    tiers: list[Tier], notice: float, wait: float, going: frozenset[str]
+    tiers: list[TierEstimate], notice: float, wait: float, going: frozenset[str]
 ) -> None:
     made = plan(tiers, notice, wait=wait, going=going)
     sources = {one.source for one in tiers if one.name in made.tiers}
@@ -167,7 +169,7 @@ def test_what_goes_with_a_node_is_made_only_where_it_is_due_or_another_tier_is_f
 
 @given(tiers=worlds(), notice=SOON, more=SOON, wait=st.floats(0, 10), going=GOING)
 def test_a_longer_notice_takes_no_tier_away_from_a_certain_plan_memory_and_peers_included(
-    tiers: list[Tier], notice: float, more: float, wait: float, going: frozenset[str]
+    tiers: list[TierEstimate], notice: float, more: float, wait: float, going: frozenset[str]
 ) -> None:
     short = plan(tiers, notice, wait=wait, going=going)
     if short.certain:
@@ -175,13 +177,13 @@ def test_a_longer_notice_takes_no_tier_away_from_a_certain_plan_memory_and_peers
 
 
 @given(tiers=worlds(due=False), notice=SOON, wait=st.floats(0, 10))
-def test_memory_and_copies_that_all_go_change_nothing(tiers: list[Tier], notice: float, wait: float) -> None:
+def test_memory_and_copies_that_all_go_change_nothing(tiers: list[TierEstimate], notice: float, wait: float) -> None:
     durable = [one for one in tiers if one.node is None]
     made, without = plan(tiers, notice, wait=wait, going={OWN, OTHER}), plan(durable, notice, wait=wait)
     assert (made.tiers, made.certain) == (without.tiers, without.certain)
 
 
-def near(memory: float | None, peer: float | None, *, there: str = OTHER, due: bool = False) -> list[Tier]:
+def near(memory: float | None, peer: float | None, *, there: str = OTHER, due: bool = False) -> list[TierEstimate]:
     return [
         tier("memory", memory, node=OWN, due=due),
         tier("peer", peer, "memory", node=there, due=due),
@@ -216,7 +218,7 @@ def near(memory: float | None, peer: float | None, *, there: str = OTHER, due: b
     ],
 )
 def test_the_choice_with_memory_and_peers_when_this_node_goes_in_30_seconds(
-    tiers: list[Tier], chosen: tuple[str, ...], certain: bool
+    tiers: list[TierEstimate], chosen: tuple[str, ...], certain: bool
 ) -> None:
     made = plan(tiers, 30.0, going={OWN})
     assert (made.tiers, made.certain) == (chosen, certain)
@@ -236,20 +238,20 @@ def test_the_reason_says_what_goes_with_the_node_and_what_the_step_takes() -> No
 def test_a_launcher_knows_where_its_copies_go_and_what_they_take(
     tmp_path: Path, intervals: tuple[int, int], due: tuple[bool, bool]
 ) -> None:
-    options = MemoryOptions(root=tmp_path, interval=intervals[0], peer_interval=intervals[1])
+    options = TierOptions(root=tmp_path, interval=intervals[0], peer_interval=intervals[1])
     host = MemoryHost(options, identity=Identity(pod_uid="u1", pod="one", node=OWN), host="127.0.0.1")
     speeds = {name: Speed() for name in ("memory", "peer")}
     speeds["memory"].took(GB, 1.0)
     speeds["peer"].took(GB, 2.0)
     world = [Member(index=0, pod_uid="u1", node=OWN), Member(index=1, pod_uid="u2", node=OTHER)]
-    memory, peer = host.tiers(speeds, world)
+    memory, peer = host.estimates(speeds, world)
     assert (memory.seconds, memory.node, memory.due) == (1.0, OWN, due[0])
     assert (peer.seconds, peer.node, peer.due, peer.source) == (2.0, OTHER, due[1], "memory")
-    assert [one.name for one in host.tiers(speeds, world[:1])] == ["memory"], "nobody is on another node"
+    assert [one.name for one in host.estimates(speeds, world[:1])] == ["memory"], "nobody is on another node"
 
 
 def test_a_launcher_that_is_asked_for_no_copies_plans_none(tmp_path: Path) -> None:
-    options = MemoryOptions(root=tmp_path)
+    options = TierOptions(root=tmp_path)
     host = MemoryHost(options, identity=Identity(pod_uid="u1", pod="one", node=OWN), host="127.0.0.1")
     world = [Member(index=0, pod_uid="u1", node=OWN), Member(index=1, pod_uid="u2", node=OTHER)]
-    assert [one.name for one in host.tiers({"memory": Speed()}, world)] == ["memory"]
+    assert [one.name for one in host.estimates({"memory": Speed()}, world)] == ["memory"]

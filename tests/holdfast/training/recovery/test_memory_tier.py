@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
-from holdfast.checkpoint.tiers.settings import MemorySettings
+from holdfast.checkpoint.tiers.settings import TierSettings
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "sharded.py"
 STEPS = 10
@@ -32,7 +32,7 @@ class Nodes:
         folder.mkdir()
         server = self.servers[slot] = PeerServer(folder, host="127.0.0.1")
         server.key = KEY
-        self._launcher.memory[slot] = MemorySettings(
+        self._launcher.tiers.setdefault(slot, {})["memory"] = TierSettings(
             folder=folder,
             limit=None,
             interval=1,
@@ -90,7 +90,7 @@ def test_all_rank_processes_die_and_the_last_staged_step_comes_back_from_memory(
     last = max(kept(launcher, slot) for slot in (0, 1))
     assert not list((tmp_path / "tier").glob("step-*")), "nothing is on the shared tier"
     for before, slot in enumerate((2, 3)):
-        launcher.memory[slot] = launcher.memory[before]
+        launcher.tiers[slot] = launcher.tiers[before]
     launcher.form(2, [2, 3])
     went_on(launcher, last, 2, 3)
 
@@ -130,12 +130,12 @@ def test_nothing_is_lost_where_memory_has_an_interval(launcher: Any, nodes: Node
     """Steps since the last one in memory are made again, and every sample still counts once."""
     for slot in (0, 1):
         nodes.add(slot)
-        launcher.memory[slot]["interval"] = 3
+        launcher.tiers[slot]["memory"]["interval"] = 3
     launcher.start(2, tmp_path / "tier", "--steps", str(STEPS), "--faults", "forward:1:7")
     launcher.processes.pop(1).wait()
     launcher.leave(1, 0)
     launcher.wait("the other to leave", lambda: bool(launcher.of(0, "left")))
-    launcher.memory[2] = launcher.memory[1]
+    launcher.tiers[2] = launcher.tiers[1]
     launcher.form(2, [0, 2])
     went_on(launcher, 6, 0, 2)
 
@@ -147,7 +147,7 @@ def test_a_last_commit_lies_on_another_node_too_where_that_is_asked_for_and_not_
     """The worker of rank 1 leaves with its node, and with all that the shared tier had."""
     for slot in (0, 1):
         nodes.add(slot)
-        launcher.memory[slot] |= {"interval": 1000, "peerInterval": 1000}
+        launcher.tiers[slot]["memory"] |= {"interval": 1000, "peerInterval": 1000}
     launcher.start(2, tmp_path / "tier", "--steps", "60", "--pause", "0.05")
     launcher.wait("two steps", lambda: len(launcher.of(0, "step")) >= 2)
     launcher.ask(1, "quiesce", "notice", commit=True, near=True)
@@ -162,7 +162,7 @@ def test_a_last_commit_lies_on_another_node_too_where_that_is_asked_for_and_not_
         shutil.rmtree(commit)
     nodes.add(2)
     for slot in (0, 2):
-        launcher.memory[slot] |= {"interval": 1000, "peerInterval": 1000}
+        launcher.tiers[slot]["memory"] |= {"interval": 1000, "peerInterval": 1000}
     launcher.form(2, [0, 2])
     went_on(launcher, last, 0, 2)
 
@@ -170,7 +170,7 @@ def test_a_last_commit_lies_on_another_node_too_where_that_is_asked_for_and_not_
 def test_without_that_only_the_shared_tier_has_it(launcher: Any, nodes: Nodes, tmp_path: Path) -> None:
     for slot in (0, 1):
         nodes.add(slot)
-        launcher.memory[slot] |= {"interval": 1000, "peerInterval": 1000}
+        launcher.tiers[slot]["memory"] |= {"interval": 1000, "peerInterval": 1000}
     launcher.start(2, tmp_path / "tier", "--steps", "60", "--pause", "0.05")
     launcher.wait("two steps", lambda: len(launcher.of(0, "step")) >= 2)
     launcher.ask(1, "quiesce", "notice", commit=True, near=False)

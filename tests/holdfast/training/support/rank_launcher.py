@@ -116,7 +116,7 @@ class Launcher:
         self.said: dict[int, list[dict[str, Any]]] = {}
         self.trained: dict[int, dict[str, int]] = {}
         """The highest attempt that a slot had ranks in before."""
-        self.memory: dict[int, dict[str, Any]] = {}
+        self.tiers: dict[int, dict[str, dict[str, Any]]] = {}
         """By slot, the memory tier of its launcher."""
         self._changed = threading.Condition()
         self._writers: dict[int, socket.socket] = {}
@@ -167,7 +167,7 @@ class Launcher:
     def _heard(self, slot: int, message: dict[str, Any]) -> None:
         if message["type"] == "hello":
             pair = {name: message[name] for name in ("generation", "attempt")}
-            known = {"trained": self.trained.get(slot), "memory": self.memory.get(slot)}
+            known = {"trained": self.trained.get(slot), "tiers": self.tiers.get(slot, {})}
             self.tell(slot, type="welcome", claims=[], settings={}, **known, **pair)
         with self._changed:
             self.said.setdefault(slot, []).append(message)

@@ -44,8 +44,7 @@ class Recorder:
     durable: int = 0
     trained: AttemptId | None = None
     books: LauncherFailures | None = None
-    memory: Mapping[str, Any] | None = None
-    local: Mapping[str, Any] | None = None
+    tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     pair: AttemptId | None = None  # None: the folder says which attempt is next
     places: int = 0  # that were given
     moves_on: bool = False

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,11 +34,12 @@ from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.tiers.local_disk_tier import LocalTier
-from holdfast.checkpoint.tiers.memory_tier import MemoryTier, tier_of
-from holdfast.checkpoint.tiers.settings import MemorySettings, TierSettings
+from holdfast.checkpoint.tiers.memory_tier import MemoryTier
+from holdfast.checkpoint.tiers.settings import TierSettings
+from holdfast.checkpoint.tiers.tier import Tier, TierWorld
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.errors import CheckpointError, NoneWholeError, UnavailableError
-from holdfast.core.protocol import OBJECT_TIER, SHARED_TIER
+from holdfast.core.errors import NoneWholeError, UnavailableError
+from holdfast.core.tier_names import OBJECT_TIER, SHARED_TIER
 
 _log = logging.getLogger("holdfast.checkpoint")
 
@@ -75,6 +77,7 @@ class CheckpointManager:
         bytes_per_second: int | None = None,
         max_in_flight: int = WRITERS,
         copies_in_flight: int | None = None,
+        tiers: Sequence[Tier] | None = None,
     ) -> None:
         self._root = root
         shared = FolderStore(root)
@@ -94,8 +97,9 @@ class CheckpointManager:
         self._full_every, self._delta_threshold = full_every, delta_threshold
         self._bytes_per_second, self._max_in_flight, self._pace = bytes_per_second, max_in_flight, UNHINDERED
         self._chain: Chain | None = None  # of the attempt: an older one's save may still be on its way
-        self._memory: MemoryTier | None = None
-        self._local: LocalTier | None = None
+        self._known_tiers: tuple[Tier, ...] = (MemoryTier(), LocalTier()) if tiers is None else tuple(tiers)
+        self.tiers: tuple[Tier, ...] = ()
+        """The tiers that every rank saves on in addition to the folder, in the order in which they are read."""
 
     def enter(
         self,
@@ -115,79 +119,55 @@ class CheckpointManager:
         self._fence.enter(attempt)
         self._chain = Chain(every=self._full_every, threshold=self._delta_threshold) if self._full_every > 1 else None
 
-    def enter_memory(
+    def enter_tiers(
         self,
-        said: Mapping[str, Any] | None,
-        members: Sequence[Mapping[str, Any] | None],
+        own: Mapping[str, Mapping[str, Any]],
+        members: Sequence[Mapping[str, Mapping[str, Any]]],
         local_rank: int,
         check: Callable[[], None],
     ) -> None:
-        """Commit into memory too, if every rank's launcher keeps some; `members` says where, by rank."""
-        settings = MemorySettings.from_optional(said)
-        neighbours = [Neighbour.from_json(one["me"]) for one in members if one is not None]
-        if settings is None or len(neighbours) < len(members):
-            if neighbours and self._exchange.rank == 0:
-                _log.warning("some launchers have no memory tier: nothing is committed there (--memory-tier)")
-            if self._memory is not None:
-                self._memory.close()
-            self._memory = None
-            return
-        first = members[0] or {}  # pods of before and after a change of the intervals do as rank 0 does
-        settings = replace(settings, interval=int(first["interval"]), peer_interval=first["peerInterval"])
-        if self._memory is None:
-            self._memory = MemoryTier(settings)
-        self._memory.enter(settings, frozenset(neighbours), local_rank, self._exchange, check)
-
-    def enter_local(
-        self,
-        said: Mapping[str, Any] | None,
-        members: Sequence[Mapping[str, Any] | None],
-        local_rank: int,
-        check: Callable[[], None],
-    ) -> None:
-        """Commit on this node's disk too, if every rank's launcher has a folder there; `members` says so, by rank."""
-        if self._local is not None:
-            self._local.close()
-        settings, self._local = TierSettings.from_optional(said), None
-        theirs = [one for one in members if one is not None]
-        if settings is not None and len(theirs) == len(members):
-            settings = replace(settings, interval=int(theirs[0]["interval"]))
-            there = frozenset(Neighbour.from_json(one["me"]) for one in theirs)
-            self._local = LocalTier(settings, local_rank, there, check)
-        elif theirs and self._exchange.rank == 0:
-            _log.warning("some launchers have no local tier: nothing is committed there (--local-tier)")
-
-    def local_due_at(self, step: int) -> bool:
-        """Whether every rank is to commit this step on its node's disk, or the first one after it that it can."""
-        return self._local is not None and self._local.due_at(step)
-
-    def begin_local(self, snapshot: Snapshot, told: Callable[[SaveResult], None] = _untold) -> Saving:
-        """As `begin`, on this node's disk; with the memory of that, so only one of both is on its way."""
-        local = self._local
-        if local is None:
-            raise CheckpointError("there is no local tier")
-        called = time.monotonic()
-        staged, exchange = self._staged(snapshot, local.pace())
-        terms, check = self._fence.context, self._check
-        saves = PendingSave(staged, lambda: local.commit(staged, exchange, terms, check=check), told, called=called)
-        self._saving = Saving(saves.commit)
-        saves.copy()
-        return self._saving
+        """Save on the tiers that every rank's launcher offers too. `own` is what this rank's launcher says of each;
+        `members` is what each rank announced, in order of ranks."""
+        entered = []
+        for tier in self._known_tiers:
+            theirs = [one[tier.name] for one in members if tier.name in one]
+            if tier.name in own and len(theirs) == len(members):
+                tier.enter(
+                    TierWorld(
+                        settings=TierSettings.agreed(own[tier.name], theirs[0]),
+                        neighbours=frozenset(Neighbour.from_json(one["me"]) for one in theirs),
+                        local_rank=local_rank,
+                        exchange=self._exchange,
+                        check=check,
+                    )
+                )
+                entered.append(tier)
+                continue
+            tier.close()
+            if theirs and self._exchange.rank == 0:
+                _log.warning(
+                    "some launchers have no %s tier: nothing is saved there (--%s-tier)", tier.name, tier.name
+                )
+        self.tiers = tuple(entered)
 
     @property
     def saves(self) -> int:
         """How many were begun in this attempt."""
         return self._saves
 
-    def memory_due_at(self, step: int, *, asked: bool = False) -> bool:
-        """Whether every rank commits this step into memory, if not `asked` to."""
-        return self._memory is not None and (asked or self._memory.due_at(step))
+    def save_on(self, tier: Tier, snapshot: Snapshot, *, asked: bool = False) -> SaveResult:
+        """Save on a tier that copies the live objects while training waits."""
+        exchange = self._exchange
+        staged = plan(self._owned(snapshot), None, self._planner, rank=exchange.rank, size=exchange.size)
+        return tier.save(staged, exchange, self._fence.context, check=self._check, asked=asked)
 
-    def save_in_memory(self, snapshot: Snapshot, *, copy: bool = False) -> SaveResult:
-        """Commit into memory, and with copies into that of other nodes; `copy`: also if none is due."""
-        if self._memory is None:
-            raise CheckpointError("there is no memory tier")
-        return self._memory.save(self._owned(snapshot), self._fence.context, copy=copy)
+    def begin_on(self, tier: Tier, snapshot: Snapshot, told: Callable[[SaveResult], None] = _untold) -> Saving:
+        """As `begin`, on a tier that saves in the background, from the same staging buffer: one save at a time."""
+        called = time.monotonic()
+        staged, exchange = self._staged(snapshot, tier.pace())
+        context, check = self._fence.context, self._check
+        work = partial(tier.save, staged, exchange, context, check=check)
+        return self._begun(PendingSave(staged, work, told, called=called))
 
     def is_durable(self, name: CheckpointName) -> bool:
         """Whether the shared tier has this commit. Every rank calls it."""
@@ -246,8 +226,8 @@ class CheckpointManager:
             if self._where[0].url in found.stores and exists(self._root, found.loaded.name):
                 self._base_here = found.loaded.name  # and was not moved aside for a damaged file
             self._expiry.verified.add(found.loaded.name)
-            if self._memory is not None:
-                self._memory.restored(found.loaded.name)
+            for tier in self.tiers:
+                tier.restored(found.loaded.name)
         return found
 
     def _found(self, select: Select | None) -> Restored:
@@ -288,10 +268,15 @@ class CheckpointManager:
             first=self._keep_last > 1,  # as many are there once as many were made
         )
 
-    def tiers(self, found: Restored) -> list[str]:
+    def read_from(self, found: Restored) -> list[str]:
         """Which tiers a commit was read from."""
         known = {store.url: word for store, word in zip(self._where, (SHARED_TIER, OBJECT_TIER), strict=False)}
-        return list(dict.fromkeys(known.get(url) or tier_of(url) for url in found.stores))
+        names = (known.get(url) or self._name_of(url) for url in found.stores)
+        return list(dict.fromkeys(names))
+
+    def _name_of(self, url: str) -> str:
+        """Of a store that some rank read from, on whichever node it is."""
+        return next(filter(None, (tier.reported_as(url) for tier in self._known_tiers)), url)
 
     def claim(self, *, step: int, pair: AttemptId | None, waits: Callable[[], None] | None = None) -> Claim:
         """Make this attempt's claim durable; after it, look again whether another has claimed meanwhile.
@@ -347,6 +332,9 @@ class CheckpointManager:
         saves = self._planned(snapshot, told, spare=spare)
         if urgent:
             self.hurry()
+        return self._begun(saves)
+
+    def _begun(self, saves: PendingSave) -> Saving:
         self._saving = Saving(saves.commit)
         saves.copy()
         return self._saving
@@ -398,8 +386,6 @@ class CheckpointManager:
         )
 
     def _near(self) -> tuple[CheckpointStore, ...]:
-        """This node's memory and disk, then those of others."""
-        terms = self._fence.context
-        memory = [] if self._memory is None else self._memory.stores(terms)
-        disk = [] if self._local is None else self._local.stores(terms)
-        return (*memory[:1], *disk[:1], *memory[1:], *disk[1:])
+        """The tiers on this node, then those on others."""
+        stores = [tier.stores(self._fence.context) for tier in self.tiers]
+        return (*(many[0] for many in stores), *(store for many in stores for store in many[1:]))

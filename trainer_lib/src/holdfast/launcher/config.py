@@ -10,7 +10,7 @@ from holdfast.launcher.network.control_channel import CONTROL_PORT
 from holdfast.launcher.network.tcp_store import STORE_PORT
 from holdfast.launcher.ranks.supervisor import Command
 from holdfast.launcher.status.status_document import Identity
-from holdfast.launcher.tiers.options import MemoryOptions, TierOptions
+from holdfast.launcher.tiers.options import TierOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,5 +30,5 @@ class LauncherConfig:
     stand_by: bool = True  # start the script before its world is known
     checkpoint_dir: Path | None = None
     upload: UploadSettings | None = None
-    memory: MemoryOptions | None = None
+    memory: TierOptions | None = None
     local: TierOptions | None = None

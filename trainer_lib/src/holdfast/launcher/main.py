@@ -34,7 +34,7 @@ from holdfast.launcher.rendezvous import connection as rendezvous
 from holdfast.launcher.rendezvous import endpoint, folder_lock
 from holdfast.launcher.rendezvous.roster import Joined, Record, Roster, RunRequest
 from holdfast.launcher.status.status_document import Identity
-from holdfast.launcher.tiers.options import MemoryOptions, TierOptions
+from holdfast.launcher.tiers.options import TierOptions
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.tiers.uploader import UploadSettings
@@ -164,7 +164,7 @@ async def _alone(options: RunOptions, environment: Environment, context: LogCont
             shutil.rmtree(run_dir, ignore_errors=True)
 
 
-def _memory(environment: Environment) -> MemoryOptions | None:
+def _memory(environment: Environment) -> TierOptions | None:
     tier, interval, copies = environment.memory_tier, environment.memory_interval, environment.peer_interval
     if tier is None:
         return None
@@ -173,7 +173,7 @@ def _memory(environment: Environment) -> MemoryOptions | None:
             f"--peer-interval {copies} is not a multiple of --memory-interval {interval}: only checkpoints in memory "
             "are copied; use a multiple"
         )
-    return MemoryOptions(
+    return TierOptions(
         root=tier.root,
         limit=tier.limit,
         interval=interval,

@@ -149,12 +149,13 @@ class Staged:
             yield part
 
 
-def plan(snapshot: Snapshot, arena: Arena, planner: Planner, *, rank: int, size: int) -> Staged:
-    """Find room for this rank's share; nothing is copied yet."""
+def plan(snapshot: Snapshot, arena: Arena | None, planner: Planner, *, rank: int, size: int) -> Staged:
+    """Find room for this rank's share, unless whoever saves it copies the live objects; nothing is copied yet."""
     layouts = planner.layouts(snapshot.specs, snapshot.shares or snapshot.holding, size)
     own, image, error = layouts.plan(snapshot.name, rank), memoryview(b""), ""
     try:
-        image = arena.image(own.nbytes)
+        if arena is not None:
+            image = arena.image(own.nbytes)
     except (OSError, MemoryError) as trouble:
         error = f"rank {rank}: no memory for a copy of {own.nbytes} bytes: {trouble}"
     return Staged(snapshot=snapshot, layouts=layouts, plan=own, image=image, error=error)

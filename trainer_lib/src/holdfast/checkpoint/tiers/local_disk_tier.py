@@ -37,8 +37,9 @@ from holdfast.checkpoint.ranks.exchange import Exchange
 from holdfast.checkpoint.saving.protocol import SaveResult, Staged, manifest_by, write_share
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.local_disk import LocalStore, own_folder, own_folders
-from holdfast.checkpoint.stores.memory.peer_client import Neighbour, Peer, PeerStore
+from holdfast.checkpoint.stores.memory.peer_client import Peer, PeerStore
 from holdfast.checkpoint.tiers.settings import TierSettings
+from holdfast.checkpoint.tiers.tier import TierWorld
 from holdfast.core.errors import CheckpointError
 from holdfast.core.json_fields import JsonFields
 from holdfast.core.protocol import LOCAL_TIER
@@ -130,20 +131,24 @@ def _lacks(pod: Sequence[LocalDiskReport], keep: CheckpointName | None) -> str:
 
 
 class LocalTier:
-    """One rank's side of it, in one world after the other."""
+    """One rank's part of the local tier (`Tier`)."""
 
-    def __init__(
-        self,
-        settings: TierSettings,
-        local_rank: int,
-        members: frozenset[Neighbour] = frozenset(),
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`check` may raise while a neighbour is waited for."""
-        self._settings = settings
-        self._peers = [Peer(one, settings.key, check) for one in sorted(members - {settings.me})]
-        self._local_rank = local_rank
+    name = LOCAL_TIER
+    in_background = True
+
+    def __init__(self) -> None:
+        self._settings: TierSettings
+        self._local_rank = 0
+        self._peers: list[Peer] = []
         self._known: dict[Path, HeldFiles] = {}
+
+    def enter(self, world: TierWorld) -> None:
+        """Serve this world from now on."""
+        self.close()
+        self._settings, self._local_rank = world.settings, world.local_rank
+        others = sorted(world.neighbours - {world.settings.me})
+        self._peers = [Peer(one, world.settings.key, world.check) for one in others]
+        self._known = {}
 
     def pace(self) -> Pace:
         """How fast this rank may write its next part, and how much at once."""
@@ -153,23 +158,36 @@ class LocalTier:
         """Whether every rank is to commit this step here, or the first one after it that it can."""
         return step % self._settings.interval == 0
 
-    def stores(self, terms: FencingContext) -> list[CheckpointStore]:
+    def stores(self, context: FencingContext) -> list[CheckpointStore]:
         """This node's disk, then those of the others."""
-        there = (PeerStore(peer, terms.jobs, tier=LOCAL_TIER) for peer in self._peers)
-        return [LocalStore(self._settings.folder, terms.jobs), *there]
+        there = (PeerStore(peer, context.jobs, tier=LOCAL_TIER) for peer in self._peers)
+        return [LocalStore(self._settings.folder, context.jobs), *there]
+
+    def reported_as(self, url: str) -> str:
+        """Disks of all nodes are the same tier."""
+        return LOCAL_TIER if url.startswith(f"{LOCAL_TIER}:") else ""
+
+    def restored(self, name: CheckpointName) -> None:
+        """Each save finds out by itself which commit is spared."""
 
     def close(self) -> None:
         """Hang up: what a connection holds open there keeps its room, removed or not."""
         for peer in self._peers:
             peer.close()
 
-    def commit(
-        self, staged: Staged, exchange: Exchange, terms: FencingContext, *, check: Callable[[], None] = lambda: None
+    def save(
+        self,
+        staged: Staged,
+        exchange: Exchange,
+        context: FencingContext,
+        *,
+        check: Callable[[], None] = lambda: None,
+        asked: bool = False,
     ) -> SaveResult:
         """Commit what is staged; every rank gets the same answer. `check` may raise to give this rank's part up."""
         name = staged.snapshot.name
         self.close()
-        decision = self._agree(staged, exchange, terms)
+        decision = self._agree(staged, exchange, context)
         if decision.error:
             return SaveResult(committed=False, message=decision.error, cause=decision.cause, full=decision.full)
         root = own_folder(self._settings.folder, staged.snapshot.job_uid, self._local_rank)

@@ -17,24 +17,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import xxhash
 
 from holdfast.checkpoint.folder.publish import ShardRecord
-from holdfast.checkpoint.format.failure_causes import cause_among, failed
+from holdfast.checkpoint.format.failure_causes import cause_of
 from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.mapping_order import without_order
 from holdfast.checkpoint.format.records import Chunk, FileRecord, Records
 from holdfast.checkpoint.format.shard_layout import TensorSpec
+from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.policy.fencing_context import FencingContext
 from holdfast.checkpoint.ranks.exchange import Exchange
-from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot, manifest_with, records_of
-from holdfast.checkpoint.saving.write_plan import Planner
+from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot, Staged, manifest_with, records_of
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.memory import peer_client as peers
 from holdfast.checkpoint.stores.memory.peer_client import STREAMS, Copy, Neighbour, Peer, PeerStore, successor
@@ -42,34 +42,62 @@ from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter
 from holdfast.checkpoint.stores.memory.slots import SlotSet
 from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.checkpoint.tiers.rank_files import RankFiles
-from holdfast.checkpoint.tiers.settings import MemorySettings
+from holdfast.checkpoint.tiers.settings import TierSettings
+from holdfast.checkpoint.tiers.tier import TierWorld
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, NoRoomError
-from holdfast.core.protocol import LOCAL_TIER, MEMORY_TIER, PEER_TIER
+from holdfast.core.json_fields import JsonFields
+from holdfast.core.tier_names import MEMORY_TIER, PEER_TIER
 
 _log = logging.getLogger("holdfast.checkpoint.memory")
 
 
-def tier_of(url: str) -> str:
-    """Which tier a store of a node is, as the rank that read from it sees it."""
-    if url.startswith(f"{LOCAL_TIER}:"):
-        return LOCAL_TIER
-    return PEER_TIER if url.startswith("memory://") else MEMORY_TIER
+@dataclass(frozen=True, kw_only=True)
+class MemoryTrouble(JsonFields):
+    """Why a rank's part is not committed. `there`: it is in its own memory, and the copy on another node failed."""
+
+    error: str = ""
+    cause: str = ""
+    full: bool = False
+    there: bool = False
+
+    @classmethod
+    def of(cls, error: Exception | None, rank: int, *, there: bool) -> MemoryTrouble:
+        """What a rank tells the others of an error."""
+        if error is None:
+            return cls()
+        return cls(
+            error=f"rank {rank}: {error}", cause=cause_of(error), full=isinstance(error, NoRoomError), there=there
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryReport(JsonFields):
+    """What one rank tells the others of its part. `made`: an earlier commit of this process stands."""
+
+    made: bool
+    trouble: MemoryTrouble
+    failures: Any
+    order: str
+    created: str = ""
+    files: Mapping[str, FileRecord] = field(default_factory=dict)
+    chunks: Mapping[str, tuple[Chunk, ...]] | None = None
 
 
 class MemoryTier:
-    """One rank's side of it, in one world after the other."""
+    """One rank's part of the memory tier (`Tier`)."""
 
-    def __init__(self, settings: MemorySettings) -> None:
-        self._settings = settings
+    name = MEMORY_TIER
+    in_background = False
+
+    def __init__(self) -> None:
+        self._settings: TierSettings
         self._owner = ""
         self._slots: SlotSet | None = None
         self._peers: dict[Neighbour, Peer] = {}
         self._target: Neighbour | None = None
-        self._exchange: Exchange | None = None
         self._newest: CheckpointName | None = None
         self._copied: CheckpointName | None = None
-        self._planner = Planner()
         self._looked = False
         self._made = False
         self._chunks: dict[int, Mapping[str, tuple[Chunk, ...]]] = {}
@@ -81,52 +109,60 @@ class MemoryTier:
         """Whether commits are copied to another node now."""
         return self._target is not None
 
-    def enter(
-        self,
-        settings: MemorySettings,
-        members: frozenset[Neighbour],
-        local_rank: int,
-        exchange: Exchange,
-        check: Callable[[], None],
-    ) -> None:
-        """Another world has lined up. `check` may raise while a neighbour is waited for."""
-        self._exchange, self._settings = exchange, settings
-        me = self._settings.me
+    def enter(self, world: TierWorld) -> None:
+        """Serve this world from now on."""
+        self._settings = settings = world.settings
         for peer in self._peers.values():
             peer.close()
-        at_once = settings.in_flight or STREAMS
-        self._peers = {one: Peer(one, settings.key, check, at_once) for one in sorted(members - {me})}
-        self._target = None if self._settings.peer_interval is None else successor(members, me)
+        at_once, others = settings.in_flight or STREAMS, sorted(world.neighbours - {settings.me})
+        self._peers = {one: Peer(one, settings.key, world.check, at_once) for one in others}
+        self._target = None if settings.peer_interval is None else successor(world.neighbours, settings.me)
         self._looked, self._chunks, self._told, self._located = False, {}, None, None
         self._newest = self._copied = None
-        self._own(f"own-{local_rank}")
-        if self._settings.peer_interval is not None and self._target is None and exchange.rank == 0:
+        self._own(f"own-{world.local_rank}")
+        if settings.peer_interval is not None and self._target is None and world.exchange.rank == 0:
             _log.warning(
                 "all workers are on node %s: nobody keeps copies of the memory tier on another one, and the loss of "
                 "this node loses its commits (elasticity or placement.topologyKey spreads workers over nodes)",
-                me.node,
+                settings.me.node,
             )
 
-    def stores(self, terms: FencingContext) -> list[CheckpointStore]:
+    def stores(self, context: FencingContext) -> list[CheckpointStore]:
         """This node's memory, then that of the others."""
-        there = (PeerStore(peer, terms.jobs) for peer in self._peers.values())
-        return [MemoryStore(self._settings.folder, terms.jobs), *there]
+        there = (PeerStore(peer, context.jobs) for peer in self._peers.values())
+        return [MemoryStore(self._settings.folder, context.jobs), *there]
+
+    def reported_as(self, url: str) -> str:
+        """Another node's memory is the peer tier."""
+        if url.startswith(f"{MEMORY_TIER}://"):
+            return PEER_TIER
+        return MEMORY_TIER if url.startswith(f"{MEMORY_TIER}:") else ""
 
     def due_at(self, step: int) -> bool:
         """Whether every rank commits this step here."""
         return step % self._settings.interval == 0
 
+    def pace(self) -> Pace:
+        """Memory is not written in the background."""
+        return UNHINDERED
+
     def restored(self, name: CheckpointName) -> None:
         """Training goes on from this commit: it is overwritten last."""
         self._newest = name
 
-    def save(self, snapshot: Snapshot, terms: FencingContext, *, copy: bool = False) -> SaveResult:
-        """Commit; every rank gets the same answer. NoRoomError if there is no room for the very first one: training
-        would go on without what it was asked for. `copy`: to the other nodes too, also if that is not due."""
-        exchange = self._world()
-        self._look(exchange, terms)
-        part = RankFiles(snapshot, exchange, self._planner)
-        copied = self._copies_at(snapshot.name.step) or (copy and self.copies)
+    def save(
+        self,
+        staged: Staged,
+        exchange: Exchange,
+        context: FencingContext,
+        *,
+        check: Callable[[], None] = lambda: None,
+        asked: bool = False,
+    ) -> SaveResult:
+        """Commit; every rank gets the same answer. It is `full` if there is no room for the very first one."""
+        self._look(exchange, context)
+        snapshot, part = staged.snapshot, RankFiles(staged, exchange)
+        copied = self.copies and (asked or self._copies_at(snapshot.name.step))
         trouble: Exception | None = None
         record = writer = None
         seconds = 0.0
@@ -136,26 +172,20 @@ class MemoryTier:
                 seconds = self._copy(part, writer, record)
         except (CheckpointError, OSError) as error:
             trouble = error
-        told = exchange.gather(
-            {**self._report(record, trouble), "failures": _failures(snapshot), "order": part.order}
-        )
-        self._note(told)
-        troubles = [one for one in told if one["error"]]
-        if any(one["full"] for one in told) and not any(one["made"] for one in told):
-            raise NoRoomError("; ".join(one["error"] for one in troubles))
-        if troubles or writer is None:
-            return _not_committed(troubles)
-        manifest = self._manifest(snapshot, told)
-        troubles = [one for one in exchange.gather(self._seal(part, writer, manifest, copied)) if one]
-        if troubles:
-            return _not_committed(troubles)
+        own = self._report(part, record, trouble, exchange.rank)
+        reports = [MemoryReport.from_json(one) for one in exchange.gather(own.to_json())]
+        self._note(reports)
+        if any(one.trouble.error for one in reports) or writer is None:
+            return _not_committed([one.trouble for one in reports], made=any(one.made for one in reports))
+        manifest = self._manifest(snapshot, reports)
+        sealed = exchange.gather(self._seal(part, writer, manifest, copied, exchange.rank).to_json())
+        troubles = [MemoryTrouble.from_json(one) for one in sealed]
+        if any(one.error for one in troubles):
+            return _not_committed(troubles, made=True)
         self._newest, self._made = snapshot.name, True
         self._copied = snapshot.name if copied else self._copied
-        return SaveResult(
-            committed=True,
-            nbytes=0 if record is None else sum(file.nbytes for file in record.files.values()),
-            copying=seconds,
-        )
+        nbytes = 0 if record is None else sum(file.nbytes for file in record.files.values())
+        return SaveResult(committed=True, nbytes=nbytes, copying=seconds)
 
     def close(self) -> None:
         """Let another process write these slots."""
@@ -163,14 +193,9 @@ class MemoryTier:
             peer.close()
         if self._slots is not None:
             self._slots.close()
-        self._slots, self._owner, self._peers = None, "", {}
+        self._slots, self._owner, self._peers, self._made = None, "", {}, False
 
     # Inside
-
-    def _world(self) -> Exchange:
-        if self._exchange is None:
-            raise CheckpointError("no world has lined up yet")
-        return self._exchange
 
     def _own(self, owner: str) -> None:
         if owner != self._owner or self._slots is None:
@@ -269,33 +294,36 @@ class MemoryTier:
             raise CheckpointError("there is no other node")
         return self._peers[self._target]
 
-    def _report(self, record: ShardRecord | None, trouble: Exception | None) -> dict[str, Any]:
+    def _report(
+        self, part: RankFiles, record: ShardRecord | None, trouble: Exception | None, rank: int
+    ) -> MemoryReport:
         """Where tensors lie seldom changes: that is told when it does."""
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        said: dict[str, Any] = {"made": self._made, "error": "", "full": isinstance(trouble, NoRoomError)}
-        if trouble is not None:
-            said |= failed(trouble, self._world().rank) | {"there": record is not None}
+        state = part.snapshot.state
+        report = MemoryReport(
+            made=self._made,
+            trouble=MemoryTrouble.of(trouble, rank, there=record is not None),
+            failures=state.get("failures") if isinstance(state, dict) else None,
+            order=part.order,
+        )
         if record is None:
-            return said
+            return report
         same, self._told = record.chunks == self._told, record.chunks
-        told = record.to_json()
-        return {**said, "created": now, "files": told["files"], "chunks": None if same else told["chunks"]}
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return replace(report, created=now, files=record.files, chunks=None if same else record.chunks)
 
-    def _note(self, told: Sequence[Mapping[str, Any]]) -> None:
-        for rank, one in enumerate(told):
-            if one.get("chunks") is not None:
-                told_of = one["chunks"].items()
-                self._chunks[rank] = {name: tuple(map(Chunk.from_json, chunks)) for name, chunks in told_of}
-                self._located = None
+    def _note(self, reports: Sequence[MemoryReport]) -> None:
+        for rank, one in enumerate(reports):
+            if one.chunks is not None:
+                self._chunks[rank], self._located = one.chunks, None
 
-    def _manifest(self, snapshot: Snapshot, told: Sequence[Mapping[str, Any]]) -> Manifest:
-        files = [{name: FileRecord.from_json(record) for name, record in one["files"].items()} for one in told]
-        if told[0]["failures"] is not None:  # each rank counts them by its own clock; the manifest is the same on all
-            snapshot = replace(snapshot, state={**snapshot.state, "failures": told[0]["failures"]})
-        if len({one["order"] for one in told}) > 1:  # mappings that ranks filled in other orders keep none
+    def _manifest(self, snapshot: Snapshot, reports: Sequence[MemoryReport]) -> Manifest:
+        first = reports[0]
+        if first.failures is not None:  # each rank counts them by its own clock; the manifest is the same on all
+            snapshot = replace(snapshot, state={**snapshot.state, "failures": first.failures})
+        if len({one.order for one in reports}) > 1:  # mappings that ranks filled in other orders keep none
             snapshot = replace(snapshot, state=without_order(snapshot.state))
-        records = self._records(snapshot.specs, len(told))
-        return replace(manifest_with(records, snapshot, files), created=str(told[0]["created"]))
+        records = self._records(snapshot.specs, len(reports))
+        return replace(manifest_with(records, snapshot, [one.files for one in reports]), created=first.created)
 
     def _records(self, specs: Sequence[TensorSpec], size: int) -> Records:
         """Where tensors lie, put together again only when that has changed."""
@@ -303,7 +331,9 @@ class MemoryTier:
             self._located = specs, records_of(specs, [self._chunks[rank] for rank in range(size)])
         return self._located[1]
 
-    def _seal(self, part: RankFiles, writer: SlotWriter, manifest: Manifest, copied: bool) -> dict[str, Any]:
+    def _seal(
+        self, part: RankFiles, writer: SlotWriter, manifest: Manifest, copied: bool, rank: int
+    ) -> MemoryTrouble:
         there = False
         try:
             writer.seal(manifest, copied=copied)
@@ -311,19 +341,17 @@ class MemoryTier:
             if copied:
                 peers.seal(self._neighbour(), self._outgoing(part, {}), manifest)
         except (CheckpointError, OSError) as error:
-            return {**failed(error, self._world().rank), "there": there}
-        return {}
+            return MemoryTrouble.of(error, rank, there=there)
+        return MemoryTrouble()
 
 
-def _not_committed(troubles: Sequence[Mapping[str, Any]]) -> SaveResult:
-    """`there`: the rank's part is in its own memory, and it is the copy on another node that failed."""
+def _not_committed(told: Sequence[MemoryTrouble], *, made: bool) -> SaveResult:
+    """Why; `made`: an earlier commit stands, so that lack of room is no reason to end training."""
+    troubles = [one for one in told if one.error]
     return SaveResult(
         committed=False,
-        message="; ".join(one["error"] for one in troubles),
-        cause=cause_among(troubles),
-        copy_failed=bool(troubles) and bool(troubles[0]["there"]),
+        message="; ".join(one.error for one in troubles),
+        cause=next((one.cause for one in troubles), ""),
+        copy_failed=bool(troubles) and troubles[0].there,
+        full=not made and any(one.full for one in troubles),
     )
-
-
-def _failures(snapshot: Snapshot) -> Any:
-    return snapshot.state.get("failures") if isinstance(snapshot.state, dict) else None

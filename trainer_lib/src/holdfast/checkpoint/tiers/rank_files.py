@@ -10,14 +10,13 @@ import xxhash
 from holdfast.checkpoint.format.file_names import rank_file, tensors_file
 from holdfast.checkpoint.format.mapping_order import has_order
 from holdfast.checkpoint.format.records import CHUNK_BYTES, Chunk, FileRecord
-from holdfast.checkpoint.format.shard_layout import LEAST_CUT_BYTES, Piece, ShardPlan
+from holdfast.checkpoint.format.shard_layout import LEAST_CUT_BYTES, Piece
 from holdfast.checkpoint.io.chunk_digester import ChunkDigester
 from holdfast.checkpoint.io.durable_files import encode_json
 from holdfast.checkpoint.io.thread_pool import Pool
 from holdfast.checkpoint.ranks.exchange import Exchange
 from holdfast.checkpoint.saving.finite_check import Inspection
-from holdfast.checkpoint.saving.protocol import Snapshot
-from holdfast.checkpoint.saving.write_plan import Planner
+from holdfast.checkpoint.saving.protocol import Snapshot, Staged
 from holdfast.checkpoint.stores.memory.peer_client import room_for
 from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter
 
@@ -29,12 +28,10 @@ _BATCH_BYTES: Final = 4 * CHUNK_BYTES
 class RankFiles:
     """One rank's files of a commit, as they are to lie in a slot."""
 
-    def __init__(self, snapshot: Snapshot, exchange: Exchange, planner: Planner) -> None:
-        self.snapshot = snapshot
+    def __init__(self, staged: Staged, exchange: Exchange) -> None:
+        self.snapshot = snapshot = staged.snapshot
         self._rank = exchange.rank
-        layout = planner.layouts(snapshot.specs, snapshot.holding, exchange.size).of(exchange.rank)
-        said = {"format": "pt", "commit": str(snapshot.name), "rank": str(exchange.rank)}
-        self._plan: ShardPlan = layout.headed(said)
+        self._plan = staged.plan
         self._alone = encode_json(snapshot.alone)
         state = encode_json(snapshot.state)
         self.order = _order(snapshot.state, state)

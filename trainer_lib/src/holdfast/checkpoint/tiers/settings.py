@@ -14,8 +14,10 @@ from holdfast.core.json_fields import JsonFields
 
 @dataclass(frozen=True, kw_only=True)
 class TierSettings(JsonFields):
-    """A folder of the node's. The interval is in steps. They travel over the agent socket, which only this user can
-    read."""
+    """A folder of the node's. Intervals are in steps; without one for peers, no copies are sent to other nodes.
+
+    The settings travel over the agent socket, which only this user can read.
+    """
 
     folder: Path
     limit: int | None
@@ -24,25 +26,19 @@ class TierSettings(JsonFields):
     me: Neighbour
     key: bytes
     in_flight: int | None = None
+    peer_interval: int | None = None
 
     @classmethod
-    def from_optional(cls, value: Mapping[str, Any] | None) -> Self | None:
-        """Read what travelled; None where there is no such tier."""
-        if not value:
-            return None
+    def agreed(cls, own: Mapping[str, Any], first: Mapping[str, Any]) -> Self:
+        """Read what the own launcher says, with the intervals that rank 0's announces: pods from before and after a
+        change of the intervals do the same."""
         try:
-            return cls.from_json(value)
+            return cls.from_json({**own, **first, "me": own["me"]})
         except (KeyError, TypeError, ValueError) as error:
             raise DocumentError(f"not the settings of a tier: {error!r}") from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemorySettings(TierSettings):
-    """Settings of the memory tier. Without an interval for peers, no copies are made."""
-
-    peer_interval: int | None
-
-
-def announced(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What the other ranks must know of this rank's tier: where it is served, and how often it saves."""
-    return {name: said[name] for name in ("me", "interval", "peerInterval") if name in said} if said else None
+def announced(tiers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What the other ranks must know of this rank's tiers: where each is served, and how often it saves."""
+    shown = ("me", "interval", "peerInterval")
+    return {name: {key: said[key] for key in shown if key in said} for name, said in tiers.items()}

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from holdfast.core.protocol import OBJECT_TIER, PEER_TIER, SHARED_TIER
-from holdfast.launcher.drain.last_checkpoint_plan import Plan, Tier, plan
-from holdfast.launcher.event_pump import EventPump
+from holdfast.core.tier_names import OBJECT_TIER, PEER_TIER, SHARED_TIER
+from holdfast.launcher.drain.last_checkpoint_plan import Plan, TierEstimate, plan
 from holdfast.launcher.membership.state import State
 from holdfast.launcher.ranks.event_adapter import LocalRanks
 from holdfast.launcher.tiers.upload_client import Uploads
 
 if TYPE_CHECKING:
-    from holdfast.launcher.tiers.memory_tier import MemoryHost
+    from holdfast.launcher.tiers.tier_host import TierHost
 
 _log = logging.getLogger("holdfast.launcher")
 
@@ -22,12 +22,12 @@ class LastCheckpoint:
     """Plans it when a drain begins that is not the operator's wish, and again when its deadline changes."""
 
     def __init__(
-        self, pump: EventPump, node: str, local: LocalRanks, memory: MemoryHost | None, uploads: Uploads
+        self, *, now: Callable[[], float], node: str, local: LocalRanks, tiers: Sequence[TierHost], uploads: Uploads
     ) -> None:
         self._now = pump.now
         self._node = node
         self._local = local
-        self._memory = memory
+        self._hosts = tiers
         self._uploads = uploads
         self._plan: Plan | None = None  # while this worker leaves because it must
 
@@ -56,10 +56,11 @@ class LastCheckpoint:
         else:
             _log.warning("the last commit may come too late, and is tried to %s: %s", chosen, made.reason)
 
-    def _tiers(self, state: State) -> list[Tier]:
+    def _tiers(self, state: State) -> list[TierEstimate]:
         """In the order in which a last commit fills them."""
         world, speeds = state.world, self._local.speeds
-        near = [] if self._memory is None or world is None else self._memory.tiers(speeds, world.members)
+        members = () if world is None else world.members
+        near = [one for host in self._hosts if members for one in host.estimates(speeds, members)]
         copies = [self._uploads.speed.tier(OBJECT_TIER, source=SHARED_TIER)] if self._uploads.wanted else []
         return [*near, speeds[SHARED_TIER].tier(SHARED_TIER), *copies]
 

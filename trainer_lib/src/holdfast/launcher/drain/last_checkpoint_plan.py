@@ -24,7 +24,7 @@ _REMEMBERED: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tier:
+class TierEstimate:
     """Where commits go: how many bytes, and how fast it took them. One with a `source` begins when that has them.
 
     A speed of None was never measured. `node` is the one on which the bytes lie, if they lie on one. What is `due` is
@@ -59,7 +59,7 @@ class Plan:
 
 
 def plan(
-    tiers: Sequence[Tier], notice: float, *, wait: float = 0.0, going: Collection[str | None] = frozenset()
+    tiers: Sequence[TierEstimate], notice: float, *, wait: float = 0.0, going: Collection[str | None] = frozenset()
 ) -> Plan:
     """The tiers that fit, and those of which nobody knows and that delay none that is known; they are filled in the
     order in which they are given, after the step that takes `wait` seconds. What lies on a node that is `going` is
@@ -86,7 +86,7 @@ def plan(
 class _Case:
     """What there is to choose from, by name and in the order in which tiers are filled."""
 
-    tiers: Mapping[str, Tier]
+    tiers: Mapping[str, TierEstimate]
     budget: float
     wait: float
     going: Collection[str | None]
@@ -210,8 +210,8 @@ class Speed:
         if nbytes > 0 and seconds > 0:
             self.taken.append((nbytes, seconds))
 
-    def tier(self, name: str, source: str = "", *, node: str | None = None, due: bool = False) -> Tier:
+    def tier(self, name: str, source: str = "", *, node: str | None = None, due: bool = False) -> TierEstimate:
         """The largest of them at their median speed: after deltas a full one may be due."""
         rate = statistics.median(nbytes / seconds for nbytes, seconds in self.taken) if self.taken else None
         most = max((nbytes for nbytes, _ in self.taken), default=0)
-        return Tier(name=name, nbytes=most, bytes_per_second=rate, source=source, node=node, due=due)
+        return TierEstimate(name=name, nbytes=most, bytes_per_second=rate, source=source, node=node, due=due)

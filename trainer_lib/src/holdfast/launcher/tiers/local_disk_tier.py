@@ -8,13 +8,14 @@ from pathlib import Path
 
 from holdfast.checkpoint.stores.local_disk import LocalStore, own_folders
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
+from holdfast.core.tier_names import LOCAL_TIER
 from holdfast.launcher.tiers.tier_host import TierHost
 
 
 class LocalHost(TierHost):
     """Owns a folder of the disk."""
 
-    name = "local"
+    name = LOCAL_TIER
     place = "a disk of the node"
 
     def _serve(self, folder: Path, host: str | None) -> PeerServer:

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour, successor
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
 from holdfast.checkpoint.stores.memory.slot import remove
-from holdfast.checkpoint.tiers.settings import MemorySettings
-from holdfast.core.protocol import MEMORY_TIER, PEER_TIER
-from holdfast.launcher.drain.last_checkpoint_plan import Speed, Tier
+from holdfast.core.tier_names import MEMORY_TIER, PEER_TIER
+from holdfast.launcher.drain.last_checkpoint_plan import Speed, TierEstimate
 from holdfast.launcher.membership.document import Member
-from holdfast.launcher.status.status_document import Identity
-from holdfast.launcher.tiers.options import MemoryOptions
 from holdfast.launcher.tiers.tier_host import TierHost
 
 
 class MemoryHost(TierHost):
     """Owns a folder of the memory volume."""
 
-    name = "memory"
+    name = MEMORY_TIER
     place = "a memory volume"
 
-    def __init__(self, options: MemoryOptions, *, identity: Identity, host: str) -> None:
-        super().__init__(options, identity=identity, host=host)
-        self._memory = options
-
-    def _settings(self, **settings: Any) -> MemorySettings:
-        return MemorySettings(**settings, peer_interval=self._memory.peer_interval)
-
-    def tiers(self, speeds: Mapping[str, Speed], members: Iterable[Member]) -> list[Tier]:
+    def estimates(self, speeds: Mapping[str, Speed], members: Iterable[Member]) -> list[TierEstimate]:
         """Where a last commit of this world would lie: in memory here, and if copies are made, on the next node."""
         options, node = self._memory, self._identity.node
         memory = speeds[MEMORY_TIER].tier(MEMORY_TIER, node=node, due=options.interval == 1)

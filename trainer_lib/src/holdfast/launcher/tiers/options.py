@@ -17,10 +17,5 @@ class TierOptions:
     """Most bytes that each rank writes there, or sends on from there."""
     in_flight: int | None = None
     """Most writes of each rank at once, or of memory, most reads from one other node."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryOptions(TierOptions):
-    """The same in memory, and what goes on to another node from there."""
-
     peer_interval: int | None = None
+    """How often copies in memory go on to another node, in steps; None: never."""

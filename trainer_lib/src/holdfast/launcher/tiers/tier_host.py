@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -13,6 +14,8 @@ from holdfast.checkpoint.stores.memory.peer_client import Neighbour, derive
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
 from holdfast.checkpoint.tiers.settings import TierSettings
 from holdfast.core.errors import UsageError
+from holdfast.launcher.drain.last_checkpoint_plan import Speed, TierEstimate
+from holdfast.launcher.membership.document import Member
 from holdfast.launcher.status.status_document import Identity
 from holdfast.launcher.tiers.options import TierOptions
 
@@ -25,7 +28,7 @@ class TierHost(ABC):
     """One launcher's side of a tier. What an earlier launcher left in the folder is still good."""
 
     name: ClassVar[str]
-    """As in `checkpoint.<name>` and `--<name>-tier`."""
+    """As in `core.tier_names`, `checkpoint.<name>` and `--<name>-tier`."""
     place: ClassVar[str]
     """On what a user is to give a folder."""
 
@@ -69,24 +72,24 @@ class TierHost(ABC):
             os.close(self._lock)
 
     def describe(self) -> dict[str, Any] | None:
-        """Return what a rank must know, for its welcome; None before this launcher is admitted."""
-        server = self._server
+        """What a rank must know, for its welcome; None before the folder is served."""
+        server, me, options = self._server, self._identity, self._options
         if server is None or server.key is None:
             return None
-        me, options = self._identity, self._options
-        address = Neighbour(node=me.node, pod=me.pod_uid, host=self._host or "127.0.0.1", port=server.port)
-        return self._settings(
+        return TierSettings(
             folder=self._folder,
             limit=options.limit,
             interval=options.interval,
+            peer_interval=options.peer_interval,
             per_second=options.per_second,
             in_flight=options.in_flight,
-            me=address,
+            me=Neighbour(node=me.node, pod=me.pod_uid, host=self._host or "127.0.0.1", port=server.port),
             key=server.key,
         ).to_json()
 
-    def _settings(self, **settings: Any) -> TierSettings:
-        return TierSettings(**settings)
+    def estimates(self, speeds: Mapping[str, Speed], members: Iterable[Member]) -> list[TierEstimate]:
+        """Where a last checkpoint of this world could lie: nowhere on a tier whose folder goes with its node."""
+        return []
 
     @abstractmethod
     def _serve(self, folder: Path, host: str | None) -> PeerServer:

@@ -16,6 +16,7 @@ from holdfast.checkpoint.saving.protocol import Snapshot
 from holdfast.checkpoint.state import rng
 from holdfast.checkpoint.state.flatten import sampled, trained
 from holdfast.checkpoint.state.numerics import fingerprint as numerics
+from holdfast.checkpoint.tiers.tier import Tier
 from holdfast.core.errors import PeerLostError, UsageError
 from holdfast.telemetry.activity import Activity, Meter
 from holdfast.training.checkpointing.scheduler import CheckpointScheduler
@@ -94,18 +95,18 @@ class CheckpointHooks:
         if agreed.urgent:
             scheduler.hurry()
         asked = agreed.quiesce and agreed.near
-        if scheduler.memory_due_at(step, asked=asked):
-            self._save_in_memory(asked=asked)
+        for tier in scheduler.due_now(step, asked=asked):
+            self._save_now(tier, asked=asked)
         needed = agreed.quiesce or (agreed.pause and agreed.bound)
         leaves = agreed.pause and not needed
-        on_disk = scheduler.local_due_at(step, busy=agreed.busy)
+        beside = scheduler.due_beside(step, busy=agreed.busy)
         if scheduler.due_at(step) or agreed.checkpoint or needed:
             if needed:
                 scheduler.await_retry(_PAUSE_SECONDS)
             self.begin(onward=not needed)
             leaves = leaves or (needed and (self.wait() or not scheduler.has_folder))
-        elif on_disk and not leaves:
-            self._save_locally()
+        elif beside is not None and not leaves:
+            self._save_beside(beside)
         if leaves:
             self._agree_to_leave()
         return leaves
@@ -175,15 +176,15 @@ class CheckpointHooks:
             self._scheduler.settle()
         return self._scheduler.has_folder and not self.behind
 
-    def _save_in_memory(self, *, asked: bool) -> None:
+    def _save_now(self, tier: Tier, *, asked: bool) -> None:
         self._stepper.check()
         with self._meter.during(Activity.CHECKPOINT):
-            self._scheduler.commit_in_memory(self._state.step, self._snapshot, asked=asked)
+            self._scheduler.commit_now(tier, self._state.step, self._snapshot, asked=asked)
 
-    def _save_locally(self) -> None:
+    def _save_beside(self, tier: Tier) -> None:
         self._stepper.check()
         with self._meter.during(Activity.CHECKPOINT):
-            self._scheduler.commit_locally(self._state.step, self._snapshot)
+            self._scheduler.commit_beside(tier, self._state.step, self._snapshot)
 
     def _snapshot(self) -> Snapshot:
         state, team, flat = self._state, self._team, self._state.flat()

@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.checkpoint.format.failure_causes import FailureCause, cause_of
+from holdfast.checkpoint.format.failure_causes import FailureCause
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.interval import Cadence, Failures, retry_after
 from holdfast.checkpoint.saving.background import Saving
 from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot
+from holdfast.checkpoint.tiers.tier import Tier
 from holdfast.core.errors import CheckpointError, NoRoomError, PeerLostError
-from holdfast.core.protocol import LOCAL_TIER, MEMORY_TIER, PEER_TIER, SHARED_TIER
+from holdfast.core.tier_names import PEER_TIER, SHARED_TIER
 from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.launcher_client.connection import LauncherConnection, Requests
 from holdfast.training.options.config import Interval
@@ -29,7 +30,8 @@ _log = logging.getLogger("holdfast.checkpoint")
 
 INTERVAL_ID: Final = "interval"
 _SLICE: Final = 0.05
-_LOCAL_DONE: Final = "step %d is on the local tier: training stood still for %.3f s, rank 0 wrote %.1f MB in %.3f s"
+_ON_TIER: Final = "step %d is on the %s tier: training stood still for %.3f s, rank 0 wrote %.1f MB in %.3f s"
+_NOT_ON_TIER: Final = "step %d could not be saved on the %s tier (%s): %s"
 _FAILED: Final = (
     "step %d could not be saved (%s, %d in a row): %s. Training continues, and the checkpoint is tried again; if all "
     "workers are lost before one succeeds, training resumes from step %d: %s"
@@ -67,9 +69,9 @@ class CheckpointScheduler:
         self._cancel = CancelToken()
         self._flight: _Flight | None = None
         self._broken_off = False
-        self._memory_trouble = ""
-        self._local: _Flight | None = None
-        self._local_due = False
+        self._troubles: dict[str, str] = {}  # the last message of each tier's failure
+        self._beside: _Flight | None = None
+        self._due: dict[str, Tier] = {}
         self._urgent = False
         self._apart: set[str] = set()
 
@@ -86,7 +88,7 @@ class CheckpointScheduler:
     def begin(self, *, coordinator: bool, cancel: CancelToken) -> None:
         """A world has lined up."""
         self._coordinator, self._cancel = coordinator, cancel
-        self._local, self._local_due = None, False
+        self._beside, self._due = None, {}
         self._lineage.failures = self._lineage.failures.told(self._agent.books)
         self._entered = time.monotonic()
         self._choose()
@@ -110,7 +112,7 @@ class CheckpointScheduler:
         if not self.has_folder:
             return bool(self._agent.requests().checkpoint)
         flight = self._flight
-        if (flight is not None and not flight.saving.ended) or self._writes_locally():
+        if (flight is not None and not flight.saving.ended) or self._writes_beside():
             return False
         if flight is not None:
             self._land(flight)
@@ -198,46 +200,45 @@ class CheckpointScheduler:
             self._land(flight)
         self._lineage.failures, self._entered = self.failures, time.monotonic()
 
-    def memory_due_at(self, step: int, *, asked: bool = False) -> bool:
-        """Whether every rank commits this step into memory, if not `asked` to."""
-        return self._engine is not None and self._engine.memory_due_at(step, asked=asked)
+    def due_now(self, step: int, *, asked: bool) -> list[Tier]:
+        """The tiers on which every rank saves this step before it goes on; `asked`: a worker must leave, so all."""
+        return [tier for tier in self._tiers if not tier.in_background and (asked or tier.due_at(step))]
 
-    def commit_in_memory(self, step: int, snapshot: Callable[[], Snapshot], *, asked: bool = False) -> None:
-        """Commit where it is fast, beside what is durable. What fails is told; the one before is still there.
+    def commit_now(self, tier: Tier, step: int, snapshot: Callable[[], Snapshot], *, asked: bool = False) -> None:
+        """Save on a tier before training goes on. What fails is told; the save before it is still there.
 
-        `asked`: to other nodes as well, due or not, since a worker must leave.
+        `asked`: to other nodes as well, due or not. NoRoomError if there is no room for the first save, and none was
+        asked for: training would go on without what it was told to keep.
         """
         if self._engine is None:
             return
         started = time.monotonic()
-        try:
-            result = self._engine.save_in_memory(snapshot(), copy=asked)
-        except NoRoomError as error:
-            if not asked:
-                raise
-            # The durable commit is still to come.
-            result = SaveResult(committed=False, message=str(error), cause=cause_of(error))
-        if result.committed or result.message != self._memory_trouble:  # the same trouble each step is told once
-            tier = PEER_TIER if result.copy_failed else MEMORY_TIER
-            self._tell(step, result, (), time.monotonic() - started, tier=tier)
-        if not result.committed and result.message != self._memory_trouble:
-            _log.error("step %d could not be committed in memory (%s): %s", step, result.cause, result.message)
-        self._memory_trouble = result.message
+        result = self._engine.save_on(tier, snapshot(), asked=asked)
+        if result.full and not asked:
+            raise NoRoomError(result.message)
+        if result.committed or result.message != self._troubles.get(tier.name):  # the same each step is told once
+            name = PEER_TIER if result.copy_failed else tier.name
+            self._tell(step, result, (), time.monotonic() - started, tier=name)
+            if not result.committed:
+                _log.error(_NOT_ON_TIER, step, tier.name, result.cause, result.message)
+        self._troubles[tier.name] = result.message
 
     def writes(self) -> bool:
         """Whether a commit of this rank is on its way, to whichever tier."""
-        return (self._flight is not None and not self._flight.saving.ended) or self._writes_locally()
+        return (self._flight is not None and not self._flight.saving.ended) or self._writes_beside()
 
-    def local_due_at(self, step: int, *, busy: bool) -> bool:
-        """Whether every rank commits this step on its node's disk; put off while any of them is `busy`."""
-        if self._engine is not None and self._engine.local_due_at(step):
-            self._local_due = True
-        return self._local_due and not busy
+    def due_beside(self, step: int, *, busy: bool) -> Tier | None:
+        """The tier on which every rank is to begin a save in the background; none while any of them is `busy`."""
+        for tier in self._tiers:
+            if tier.in_background and tier.due_at(step):
+                self._due[tier.name] = tier
+        return None if busy else next(iter(self._due.values()), None)
 
-    def commit_locally(self, step: int, snapshot: Callable[[], Snapshot]) -> None:
-        """Begin a commit on the node's disk. What fails is told, and training goes on, unless not even the first one
-        fits: NoRoomError, on all ranks at the same step."""
-        before, self._local, self._local_due = self._local, None, False
+    def commit_beside(self, tier: Tier, step: int, snapshot: Callable[[], Snapshot]) -> None:
+        """Begin a save on a tier. What fails is told, and training goes on, unless not even the first one fits:
+        NoRoomError, on all ranks at the same step."""
+        before, self._beside = self._beside, None
+        self._due.pop(tier.name, None)
         if before is not None and not before.saving.lost and before.saving.result.full:
             raise NoRoomError(before.saving.result.message)
         if self._engine is None:
@@ -247,18 +248,21 @@ class CheckpointScheduler:
         def ended(result: SaveResult) -> None:
             """On the save's thread."""
             if not cancel.is_set():
-                self._tell(step, result, (), time.monotonic() - started, tier=LOCAL_TIER)
+                self._tell(step, result, (), time.monotonic() - started, tier=tier.name)
             if self._coordinator and result.committed:
-                _log.info(_LOCAL_DONE, step, result.stalled, result.nbytes / 1e6, result.seconds)
+                _log.info(_ON_TIER, step, tier.name, result.stalled, result.nbytes / 1e6, result.seconds)
             elif self._coordinator:
-                said = "step %d could not be committed on the local tier (%s): %s"
-                _log.warning(said, step, result.cause, result.message)
+                _log.warning(_NOT_ON_TIER, step, tier.name, result.cause, result.message)
 
-        saving = self._engine.begin_local(taken, ended)
-        self._local = _Flight(step=step, asked=(), saving=saving, waited=0.0)
+        saving = self._engine.begin_on(tier, taken, ended)
+        self._beside = _Flight(step=step, asked=(), saving=saving, waited=0.0)
 
-    def _writes_locally(self) -> bool:
-        return self._local is not None and not self._local.saving.ended
+    @property
+    def _tiers(self) -> tuple[Tier, ...]:
+        return () if self._engine is None else self._engine.tiers
+
+    def _writes_beside(self) -> bool:
+        return self._beside is not None and not self._beside.saving.ended
 
     def put_off(self) -> None:
         """Ask for a commit with the next step, as after one that was broken off."""

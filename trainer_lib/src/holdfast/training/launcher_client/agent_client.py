@@ -47,8 +47,7 @@ class LauncherClient:
         self.durable = 0
         self.trained: AttemptId | None = None
         self.books: LauncherFailures | None = None
-        self.memory: Mapping[str, Any] | None = None
-        self.local: Mapping[str, Any] | None = None
+        self.tiers: Mapping[str, Mapping[str, Any]] = {}
         self._slot = slot
         self._sending = threading.Lock()
         self._state = threading.Condition()  # guards what follows
@@ -282,8 +281,7 @@ class LauncherClient:
             self.durable = int(message.get("durable") or 0)
             self.trained = AttemptId.from_optional(message.get("trained"))
             self.books = LauncherFailures.from_optional(message.get("books"))
-            self.memory = message.get("memory")
-            self.local = message.get("local")
+            self.tiers = message.get("tiers") or {}
             self._state.notify_all()
 
     def _want(self, kind: str, request: str) -> None:

@@ -41,8 +41,7 @@ class LauncherConnection(Protocol):
     durable: int  # the step of the newest checkpoint on the volume, as far as launcher and operator know
     trained: AttemptId | None  # the highest attempt before this one that had ranks under this launcher, dead ones too
     books: LauncherFailures | None  # the launcher's, when it welcomed this rank to its attempt
-    memory: Mapping[str, Any] | None  # the launcher's memory tier, if it has one
-    local: Mapping[str, Any] | None  # and its local one
+    tiers: Mapping[str, Mapping[str, Any]]  # the settings of the launcher's tiers, by name
 
     def send(self, kind: str, **body: Any) -> None:
         """Tell something."""

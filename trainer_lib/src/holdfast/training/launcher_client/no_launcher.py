@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -22,8 +23,7 @@ class NoLauncher:
     reached = 0
     durable = 0
     trained: AttemptId | None = None
-    memory: Mapping[str, Any] | None = None
-    local: Mapping[str, Any] | None = None
+    tiers: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
     def __init__(self, place: RankPlacement) -> None:
         self.books: LauncherFailures | None = LauncherFailures(id=uuid4().hex)

@@ -1,0 +1,57 @@
+"""Ranks that save on one tier, without a manager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.checkpoint.io.staging_buffer import Arena
+from holdfast.checkpoint.policy.fencing_context import FencingContext
+from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot, plan
+from holdfast.checkpoint.saving.write_plan import Planner
+from holdfast.checkpoint.stores.base import CheckpointStore
+from holdfast.checkpoint.stores.memory.peer_client import Neighbour
+from holdfast.checkpoint.tiers.settings import TierSettings
+from holdfast.checkpoint.tiers.tier import Tier, TierWorld
+
+
+def no_check() -> None:
+    """No attempt ends."""
+
+
+class TierRank:
+    """One rank's part of a tier, entered for one world."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        settings: TierSettings,
+        exchange: Any,
+        *,
+        neighbours: frozenset[Neighbour] = frozenset(),
+        local_rank: int = 0,
+        check: Callable[[], None] = no_check,
+    ) -> None:
+        self._tier = tier
+        self._exchange = exchange
+        self._planner = Planner()
+        self._arena = Arena() if tier.in_background else None
+        tier.enter(
+            TierWorld(settings=settings, neighbours=neighbours, local_rank=local_rank, exchange=exchange, check=check)
+        )
+
+    def save(self, snapshot: Snapshot, context: FencingContext, *, asked: bool = False) -> SaveResult:
+        rank, size = self._exchange.rank, self._exchange.size
+        staged = plan(snapshot, self._arena, self._planner, rank=rank, size=size)
+        if self._arena is not None:
+            staged.copy()
+        return self._tier.save(staged, self._exchange, context, asked=asked)
+
+    def due_at(self, step: int) -> bool:
+        return self._tier.due_at(step)
+
+    def stores(self, context: FencingContext) -> list[CheckpointStore]:
+        return self._tier.stores(context)
+
+    def close(self) -> None:
+        self._tier.close()

@@ -1,0 +1,82 @@
+"""What the scheduler makes of the result of a save on a tier."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from holdfast.checkpoint.saving.protocol import SaveResult
+from holdfast.core.errors import NoRoomError
+from holdfast.training.checkpointing.scheduler import CheckpointScheduler
+from holdfast.training.options.config import Interval
+
+FULL = SaveResult(committed=False, message="too small", cause="Full", full=True)
+FAILED = SaveResult(committed=False, message="lost", cause="Network", copy_failed=True)
+
+
+class Run:
+    """A scheduler whose tier gives the results that a test names."""
+
+    def __init__(self, *results: SaveResult, in_background: bool = False) -> None:
+        self.told: list[dict[str, Any]] = []
+        due = lambda step: step % 2 == 0  # noqa: E731
+        self.tier: Any = SimpleNamespace(name="memory", in_background=in_background, due_at=due)
+        left = iter(results)
+        saving = SimpleNamespace(ended=True, lost="", result=None)
+
+        def begin(tier: Any, snapshot: Any, told: Any) -> Any:
+            saving.result = next(left)
+            return saving
+
+        engine = SimpleNamespace(tiers=(self.tier,), save_on=lambda *_, **__: next(left), begin_on=begin)
+        agent = SimpleNamespace(send=lambda kind, **body: self.told.append(body))
+        self.scheduler = CheckpointScheduler(
+            cast(Any, engine), cast(Any, agent), Interval(), cast(Any, SimpleNamespace())
+        )
+
+    def save(self, step: int, *, asked: bool = False) -> None:
+        for tier in self.scheduler.due_now(step, asked=asked):
+            self.scheduler.commit_now(tier, step, lambda: cast(Any, None), asked=asked)
+
+
+def test_training_does_not_go_on_without_a_first_save_that_there_is_no_room_for() -> None:
+    with pytest.raises(NoRoomError, match="too small"):
+        Run(FULL).save(2)
+
+
+def test_a_worker_that_must_leave_leaves_although_there_is_no_room() -> None:
+    run = Run(FULL)
+    run.save(3, asked=True)
+    assert [(one["result"], one["cause"], one["tier"]) for one in run.told] == [("Failed", "Full", "memory")]
+
+
+def test_nothing_is_saved_at_a_step_that_is_not_due() -> None:
+    Run().save(3)
+
+
+def test_the_same_trouble_is_told_once_and_a_copy_that_failed_is_the_peers(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(FAILED, FAILED, SaveResult(committed=True), FAILED)
+    with caplog.at_level(logging.ERROR):
+        for step in (2, 4, 6, 8):
+            run.save(step)
+    assert [(one["step"], one["result"], one["tier"]) for one in run.told] == [
+        (2, "Failed", "peer"),
+        (6, "Committed", "memory"),
+        (8, "Failed", "peer"),
+    ]
+    assert caplog.text.count("could not be saved on the memory tier (Network): lost") == 2
+
+
+def test_a_background_save_is_put_off_while_others_write_and_ends_training_with_the_next_if_nothing_fits() -> None:
+    run = Run(FULL, in_background=True)
+    scheduler = run.scheduler
+    assert scheduler.due_beside(1, busy=False) is None
+    assert scheduler.due_beside(2, busy=True) is None
+    assert scheduler.due_beside(3, busy=False) is run.tier, "it was due before"
+    scheduler.commit_beside(run.tier, 3, lambda: cast(Any, None))
+    assert scheduler.due_beside(3, busy=False) is None
+    with pytest.raises(NoRoomError, match="too small"):
+        scheduler.commit_beside(run.tier, 4, lambda: cast(Any, None))
