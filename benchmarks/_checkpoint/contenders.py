@@ -30,7 +30,7 @@ from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.saving.background import Saving
-from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot
+from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.state.flatten import Stateful, flatten
 from holdfast.core.attempt import AttemptId
 

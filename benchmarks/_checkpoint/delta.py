@@ -10,7 +10,7 @@ import _bench as bench
 import torch
 
 from _checkpoint.contenders import Ours
-from holdfast.checkpoint.saving.protocol import SaveResult
+from holdfast.checkpoint.saving.snapshot import SaveResult
 
 LAYERS, WIDTH, RANK = 157, 1024, 8
 LAST_LAYERS = (2, 4)

@@ -37,8 +37,10 @@ from holdfast.checkpoint.restore.chunk_reader import read_into  # noqa: E402
 from holdfast.checkpoint.restore.copies import Copies, whole_file  # noqa: E402
 from holdfast.checkpoint.restore.memory_layout import Extent  # noqa: E402
 from holdfast.checkpoint.restore.search import Restored, restore  # noqa: E402
-from holdfast.checkpoint.saving.protocol import Snapshot, plan, save  # noqa: E402
-from holdfast.checkpoint.saving.write_plan import Planner  # noqa: E402
+from holdfast.checkpoint.saving.planner import Planner  # noqa: E402
+from holdfast.checkpoint.saving.snapshot import Snapshot  # noqa: E402
+from holdfast.checkpoint.saving.stager import plan  # noqa: E402
+from holdfast.checkpoint.saving.writer import save  # noqa: E402
 from holdfast.checkpoint.stores.base import CheckpointStore  # noqa: E402
 from holdfast.checkpoint.stores.folder import FolderStore  # noqa: E402
 from holdfast.checkpoint.stores.memory.peer_client import Copy, Neighbour, Peer, PeerStore, room_for, send  # noqa: E402

@@ -17,8 +17,10 @@ import torch.distributed.checkpoint as dcp
 
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.io.staging_buffer import Arena
-from holdfast.checkpoint.saving.protocol import Snapshot, commit, stage
-from holdfast.checkpoint.saving.write_plan import Planner
+from holdfast.checkpoint.saving.planner import Planner
+from holdfast.checkpoint.saving.snapshot import Snapshot
+from holdfast.checkpoint.saving.stager import stage
+from holdfast.checkpoint.saving.writer import commit
 from holdfast.checkpoint.state.flatten import flatten_values
 from holdfast.core.attempt import AttemptId
 from holdfast.training.distributed.cancel_token import CancelToken

@@ -24,7 +24,8 @@ from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.rate_limit import Pace
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import restore
-from holdfast.checkpoint.saving.protocol import Snapshot, save
+from holdfast.checkpoint.saving.snapshot import Snapshot
+from holdfast.checkpoint.saving.writer import save
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.objects.s3 import S3Bucket
 from holdfast.checkpoint.stores.objects.s3_client import S3Settings

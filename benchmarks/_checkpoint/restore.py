@@ -27,7 +27,8 @@ from holdfast.checkpoint.format.shard_layout import Holding, Piece, TensorSpec
 from holdfast.checkpoint.format.shard_layout import rows as rows_of
 from holdfast.checkpoint.io.huge_pages import fresh
 from holdfast.checkpoint.restore.search import restore
-from holdfast.checkpoint.saving.protocol import Snapshot, save
+from holdfast.checkpoint.saving.snapshot import Snapshot
+from holdfast.checkpoint.saving.writer import save
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
 from holdfast.core.attempt import AttemptId
 

@@ -13,7 +13,8 @@ from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import restore
-from holdfast.checkpoint.saving.protocol import Snapshot, save
+from holdfast.checkpoint.saving.snapshot import Snapshot
+from holdfast.checkpoint.saving.writer import save
 from holdfast.core.attempt import AttemptId
 
 OLD, NEW, OWNER = 10, 20, "drill"

@@ -20,7 +20,8 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.rank_reader import Loaded
-from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot, save
+from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
+from holdfast.checkpoint.saving.writer import save
 from holdfast.checkpoint.stores.objects.s3 import S3Bucket
 from holdfast.checkpoint.stores.objects.s3_client import S3Settings
 from holdfast.checkpoint.stores.objects.store import ObjectStore

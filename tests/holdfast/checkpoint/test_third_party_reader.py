@@ -14,8 +14,8 @@ import pytest
 from holdfast.checkpoint import save
 from holdfast.checkpoint.folder.claims import write_claim
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.saving.protocol import Snapshot
-from holdfast.checkpoint.saving.protocol import save as save_snapshot
+from holdfast.checkpoint.saving.snapshot import Snapshot
+from holdfast.checkpoint.saving.writer import save as save_snapshot
 from holdfast.core.attempt import AttemptId, Claim
 
 torch = pytest.importorskip("torch")
@@ -100,9 +100,12 @@ def test_it_reads_a_commit_of_two_ranks_bit_for_bit(
 
 
 def test_it_reads_a_delta_bit_for_bit(tmp_path: Path, reader: ModuleType) -> None:
+    from holdfast.checkpoint.io.staging_buffer import Arena
     from holdfast.checkpoint.ranks.exchange import Alone
     from holdfast.checkpoint.saving.incremental import Chain
-    from holdfast.checkpoint.saving.protocol import Arena, Planner, commit, stage
+    from holdfast.checkpoint.saving.planner import Planner
+    from holdfast.checkpoint.saving.stager import stage
+    from holdfast.checkpoint.saving.writer import commit
     from holdfast.checkpoint.state.flatten import flatten
 
     model, chain = Net(), Chain(every=4)
@@ -131,10 +134,13 @@ def test_it_reads_a_delta_bit_for_bit(tmp_path: Path, reader: ModuleType) -> Non
 def test_it_reads_a_commit_that_is_not_exact_as_holdfast_does(
     tmp_path: Path, reader: ModuleType, world: Callable[..., Any]
 ) -> None:
+    from holdfast.checkpoint.io.staging_buffer import Arena
     from holdfast.checkpoint.ranks.exchange import Alone
     from holdfast.checkpoint.restore.search import restore
     from holdfast.checkpoint.saving.incremental import Chain
-    from holdfast.checkpoint.saving.protocol import Arena, Planner, commit, stage
+    from holdfast.checkpoint.saving.planner import Planner
+    from holdfast.checkpoint.saving.stager import stage
+    from holdfast.checkpoint.saving.writer import commit
     from holdfast.checkpoint.state.flatten import flatten, trained
 
     model, chains = torch.nn.Linear(1100, 512), [Chain(every=4, threshold=1e-2) for _ in range(2)]

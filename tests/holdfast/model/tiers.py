@@ -64,7 +64,7 @@ from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone
-from holdfast.checkpoint.saving.protocol import Snapshot
+from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.stores import fallback
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.memory.store import MemoryStore

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.format.failure_causes import FailureCause, cause_among, cause_of, failed, of_errno
+from holdfast.checkpoint.format.failure_causes import FailureCause, cause_of, of_errno
+from holdfast.checkpoint.saving.rank_results import NONE, Trouble
 from holdfast.checkpoint.stores.objects.errors import ADVICE
 from holdfast.core.errors import CheckpointError, ClaimError, DamagedError, NoRoomError, UnavailableError
 
@@ -59,9 +60,11 @@ def test_an_error_has_a_word_and_keeps_it_when_it_is_wrapped(error: Exception, c
 
 
 def test_of_several_ranks_the_lowest_ones_cause_is_told() -> None:
-    told = [{"files": {}}, failed(OSError(errno.ENOSPC, "full"), 1), failed(OSError(errno.EIO, "broken"), 2)]
-    assert cause_among(told) == "Full"
-    assert cause_among(told[:1]) == ""
+    told = [NONE, Trouble.of(OSError(errno.ENOSPC, "full"), 1), Trouble.of(OSError(errno.EIO, "broken"), 2)]
+    among = Trouble.among(told)
+    assert (among.error, among.cause) == ("rank 1: [Errno 28] full; rank 2: [Errno 5] broken", "Full")
+    assert Trouble.among(told[:1]) == NONE
+    assert not NONE
 
 
 def test_copies_to_an_object_store_have_no_words_of_their_own() -> None:

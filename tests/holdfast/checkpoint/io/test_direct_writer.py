@@ -15,7 +15,7 @@ import pytest
 import xxhash
 
 from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
-from holdfast.checkpoint.io.direct_writer import aligned, write_image
+from holdfast.checkpoint.io.direct_writer import ImageWriter, aligned
 from holdfast.checkpoint.io.durable_files import write_file
 from holdfast.checkpoint.io.fill_progress import Filling
 from holdfast.checkpoint.io.huge_pages import address_of
@@ -29,7 +29,7 @@ Write = Callable[[Path, memoryview, int], FileRecord]
 
 
 def as_image(path: Path, image: memoryview, nbytes: int) -> FileRecord:
-    return write_image(path, image, nbytes)
+    return ImageWriter(path=path, image=image, nbytes=nbytes).run()
 
 
 def as_stream(path: Path, image: memoryview, nbytes: int) -> FileRecord:
@@ -129,7 +129,7 @@ def test_as_many_writes_are_under_way_at_once_as_are_asked_for_and_no_more(
     monkeypatch.setattr(os, "pwrite", counted)
     nbytes = 4 * CHUNK_BYTES
     image = image_of(nbytes)
-    record = write_image(tmp_path / "file", image, nbytes, pace=Pace(None, writers))
+    record = ImageWriter(path=tmp_path / "file", image=image, nbytes=nbytes, pace=Pace(None, writers)).run()
     assert holds(tmp_path / "file", image, record)
     assert most == [writers]
 
@@ -144,7 +144,7 @@ def test_a_process_forked_meanwhile_neither_shares_the_memory_nor_harms_it(tmp_p
         finally:
             os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert holds(tmp_path / "file", image, write_image(tmp_path / "file", image, CHUNK_BYTES))
+    assert holds(tmp_path / "file", image, ImageWriter(path=tmp_path / "file", image=image, nbytes=CHUNK_BYTES).run())
     (flags,) = [flags for begin, end, flags in mappings() if begin <= address_of(image) < end]
     assert "dc" in flags  # do not copy on fork
 
@@ -166,7 +166,7 @@ def test_a_file_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
         raise PeerLostError("the attempt is over")
 
     with pytest.raises(PeerLostError):
-        write_image(tmp_path / "file", image_of(3 * CHUNK_BYTES), 3 * CHUNK_BYTES, check=over)
+        ImageWriter(path=tmp_path / "file", image=image_of(3 * CHUNK_BYTES), nbytes=3 * CHUNK_BYTES, check=over).run()
     assert (tmp_path / "file").stat().st_size == 0
 
 
@@ -175,7 +175,10 @@ def test_what_is_filled_is_written_while_the_rest_is_not_there_yet(tmp_path: Pat
     data, image, filling = image_of(nbytes), anonymous(aligned(nbytes)), Filling()
     records: list[FileRecord] = []
     thread = threading.Thread(
-        target=lambda: records.append(write_image(tmp_path / "file", image, nbytes, filling=filling)), daemon=True
+        target=lambda: records.append(
+            ImageWriter(path=tmp_path / "file", image=image, nbytes=nbytes, filling=filling).run()
+        ),
+        daemon=True,
     )
     thread.start()
     for upto in (CHUNK_BYTES + 1, 2 * CHUNK_BYTES):
@@ -206,7 +209,9 @@ def test_what_will_never_be_filled_is_an_error_and_nobody_waits_for_it(tmp_path:
     filling.reach(CHUNK_BYTES)
     filling.fail("the state is gone")
     with pytest.raises(CheckpointError, match="the state is gone"):
-        write_image(tmp_path / "file", image_of(3 * CHUNK_BYTES), 3 * CHUNK_BYTES, filling=filling)
+        ImageWriter(
+            path=tmp_path / "file", image=image_of(3 * CHUNK_BYTES), nbytes=3 * CHUNK_BYTES, filling=filling
+        ).run()
 
 
 def test_a_large_commit_by_several_ranks_reads_back_whole(

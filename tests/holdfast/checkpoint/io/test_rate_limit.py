@@ -12,12 +12,12 @@ from hypothesis import strategies as some
 
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
-from holdfast.checkpoint.io.direct_writer import write_image
+from holdfast.checkpoint.io.direct_writer import ImageWriter
 from holdfast.checkpoint.io.rate_limit import Pace
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.saving.background import Saving
-from holdfast.checkpoint.saving.protocol import Snapshot
+from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import PeerLostError
@@ -72,7 +72,7 @@ def test_a_file_that_is_held_back_is_written_whole_once_it_is_let_go(tmp_path: P
     image = memoryview(bytearray(range(256)) * (20 * MIB // 256))
     pace, begun = Pace(STANDSTILL), threading.Event()
     writing = threading.Thread(
-        target=write_image, args=(tmp_path / "f", image, image.nbytes), kwargs={"pace": pace, "check": begun.set}
+        target=ImageWriter(path=tmp_path / "f", image=image, nbytes=image.nbytes, pace=pace, check=begun.set).run
     )
     writing.start()
     assert begun.wait(30)

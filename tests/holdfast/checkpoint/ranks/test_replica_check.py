@@ -13,7 +13,8 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.process_group_exchange import joined
 from holdfast.checkpoint.ranks.exchange import Exchange
 from holdfast.checkpoint.ranks.replica_check import apart
-from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot, save
+from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
+from holdfast.checkpoint.saving.writer import save
 from holdfast.checkpoint.state.flatten import flatten, sampled
 from holdfast.checkpoint.state.unflatten import unflatten
 from holdfast.core.attempt import AttemptId

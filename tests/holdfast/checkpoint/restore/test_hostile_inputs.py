@@ -46,7 +46,8 @@ from holdfast.checkpoint.format.shard_layout import TensorSpec, plan_shard, whol
 from holdfast.checkpoint.io.durable_files import encode_json
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import restore
-from holdfast.checkpoint.saving.protocol import Snapshot, save
+from holdfast.checkpoint.saving.snapshot import Snapshot
+from holdfast.checkpoint.saving.writer import save
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour, Peer, PeerStore, make_room
 from holdfast.checkpoint.stores.memory.peer_protocol import Wire

@@ -23,9 +23,11 @@ from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.search import restore
-from holdfast.checkpoint.saving import incremental, protocol
+from holdfast.checkpoint.saving import incremental, writer
 from holdfast.checkpoint.saving.incremental import Chain
-from holdfast.checkpoint.saving.protocol import Planner, SaveResult, Snapshot, stage
+from holdfast.checkpoint.saving.planner import Planner
+from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
+from holdfast.checkpoint.saving.stager import stage
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.tiers.settings import TierSettings, announced
@@ -80,7 +82,7 @@ def snapshot(
 def save(root: Path, step: int, tensors: Tensors, chain: Chain, exchange: Exchange | None = None) -> SaveResult:
     mine = exchange or Alone()
     staged = stage(snapshot(step, tensors), Arena(), Planner(), rank=mine.rank, size=mine.size)
-    return protocol.commit(root, staged, mine, chain=chain)
+    return writer.commit(root, staged, mine, chain=chain)
 
 
 def read(root: Path, step: int | None = None) -> Any:
@@ -314,7 +316,7 @@ def test_what_failed_is_stood_on_by_nothing(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(protocol, "publish", full)
+        patched.setattr(writer, "publish", full)
         assert not save(tmp_path, 2, tensors, chain).committed
     assert save(tmp_path, 3, tensors, chain).committed
     assert manifest(tmp_path, 3).stands_on == {"step-1.g1.a1"}
@@ -410,8 +412,8 @@ def both(tmp_path: Path) -> tuple[Path, Tensors]:
 
 
 def close(job: CheckpointManager) -> None:
-    assert job._memory is not None
-    job._memory.close()
+    (memory,) = job.tiers
+    memory.close()
 
 
 def restored(root: Path, tensors: Tensors) -> Any:
@@ -420,7 +422,7 @@ def restored(root: Path, tensors: Tensors) -> Any:
     assert found.loaded is not None
     assert {name: bytes(found.loaded.tensors[name]) for name in tensors} == {n: bytes(t) for n, t in tensors.items()}
     close(job)
-    return found, job.tiers(found)
+    return found, job.read_from(found)
 
 
 def test_a_step_that_is_whole_in_memory_is_restored_from_there_and_the_durable_delta_is_no_fault(
@@ -610,7 +612,7 @@ def test_export_writes_a_delta_whole(tmp_path: Path) -> None:
             alone={},
             numerics={},
         )
-        protocol.commit(tmp_path / "ckpt", stage(made, Arena(), Planner(), rank=0, size=1), Alone(), chain=chain)
+        writer.commit(tmp_path / "ckpt", stage(made, Arena(), Planner(), rank=0, size=1), Alone(), chain=chain)
     assert manifest(tmp_path / "ckpt", 2).version == 2
     assert main(["checkpoints", "export", str(tmp_path / "ckpt"), str(tmp_path / "w.safetensors")]) == 0
     found = safetensors.load_file(tmp_path / "w.safetensors")

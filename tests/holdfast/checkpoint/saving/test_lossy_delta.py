@@ -32,9 +32,11 @@ from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.lossy_delta import told
 from holdfast.checkpoint.restore.search import restore
-from holdfast.checkpoint.saving import lossy_delta, protocol
+from holdfast.checkpoint.saving import lossy_delta, writer
 from holdfast.checkpoint.saving.incremental import Chain
-from holdfast.checkpoint.saving.protocol import Planner, SaveResult, Snapshot, stage
+from holdfast.checkpoint.saving.planner import Planner
+from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
+from holdfast.checkpoint.saving.stager import stage
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.tiers.uploader import Uploader, UploadSettings
 from holdfast.cli.checkpoints.access.commit_reader import Content
@@ -98,7 +100,7 @@ def save(
 ) -> SaveResult:
     mine = exchange or Alone()
     staged = stage(snapshot(step, state, forms, inexact), Arena(), Planner(), rank=mine.rank, size=mine.size)
-    return protocol.commit(root, staged, mine, chain=chain)
+    return writer.commit(root, staged, mine, chain=chain)
 
 
 def manifest(root: Path, step: int) -> Manifest:
@@ -349,7 +351,7 @@ def test_a_save_that_failed_is_no_base(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(protocol, "publish", full)
+        patched.setattr(writer, "publish", full)
         assert not save(tmp_path, 2, states[1], chain).committed
     assert save(tmp_path, 3, states[2], chain).committed
     assert [patch.count for patch in manifest(tmp_path, 3).tensors["weight"].patches] == [30]

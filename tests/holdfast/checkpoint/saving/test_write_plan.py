@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.format.file_names import CheckpointName, tensors_file
 from holdfast.checkpoint.format.shard_layout import Holding, TensorSpec
-from holdfast.checkpoint.saving.protocol import Snapshot, save
-from holdfast.checkpoint.saving.write_plan import Planner
+from holdfast.checkpoint.saving.planner import Planner
+from holdfast.checkpoint.saving.snapshot import Snapshot
+from holdfast.checkpoint.saving.writer import save
 from holdfast.core.attempt import AttemptId
 
 NAME = CheckpointName(step=7, pair=AttemptId(1, 2))

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast import checkpoint
-from holdfast.checkpoint.saving import protocol
+from holdfast.checkpoint.saving import writer
 from holdfast.core.errors import PeerLostError
 
 
@@ -25,7 +25,7 @@ def main(folder: Path, when: str) -> None:
     if RANK == 1 and when == "before":
         leave()
     if RANK == 1 and when == "within":
-        protocol.write_share = leave
+        writer.write_share = leave
     try:
         checkpoint.save(folder / "tier", step=2, group=dist.group.WORLD, model=model)
     except PeerLostError as error:

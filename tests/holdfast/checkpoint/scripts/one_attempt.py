@@ -19,7 +19,7 @@ from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone
-from holdfast.checkpoint.saving.protocol import Snapshot
+from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.core.attempt import AttemptId
 
 TENSORS = {"weight": bytes(range(256)) * 4, "bias": b"b" * 64}

@@ -26,7 +26,7 @@ from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange
-from holdfast.checkpoint.saving.protocol import Snapshot
+from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import PeerLostError
 

@@ -27,8 +27,9 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.io import durable_files
 from holdfast.checkpoint.restore.rank_reader import Loaded
 from holdfast.checkpoint.restore.search import restore
-from holdfast.checkpoint.saving import protocol
-from holdfast.checkpoint.saving.protocol import Snapshot, save
+from holdfast.checkpoint.saving import writer
+from holdfast.checkpoint.saving.snapshot import Snapshot
+from holdfast.checkpoint.saving.writer import save
 from holdfast.checkpoint.state import flatten as state
 from holdfast.checkpoint.state.dtypes import DTYPES
 from holdfast.checkpoint.state.flatten import check_savable, flatten, flatten_values
@@ -244,14 +245,14 @@ def test_a_step_may_be_saved_again_and_the_newest_is_loaded(tmp_path: Path) -> N
 def test_a_save_does_not_take_another_processs_commit_for_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    act, others = getattr(protocol, moment), ["theirs"]
+    act, others = getattr(writer, moment), ["theirs"]
 
     def meanwhile(*args: Any) -> Any:
         if others:
             checkpoint.save(tmp_path, step=5, box=Box({"who": others.pop()}))
         return act(*args)
 
-    monkeypatch.setattr(protocol, moment, meanwhile)
+    monkeypatch.setattr(writer, moment, meanwhile)
     with pytest.raises(CheckpointError, match=r"another process saved it there.*give group="):
         checkpoint.save(tmp_path, step=5, box=Box({"who": "mine"}))
     box = Box()

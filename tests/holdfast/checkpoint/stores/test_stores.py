@@ -7,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from node_stores import FilledLocalStore, FilledMemoryStore
 
 from holdfast.checkpoint import save
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import LARGEST, digest
-from holdfast.checkpoint.stores.base import CheckpointStore
+from holdfast.checkpoint.stores.base import CheckpointStore, Target
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.stores.local_disk import LocalStore
-from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.checkpoint.stores.objects.fsspec import fsspec_store
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.core.attempt import AttemptId
@@ -22,10 +21,10 @@ from holdfast.core.errors import CheckpointError, DamagedError
 
 torch = pytest.importorskip("torch")
 
-STORES: dict[str, Callable[[Path], CheckpointStore]] = {
+STORES: dict[str, Callable[[Path], Target]] = {
     "folder": FolderStore,
-    "memory": MemoryStore,
-    "local": LocalStore,
+    "memory": FilledMemoryStore,
+    "local": FilledLocalStore,
     "file": lambda path: open_store(f"file://{path}"),
     "fsspec": lambda path: fsspec_store(f"local://{path}"),
     "fsspec-memory": lambda path: open_store(f"memory://{path}"),
@@ -46,14 +45,14 @@ def source(tmp_path: Path) -> tuple[CheckpointStore, CheckpointName]:
     return made, made.commits()[0]
 
 
-def whole(store: CheckpointStore, name: CheckpointName, file: str) -> bytes:
+def whole(store: Target, name: CheckpointName, file: str) -> bytes:
     with store.open(name, file) as opened:
         data = bytearray(opened.nbytes)
         opened.read_into(0, memoryview(data))
     return bytes(data)
 
 
-def copy(source: CheckpointStore, name: CheckpointName, target: CheckpointStore) -> None:
+def copy(source: CheckpointStore, name: CheckpointName, target: Target) -> None:
     manifest = source.manifest(name)
     incoming = target.receive(name, digest(manifest))
     for file, record in manifest.files.items():
@@ -63,7 +62,7 @@ def copy(source: CheckpointStore, name: CheckpointName, target: CheckpointStore)
 
 
 def test_a_commit_arrives_whole_and_is_nobodys_before_its_manifest(
-    store: CheckpointStore, source: tuple[CheckpointStore, CheckpointName]
+    store: Target, source: tuple[CheckpointStore, CheckpointName]
 ) -> None:
     made, name = source
 
@@ -74,9 +73,7 @@ def test_a_commit_arrives_whole_and_is_nobodys_before_its_manifest(
     assert all(whole(store, name, file) == whole(made, name, file) for file in made.manifest(name).files)
 
 
-def test_what_is_given_up_is_no_commit(
-    store: CheckpointStore, source: tuple[CheckpointStore, CheckpointName]
-) -> None:
+def test_what_is_given_up_is_no_commit(store: Target, source: tuple[CheckpointStore, CheckpointName]) -> None:
     incoming = store.receive(source[1], "")
     incoming.write("rank-0.json", [b"{}"])
 
@@ -86,7 +83,7 @@ def test_what_is_given_up_is_no_commit(
 
 
 def test_reading_behind_the_end_or_what_is_not_there_is_damage(
-    store: CheckpointStore, source: tuple[CheckpointStore, CheckpointName]
+    store: Target, source: tuple[CheckpointStore, CheckpointName]
 ) -> None:
     made, name = source
     copy(made, name, store)
@@ -117,14 +114,13 @@ def test_a_manifest_or_claim_larger_than_any_is_refused_before_it_is_read(tmp_pa
 
 
 def test_a_bad_commit_is_moved_aside_and_a_deleted_one_is_gone(
-    store: CheckpointStore, source: tuple[CheckpointStore, CheckpointName]
+    store: Target, source: tuple[CheckpointStore, CheckpointName]
 ) -> None:
     made, name = source
     copy(made, name, store)
     assert store.quarantine(name, "a test says so")
     assert store.commits() == ()
-    copy(made, name, store)
-
-    store.delete(name)
-
-    assert store.commits() == ()
+    if store.shared:  # of a node's own store, its ranks remove what is old
+        copy(made, name, store)
+        store.delete(name)
+        assert store.commits() == ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.saving.protocol import Snapshot
+from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.core.attempt import AttemptId
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.policy.fencing_context import FencingContext
-from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot, plan
-from holdfast.checkpoint.saving.write_plan import Planner
+from holdfast.checkpoint.saving.planner import Planner
+from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
+from holdfast.checkpoint.saving.stager import plan
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.tiers.settings import TierSettings
@@ -32,7 +34,7 @@ class TierRank:
         local_rank: int = 0,
         check: Callable[[], None] = no_check,
     ) -> None:
-        self._tier = tier
+        self.tier: Tier = tier
         self._exchange = exchange
         self._planner = Planner()
         self._arena = Arena() if tier.in_background else None
@@ -45,13 +47,16 @@ class TierRank:
         staged = plan(snapshot, self._arena, self._planner, rank=rank, size=size)
         if self._arena is not None:
             staged.copy()
-        return self._tier.save(staged, self._exchange, context, asked=asked)
+        return self.tier.save(staged, self._exchange, context, asked=asked)
 
     def due_at(self, step: int) -> bool:
-        return self._tier.due_at(step)
+        return self.tier.due_at(step)
+
+    def restored(self, name: CheckpointName) -> None:
+        self.tier.restored(name)
 
     def stores(self, context: FencingContext) -> list[CheckpointStore]:
-        return self._tier.stores(context)
+        return self.tier.stores(context)
 
     def close(self) -> None:
-        self._tier.close()
+        self.tier.close()

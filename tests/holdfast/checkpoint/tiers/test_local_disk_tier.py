@@ -19,7 +19,8 @@ from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.fencing_context import FencingContext
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import Restored, restore
-from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot, save
+from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
+from holdfast.checkpoint.saving.writer import save
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.local_disk import LocalStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour

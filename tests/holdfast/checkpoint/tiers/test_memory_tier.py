@@ -26,7 +26,7 @@ from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.fencing_context import FencingContext
-from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot
+from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.memory import peer_client as peers
 from holdfast.checkpoint.stores.memory import peer_server
@@ -561,7 +561,7 @@ def test_a_rank_asks_one_other_node_for_no_more_at_once_than_it_is_let(
 ) -> None:
     made = nodes("ab", in_flight=asked)
     world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1))
-    (there,) = made.tiers["a"]._peers.values()
+    (there,) = made.tiers["a"].tier._peers.values()
     now, most, lock, all_there = [0], [0], threading.Lock(), threading.Barrier(asked)
 
     def count(wire: Any) -> None:

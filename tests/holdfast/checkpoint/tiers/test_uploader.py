@@ -26,7 +26,7 @@ from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.retention import Rules
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.saving.checkpoint_index import Ages
-from holdfast.checkpoint.saving.protocol import Snapshot
+from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.stores import fallback
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore

@@ -21,7 +21,6 @@ from holdfast.checkpoint.policy.interval import (
     Cadence,
     Failures,
     LauncherFailures,
-    higher_order,
     optimum,
     retry_after,
 )
@@ -35,6 +34,14 @@ from holdfast.training.step.train_state import TrainState
 DAY = 86_400.0
 stalls = st.floats(1e-4, 1e4)
 times = st.floats(1.0, 1e8)
+
+
+def higher_order(stall: float, mtbf: float) -> float:
+    """Daly's closed form: within 0.2 % while a stall is less than a quarter of the time to a failure."""
+    if stall >= 2 * mtbf:
+        return mtbf
+    ratio = stall / (2 * mtbf)
+    return math.sqrt(2 * stall * mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - stall
 
 
 def wall(interval: float, stall: float, mtbf: float) -> float:

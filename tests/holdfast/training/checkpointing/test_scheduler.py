@@ -21,8 +21,11 @@ from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import restore
-from holdfast.checkpoint.saving import protocol
+from holdfast.checkpoint.saving import writer
 from holdfast.checkpoint.saving.background import Saving
+from holdfast.checkpoint.saving.planner import Planner
+from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
+from holdfast.checkpoint.saving.stager import Staged, stage
 from holdfast.core.attempt import AttemptId
 from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.distributed.process_group import store_client
@@ -41,10 +44,10 @@ class Gate:
         self.reached = threading.Event()
         self.opened = threading.Event()
 
-    def commit(self, *arguments: Any, check: Callable[[], None], **more: Any) -> protocol.SaveResult:
+    def commit(self, *arguments: Any, check: Callable[[], None], **more: Any) -> SaveResult:
         self.reached.set()
         assert self.opened.wait(PATIENCE)
-        return protocol.commit(*arguments, check=check, **more)
+        return writer.commit(*arguments, check=check, **more)
 
 
 @pytest.fixture
@@ -273,8 +276,8 @@ def client_of(store: TCPStore, cancel: CancelToken) -> StoreClient:
     return StoreClient(lambda: store_client("127.0.0.1", store.port, "saves", 60), cancel)
 
 
-def staged(rank: int, step: int, data: bytes, size: int = 2) -> protocol.Staged:
-    snapshot = protocol.Snapshot(
+def staged(rank: int, step: int, data: bytes, size: int = 2) -> Staged:
+    snapshot = Snapshot(
         name=CheckpointName(step=step, pair=AttemptId(1, 1)),
         specs=[TensorSpec(name=f"w{n}", dtype="U8", shape=(len(data),)) for n in range(3)],
         read=lambda piece: data,
@@ -283,21 +286,21 @@ def staged(rank: int, step: int, data: bytes, size: int = 2) -> protocol.Staged:
         alone={"rank": rank},
         numerics={},
     )
-    return protocol.stage(snapshot, Arena(), protocol.Planner(), rank=rank, size=size)
+    return stage(snapshot, Arena(), Planner(), rank=rank, size=size)
 
 
 def test_ranks_commit_through_the_store_and_leave_nothing_of_earlier_saves_in_it(
     store: TCPStore, tmp_path: Path
 ) -> None:
-    def rank(number: int) -> list[protocol.SaveResult]:
+    def rank(number: int) -> list[SaveResult]:
         client = client_of(store, CancelToken())
         made = []
         for step in (1, 2, 3):
             exchange = StoreExchange(client, rank=number, size=2, number=step)
-            made.append(protocol.commit(tmp_path, staged(number, step, b"x" * 100), exchange))
+            made.append(writer.commit(tmp_path, staged(number, step, b"x" * 100), exchange))
         return made
 
-    results: dict[int, list[protocol.SaveResult]] = {}
+    results: dict[int, list[SaveResult]] = {}
     threads = [threading.Thread(target=lambda n=n: results.update({n: rank(n)})) for n in range(2)]
     for thread in threads:
         thread.start()
@@ -311,10 +314,10 @@ def test_ranks_commit_through_the_store_and_leave_nothing_of_earlier_saves_in_it
 def test_a_peer_lost_in_the_middle_of_a_save_leaves_nothing_half_done(store: TCPStore, tmp_path: Path) -> None:
     cancel = CancelToken()
     exchange = StoreExchange(client_of(store, cancel), rank=0, size=2, number=1)
-    saving = Saving(lambda: protocol.commit(tmp_path, staged(0, 1, b"x" * 100), exchange, check=cancel.check))
+    saving = Saving(lambda: writer.commit(tmp_path, staged(0, 1, b"x" * 100), exchange, check=cancel.check))
     until(lambda: any(path.name.startswith("step-1.") for path in tmp_path.iterdir()))
     cancel.set("rank 1 is gone")
     saving.settle(lambda: None)
     assert "rank 1 is gone" in saving.lost
     assert [path.name for path in tmp_path.iterdir()] == []
-    assert protocol.commit(tmp_path, staged(0, 1, b"x" * 100, size=1), Alone()).committed
+    assert writer.commit(tmp_path, staged(0, 1, b"x" * 100, size=1), Alone()).committed

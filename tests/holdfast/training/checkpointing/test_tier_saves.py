@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.checkpoint.saving.protocol import SaveResult
+from holdfast.checkpoint.saving.snapshot import SaveResult
 from holdfast.core.errors import NoRoomError
 from holdfast.training.checkpointing.scheduler import CheckpointScheduler
 from holdfast.training.options.config import Interval

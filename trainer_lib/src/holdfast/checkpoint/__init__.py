@@ -62,8 +62,8 @@ def save(
     the commit holds all of them. PeerLostError if one of them is gone.
     """
     from holdfast.checkpoint.process_group_exchange import Together, joined
-    from holdfast.checkpoint.saving.protocol import Snapshot
-    from holdfast.checkpoint.saving.protocol import save as save_snapshot
+    from holdfast.checkpoint.saving.snapshot import Snapshot
+    from holdfast.checkpoint.saving.writer import save as save_snapshot
     from holdfast.checkpoint.state.flatten import check_stateful, flatten, sampled
     from holdfast.checkpoint.state.numerics import fingerprint
     from holdfast.checkpoint.state.rng import capture

@@ -36,7 +36,10 @@ def attempt_by_hand(root: Path | None, exchange: Exchange, run_id: str = "") -> 
         return {"generation": highest + 1, "publication": uuid4().hex}
 
     chosen = lead(exchange, choose)
-    known = () if root is None else tuple(Claim.from_json(c) for c in lead(exchange, lambda: _listed(root)))
+    known: tuple[Claim, ...] = ()
+    if root is not None:
+        told = lead(exchange, lambda: [claim.to_json() for claim in list_claims(root)])
+        known = tuple(map(Claim.from_json, told))
     return Attempt(
         pair=AttemptId(int(chosen["generation"]), 1),
         job_uid=BY_HAND,
@@ -44,7 +47,3 @@ def attempt_by_hand(root: Path | None, exchange: Exchange, run_id: str = "") -> 
         run_id=run_id or BY_HAND,
         known=known,
     )
-
-
-def _listed(root: Path) -> list[dict[str, object]]:
-    return [claim.to_json() for claim in list_claims(root)]

@@ -14,7 +14,7 @@ from holdfast.checkpoint.folder.upload_marker import on_its_way
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.policy import fencing, retention
 from holdfast.checkpoint.saving.checkpoint_index import Ages
-from holdfast.checkpoint.saving.protocol import Snapshot
+from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError

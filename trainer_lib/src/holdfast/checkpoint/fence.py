@@ -50,7 +50,6 @@ class Fence:
         return FencingContext(claims=self.claims, job_uid=self.attempt.job_uid, resume=self.resume)
 
     def look(self) -> None:
-        """Read the claims of the shared folder."""
         make_folder(self._root)
         self._heed(list_claims(self._root))
 

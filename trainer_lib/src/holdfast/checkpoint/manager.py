@@ -26,8 +26,10 @@ from holdfast.checkpoint.restore.rank_reader import Select
 from holdfast.checkpoint.restore.search import Restored, newest, none_whole, restore
 from holdfast.checkpoint.saving.background import PendingSave, Saving
 from holdfast.checkpoint.saving.incremental import Chain
-from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot, Staged, commit, plan
-from holdfast.checkpoint.saving.write_plan import Planner
+from holdfast.checkpoint.saving.planner import Planner
+from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
+from holdfast.checkpoint.saving.stager import Staged, plan
+from holdfast.checkpoint.saving.writer import commit
 from holdfast.checkpoint.storage_wait import until_usable
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.fallback import FallbackStore
@@ -91,7 +93,7 @@ class CheckpointManager:
         self._arena = arena or Arena()
         self._planner = Planner()
         self._saving: Saving | None = None
-        self._saves = 0  # of the attempt
+        self.saves = 0  # of the attempt
         self._aside: Callable[[int], Exchange] | None = None
         self._check = _nothing
         self._full_every, self._delta_threshold = full_every, delta_threshold
@@ -115,7 +117,7 @@ class CheckpointManager:
         is over.
         """
         self._exchange = exchange
-        self._aside, self._check, self._saves = aside, check, 0
+        self._aside, self._check, self.saves = aside, check, 0
         self._fence.enter(attempt)
         self._chain = Chain(every=self._full_every, threshold=self._delta_threshold) if self._full_every > 1 else None
 
@@ -150,11 +152,6 @@ class CheckpointManager:
                 )
         self.tiers = tuple(entered)
 
-    @property
-    def saves(self) -> int:
-        """How many were begun in this attempt."""
-        return self._saves
-
     def save_on(self, tier: Tier, snapshot: Snapshot, *, asked: bool = False) -> SaveResult:
         """Save on a tier that copies the live objects while training waits."""
         exchange = self._exchange
@@ -167,7 +164,7 @@ class CheckpointManager:
         staged, exchange = self._staged(snapshot, tier.pace())
         context, check = self._fence.context, self._check
         work = partial(tier.save, staged, exchange, context, check=check)
-        return self._begun(PendingSave(staged, work, told, called=called))
+        return self._begun(PendingSave(staged=staged, commits=work, ended=told, called=called))
 
     def is_durable(self, name: CheckpointName) -> bool:
         """Whether the shared tier has this commit. Every rank calls it."""
@@ -269,14 +266,10 @@ class CheckpointManager:
         )
 
     def read_from(self, found: Restored) -> list[str]:
-        """Which tiers a commit was read from."""
         known = {store.url: word for store, word in zip(self._where, (SHARED_TIER, OBJECT_TIER), strict=False)}
-        names = (known.get(url) or self._name_of(url) for url in found.stores)
-        return list(dict.fromkeys(names))
-
-    def _name_of(self, url: str) -> str:
-        """Of a store that some rank read from, on whichever node it is."""
-        return next(filter(None, (tier.reported_as(url) for tier in self._known_tiers)), url)
+        for url in found.stores:  # of any rank, on whichever node
+            known.setdefault(url, next(filter(None, (tier.reported_as(url) for tier in self._known_tiers)), url))
+        return list(dict.fromkeys(known[url] for url in found.stores))
 
     def claim(self, *, step: int, pair: AttemptId | None, waits: Callable[[], None] | None = None) -> Claim:
         """Make this attempt's claim durable; after it, look again whether another has claimed meanwhile.
@@ -364,15 +357,15 @@ class CheckpointManager:
         def commits() -> SaveResult:
             return commit(self._root, staged, exchange, check=check, chain=chain)
 
-        return PendingSave(staged, commits, ended, called=called)
+        return PendingSave(staged=staged, commits=commits, ended=ended, called=called)
 
     def _staged(self, snapshot: Snapshot, pace: Pace) -> tuple[Staged, Exchange]:
         """Room for this rank's share, once the last save has left it, and over what ranks exchange for this one."""
         if self._saving is not None:
             self._saving.settle(self._check)
         owned = replace(self._owned(snapshot), created=datetime.now(UTC))
-        self._saves += 1
-        exchange = self._exchange if self._aside is None else self._aside(self._saves)
+        self.saves += 1
+        exchange = self._exchange if self._aside is None else self._aside(self.saves)
         staged = plan(owned, self._arena, self._planner, rank=exchange.rank, size=exchange.size)
         self._pace = pace
         return replace(staged, pace=pace), exchange

@@ -14,7 +14,6 @@ CHECKPOINT_ID: Final = re.compile(r"(?:(?P<folder>.*)/)?step-(?P<step>\d{1,18})"
 
 
 def parse_checkpoint_id(checkpoint_id: str | os.PathLike[str]) -> tuple[Path | None, int]:
-    """Return the folder, if one is named, and the step."""
     match = CHECKPOINT_ID.fullmatch(os.fspath(checkpoint_id))
     if match is None:
         raise CheckpointError(f"checkpoint_id is {checkpoint_id!r}: give <folder>/step-<number>")

@@ -128,7 +128,6 @@ class StorageReader(storage.StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it names a step."""
         return CHECKPOINT_ID.fullmatch(os.fspath(checkpoint_id)) is not None
 
 
@@ -192,7 +191,6 @@ class _Wanted:
 
     @classmethod
     def of(cls, item: plans.ReadItem, manifest: Manifest, planner: plans.LoadPlanner) -> _Wanted:
-        """Find where it lies."""
         index = item.storage_index
         told = manifest.state[KEY]["tensors"][index.fqn]
         offsets = list(index.offset or [0] * len(told["size"]))
@@ -216,11 +214,9 @@ class _Wanted:
         return cls(item=item, file=chunk.file, offset=chunk.offset + low * row, rows=rows, target=target)
 
     def extent(self) -> Extent:
-        """What to read."""
         return Extent.over(self.offset, self.rows.reshape(-1).view(torch.uint8).numpy().data)
 
     def deliver(self, planner: plans.LoadPlanner) -> None:
-        """Put it into the tensor that was given."""
         if self.rows is not self.target:
             part = self.rows
             for dim in range(1, part.dim()):

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -39,7 +38,7 @@ from holdfast.checkpoint.format.file_names import (
     step_number,
     tensors_file,
 )
-from holdfast.checkpoint.format.manifest import LARGEST, Manifest
+from holdfast.checkpoint.format.manifest import LARGEST, Manifest, stamp
 from holdfast.checkpoint.format.mapping_order import text_bytes, too_much
 from holdfast.checkpoint.format.records import Chunk, FileRecord, TensorRecord
 from holdfast.checkpoint.format.shard_layout import METADATA, plan_shard, whole
@@ -130,7 +129,6 @@ class StorageWriter(storage.StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it names a step."""
         return CHECKPOINT_ID.fullmatch(os.fspath(checkpoint_id)) is not None
 
 
@@ -267,7 +265,7 @@ def _manifest(name: CheckpointName, metadata: meta.Metadata, results: Sequence[S
         job_uid="",
         publication="",
         run_id="",
-        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        created=stamp(),
         world_size=len(results),
         mesh={},
         tensors=tensors,
@@ -303,9 +301,7 @@ def _described(
     }
     if whole:
         return described, {fqn: TensorRecord(dtype=dtype, shape=size, chunks=filled)}
-    return described, {boxed(fqn, one.chunk.start): _alone(one) for one in parts}
-
-
-def _alone(one: _Written) -> TensorRecord:
-    chunk = replace(one.chunk, start=(0,) * len(one.chunk.start))
-    return TensorRecord(dtype=one.dtype, shape=chunk.shape, chunks=(chunk,))
+    alone = {boxed(fqn, one.chunk.start): replace(one.chunk, start=(0,) * len(one.chunk.start)) for one in parts}
+    return described, {
+        name: TensorRecord(dtype=dtype, shape=chunk.shape, chunks=(chunk,)) for name, chunk in alone.items()
+    }

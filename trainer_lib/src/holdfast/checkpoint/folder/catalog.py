@@ -29,7 +29,7 @@ from holdfast.checkpoint.format.file_names import (
     CheckpointName,
     parse_commit,
 )
-from holdfast.checkpoint.format.manifest import LARGEST, Manifest, decode
+from holdfast.checkpoint.format.manifest import LARGEST, Manifest, decode_as
 from holdfast.checkpoint.io.durable_files import encode_json, read_regular, sync_folder
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CheckpointError, DamagedError, UnknownFormatError, UsageError
@@ -102,10 +102,7 @@ def read_manifest(root: Path, name: CheckpointName) -> Manifest:
     """The manifest of a commit; DamagedError or UnknownFormatError if it cannot be used."""
     path = root / str(name) / MANIFEST
     with reading(path):
-        manifest = decode(read_regular(path, LARGEST))
-    if manifest.name != name:
-        raise DamagedError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.pair}")
-    return manifest
+        return decode_as(read_regular(path, LARGEST), name)
 
 
 class reading:  # noqa: N801  (reads like the context manager that it is)

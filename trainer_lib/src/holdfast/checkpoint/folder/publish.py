@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -27,24 +26,14 @@ from holdfast.checkpoint.format.file_names import (
 )
 from holdfast.checkpoint.format.manifest import LARGEST, Manifest, encode
 from holdfast.checkpoint.format.mapping_order import parts, text_bytes, too_much
-from holdfast.checkpoint.format.records import Chunk, FileRecord, Patch
+from holdfast.checkpoint.format.records import FileRecord
 from holdfast.checkpoint.format.shard_layout import ShardPlan
-from holdfast.checkpoint.io.direct_writer import write_image
+from holdfast.checkpoint.io.direct_writer import ImageWriter
 from holdfast.checkpoint.io.durable_files import create_durably, sync_folder, write_file, write_json
-from holdfast.checkpoint.io.fill_progress import Filling
+from holdfast.checkpoint.io.fill_progress import FILLED, Filling
 from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
 from holdfast.checkpoint.io.slice_digests import LEAST_BYTES, Slicer
 from holdfast.core.errors import CheckpointError
-from holdfast.core.json_fields import JsonFields
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardRecord(JsonFields):
-    """What one rank wrote: its files, and where each tensor's piece lies; with deltas, also files of before."""
-
-    files: Mapping[str, FileRecord]
-    chunks: Mapping[str, tuple[Chunk, ...]]
-    patches: Mapping[str, Patch] = field(default_factory=dict)
 
 
 def begin(root: Path, name: CheckpointName) -> str:
@@ -61,7 +50,7 @@ def write_shard(
     image: memoryview,
     alone: Any,
     *,
-    filling: Filling | None = None,
+    filling: Filling = FILLED,
     check: Callable[[], None] = lambda: None,
     pace: Pace = UNHINDERED,
     inspect: Callable[[memoryview], None] = lambda _: None,
@@ -79,9 +68,15 @@ def write_shard(
 
     files = {
         own: write_json(folder / own, alone),
-        tensors: write_image(
-            folder / tensors, image, plan.nbytes, filling=filling, check=check, seen=seen, pace=pace
-        ),
+        tensors: ImageWriter(
+            path=folder / tensors,
+            image=image,
+            nbytes=plan.nbytes,
+            filling=filling,
+            check=check,
+            seen=seen,
+            pace=pace,
+        ).run(),
     }
     if plan.nbytes >= LEAST_BYTES:
         write_file(folder / slices_file(tensors), [slicer.encode(files[tensors])])
@@ -137,5 +132,4 @@ def discard(root: Path, staging: str) -> None:
 
 
 def exists(root: Path, name: CheckpointName) -> bool:
-    """Whether this very step of this very attempt is committed."""
     return os.path.lexists(root / str(name) / MANIFEST)

@@ -38,7 +38,6 @@ def held(root: Path, name: CheckpointName) -> Iterator[None]:
 
 
 def on_its_way(root: Path) -> CheckpointName | None:
-    """What is held back now."""
     name = parse_commit(_read(root).partition(b"\n")[0].decode(errors="replace"))
     return None if name is None or _age(root) > LONGEST_SECONDS else name
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from holdfast.core.errors import ClaimError, DamagedError, NonFiniteWeightsError, NoRoomError, UnavailableError
 
@@ -92,13 +92,3 @@ def cause_of(error: BaseException) -> FailureCause:
         case OSError():
             return of_errno(error.errno)
     return FailureCause.OTHER if error.__cause__ is None else cause_of(error.__cause__)
-
-
-def failed(error: Exception, rank: int) -> dict[str, str]:
-    """What a rank tells the others of its trouble."""
-    return {"error": f"rank {rank}: {error}", "cause": cause_of(error)}
-
-
-def cause_among(told: Iterable[Mapping[str, Any]]) -> str:
-    """Of what ranks told, the cause of the first that is in trouble; nothing if none is."""
-    return next((str(one["cause"]) for one in told if one.get("error")), "")

@@ -49,7 +49,6 @@ class CheckpointName:
 
     @classmethod
     def from_json(cls, value: str) -> CheckpointName:
-        """Read a folder's name; ValueError if it is nobody's commit."""
         name = parse_commit(value)
         if name is None:
             raise ValueError(f"{value[:80]!r} is no commit's name")
@@ -74,7 +73,6 @@ def parse_commit(name: str) -> CheckpointName | None:
 
 
 def claim_file(pair: AttemptId) -> str:
-    """The file of an attempt's claim."""
     return f"{pair.generation}.{pair.attempt}.json"
 
 
@@ -95,7 +93,6 @@ def rank_file(rank: int) -> str:
 
 
 def is_rank_file(name: str) -> bool:
-    """Whether it is the file of what belongs to some rank alone."""
     return is_shard(name) and name.endswith(".json")
 
 

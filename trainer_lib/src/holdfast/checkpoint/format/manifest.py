@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import xxhash
@@ -71,18 +72,15 @@ class Manifest:
 
     @property
     def name(self) -> CheckpointName:
-        """The name of the commit's folder."""
         return CheckpointName(step=self.step, pair=self.pair)
 
     @property
     def objects(self) -> Mapping[str, Any]:
-        """The trees of the saved objects, by name."""
         objects: Mapping[str, Any] = self.state.get("objects", {})
         return objects
 
     @property
     def own(self) -> Mapping[str, FileRecord]:
-        """The files in the commit's own folder."""
         return {file: record for file, record in self.files.items() if inherited(file) is None}
 
     @property
@@ -125,6 +123,11 @@ class Manifest:
         }
 
 
+def stamp(moment: datetime | None = None) -> str:
+    """A moment as `created` has it; now, if none is given."""
+    return (moment or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
 def encode(manifest: Manifest) -> bytes:
     tensors = manifest.tensors if isinstance(manifest.tensors, Records) else Records(manifest.tensors)
     return _sealed({name: canonical(value) for name, value in manifest.head().items()} | {_TENSORS: tensors.text})
@@ -133,6 +136,14 @@ def encode(manifest: Manifest) -> bytes:
 def digest(manifest: Manifest) -> str:
     """Of those bytes; it stands for all that the commit holds."""
     return xxhash.xxh3_128_hexdigest(encode(manifest))
+
+
+def decode_as(raw: bytes, name: CheckpointName) -> Manifest:
+    """Read the manifest of this commit; DamagedError if it is another's."""
+    manifest = decode(raw)
+    if manifest.name != name:
+        raise DamagedError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.pair}")
+    return manifest
 
 
 @uncollected()

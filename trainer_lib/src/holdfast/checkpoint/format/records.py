@@ -197,7 +197,6 @@ class Records(dict[str, TensorRecord]):
 
     @cached_property
     def text(self) -> str:
-        """As the manifest has them."""
         return canonical({name: record.to_json() for name, record in self.items()})
 
 

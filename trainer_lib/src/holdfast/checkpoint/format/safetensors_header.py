@@ -71,7 +71,7 @@ def parse(start: bytes | bytearray | memoryview, nbytes: int) -> dict[str, Entry
         _check_metadata(table.pop(METADATA, None))
         entries = {name: _entry(value, begin) for name, value in table.items()}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DamagedError(f"its header cannot be read: {_short(error)}") from error
+        raise DamagedError(f"its header cannot be read: {f'{type(error).__name__}: {error}'[:200]}") from error
     _check_cover(entries, begin, nbytes)
     return entries
 
@@ -125,10 +125,6 @@ def _check_cover(entries: Mapping[str, Entry], begin: int, nbytes: int) -> None:
         position += entry.nbytes
     if position != nbytes:
         raise DamagedError(f"its header speaks of {position} bytes, and the file has {nbytes}")
-
-
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:200]
 
 
 def check_header(file: str, start: bytes | bytearray | memoryview, manifest: Manifest) -> None:

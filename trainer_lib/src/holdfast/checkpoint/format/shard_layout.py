@@ -14,6 +14,8 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
+from holdfast.core.json_fields import JsonFields
+
 DATA_ALIGNMENT: Final = 4096
 # Below this a tensor is not worth cutting.
 LEAST_CUT_BYTES: Final = 1 << 20
@@ -45,7 +47,7 @@ ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorSpec:
+class TensorSpec(JsonFields):
     """A whole tensor: its name, safetensors dtype and global shape."""
 
     name: str
@@ -71,7 +73,6 @@ class Piece:
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of the tensor."""
         return self.shape == self.spec.shape
 
 
@@ -86,7 +87,6 @@ class ShardPlan:
 
 
 def whole(spec: TensorSpec) -> Piece:
-    """The piece that is all of a tensor."""
     return Piece(spec=spec, start=(0,) * len(spec.shape), shape=spec.shape)
 
 
@@ -113,7 +113,6 @@ class Layout:
 
 
 def lay_out(pieces: Iterable[Piece]) -> Layout:
-    """Lay pieces out in one file."""
     ordered = sorted(pieces, key=lambda piece: (-ITEM_BYTES[piece.spec.dtype], piece.spec.name))
     table: dict[str, object] = {}
     position, relative = 0, []
@@ -131,7 +130,6 @@ def lay_out(pieces: Iterable[Piece]) -> Layout:
 
 
 def plan_shard(pieces: Iterable[Piece], *, metadata: Mapping[str, str]) -> ShardPlan:
-    """Lay pieces out in one file with a header."""
     return lay_out(pieces).headed(metadata)
 
 
@@ -184,7 +182,11 @@ def held_by(specs: Sequence[TensorSpec], holding: Holding, rank: int) -> tuple[P
     """The rows that this rank writes: of each tensor, one of the ranks that have them, in turn."""
     shard = holding.shards[rank]
     peers = [other for other, one in enumerate(holding.shards) if one == shard]
-    mine = [spec for turn, spec in enumerate(sorted(specs, key=_name)) if peers[turn % len(peers)] == rank]
+    mine = [
+        spec
+        for turn, spec in enumerate(sorted(specs, key=lambda spec: spec.name))
+        if peers[turn % len(peers)] == rank
+    ]
     cut = [(spec, *rows(spec.shape[0], holding.size, shard)) for spec in mine]
     return tuple(
         Piece(spec=spec, start=(begin, *(0 for _ in spec.shape[1:])), shape=(end - begin, *spec.shape[1:]))
@@ -197,10 +199,6 @@ def rows(length: int, size: int, shard: int) -> tuple[int, int]:
     """[begin, end) of a shard along a first dimension, as `torch.chunk` cuts it: later shards may be empty."""
     step = -(-length // size)
     return min(length, step * shard), min(length, step * (shard + 1))
-
-
-def _name(spec: TensorSpec) -> str:
-    return spec.name
 
 
 def _cut(spec: TensorSpec, fair: int) -> list[Piece]:

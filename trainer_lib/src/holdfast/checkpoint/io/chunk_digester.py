@@ -8,9 +8,16 @@ from typing import Final
 import xxhash
 
 from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
+from holdfast.core.errors import DamagedError
 
 # A block is digested for the chunk and then for the file: the second time it comes from the core's cache.
 _BLOCK_BYTES: Final = 1 << 20
+
+
+def check_chunk(file: str, record: FileRecord, index: int, digest: str) -> None:
+    """DamagedError unless this is the digest that the chunk was written with."""
+    if digest != record.chunks[index]:
+        raise DamagedError(f"{file}: digest of chunk {index} differs")
 
 
 class ChunkDigester:
@@ -40,5 +47,4 @@ class ChunkDigester:
         self.update(target[self._nbytes : end])
 
     def record(self) -> FileRecord:
-        """Return the record of all that passed by."""
         return FileRecord(nbytes=self._nbytes, digest=self._whole.hexdigest(), chunks=tuple(self._chunks))

@@ -16,12 +16,14 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
 from holdfast.checkpoint.io.chunk_digester import ChunkDigester
-from holdfast.checkpoint.io.fill_progress import Filling
+from holdfast.checkpoint.io.fill_progress import FILLED, Filling
 from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
 from holdfast.checkpoint.io.thread_pool import Pool
 from holdfast.core.errors import CheckpointError
@@ -35,7 +37,6 @@ _FILE_MODE: Final = 0o644
 
 
 def aligned(nbytes: int) -> int:
-    """The next multiple of a page."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -46,29 +47,6 @@ def step_back() -> None:
         return
     with contextlib.suppress(OSError):  # a sandbox may not know of it
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-
-
-def write_image(
-    path: Path,
-    image: memoryview,
-    nbytes: int,
-    *,
-    filling: Filling | None = None,
-    check: Callable[[], None] = lambda: None,
-    seen: Callable[[memoryview], None] = lambda _: None,
-    pace: Pace = UNHINDERED,
-) -> FileRecord:
-    """Write the first `nbytes` of `image`, which begins at a page and is whole pages long, to a new file.
-
-    Each byte is touched once `filling` has reached it. OSError names the file; CheckpointError if it will never be
-    filled. `check` is called now and then, and may raise to give the file up; `seen` gets all of it, part by part,
-    while it is digested. It is written at `pace`.
-    """
-    writer = _Writer(path, image, nbytes, filling=filling or Filling.complete(), check=check, seen=seen, pace=pace)
-    try:
-        return writer.run()
-    finally:
-        writer.close()
 
 
 class DirectFile:
@@ -104,7 +82,6 @@ class DirectFile:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def close(self) -> None:
-        """Close the file. Later calls have no effect."""
         os.close(self._fd)
 
     def _past_the_cache(self, wanted: bool) -> bool:
@@ -116,45 +93,38 @@ class DirectFile:
         return wanted and O_DIRECT != 0
 
 
-class _Writer:
-    def __init__(
-        self,
-        path: Path,
-        image: memoryview,
-        nbytes: int,
-        *,
-        filling: Filling,
-        check: Callable[[], None],
-        seen: Callable[[memoryview], None],
-        pace: Pace,
-    ) -> None:
-        self._image = image
-        self._nbytes = nbytes
-        self._filling = filling
-        self._check = check
-        self._seen = seen
-        self._pace = pace
-        self._stopped = False
-        self._file = DirectFile(path)
-        self._file.go_direct()
+@dataclass(kw_only=True)
+class ImageWriter:
+    """Writes the first `nbytes` of `image`, which begins at a page and is whole pages long, to a new file.
+
+    Each byte is touched once `filling` has reached it. `check` is called now and then, and may raise to give the file
+    up; `seen` gets all of it, part by part, while it is digested. It is written at `pace`.
+    """
+
+    path: Path
+    image: memoryview
+    nbytes: int
+    filling: Filling = FILLED
+    check: Callable[[], None] = lambda: None
+    seen: Callable[[memoryview], None] = lambda _: None
+    pace: Pace = UNHINDERED
+    _stopped: bool = field(default=False, init=False)
 
     def run(self) -> FileRecord:
-        """Write, digest, wait for the disk."""
-        begins = range(0, self._nbytes, CHUNK_BYTES)
-        if len(begins) == 1:
-            self._write(0)
-            record = self._digest(begins)
-        else:
-            record = self._side_by_side(begins)
-        self._file.finish(self._nbytes)
+        """Write, digest, wait for the disk. OSError names the file; CheckpointError if it will never be filled."""
+        with closing(DirectFile(self.path)) as self._file:
+            self._file.go_direct()
+            begins = range(0, self.nbytes, CHUNK_BYTES)
+            if len(begins) == 1:
+                self._write(0)
+                record = self._digest(begins)
+            else:
+                record = self._side_by_side(begins)
+            self._file.finish(self.nbytes)
         return record
 
-    def close(self) -> None:
-        """Close the file. Later calls have no effect."""
-        self._file.close()
-
     def _side_by_side(self, begins: range) -> FileRecord:
-        writers = self._pace.writers
+        writers = self.pace.writers
         with Pool(writers, "holdfast-writer", step_back) as pool:
             # One follows the copy: two would hold it up, and gain nothing.
             waits = [pool.submit(self._filled, begins[-1]) for _ in range(writers - 1)]
@@ -171,7 +141,7 @@ class _Writer:
         return record
 
     def _digest(self, begins: range) -> FileRecord:
-        digester = ChunkDigester(self._seen)
+        digester = ChunkDigester(self.seen)
         self._filled(begins[-1])
         for begin in begins:
             digester.update(self._filled(begin))
@@ -179,18 +149,18 @@ class _Writer:
 
     def _filled(self, begin: int) -> memoryview:
         """The chunk that begins there, once it is filled."""
-        end = min(begin + CHUNK_BYTES, self._nbytes)
-        self._filling.wait(end, self._leave)
-        return self._image[begin:end]
+        end = min(begin + CHUNK_BYTES, self.nbytes)
+        self.filling.wait(end, self._leave)
+        return self.image[begin:end]
 
     def _leave(self) -> None:
-        self._check()
+        self.check()
         if self._stopped:
             raise CheckpointError("the file was given up")
 
     def _write(self, begin: int) -> None:
         end = begin + aligned(self._filled(begin).nbytes)
-        self._pace.take(end - begin, self._leave)
+        self.pace.take(end - begin, self._leave)
         while begin < end and not self._stopped:
-            self._check()
-            begin += self._file.write_some(self._image[begin:end], begin)
+            self.check()
+            begin += self._file.write_some(self.image[begin:end], begin)

@@ -75,7 +75,6 @@ class DigestingFile:
         return self._digester.record()
 
     def abandon(self) -> None:
-        """Close without fsync."""
         self._leaving.close()
 
     def _send(self) -> None:
@@ -104,15 +103,7 @@ class DigestingFile:
             done += self._file.write_some(window[done:end], begin + done)
 
 
-def write_all(fd: int, data: Buffer) -> None:
-    """`write(2)` until everything is written."""
-    rest = memoryview(data)
-    while rest.nbytes:
-        rest = rest[os.write(fd, rest) :]
-
-
 def write_file(path: Path, parts: Iterable[Buffer]) -> FileRecord:
-    """Write a new file and fsync it."""
     file = DigestingFile(path)
     try:
         for part in parts:
@@ -123,7 +114,6 @@ def write_file(path: Path, parts: Iterable[Buffer]) -> FileRecord:
 
 
 def write_json(path: Path, document: Any) -> FileRecord:
-    """Write a new JSON file and fsync it."""
     return write_file(path, [encode_json(document)])
 
 
@@ -136,7 +126,9 @@ def create_durably(path: Path, data: bytes) -> None:
     """Write a new small file and fsync it, without a digest."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
     try:
-        write_all(fd, data)
+        rest = memoryview(data)
+        while rest.nbytes:
+            rest = rest[os.write(fd, rest) :]
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import Final, Self
+from typing import Final
 
 from holdfast.core.errors import CheckpointError
 
@@ -19,13 +19,6 @@ class Filling:
         self._changed = threading.Condition()
         self._upto = 0
         self._trouble = ""
-
-    @classmethod
-    def complete(cls) -> Self:
-        """Of an image that is all there."""
-        filling = cls()
-        filling.reach(sys.maxsize)
-        return filling
 
     def reach(self, upto: int) -> None:
         """All before this offset is there."""
@@ -51,3 +44,8 @@ class Filling:
             if self._trouble:
                 raise CheckpointError(self._trouble)
             return self._upto >= upto
+
+
+FILLED: Final = Filling()
+"""Of an image that is all there."""
+FILLED.reach(sys.maxsize)

@@ -85,7 +85,6 @@ class Slicer:
             rest = rest[taken:]
 
     def digests(self) -> Sequence[bytes]:
-        """Those of all that has passed by."""
         if self._filled:
             self._close()
         return self._digests

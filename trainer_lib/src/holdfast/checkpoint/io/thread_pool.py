@@ -28,7 +28,6 @@ class Pool:
         ]
 
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have one of them do this."""
         task: Future[T] = Future()
         self._given.append(task)
         self._tasks.put((task, lambda: call(*args, **kwargs)))

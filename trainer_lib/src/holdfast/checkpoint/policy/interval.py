@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from holdfast.core.json_fields import JsonFields
 from holdfast.telemetry.rank_time import mtbf as mean_time_between_failures
 
 LEAST_SECONDS: Final = 10.0
@@ -47,14 +48,6 @@ def optimum(stall: float, mtbf: float) -> float:
     return min(x, 1.0) * mtbf
 
 
-def higher_order(stall: float, mtbf: float) -> float:
-    """Daly's closed form of it: within 0.2 % while a stall is less than a quarter of the time to a failure."""
-    if stall >= 2 * mtbf:
-        return mtbf
-    ratio = stall / (2 * mtbf)
-    return math.sqrt(2 * stall * mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - stall
-
-
 def retry_after(failed: int) -> float:
     """Seconds from the end of the last of so many commits that failed in a row to the next try: at once after the
     first one, then twice as long each time, up to MOST_RETRY_SECONDS."""
@@ -62,26 +55,21 @@ def retry_after(failed: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LauncherFailures:
+class LauncherFailures(JsonFields):
     """What one launcher counted since it started; `id` tells it from others, and from itself after a restart."""
 
     id: str
     failures: int = 0
     seconds: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        return {"id": self.id, "failures": self.failures, "seconds": round(self.seconds, 3)}
-
     @classmethod
     def from_optional(cls, value: Any) -> LauncherFailures | None:
-        """Read the wire form; None if there is none, as with launchers of before."""
-        if not isinstance(value, Mapping):
-            return None
-        return cls(id=str(value["id"]), failures=int(value["failures"]), seconds=float(value["seconds"]))
+        """Read the wire form; None if there is none."""
+        return cls.from_json(value) if isinstance(value, Mapping) else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failures:
+class Failures(JsonFields):
     """What the job has lived through, over launchers that come and go: it travels with the state and its commits."""
 
     count: int = 0
@@ -115,24 +103,14 @@ class Failures:
         """Seconds between two, estimated: one a day as long as little is known."""
         return mean_time_between_failures(self.count, self.seconds)
 
-    def to_json(self) -> dict[str, Any]:
-        """As a commit has it."""
-        heard = None if self.heard is None else self.heard.to_json()
-        return {"count": self.count, "seconds": round(self.seconds, 3), "heard": heard}
-
     @classmethod
     def from_optional(cls, value: Any) -> Failures:
         """Read what a commit has; nothing is known if it has none, or what is none."""
         try:
-            count, seconds, heard = (
-                int(value["count"]),
-                float(value["seconds"]),
-                LauncherFailures.from_optional(value["heard"]),
-            )
-        except (KeyError, TypeError, ValueError, OverflowError):
+            found = cls.from_json(value)
+        except (KeyError, TypeError, ValueError):
             return cls()
-        sound = count >= 0 and 0 <= seconds < math.inf
-        return cls(count=count, seconds=seconds, heard=heard) if sound else cls()
+        return found if found.count >= 0 and 0 <= found.seconds < math.inf else cls()
 
 
 @dataclass(frozen=True, kw_only=True)

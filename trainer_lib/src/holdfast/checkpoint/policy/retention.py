@@ -72,7 +72,6 @@ class Rules:
         return cls(**counts, best=tuple(best))
 
     def to_json(self) -> str:
-        """Return the text that `parse` reads."""
         return str(self)
 
     @classmethod
@@ -101,7 +100,6 @@ class Entry:
 
     @property
     def unread(self) -> bool:
-        """Whether its manifest cannot be read."""
         return self.commit.job_uid is None
 
 

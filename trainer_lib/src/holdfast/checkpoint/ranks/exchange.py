@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, TypeVar
 
 from holdfast.core import errors
 from holdfast.core.errors import CheckpointError, HoldfastError, PeerLostError, UnavailableError
+
+
+class Told(Protocol):
+    """What has a JSON form."""
+
+    def to_json(self) -> dict[str, Any]:
+        """To the others."""
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """From another."""
+
+
+T = TypeVar("T", bound=Told)
 
 
 class Exchange(Protocol):
@@ -34,12 +48,20 @@ class Alone:
     size = 1
 
     def gather(self, value: Any) -> list[Any]:
-        """The only value."""
         return [value]
 
     def share(self, value: Any) -> Any:
-        """The only value."""
         return value
+
+
+def gather(exchange: Exchange, own: T) -> list[T]:
+    """Every rank's value of one type, in order of ranks, on every rank."""
+    return [type(own).from_json(value) for value in exchange.gather(own.to_json())]
+
+
+def share(exchange: Exchange, kind: type[T], own: T | None) -> T:
+    """Rank 0's value of this type, on every rank; the others have none."""
+    return kind.from_json(exchange.share(None if own is None else own.to_json()))
 
 
 def lead(exchange: Exchange, action: Callable[[], Any]) -> Any:

@@ -14,10 +14,11 @@ from holdfast.checkpoint.format.mapping_order import without_order
 from holdfast.checkpoint.format.shard_layout import Piece, Shares, TensorSpec, divide
 from holdfast.checkpoint.format.tensor_boxes import Box, tiles
 from holdfast.core.errors import StateError
+from holdfast.core.json_fields import JsonFields
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Part(JsonFields):
     """What one rank has of a tensor: a box of it, maybe all, maybe nothing."""
 
     spec: TensorSpec
@@ -28,29 +29,15 @@ class Part:
         """Whether the tensor has elements, and none is here."""
         return 0 in self.box[1] and 0 not in self.spec.shape
 
-    def to_json(self) -> list[Any]:
-        return [self.spec.dtype, self.spec.shape, *self.box]
-
-    @classmethod
-    def from_json(cls, name: str, value: Sequence[Any]) -> Part:
-        dtype, shape, start, size = value
-        return cls(spec=TensorSpec(name=name, dtype=dtype, shape=tuple(shape)), box=(tuple(start), tuple(size)))
-
 
 @dataclass(frozen=True, kw_only=True)
-class RankReport:
+class RankReport(JsonFields):
+    """What one rank has."""
+
     objects: Mapping[str, Any]
     parts: Mapping[str, Part]
     mesh: Mapping[str, int]
     samples: Mapping[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "parts": {name: part.to_json() for name, part in self.parts.items()}}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> RankReport:
-        parts = {name: Part.from_json(name, one) for name, one in value["parts"].items()}
-        return cls(objects=value["objects"], parts=parts, mesh=value["mesh"], samples=value["samples"])
 
 
 @dataclass(frozen=True, kw_only=True)

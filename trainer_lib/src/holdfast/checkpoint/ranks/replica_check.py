@@ -16,7 +16,6 @@ from holdfast.checkpoint.format.mapping_order import has_order, without_order
 
 
 def digests(trees: Any, samples: Mapping[str, str]) -> dict[str, str]:
-    """Of each object."""
     found = trees.get("objects", {}) if isinstance(trees, Mapping) else {}
     return {name: _digest(tree, samples.get(name, "")) for name, tree in found.items()}
 

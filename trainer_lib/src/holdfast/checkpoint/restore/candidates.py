@@ -23,7 +23,7 @@ from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit
 from holdfast.checkpoint.format.manifest import Manifest, decode, encode
 from holdfast.checkpoint.policy import fencing
-from holdfast.checkpoint.ranks.exchange import Exchange, each
+from holdfast.checkpoint.ranks.exchange import Exchange, each, gather
 from holdfast.checkpoint.restore.fault_check import Fault, Outcome
 from holdfast.checkpoint.stores.base import CheckpointStore, manifest_of
 from holdfast.checkpoint.stores.folder import FolderStore
@@ -42,7 +42,6 @@ class DeletedError(Exception):
 
 
 def as_stores(where: Where) -> tuple[CheckpointStore, ...]:
-    """The stores that are meant."""
     return (FolderStore(where),) if isinstance(where, Path) else tuple(where)
 
 
@@ -99,7 +98,7 @@ class Candidates:
         """The commit as it lies in memory, if it does; after it, only the durable stores count."""
         durable, self.edition = self.doubted, frozenset({False})
         manifest, view = self._view(name)
-        views = [_View.from_json(value) for value in self.exchange.gather(view.to_json())]
+        views = gather(self.exchange, view)
         leader = next((rank for rank, one in enumerate(views) if one.seal), None)
         self.doubted = self._doubts(views)
         if leader is not None:
@@ -140,7 +139,7 @@ class Candidates:
         """The commit's manifest, the same on every rank; None if it may not or cannot be used."""
         self.doubted = ()
         manifest, view = self._view(name)
-        views = [_View.from_json(value) for value in self.exchange.gather(view.to_json())]
+        views = gather(self.exchange, view)
         leader = next((rank for rank, one in enumerate(views) if one.seal), None)
         if not self._readable(name, None if leader is None else views[leader]):
             return None

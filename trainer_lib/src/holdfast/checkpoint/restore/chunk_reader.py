@@ -19,6 +19,7 @@ from typing import Final, Protocol
 import xxhash
 
 from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.io.chunk_digester import check_chunk
 from holdfast.checkpoint.io.huge_pages import Ahead, address_of, fault_in, fresh
 from holdfast.checkpoint.io.memcpy import PROCESSORS, Move, move
 from holdfast.checkpoint.io.slice_digests import Slicer, Slices, file_bytes, slice_bytes
@@ -108,7 +109,6 @@ def read_small(copies: Copies, file: str) -> bytearray:
 
 
 def _ranges(extents: Mapping[str, Sequence[Extent]], also: Iterable[Span]) -> dict[str, list[tuple[int, int]]]:
-    """What is wanted of each file."""
     found = {file: [(one.offset, one.end) for one in many] for file, many in extents.items()}
     for span in also:
         found.setdefault(span.file, []).append((span.begin, span.end))
@@ -179,11 +179,6 @@ def segments(begin: int, end: int, extents: Sequence[Extent], grain: int) -> lis
     return found
 
 
-def _is_memory(source: Source) -> bool:
-    """Whether parts of it can be had apart at no cost, and go straight to where they stay."""
-    return bool(getattr(source, "grain", 0)) and not getattr(source, "staged", False)
-
-
 class ChunkReader:
     """Reads spans, with a buffer for each thread."""
 
@@ -226,7 +221,6 @@ class ChunkReader:
                 _spread(segment, part, here)
 
     def _here(self, span: Span) -> Iterator[Extent]:
-        """What goes where of a span."""
         extents = self._extents.get(span.file, ())
         for one in extents[bisect_right(self._ends.get(span.file, ()), span.begin) :]:
             if one.offset >= span.end:
@@ -238,7 +232,8 @@ class ChunkReader:
         return not getattr(source, "staged", False) or (self._ahead is not None and self._ahead.large)
 
     def _fill(self, source: Source, segment: Segment, part: memoryview, check: _Check) -> None:
-        step = _BLOCK_BYTES if _is_memory(source) else part.nbytes
+        memory = getattr(source, "grain", 0) and not getattr(source, "staged", False)
+        step = _BLOCK_BYTES if memory else part.nbytes
         for at in range(0, part.nbytes, step):
             block = part[at : at + step]
             source.read_into(segment.begin + at, block)
@@ -273,9 +268,7 @@ class _WholeChunk:
         self.update = self._digest.update
 
     def end(self) -> None:
-        index = self._span.begin // CHUNK_BYTES
-        if self._digest.hexdigest() != self._record.chunks[index]:
-            raise DamagedError(f"{self._span.file}: digest of chunk {index} differs")
+        check_chunk(self._span.file, self._record, self._span.begin // CHUNK_BYTES, self._digest.hexdigest())
 
 
 class _SomeSlices:

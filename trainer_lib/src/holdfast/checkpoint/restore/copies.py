@@ -52,9 +52,8 @@ class Copies:
     _slices: dict[str, Slices | None] = field(default_factory=dict)
 
     def close(self) -> None:
-        """Close all files."""
         for source in self._ever:
-            source.__exit__(None, None, None)
+            source.__exit__()
         self._ever.clear()
         self._open.clear()
 

@@ -30,7 +30,6 @@ class Fault(JsonFields):
 
     @property
     def part(self) -> Part:
-        """The part of the checkpoint that was asked about."""
         return self.url, self.file, self.begin, self.end
 
 

@@ -49,12 +49,8 @@ def wanted(manifest: Manifest, rows: Rows) -> list[tuple[str, Wanted]]:
         (name, with_room(record, patch))
         for name, record in manifest.tensors.items()
         for patch in record.patches
-        if _overlap(patch, rows.get(name))
+        if name not in rows or (patch.start[0] < rows[name][1] and rows[name][0] < patch.start[0] + patch.shape[0])
     ]
-
-
-def _overlap(patch: Patch, rows: tuple[int, int] | None) -> bool:
-    return rows is None or (patch.start[0] < rows[1] and rows[0] < patch.start[0] + patch.shape[0])
 
 
 def with_room(record: TensorRecord, patch: Patch) -> Wanted:

@@ -39,7 +39,6 @@ class Extent:
 
     @property
     def end(self) -> int:
-        """The first byte behind it."""
         return self.offset + self.target.nbytes
 
 

@@ -65,7 +65,6 @@ class RankReader:
         self._copies.close()
 
     def read(self, select: Select | None) -> None:
-        """Read and verify all that this rank needs."""
         try:
             self.loaded = self._read({} if select is None else select(self._manifest))
         except DamagedError as lost:
@@ -87,7 +86,6 @@ class RankReader:
         return tuple(first.values())
 
     def outcome(self, host: str) -> Outcome:
-        """The result of the read."""
         used = tuple(self._stores[place].url for place in sorted(set(self._copies.given.values())))
         return Outcome(host=host, used=used, faults=self.faults, damage=self._damage, error=self._error)
 

@@ -19,7 +19,7 @@ from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.policy import fencing
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange, each
+from holdfast.checkpoint.ranks.exchange import Alone, Exchange, each, gather
 from holdfast.checkpoint.restore import lossy_delta
 from holdfast.checkpoint.restore.candidates import Candidates, DeletedError, Where, as_stores
 from holdfast.checkpoint.restore.fault_check import Outcome, Part, asked, suspects
@@ -152,7 +152,7 @@ def _first_good(
     for name, manifest in search.commits():
         with RankReader(name, manifest, search.holding(name), exchange) as own:
             own.read(select)
-            outcomes = [Outcome.from_json(value) for value in exchange.gather(own.outcome(host).to_json())]
+            outcomes = gather(exchange, own.outcome(host))
             if not search.another:
                 _raise_first(outcomes)
             outcomes = _confirmed(name, outcomes, own, exchange)

@@ -11,6 +11,7 @@ import xxhash
 from holdfast.checkpoint.format.file_names import CheckpointName, slices_file
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.io.chunk_digester import check_chunk
 from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
 from holdfast.checkpoint.io.slice_digests import decode
 from holdfast.checkpoint.restore.copies import read_slices
@@ -53,7 +54,6 @@ def _verified(file: str, source: Source, record: FileRecord, pace: Pace) -> Iter
         pace.take(piece.nbytes)
         source.read_into(offset, piece)
         for at in range(0, piece.nbytes, CHUNK_BYTES):
-            index = (offset + at) // CHUNK_BYTES
-            if xxhash.xxh3_128_hexdigest(piece[at : at + CHUNK_BYTES]) != record.chunks[index]:
-                raise DamagedError(f"{file}: digest of chunk {index} differs")
+            digest = xxhash.xxh3_128_hexdigest(piece[at : at + CHUNK_BYTES])
+            check_chunk(file, record, (offset + at) // CHUNK_BYTES, digest)
         yield piece

@@ -27,7 +27,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from holdfast.checkpoint.io.direct_writer import step_back
-from holdfast.checkpoint.saving.protocol import SaveResult, Staged
+from holdfast.checkpoint.saving.snapshot import SaveResult
+from holdfast.checkpoint.saving.stager import Staged
 from holdfast.core.errors import PeerLostError
 
 _SLICE: Final = 0.02
@@ -40,34 +41,27 @@ class _Outcome:
     ended: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(kw_only=True)
 class PendingSave:
-    """One save: a thread copies, and perhaps another commits."""
+    """One save: a thread copies, and perhaps another commits. `called` is when training began to wait for it."""
 
-    def __init__(
-        self,
-        staged: Staged,
-        commits: Callable[[], SaveResult],
-        ended: Callable[[SaveResult], None],
-        *,
-        called: float,
-    ) -> None:
-        self._staged = staged
-        self._commits = commits
-        self._ended = ended
-        self._called = called
-        self._copied = math.inf
+    staged: Staged
+    commits: Callable[[], SaveResult]
+    ended: Callable[[SaveResult], None]
+    called: float
+    _copied: float = field(default=math.inf, init=False)
 
     def copy(self) -> None:
         """All for which training waits."""
-        self._staged.copy()
+        self.staged.copy()
         self._copied = time.monotonic()
 
     def commit(self) -> SaveResult:
         """The rest, and say how it ended."""
-        result, now = self._commits(), time.monotonic()
+        result, now = self.commits(), time.monotonic()
         copied = min(self._copied, now)
-        result = replace(result, stalled=copied - self._called, seconds=now - copied)
-        self._ended(result)
+        result = replace(result, stalled=copied - self.called, seconds=now - copied)
+        self.ended(result)
         return result
 
 
@@ -80,7 +74,6 @@ class Saving:
 
     @property
     def ended(self) -> bool:
-        """Whether there is a result."""
         return self._outcome.ended.is_set()
 
     def settle(self, check: Callable[[], None]) -> None:

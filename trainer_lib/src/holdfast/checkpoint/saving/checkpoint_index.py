@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.policy.fencing import Commit
 from holdfast.checkpoint.policy.retention import Entry
-from holdfast.checkpoint.saving.protocol import Snapshot
+from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.stores.base import CheckpointStore, manifest_of
 from holdfast.core.errors import DamagedError, UnknownFormatError
 
@@ -84,7 +84,6 @@ def metrics(state: Any) -> History:
 
 
 def told(history: History) -> list[list[Any]]:
-    """The inverse of `metrics`."""
     return [[step, dict(values)] for step, values in sorted(history.items())]
 
 

@@ -20,12 +20,12 @@ from typing import Final
 
 import xxhash
 
-from holdfast.checkpoint.folder.publish import ShardRecord
 from holdfast.checkpoint.format.file_names import CheckpointName, tensors_file
 from holdfast.checkpoint.format.records import Chunk, FileRecord, Patch
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES, Piece, ShardPlan, lay_out
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.saving import lossy_delta
+from holdfast.checkpoint.saving.rank_results import RankWritten
 from holdfast.core.errors import UsageError
 from holdfast.core.limits import MOST_FULL_EVERY
 
@@ -86,7 +86,6 @@ def blocks_of(piece: Piece) -> Iterator[tuple[int, int]]:
 
 
 def digests_of(piece: Piece, data: memoryview) -> tuple[bytes, ...]:
-    """Of each block."""
     return tuple(xxhash.xxh3_128_digest(data[begin:end]) for begin, end in blocks_of(piece))
 
 
@@ -136,7 +135,6 @@ def subtract(
 
 
 def whole(plan: ShardPlan, image: memoryview, home: str) -> RankShare:
-    """All of a share."""
     parts = list(_parts(plan, image))
     digests = {piece: digests_of(piece, data) for piece, _, data in parts}
     return RankShare(plan=plan, image=image, pieces=_in_place(parts, home, digests))
@@ -194,10 +192,6 @@ def _changed(piece: Piece, digests: tuple[bytes, ...], before: Blocks | None) ->
     if before is None or not piece.nbytes:
         return dict(spans)
     return {index: span for index, span in spans if digests[index] != before.digests[index]}
-
-
-def _equal(blocks: Blocks, before: Blocks | None) -> bool:
-    return before is not None and blocks.digests == before.digests
 
 
 def _stacked(piece: Piece, blocks: Mapping[int, tuple[int, int]]) -> Piece:
@@ -258,14 +252,14 @@ class Chain:
         except (MemoryError, OSError):  # a whole share needs no room beside the image
             return whole(plan, image, home)
 
-    def record(self, name: CheckpointName, share: RankShare, written: Mapping[str, FileRecord]) -> ShardRecord:
+    def record(self, name: CheckpointName, share: RankShare, written: Mapping[str, FileRecord]) -> RankWritten:
         """What the manifest must say of this rank's share, and what this rank is to remember of it."""
         files = {} if self._base is None else dict(self._base.files)
         files |= {f"{name}/{file}": record for file, record in written.items()}
         named = {file for blocks in share.pieces.values() for file, _ in blocks.places}
         self._pending = Base(pieces=share.pieces, files={file: files[file] for file in sorted(named)})
         elsewhere = {file: files[file] for file in sorted(named) if not file.startswith(f"{name}/")}
-        return ShardRecord(
+        return RankWritten(
             files={**written, **elsewhere},
             chunks={piece.spec.name: chunks_of(piece, blocks, str(name)) for piece, blocks in share.pieces.items()},
             patches=share.patches,
@@ -285,5 +279,6 @@ class Chain:
         before = {} if self._base is None else self._base.pieces
         self._base, self._pending = self._pending, None
         if self.threshold and self._base is not None:
-            same = {piece for piece, blocks in self._base.pieces.items() if _equal(blocks, before.get(piece))}
+            every = self._base.pieces.items()
+            same = {piece for piece, own in every if piece in before and own.digests == before[piece].digests}
             self._bases.keep([(piece, data) for piece, _, data in _parts(plan, image)], same, inexact)

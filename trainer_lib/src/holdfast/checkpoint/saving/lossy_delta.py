@@ -59,12 +59,10 @@ class Difference:
 
     @property
     def nbytes(self) -> int:
-        """What it takes to write it."""
         return self.places.nbytes + self.values.nbytes
 
     @property
     def stacks(self) -> tuple[Piece, Piece]:
-        """As tensors of a file."""
         name, shape = self.piece.spec.name, (len(self.places),)
         return (
             whole(TensorSpec(name=name + PLACES, dtype=PLACE, shape=shape)),

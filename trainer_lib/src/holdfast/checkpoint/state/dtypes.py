@@ -32,7 +32,6 @@ TORCH_DTYPES: Final = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """A dtype by safetensors' name."""
     return TORCH_DTYPES[name]
 
 

@@ -81,7 +81,6 @@ class Flat:
 
     @property
     def here(self) -> list[TensorSpec]:
-        """What this rank has of them."""
         return [
             TensorSpec(name=name, dtype=DTYPES[tensor.dtype], shape=tuple(tensor.shape))
             for name, tensor in self.tensors.items()
@@ -128,8 +127,7 @@ class Flat:
 
 def _is_plain_memory(tensor: torch.Tensor) -> bool:
     """Whether its bytes lie in this process's memory as they are saved."""
-    plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu"
-    return plain and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and _is_plain_bytes(tensor)
 
 
 def _is_plain_bytes(tensor: torch.Tensor) -> bool:

@@ -258,7 +258,6 @@ def _apart(module: torch.nn.Module, tree: Any, tensor: Tensors) -> Iterator[str]
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Bit by bit."""
     alike = one.shape == other.shape and one.dtype == other.dtype
     return alike and torch.equal(_bytes(one), _bytes(other))
 

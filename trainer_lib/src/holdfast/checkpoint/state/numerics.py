@@ -9,7 +9,6 @@ import torch
 
 
 def fingerprint() -> dict[str, Any]:
-    """Build, instruction set, threads and devices of this process."""
     cuda = torch.cuda.is_available()
     return {
         "torch": torch.__version__,

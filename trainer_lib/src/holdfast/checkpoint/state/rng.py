@@ -34,7 +34,6 @@ class States:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `read` reads."""
         version, internal, gauss = self.python
         kind, keys, position, has_gauss, cached = self.numpy
         return {

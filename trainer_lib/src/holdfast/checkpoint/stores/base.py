@@ -15,7 +15,6 @@ the next read is past it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Protocol, Self
 
 from holdfast.checkpoint.format.file_names import CheckpointName, located
@@ -39,10 +38,21 @@ class Source(Protocol):
     def __enter__(self) -> Self:
         """Open until the block ends."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
+    def __exit__(self, *_: object) -> None:
+        """Let go of it."""
+
+
+class OpenSource:
+    """A source that `close` lets go of."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is held, unless a source says otherwise."""
 
 
 class Incoming(Protocol):
@@ -82,15 +92,35 @@ class CheckpointStore(Protocol):
     def open(self, name: CheckpointName, file: str) -> Source:
         """One of its files; DamagedError if it is missing."""
 
+    def quarantine(self, name: CheckpointName, reason: str) -> bool:
+        """Move a bad commit aside, never delete it; False if it cannot be moved (it is then ignored where it is)."""
+
+
+class Target(CheckpointStore, Protocol):
+    """A store that all ranks share: commits are copied into it and deleted in it, and it keeps claims as well."""
+
     def receive(self, name: CheckpointName, content: str) -> Incoming:
         """Begin a commit of this name. `content` stands for all that it will hold: CheckpointError if another one is
         begun here under the name, and the two would meet."""
 
-    def quarantine(self, name: CheckpointName, reason: str) -> bool:
-        """Move a bad commit aside, never delete it; False if it cannot be moved (it is then ignored where it is)."""
-
     def delete(self, name: CheckpointName) -> None:
         """Delete a commit, its manifest first. One that this release cannot read is left alone."""
+
+    def keep_claim(self, claim: Claim) -> None:
+        """Write a claim, exclusively; the same claim again is none too many."""
+
+    def sweep(self, below: CheckpointName) -> None:
+        """Remove what was never finished of the commits before this one."""
+
+
+class NodeStore:
+    """What is true of each store that is one node's own: claims are where all see them, and in the membership."""
+
+    shared = False
+
+    def claims(self) -> tuple[Claim, ...]:
+        """There are none."""
+        return ()
 
 
 def needed_by(store: CheckpointStore, name: CheckpointName) -> CheckpointName | None:

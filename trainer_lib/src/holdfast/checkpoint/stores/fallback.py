@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.stores.base import CheckpointStore, Incoming, Source
+from holdfast.checkpoint.stores.base import CheckpointStore, Source
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import UnavailableError
@@ -28,28 +28,20 @@ Found = TypeVar("Found")
 class FallbackStore:
     """A store by its URL, opened when it is first asked, behind another that holds what counts."""
 
+    shared = True
+
     def __init__(self, url: str, first: CheckpointStore, *, in_flight: int | None = None) -> None:
-        self._url = url
+        self.url = url
         self._in_flight = in_flight
         self._first = first
         self._left_out = False
 
-    @property
-    def url(self) -> str:
-        return self._url
-
-    @property
-    def shared(self) -> bool:
-        """All ranks share this store."""
-        return True
-
     @cached_property
     def _inner(self) -> CheckpointStore:
-        return open_store(self._url, in_flight=self._in_flight)
+        return open_store(self.url, in_flight=self._in_flight)
 
     @property
     def readers(self) -> int:
-        """As the store says."""
         return int(getattr(self._inner, "readers", 0))
 
     def commits(self) -> tuple[CheckpointName, ...]:
@@ -66,14 +58,8 @@ class FallbackStore:
     def open(self, name: CheckpointName, file: str) -> Source:
         return self._inner.open(name, file)
 
-    def receive(self, name: CheckpointName, content: str) -> Incoming:
-        return self._inner.receive(name, content)
-
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
         return self._inner.quarantine(name, reason)
-
-    def delete(self, name: CheckpointName) -> None:
-        self._inner.delete(name)
 
     def insist(self) -> bool:
         """Ask it after all, if it was left out: UnavailableError if it is still away. Whether it was."""
@@ -90,5 +76,5 @@ class FallbackStore:
             if not self._first.commits():
                 raise
             self._left_out = True
-            _log.warning("%s is left out: %s", self._url, error)
+            _log.warning("%s is left out: %s", self.url, error)
             return ()

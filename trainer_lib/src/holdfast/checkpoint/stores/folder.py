@@ -7,8 +7,7 @@ import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.folder import publish as commit
@@ -18,7 +17,7 @@ from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.records import FileRecord
 from holdfast.checkpoint.io.durable_files import Buffer, make_folder, open_one_more, open_regular, write_file
 from holdfast.checkpoint.io.huge_pages import PAGE, address_of
-from holdfast.checkpoint.stores.base import needed_by
+from holdfast.checkpoint.stores.base import OpenSource, needed_by
 from holdfast.checkpoint.stores.memory.slot import FileRange
 from holdfast.core import linux
 from holdfast.core.attempt import Claim
@@ -30,27 +29,19 @@ _log = logging.getLogger("holdfast.checkpoint.stores.folder")
 _LEAST_DIRECT: Final = 1 << 20
 
 
-class FolderSource:
+class FolderSource(OpenSource):
     """An open file, read past the page cache where the filesystem can."""
+
+    grain = PAGE  # parts may be read apart, whole pages straight from the disk
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with catalog.reading(path):
             self._fd = open_regular(path)
-            self._nbytes = os.fstat(self._fd).st_size
-        self._direct = _open_direct(path) if self._nbytes >= _LEAST_DIRECT else -1
+            self.nbytes = os.fstat(self._fd).st_size
+        self._direct = _open_direct(path) if self.nbytes >= _LEAST_DIRECT else -1
         if self._direct >= 0:
             linux.advise(self._fd, "RANDOM")  # what is left to it are single pages
-
-    @property
-    def nbytes(self) -> int:
-        """Its length when it was opened."""
-        return self._nbytes
-
-    @property
-    def grain(self) -> int:
-        """Parts of a file may be read apart, whole pages straight from the disk."""
-        return PAGE
 
     @property
     def staged(self) -> bool:
@@ -58,8 +49,7 @@ class FolderSource:
         return self._direct >= 0
 
     def place(self, offset: int, nbytes: int) -> FileRange:
-        """Where the bytes are."""
-        if not 0 <= offset <= offset + nbytes <= self._nbytes:
+        if not 0 <= offset <= offset + nbytes <= self.nbytes:
             raise DamagedError(f"{self._path.name} ends before byte {offset + nbytes}")
         return FileRange(fd=self._fd, offset=offset, nbytes=nbytes)
 
@@ -72,7 +62,6 @@ class FolderSource:
             linux.advise(self._fd, "DONTNEED")
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill all of `target`."""
         with catalog.reading(self._path):
             if self._direct >= 0 and offset % PAGE == 0 and address_of(target) % PAGE == 0:
                 pages = target.nbytes // PAGE * PAGE
@@ -87,12 +76,7 @@ class FolderSource:
                 raise DamagedError(f"{self._path.name} ends before byte {offset + rest.nbytes}")
             rest, offset = rest[count:], offset + count
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         os.close(self._fd)
         if self._direct >= 0:
             os.close(self._direct)
@@ -131,11 +115,9 @@ class FolderIncoming:
         self._staging = commit.begin(root, name)
 
     def write(self, file: str, parts: Iterable[Buffer]) -> FileRecord:
-        """Write and fsync one file."""
         return write_file(self._root / self._staging / file, parts)
 
     def publish(self, manifest: Manifest) -> None:
-        """Turn the folder into the commit."""
         commit.publish(self._root, self._staging, manifest)
 
     def discard(self) -> None:
@@ -144,20 +126,12 @@ class FolderIncoming:
 
 class FolderStore:
     def __init__(self, root: Path, *, shared: bool = True) -> None:
+        """`shared`: it is a volume that all ranks see, and not a disk of one node."""
         self._root = root
-        self._shared = shared
-
-    @property
-    def shared(self) -> bool:
-        """Whether it is a volume that all ranks see, and not a disk of one node."""
-        return self._shared
-
-    @property
-    def url(self) -> str:
-        return str(self._root)
+        self.shared = shared
+        self.url = str(root)
 
     def commits(self) -> tuple[CheckpointName, ...]:
-        """What is a commit by name."""
         return catalog.list_commits(self._root)
 
     def claims(self) -> tuple[Claim, ...]:

@@ -15,8 +15,8 @@ import xxhash
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.stores.folder import FolderIncoming, FolderSource
-from holdfast.core.attempt import Claim
+from holdfast.checkpoint.stores.base import NodeStore
+from holdfast.checkpoint.stores.folder import FolderSource
 from holdfast.core.errors import DamagedError
 from holdfast.core.protocol import LOCAL_TIER
 
@@ -24,7 +24,6 @@ _OWN: Final = "-own-"
 
 
 def own_folder(folder: Path, job: str, local_rank: int) -> Path:
-    """Where a rank commits."""
     return folder / f"{_digest(job)}{_OWN}{local_rank}"
 
 
@@ -39,30 +38,18 @@ def _digest(job: str) -> str:
     return xxhash.xxh3_64_hexdigest(job)
 
 
-class LocalStore:
+class LocalStore(NodeStore):
     """What the ranks of some jobs have committed on this node."""
 
     def __init__(self, folder: Path, jobs: Collection[str] | None = None) -> None:
         self._folder = folder
         self._jobs = jobs
-
-    @property
-    def url(self) -> str:
-        return f"{LOCAL_TIER}:{self._folder}"
-
-    @property
-    def shared(self) -> bool:
-        """No other node has this store."""
-        return False
+        self.url = f"{LOCAL_TIER}:{folder}"
 
     def commits(self) -> tuple[CheckpointName, ...]:
         """What any rank has a manifest of."""
-        names = {name for folder in self._folders() for name in catalog.list_commits(folder)}
+        names = {name for folder in own_folders(self._folder, self._jobs) for name in catalog.list_commits(folder)}
         return tuple(sorted(names))
-
-    def claims(self) -> tuple[Claim, ...]:
-        """None: claims are where all can see them, on the shared tier and in the membership."""
-        return ()
 
     def manifest(self, name: CheckpointName) -> Manifest:
         """The manifest, from any rank that has a good one."""
@@ -83,21 +70,10 @@ class LocalStore:
                 return FolderSource(folder / str(name) / file)
         raise DamagedError(f"{file} is missing in {self.url}")
 
-    def receive(self, name: CheckpointName, content: str) -> FolderIncoming:
-        """Begin a commit that is copied here whole."""
-        return FolderIncoming(own_folder(self._folder, "", 0), name)
-
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
         """Move it aside, as long as there is room for it: the next commit here removes it."""
         moved = [catalog.quarantine(folder, name, reason) for folder in self._having(name)]
         return all(moved)
 
-    def delete(self, name: CheckpointName) -> None:
-        for folder in self._having(name):
-            catalog.delete(folder, [name])
-
-    def _folders(self) -> list[Path]:
-        return own_folders(self._folder, self._jobs)
-
     def _having(self, name: CheckpointName) -> Iterator[Path]:
-        return (folder for folder in self._folders() if (folder / str(name)).is_dir())
+        return (folder for folder in own_folders(self._folder, self._jobs) if (folder / str(name)).is_dir())

@@ -18,14 +18,14 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 from holdfast.checkpoint.folder.catalog import read_manifest
 from holdfast.checkpoint.folder.publish import begin, discard, publish
-from holdfast.checkpoint.format.failure_causes import FailureCause, cause_among, cause_of, failed
+from holdfast.checkpoint.format.failure_causes import FailureCause, cause_of
 from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit
 from holdfast.checkpoint.format.manifest import LARGEST, decode, encode
 from holdfast.checkpoint.io.durable_files import encode_json, make_folder, sync_folder
@@ -33,11 +33,15 @@ from holdfast.checkpoint.io.rate_limit import WRITERS, Pace
 from holdfast.checkpoint.io.slice_digests import LEAST_BYTES
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.policy.fencing_context import FencingContext
-from holdfast.checkpoint.ranks.exchange import Exchange
-from holdfast.checkpoint.saving.protocol import SaveResult, Staged, manifest_by, write_share
+from holdfast.checkpoint.ranks.exchange import Exchange, gather, share
+from holdfast.checkpoint.saving.rank_results import NONE, RankWritten, Trouble
+from holdfast.checkpoint.saving.snapshot import SaveResult
+from holdfast.checkpoint.saving.stager import Staged
+from holdfast.checkpoint.saving.writer import manifest_by, write_share
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.local_disk import LocalStore, own_folder, own_folders
 from holdfast.checkpoint.stores.memory.peer_client import Peer, PeerStore
+from holdfast.checkpoint.stores.memory.slots import mib
 from holdfast.checkpoint.tiers.settings import TierSettings
 from holdfast.checkpoint.tiers.tier import TierWorld
 from holdfast.core.errors import CheckpointError
@@ -85,6 +89,15 @@ class Decision(JsonFields):
     full: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Made(JsonFields):
+    """The manifest that rank 0 has made, or why there is none; `full`: some node's disk is."""
+
+    manifest: str = ""
+    full: bool = False
+    trouble: Trouble = NONE
+
+
 def decide(told: Sequence[LocalDiskReport], terms: FencingContext) -> Decision:
     """Spare the newest that counts and of which every file is somewhere; refuse what does not fit beside it."""
     keep = _newest(told, terms)
@@ -92,7 +105,8 @@ def decide(told: Sequence[LocalDiskReport], terms: FencingContext) -> Decision:
     if troubles:
         text = "; ".join(f"rank {one.rank}: {one.error}" for one in troubles)
         return Decision(keep=keep, error=text, cause=troubles[0].cause)
-    lacks = [lack for pod in sorted({one.pod for one in told}) if (lack := _lacks(_of(told, pod), keep))]
+    pods = [[one for one in told if one.pod == pod] for pod in sorted({one.pod for one in told})]
+    lacks = [lack for pod in pods if (lack := _lacks(pod, keep))]
     cause = FailureCause.FULL if lacks else ""
     return Decision(keep=keep, error="; ".join(lacks), cause=cause, full=bool(lacks) and keep is None)
 
@@ -111,10 +125,6 @@ def _newest(told: Sequence[LocalDiskReport], terms: FencingContext) -> Checkpoin
     return next((one.name for one in found), None)
 
 
-def _of(told: Sequence[LocalDiskReport], pod: str) -> list[LocalDiskReport]:
-    return [one for one in told if one.pod == pod]
-
-
 def _lacks(pod: Sequence[LocalDiskReport], keep: CheckpointName | None) -> str:
     """Why one pod's ranks cannot commit; the smallest limit that lets them always holds two parts of each."""
     need, limit = sum(one.need for one in pod), pod[0].limit
@@ -124,9 +134,8 @@ def _lacks(pod: Sequence[LocalDiskReport], keep: CheckpointName | None) -> str:
     if limit is None or max(need, used) + need <= limit:
         return ""
     return (
-        f"the local tier is too small: {len(pod)} ranks of pod {pod[0].pod} need "
-        f"{format_size(max(need, used) + need)} for two parts of each, and it has {format_size(limit)}: "
-        "raise checkpoint.local.sizeLimit (or --local-tier PATH:SIZE)"
+        f"the local tier is too small: {len(pod)} ranks of pod {pod[0].pod} need {mib(max(need, used) + need)} for "
+        f"two parts of each, and it has {mib(limit)}: raise checkpoint.local.sizeLimit (or --local-tier PATH:SIZE)"
     )
 
 
@@ -143,7 +152,6 @@ class LocalTier:
         self._known: dict[Path, HeldFiles] = {}
 
     def enter(self, world: TierWorld) -> None:
-        """Serve this world from now on."""
         self.close()
         self._settings, self._local_rank = world.settings, world.local_rank
         others = sorted(world.neighbours - {world.settings.me})
@@ -190,32 +198,30 @@ class LocalTier:
         decision = self._agree(staged, exchange, context)
         if decision.error:
             return SaveResult(committed=False, message=decision.error, cause=decision.cause, full=decision.full)
-        root = own_folder(self._settings.folder, staged.snapshot.job_uid, self._local_rank)
-        part = _StagedRank(root, name)
+        part = _StagedRank(own_folder(self._settings.folder, staged.snapshot.job_uid, self._local_rank), name)
         try:
             self._prune(decision.keep, name)
-            own = part.write(staged, exchange, check)
-            written = exchange.gather(own)
-            made = exchange.share(_manifest(staged, written) if exchange.rank == 0 else None)
-            if not made["error"]:
-                made = self._everyones(exchange, part.publish(made["manifest"], exchange.rank))
+            own = part.write(staged, exchange.rank, check)
+            written = gather(exchange, own)
+            made = share(exchange, Made, _made(staged, written) if exchange.rank == 0 else None)
+            trouble = made.trouble
+            if not trouble:
+                trouble = Trouble.among(gather(exchange, part.publish(made.manifest, exchange.rank)))
         except BaseException:
             part.discard()
             raise
-        if made["error"]:
+        if trouble:
             part.discard()
-            full = made["full"] and decision.keep is None
-            return SaveResult(committed=False, message=made["error"], cause=made["cause"], full=full)
+            full = made.full and decision.keep is None
+            return SaveResult(committed=False, message=trouble.error, cause=trouble.cause, full=full)
         self._prune(name, name)
-        return SaveResult(committed=True, nbytes=sum(file["bytes"] for file in own["files"].values()))
+        return SaveResult(committed=True, nbytes=own.nbytes)
 
     # Inside
 
-    def _agree(self, staged: Staged, exchange: Exchange, terms: FencingContext) -> Decision:
-        told = exchange.gather(self._tell(staged, exchange.rank, terms).to_json())
-        own = exchange.rank == 0
-        decided = decide([LocalDiskReport.from_json(one) for one in told], terms).to_json() if own else None
-        return Decision.from_json(exchange.share(decided))
+    def _agree(self, staged: Staged, exchange: Exchange, context: FencingContext) -> Decision:
+        told = gather(exchange, self._tell(staged, exchange.rank, context))
+        return share(exchange, Decision, decide(told, context) if exchange.rank == 0 else None)
 
     def _tell(self, staged: Staged, rank: int, terms: FencingContext) -> LocalDiskReport:
         need = staged.plan.nbytes + len(encode_json(staged.snapshot.alone)) + _beside(staged)
@@ -250,13 +256,6 @@ class LocalTier:
             if same != making and (name is None or name != keep):
                 _remove(path)
 
-    def _everyones(self, exchange: Exchange, own: Mapping[str, str]) -> dict[str, Any]:
-        """What went wrong when the parts were published; no room then is no reason to end training."""
-        told = [one for one in exchange.gather(own) if one]
-        error = "; ".join(one["error"] for one in told)
-        said: dict[str, Any] = exchange.share({"error": error, "cause": cause_among(told), "full": False})
-        return said
-
 
 class _StagedRank:
     """One rank's files of a commit on their way to its folder."""
@@ -266,23 +265,22 @@ class _StagedRank:
         self._name = name
         self._staging = ""
 
-    def write(self, staged: Staged, exchange: Exchange, check: Callable[[], None]) -> dict[str, Any]:
+    def write(self, staged: Staged, rank: int, check: Callable[[], None]) -> RankWritten:
         """What rank 0 must know of them."""
         try:
             make_folder(self._root, mode=0o700)
             _remove(self._root / str(self._name))  # of a commit that not all knew
             self._staging = begin(self._root, self._name)
-            return write_share(self._root / self._staging, staged, exchange, check, None)
+            return write_share(self._root / self._staging, staged, rank, check)
         except OSError as error:
-            return failed(error, exchange.rank)
+            return RankWritten(trouble=Trouble.of(error, rank))
 
-    def publish(self, manifest: str, rank: int) -> dict[str, str]:
-        """Why it could not be done."""
+    def publish(self, manifest: str, rank: int) -> Trouble:
         try:
             publish(self._root, self._staging, decode(manifest.encode()))
         except (OSError, CheckpointError) as error:
-            return failed(error, rank)
-        return {}
+            return Trouble.of(error, rank)
+        return NONE
 
     def discard(self) -> None:
         """Remove what is not published; what was published stays until the next one is pruned."""
@@ -290,21 +288,21 @@ class _StagedRank:
             discard(self._root, self._staging)
 
 
-def _manifest(staged: Staged, written: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of all ranks' files, or why there is none."""
-    troubles: list[Mapping[str, Any]] = [part for part in written if "error" in part]
-    full = any(part["cause"] == FailureCause.FULL for part in troubles)
-    raw = b""
+def _made(staged: Staged, written: Sequence[RankWritten]) -> Made:
+    """The manifest of all ranks' files, or why there is none."""
+    trouble = Trouble.among(part.trouble for part in written)
+    if any(part.trouble.cause == FailureCause.FULL for part in written):
+        mend = ": make room on the node's disk, or leave checkpoint.local (--local-tier) out"
+        return Made(trouble=replace(trouble, error=trouble.error + mend), full=True)
     try:
-        if not troubles:
-            raw = encode(manifest_by(staged, written, None))
+        if not trouble:
+            raw = encode(manifest_by(staged, written))
             if len(raw) > LARGEST:
                 raise CheckpointError(f"a manifest of {len(raw)} bytes is more than the {LARGEST} that are read")
+            return Made(manifest=raw.decode())
     except CheckpointError as error:
-        troubles = [failed(error, 0)]
-    mend = ": make room on the node's disk, or leave checkpoint.local (--local-tier) out" if full else ""
-    error_text = "; ".join(one["error"] for one in troubles) + mend
-    return {"manifest": raw.decode(), "error": error_text, "cause": cause_among(troubles), "full": full}
+        trouble = Trouble.of(error, 0)
+    return Made(trouble=trouble)
 
 
 def _beside(staged: Staged) -> int:
@@ -315,7 +313,6 @@ def _beside(staged: Staged) -> int:
 
 
 def _commits(folders: Iterable[Path]) -> list[Path]:
-    """All that lies in them."""
     found: list[Path] = []
     for folder in folders:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -346,7 +343,6 @@ def _look(path: Path) -> HeldFiles | None:
 
 
 def _both(one: HeldFiles, other: HeldFiles) -> HeldFiles:
-    """Of two ranks of one node."""
     return HeldFiles(
         job_uid=one.job_uid,
         publication=one.publication,

@@ -18,23 +18,23 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import xxhash
 
-from holdfast.checkpoint.folder.publish import ShardRecord
-from holdfast.checkpoint.format.failure_causes import cause_of
 from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit
-from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.manifest import Manifest, stamp
 from holdfast.checkpoint.format.mapping_order import without_order
 from holdfast.checkpoint.format.records import Chunk, FileRecord, Records
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.policy.fencing_context import FencingContext
-from holdfast.checkpoint.ranks.exchange import Exchange
-from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot, Staged, manifest_with, records_of
+from holdfast.checkpoint.ranks.exchange import Exchange, gather
+from holdfast.checkpoint.saving.rank_results import RankWritten, Trouble
+from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
+from holdfast.checkpoint.saving.stager import Staged
+from holdfast.checkpoint.saving.writer import manifest_with, records_of
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.memory import peer_client as peers
 from holdfast.checkpoint.stores.memory.peer_client import STREAMS, Copy, Neighbour, Peer, PeerStore, successor
@@ -53,22 +53,17 @@ _log = logging.getLogger("holdfast.checkpoint.memory")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryTrouble(JsonFields):
+class MemoryTrouble(Trouble):
     """Why a rank's part is not committed. `there`: it is in its own memory, and the copy on another node failed."""
 
-    error: str = ""
-    cause: str = ""
     full: bool = False
     there: bool = False
 
     @classmethod
-    def of(cls, error: Exception | None, rank: int, *, there: bool) -> MemoryTrouble:
-        """What a rank tells the others of an error."""
+    def at(cls, error: Exception | None, rank: int, *, there: bool) -> MemoryTrouble:
         if error is None:
             return cls()
-        return cls(
-            error=f"rank {rank}: {error}", cause=cause_of(error), full=isinstance(error, NoRoomError), there=there
-        )
+        return cls(**vars(Trouble.of(error, rank)), full=isinstance(error, NoRoomError), there=there)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +99,7 @@ class MemoryTier:
         self._told: Mapping[str, tuple[Chunk, ...]] | None = None
         self._located: tuple[Sequence[TensorSpec], Records] | None = None
 
-    @property
-    def copies(self) -> bool:
-        """Whether commits are copied to another node now."""
-        return self._target is not None
-
     def enter(self, world: TierWorld) -> None:
-        """Serve this world from now on."""
         self._settings = settings = world.settings
         for peer in self._peers.values():
             peer.close()
@@ -139,11 +128,9 @@ class MemoryTier:
         return MEMORY_TIER if url.startswith(f"{MEMORY_TIER}:") else ""
 
     def due_at(self, step: int) -> bool:
-        """Whether every rank commits this step here."""
         return step % self._settings.interval == 0
 
     def pace(self) -> Pace:
-        """Memory is not written in the background."""
         return UNHINDERED
 
     def restored(self, name: CheckpointName) -> None:
@@ -162,7 +149,8 @@ class MemoryTier:
         """Commit; every rank gets the same answer. It is `full` if there is no room for the very first one."""
         self._look(exchange, context)
         snapshot, part = staged.snapshot, RankFiles(staged, exchange)
-        copied = self.copies and (asked or self._copies_at(snapshot.name.step))
+        every = self._settings.peer_interval
+        copied = self._target is not None and (asked or (every is not None and snapshot.name.step % every == 0))
         trouble: Exception | None = None
         record = writer = None
         seconds = 0.0
@@ -172,20 +160,19 @@ class MemoryTier:
                 seconds = self._copy(part, writer, record)
         except (CheckpointError, OSError) as error:
             trouble = error
-        own = self._report(part, record, trouble, exchange.rank)
-        reports = [MemoryReport.from_json(one) for one in exchange.gather(own.to_json())]
-        self._note(reports)
-        if any(one.trouble.error for one in reports) or writer is None:
+        reports = gather(exchange, self._report(part, record, trouble, exchange.rank))
+        for rank, one in enumerate(reports):
+            if one.chunks is not None:
+                self._chunks[rank], self._located = one.chunks, None
+        if any(one.trouble for one in reports) or writer is None:
             return _not_committed([one.trouble for one in reports], made=any(one.made for one in reports))
         manifest = self._manifest(snapshot, reports)
-        sealed = exchange.gather(self._seal(part, writer, manifest, copied, exchange.rank).to_json())
-        troubles = [MemoryTrouble.from_json(one) for one in sealed]
-        if any(one.error for one in troubles):
+        troubles = gather(exchange, self._seal(part, writer, manifest, copied, exchange.rank))
+        if any(troubles):
             return _not_committed(troubles, made=True)
         self._newest, self._made = snapshot.name, True
         self._copied = snapshot.name if copied else self._copied
-        nbytes = 0 if record is None else sum(file.nbytes for file in record.files.values())
-        return SaveResult(committed=True, nbytes=nbytes, copying=seconds)
+        return SaveResult(committed=True, nbytes=0 if record is None else record.nbytes, copying=seconds)
 
     def close(self) -> None:
         """Let another process write these slots."""
@@ -208,10 +195,6 @@ class MemoryTier:
     @property
     def _keep(self) -> tuple[CheckpointName, ...]:
         return tuple(name for name in (self._newest, self._copied) if name is not None)
-
-    def _copies_at(self, step: int) -> bool:
-        every = self._settings.peer_interval
-        return self._target is not None and every is not None and step % every == 0
 
     def _look(self, exchange: Exchange, terms: FencingContext) -> None:
         """Once an attempt: which commits here are the newest that count. All ranks must spare the same ones."""
@@ -247,13 +230,13 @@ class MemoryTier:
             found.append((str(name), manifest.job_uid, manifest.publication, name in copied))
         return found
 
-    def _stage(self, part: RankFiles) -> tuple[SlotWriter, ShardRecord]:
+    def _stage(self, part: RankFiles) -> tuple[SlotWriter, RankWritten]:
         if self._slots is None:
             raise CheckpointError("no world has lined up yet")
         writer = self._begin(self._slots, part.snapshot, part.room)
         files = part.write(writer)
         writer.stage()
-        return writer, ShardRecord(files=files, chunks=part.chunks)
+        return writer, RankWritten(files=files, chunks=part.chunks)
 
     def _begin(self, slots: SlotSet, snapshot: Snapshot, room: int) -> SlotWriter:
         """Copies that lost neighbours left are the launcher's, which has them open: it is asked to let go of them."""
@@ -271,8 +254,7 @@ class MemoryTier:
                 launcher.close()
             return slots.begin(name, room, keep=keep, job=job, promised=promised)
 
-    def _copy(self, part: RankFiles, writer: SlotWriter, record: ShardRecord) -> float:
-        """How long it took."""
+    def _copy(self, part: RankFiles, writer: SlotWriter, record: RankWritten) -> float:
         began, copy = time.monotonic(), self._outgoing(part, record.files)
         places = [writer.place(file) for file in copy.files]
         peers.send(self._neighbour(), copy, places, per_second=self._settings.per_second)
@@ -295,26 +277,20 @@ class MemoryTier:
         return self._peers[self._target]
 
     def _report(
-        self, part: RankFiles, record: ShardRecord | None, trouble: Exception | None, rank: int
+        self, part: RankFiles, record: RankWritten | None, trouble: Exception | None, rank: int
     ) -> MemoryReport:
         """Where tensors lie seldom changes: that is told when it does."""
         state = part.snapshot.state
         report = MemoryReport(
             made=self._made,
-            trouble=MemoryTrouble.of(trouble, rank, there=record is not None),
+            trouble=MemoryTrouble.at(trouble, rank, there=record is not None),
             failures=state.get("failures") if isinstance(state, dict) else None,
             order=part.order,
         )
         if record is None:
             return report
         same, self._told = record.chunks == self._told, record.chunks
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        return replace(report, created=now, files=record.files, chunks=None if same else record.chunks)
-
-    def _note(self, reports: Sequence[MemoryReport]) -> None:
-        for rank, one in enumerate(reports):
-            if one.chunks is not None:
-                self._chunks[rank], self._located = one.chunks, None
+        return replace(report, created=stamp(), files=record.files, chunks=None if same else record.chunks)
 
     def _manifest(self, snapshot: Snapshot, reports: Sequence[MemoryReport]) -> Manifest:
         first = reports[0]
@@ -341,17 +317,17 @@ class MemoryTier:
             if copied:
                 peers.seal(self._neighbour(), self._outgoing(part, {}), manifest)
         except (CheckpointError, OSError) as error:
-            return MemoryTrouble.of(error, rank, there=there)
+            return MemoryTrouble.at(error, rank, there=there)
         return MemoryTrouble()
 
 
 def _not_committed(told: Sequence[MemoryTrouble], *, made: bool) -> SaveResult:
     """Why; `made`: an earlier commit stands, so that lack of room is no reason to end training."""
-    troubles = [one for one in told if one.error]
+    trouble, first = Trouble.among(told), next((one for one in told if one), MemoryTrouble())
     return SaveResult(
         committed=False,
-        message="; ".join(one.error for one in troubles),
-        cause=next((one.cause for one in troubles), ""),
-        copy_failed=bool(troubles) and troubles[0].there,
-        full=not made and any(one.full for one in troubles),
+        message=trouble.error,
+        cause=trouble.cause,
+        copy_failed=first.there,
+        full=not made and any(one.full for one in told),
     )

@@ -16,7 +16,8 @@ from holdfast.checkpoint.io.durable_files import encode_json
 from holdfast.checkpoint.io.thread_pool import Pool
 from holdfast.checkpoint.ranks.exchange import Exchange
 from holdfast.checkpoint.saving.finite_check import Inspection
-from holdfast.checkpoint.saving.protocol import Snapshot, Staged
+from holdfast.checkpoint.saving.snapshot import Snapshot
+from holdfast.checkpoint.saving.stager import Staged
 from holdfast.checkpoint.stores.memory.peer_client import room_for
 from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter
 
@@ -41,7 +42,6 @@ class RankFiles:
 
     @property
     def chunks(self) -> dict[str, tuple[Chunk, ...]]:
-        """Where each piece lies."""
         file, plan = tensors_file(self._rank), self._plan
         return {
             piece.spec.name: (
@@ -51,7 +51,6 @@ class RankFiles:
         }
 
     def write(self, writer: SlotWriter) -> dict[str, FileRecord]:
-        """Copy all of it out of the live objects."""
         tensors, own = tensors_file(self._rank), rank_file(self._rank)
         image = writer.buffer(tensors, self._plan.nbytes)
         return {

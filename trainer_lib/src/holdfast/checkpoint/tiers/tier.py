@@ -14,7 +14,8 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.io.rate_limit import Pace
 from holdfast.checkpoint.policy.fencing_context import FencingContext
 from holdfast.checkpoint.ranks.exchange import Exchange
-from holdfast.checkpoint.saving.protocol import SaveResult, Staged
+from holdfast.checkpoint.saving.snapshot import SaveResult
+from holdfast.checkpoint.saving.stager import Staged
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.tiers.settings import TierSettings

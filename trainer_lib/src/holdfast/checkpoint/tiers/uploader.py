@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from holdfast.checkpoint.format.failure_causes import FailureCause, cause_of
 from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit
@@ -23,7 +23,7 @@ from holdfast.checkpoint.io.rate_limit import Pace
 from holdfast.checkpoint.policy import retention
 from holdfast.checkpoint.restore.transfer import transfer
 from holdfast.checkpoint.saving.checkpoint_index import Ages
-from holdfast.checkpoint.stores.base import CheckpointStore, Incoming
+from holdfast.checkpoint.stores.base import CheckpointStore, Incoming, Target
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, DamagedError, UnavailableError, UsageError
 from holdfast.core.json_fields import JsonFields
@@ -33,16 +33,6 @@ _LONGEST_WAIT: Final = 60.0
 FENCED_SECONDS: Final = 24 * 3600.0
 """How long a commit stays that a claim fences."""
 _NO_RULES: Final = retention.Rules()
-
-
-class Target(CheckpointStore, Protocol):
-    """A store that keeps claims as well."""
-
-    def keep_claim(self, claim: Claim) -> None:
-        """Write a claim, exclusively; the same claim again is none too many."""
-
-    def sweep(self, below: CheckpointName) -> None:
-        """Remove what was never finished of the commits before this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +72,6 @@ class Queue:
         return replace(self, failures=self.failures + 1, retry_at=now + wait)
 
     def arrived(self, name: CheckpointName) -> Queue:
-        """Record the end of an upload."""
         return replace(self, done=name, failures=0, retry_at=0.0)
 
     def given_up(self, name: CheckpointName) -> Queue:
@@ -139,7 +128,6 @@ class Outcome:
 
     @property
     def arrived(self) -> bool:
-        """Whether the commit is there, whole."""
         return not self.cause and not self.gone
 
     @property
@@ -274,7 +262,6 @@ class Uploader:
 
 
 def source_at(folder: Path) -> CheckpointStore:
-    """The shared tier."""
     from holdfast.checkpoint.stores.folder import FolderStore
 
     return FolderStore(folder)

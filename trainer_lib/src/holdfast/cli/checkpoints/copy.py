@@ -9,7 +9,7 @@ from typing import Final
 from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit
 from holdfast.checkpoint.format.manifest import digest
 from holdfast.checkpoint.restore.transfer import transfer
-from holdfast.checkpoint.stores.base import CheckpointStore
+from holdfast.checkpoint.stores.base import CheckpointStore, Target
 from holdfast.cli.checkpoints.access.commit_reader import nbytes
 from holdfast.cli.checkpoints.access.locate import CheckpointLocation, fenced, read_manifest
 from holdfast.cli.checkpoints.access.progress_bar import Progress, progress
@@ -54,7 +54,7 @@ def left_out(place: CheckpointLocation, wanted: Sequence[CheckpointName]) -> lis
 
 
 def copy_all(
-    source: CheckpointStore, wanted: Sequence[CheckpointName], target: CheckpointStore
+    source: CheckpointStore, wanted: Sequence[CheckpointName], target: Target
 ) -> Iterator[Copied | Uncopied]:
     """Copy these and all that they stand on, the oldest first. What is bad is passed over, and what stands on it."""
     order: dict[CheckpointName, list[CheckpointName]] = {}
@@ -95,7 +95,7 @@ def lineage(store: CheckpointStore, name: CheckpointName) -> list[CheckpointName
     return [*sorted(below), name]
 
 
-def copy(source: CheckpointStore, name: CheckpointName, target: CheckpointStore, shown: Progress) -> Copied:
+def copy(source: CheckpointStore, name: CheckpointName, target: Target, shown: Progress) -> Copied:
     """Copy one commit; its bytes are checked against its manifest, and against what the target says it has. One that
     is there already is read back."""
     manifest = read_manifest(source, name)

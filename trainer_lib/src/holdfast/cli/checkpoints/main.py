@@ -22,9 +22,8 @@ from holdfast.checkpoint.restore.lossy_delta import told
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints import list_show
 from holdfast.cli.checkpoints.access.commit_reader import Content, tensor_bytes
-from holdfast.cli.checkpoints.access.locate import CheckpointLocation, choose, every, fenced, find
-from holdfast.cli.checkpoints.access.node_store import NearStore
-from holdfast.cli.checkpoints.access.progress_bar import printable, progress
+from holdfast.cli.checkpoints.access.locate import choose, every, fenced, find
+from holdfast.cli.checkpoints.access.progress_bar import printable, progress, size
 from holdfast.cli.checkpoints.copy import Copied, Uncopied, copy_all, left_out
 from holdfast.cli.checkpoints.diff import Difference, compared_bytes, diff
 from holdfast.cli.checkpoints.options import parser
@@ -91,14 +90,15 @@ def _show(known: argparse.Namespace) -> Exit:
 
 
 def _verify(known: argparse.Namespace) -> Exit:
-    place = _changeable(find(known.where)) if known.quarantine else find(known.where)
+    place = find(known.where)
+    mover = place.changeable if known.quarantine else None
     names = [choose(place, known.step)] if known.newest else every(place, known.step)
     verdicts = []
     for name in names:
         verdict = verify(place.store, name)
-        if known.quarantine and verdict.damaged:
+        if mover is not None and verdict.damaged:
             verdict = verify(place.store, name)  # bytes may be flipped on their way, so once does not condemn
-        moved = bool(known.quarantine and verdict.damaged and place.store.quarantine(name, verdict.reason))
+        moved = bool(mover is not None and verdict.damaged and mover.quarantine(name, verdict.reason))
         verdicts.append((verdict, moved))
         if not known.json:
             print(printable(_told(verdict, moved=moved)), flush=True)
@@ -111,12 +111,6 @@ def _verify(known: argparse.Namespace) -> Exit:
         return Exit.BAD
     unread = not verdicts or any(verdict.unknown for verdict, _ in verdicts)
     return Exit.UNREADABLE if unread else Exit.FINE
-
-
-def _changeable(place: CheckpointLocation) -> CheckpointLocation:
-    if isinstance(place.store, NearStore):
-        raise place.store.refusal()
-    return place
 
 
 def _told(verdict: Verification, *, moved: bool) -> str:
@@ -159,8 +153,9 @@ def _differs(document: dict[str, Any], found: Difference) -> str:
 
 
 def _copy(known: argparse.Namespace) -> Exit:
-    source, target = find(known.source), _changeable(find(known.target, fresh=True))
-    if target.name is not None:
+    source, there = find(known.source), find(known.target, fresh=True)
+    target = there.changeable
+    if there.name is not None:
         raise UsageError(f"{known.target} is a commit's name: give the folder that is to hold it")
     wanted = every(source, known.step)
     if not wanted:
@@ -169,21 +164,21 @@ def _copy(known: argparse.Namespace) -> Exit:
     left = left_out(source, wanted)
     passed = {one.name for one in left}
     bad: list[Uncopied] = []
-    for one in chain(left, copy_all(source.store, [name for name in wanted if name not in passed], target.store)):
+    for one in chain(left, copy_all(source.store, [name for name in wanted if name not in passed], target)):
         if isinstance(one, Uncopied):
             bad.append(one)
             print(printable(f"holdfast checkpoints: {one.name} was not copied: {one.reason}"), file=sys.stderr)
             continue
         copied.append(one)
         if not known.json:
-            print(_arrived(one, target.store.url), flush=True)
-    claims = target.store.claims()
-    notes = {str(one.name): reason for one in copied if (reason := fenced(target.store, one.name, claims))}
+            print(_arrived(one, target.url), flush=True)
+    claims = target.claims()
+    notes = {str(one.name): reason for one in copied if (reason := fenced(target, one.name, claims))}
     for commit, reason in notes.items():
         print(f"holdfast checkpoints: the job of that folder will not read {commit}: {reason}", file=sys.stderr)
     if known.json:
         entries = [{"commit": str(c.name), "bytes": c.nbytes, "fresh": c.fresh} for c in copied]
-        document = {"target": target.store.url, "commits": entries, "fenced": notes}
+        document = {"target": target.url, "commits": entries, "fenced": notes}
         print(json.dumps({**document, "notCopied": {str(one.name): one.reason for one in bad}}, indent=2))
     if any(one.damaged for one in bad):
         return Exit.BAD
@@ -198,14 +193,15 @@ def _arrived(copied: Copied, url: str) -> str:
 
 
 def _prune(known: argparse.Namespace) -> Exit:
-    place = _changeable(find(known.where))
+    place = find(known.where)
+    store = place.changeable
     if place.name is not None or known.keep_last < 1:
         raise UsageError("holdfast checkpoints prune: give the folder of the commits, and --keep-last of at least 1")
     rules, now = Rules.parse(",".join(known.rule)), datetime.now(UTC)
-    pruning = plan(place.store, rules, known.keep_last, now=now, others=known.others)
+    pruning = plan(store, rules, known.keep_last, now=now, others=known.others)
     if not known.dry_run:
-        carry_out(place.store, pruning)
-    document = {"tier": place.store.url, "dryRun": known.dry_run, **pruning.to_json()}
+        carry_out(store, pruning)
+    document = {"tier": store.url, "dryRun": known.dry_run, **pruning.to_json()}
     _print(document, lambda: _pruned(pruning, dry=known.dry_run), as_json=known.json)
     return Exit.BAD if pruning.damaged else Exit.FINE
 
@@ -219,18 +215,19 @@ def _pruned(pruning: Pruning, *, dry: bool) -> str:
 
 
 def _rewind(known: argparse.Namespace) -> Exit:
-    place = _changeable(find(known.where))
-    if place.name is not None or not isinstance(place.store, FolderStore):
+    place = find(known.where)
+    store = place.changeable
+    if place.name is not None or not isinstance(store, FolderStore):
         raise UsageError("holdfast checkpoints rewind: give the job's own folder of commits, not a URL or one commit")
-    root = Path(place.store.url)
+    root = Path(store.url)
     release = asyncio.run(hold(root, "holdfast checkpoints rewind", patience=0))
     try:
-        rewinding = rewind(place.store, known.step)
+        rewinding = rewind(store, known.step)
         if not known.dry_run:
             go_back(root, rewinding)
     finally:
         release()
-    document = {"tier": place.store.url, "dryRun": known.dry_run, **rewinding.to_json()}
+    document = {"tier": store.url, "dryRun": known.dry_run, **rewinding.to_json()}
     _print(document, lambda: _rewound(rewinding, dry=known.dry_run), as_json=known.json)
     return Exit.FINE
 
@@ -245,14 +242,15 @@ def _convert(known: argparse.Namespace) -> Exit:
     from holdfast.cli.checkpoints.formats import import_weights
     from holdfast.cli.checkpoints.formats.detect import read_source
 
-    target = _changeable(find(known.target, fresh=True))
+    there = find(known.target, fresh=True)
+    target = there.changeable
     found = import_weights.pick(read_source(local_path(known.source)), known.key)
     values = import_weights.stripped(
         import_weights.objects(found, name=known.object, split=known.split), known.strip_prefix
     )
-    name = import_weights.commit(target.store, values, step=known.step, made=datetime.now(UTC))
-    document = {"commit": str(name), "target": target.store.url, "objects": sorted(values)}
-    _print(document, lambda: f"{name}: made in {target.store.url} of {', '.join(sorted(values))}", as_json=known.json)
+    name = import_weights.commit(target, values, step=known.step, made=datetime.now(UTC))
+    document = {"commit": str(name), "target": target.url, "objects": sorted(values)}
+    _print(document, lambda: f"{name}: made in {target.url} of {', '.join(sorted(values))}", as_json=known.json)
     return Exit.FINE
 
 

@@ -14,7 +14,7 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.policy.retention import Decision, Entry, Rules, decide, leaving
 from holdfast.checkpoint.saving.checkpoint_index import Ages
-from holdfast.checkpoint.stores.base import CheckpointStore
+from holdfast.checkpoint.stores.base import CheckpointStore, Target
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.verify import verify
 from holdfast.core.attempt import AttemptId, Claim
@@ -108,7 +108,7 @@ def _highest(entries: Sequence[Entry], newest: Claim | None) -> AttemptId:
     return max([newest.pair, *(pair for pair in own if pair.generation == newest.pair.generation)])
 
 
-def carry_out(store: CheckpointStore, pruning: Pruning) -> None:
+def carry_out(store: Target, pruning: Pruning) -> None:
     """Delete; not if an attempt has claimed since, which may stand on any of them."""
     if store.claims() != pruning.claims:
         raise CheckpointError(f"{store.url}: an attempt has claimed meanwhile; nothing was deleted: try again")

@@ -12,7 +12,7 @@ from typing import Final
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.saving.checkpoint_index import told
-from holdfast.checkpoint.saving.protocol import Snapshot
+from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.state import rng
 from holdfast.checkpoint.state.flatten import sampled, trained
 from holdfast.checkpoint.state.numerics import fingerprint as numerics

@@ -17,7 +17,7 @@ from holdfast.checkpoint.format.failure_causes import FailureCause
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.interval import Cadence, Failures, retry_after
 from holdfast.checkpoint.saving.background import Saving
-from holdfast.checkpoint.saving.protocol import SaveResult, Snapshot
+from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.tiers.tier import Tier
 from holdfast.core.errors import CheckpointError, NoRoomError, PeerLostError
 from holdfast.core.tier_names import PEER_TIER, SHARED_TIER

@@ -183,31 +183,27 @@ class WorldEntry:
             durable=self._agent.durable,
         )
 
-    def _agree(self, team: Team) -> tuple[Resolution, ShardAssignment | None, bool]:
-        """Whose state goes on, who has which shard of it, and whether the generation's claim stands for it."""
-        sharding = self._lineage.sharding
-        shard = None if sharding is None else sharding.shard
-        lineage = self._lineage
-        trained = self._agent.trained
-        own = {"standing": lineage.standing.to_json(), "claimed": lineage.claimed, "saved": lineage.saved_step}
-        before = {"trained": None if trained is None else trained.to_json()}
+    def _agree(self, team: Team) -> EntryPlan:
+        """Decide with all ranks whose state to continue from."""
+        lineage, sharding = self._lineage, self._lineage.sharding
+        own = EntryReport(
+            rank_state=lineage.standing,
+            outline=digest(self._outline),
+            claimed=lineage.claimed,
+            saved_step=lineage.saved_step,
+            trained=self._agent.trained,
+            shard=None if sharding is None else sharding.shard,
+        )
         tiers = {} if self._engine is None else announced(self._agent.tiers)
-        model = {"outline": digest(self._outline)}
-        told = team.group.gather({**own, **before, **model, "shard": shard, "tiers": tiers})
-        self._check_outlines(team.group, told)
+        told = team.group.gather({**own.to_json(), "tiers": tiers})
+        reports = [EntryReport.from_json(value) for value in told]
+        self._check_outlines(team.group, reports)
         if self._engine is not None:
             members = [value["tiers"] for value in told]
             self._engine.enter_tiers(self._agent.tiers, members, team.place.local_rank, team.cancel.check)
-        standings = [RankState.from_json(value["standing"]) for value in told]
-        held = [value["shard"] for value in told]
-        verdict, deal = self._resolve(standings, held)
-        claimed = fencing.inherits(
-            team.pair,
-            synced=None if verdict.donor is None else standings[verdict.donor].synced,
-            claimed=[told[rank]["claimed"] for rank in verdict.survivors],
-            trained=[AttemptId.from_optional(value["trained"]) for value in told],
-        )
-        if verdict.donor is not None and self._engine is not None and not claimed:
+        deciding = partial(entry_plan.decide, reports, team.pair, shards=None if sharding is None else sharding.size)
+        plan = deciding()
+        if plan.depends_on_newest and self._engine is not None:
             newest = self._engine.newest(waits=self._wait_for_storage)
             plan = deciding(newest=None if newest is None else newest.pair)
         if team.group.rank in plan.resolution.survivors:

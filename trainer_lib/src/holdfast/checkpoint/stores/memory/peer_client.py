@@ -20,18 +20,15 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName, is_shard, parse_commit
-from holdfast.checkpoint.format.manifest import Manifest, decode, encode
+from holdfast.checkpoint.format.file_names import CheckpointName, is_shard, parse_commit
+from holdfast.checkpoint.format.manifest import Manifest, decode_as, encode
 from holdfast.checkpoint.format.records import FileRecord, whole_number
-from holdfast.checkpoint.stores.base import Incoming
-from holdfast.checkpoint.stores.memory.peer_protocol import GREETING_SECONDS, MAX_GREETING, MAX_MESSAGE, Wire
+from holdfast.checkpoint.stores.base import NodeStore, OpenSource
+from holdfast.checkpoint.stores.memory.peer_protocol import GREETING_SECONDS, MAX_GREETING, MAX_MESSAGE, Wire, mac
 from holdfast.checkpoint.stores.memory.slot import FileRange
 from holdfast.checkpoint.stores.memory.slot_writer import PADDING
-from holdfast.core.attempt import Claim
-from holdfast.core.connections import derived_key, is_proof, proof
 from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
 from holdfast.core.json_fields import JsonFields
 from holdfast.core.protocol import MEMORY_TIER
@@ -143,32 +140,20 @@ class Peer:
         return wire
 
 
-class PeerSource:
-    """A file in a neighbour's memory."""
+class PeerSource(OpenSource):
+    """A file in a neighbour's memory. The connection is the store's."""
 
     def __init__(self, peer: Peer, name: CheckpointName, file: str, jobs: list[str] | None) -> None:
         self._peer = peer
         self._where = {"name": str(name), "file": file, "jobs": jobs}
-        self._nbytes = _bytes_in(peer.ask({"op": "open", **self._where}))
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
+        self.nbytes = _bytes_in(peer.ask({"op": "open", **self._where}))
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        if offset + target.nbytes > self._nbytes:
+        if offset + target.nbytes > self.nbytes:
             raise DamagedError(f"{self._where['file']} ends before byte {offset + target.nbytes}")
         if target.nbytes:
             request = {"op": "read", **self._where, "offset": offset, "bytes": target.nbytes}
             self._peer.ask(request, lambda wire: _expect(wire, target))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """The connection is the store's."""
 
 
 def _expect(wire: Wire, target: memoryview) -> None:
@@ -181,23 +166,14 @@ def _expect(wire: Wire, target: memoryview) -> None:
     wire.receive_into(target)
 
 
-class PeerStore:
+class PeerStore(NodeStore):
     """Another launcher's memory: its own ranks' slots, and those that it keeps for others; or its disk, by `tier`."""
 
     def __init__(self, peer: Peer, jobs: Collection[str] | None = None, *, tier: str = MEMORY_TIER) -> None:
         self._peer = peer
         self._tier = tier
         self._jobs = None if jobs is None else sorted(jobs)
-
-    @property
-    def url(self) -> str:
-        """Which one."""
-        return f"{self._tier}://{self._peer.neighbour.node}/{self._peer.neighbour.pod}"
-
-    @property
-    def shared(self) -> bool:
-        """Each rank reads from its own neighbours."""
-        return False
+        self.url = f"{tier}://{peer.neighbour.node}/{peer.neighbour.pod}"
 
     def commits(self) -> tuple[CheckpointName, ...]:
         """What has its manifest there; nothing if it cannot be reached: what it has may lie elsewhere too."""
@@ -210,34 +186,20 @@ class PeerStore:
             return ()
         return names(told)
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Stores in memory hold no claims."""
-        return ()
-
     def manifest(self, name: CheckpointName) -> Manifest:
         told = self._peer.ask({"op": "manifest", "name": str(name), "jobs": self._jobs})
-        manifest = decode(str(told.get("manifest")).encode(errors="replace"))  # what it cannot have has no seal
-        if manifest.name != name:
-            raise DamagedError(f"{MANIFEST} is that of step {manifest.step}, attempt {manifest.pair}")
-        return manifest
+        return decode_as(str(told.get("manifest")).encode(errors="replace"), name)  # what it cannot have has no seal
 
     def open(self, name: CheckpointName, file: str) -> PeerSource:
         return PeerSource(self._peer, name, file, self._jobs)
-
-    def receive(self, name: CheckpointName, content: str) -> Incoming:
-        """Not by hand: a rank's slots are copied with `send`."""
-        raise CheckpointError(f"{self.url} takes copies of slots only, as they are made")
 
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
         """Its own launcher's ranks see to that."""
         return False
 
-    def delete(self, name: CheckpointName) -> None:
-        """The slots are overwritten in their turn."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class Copy:
+class Copy(JsonFields):
     """A rank's part of a commit, on its way to a neighbour. `room` is for all of it, manifest included."""
 
     owner: str
@@ -247,25 +209,9 @@ class Copy:
     files: Mapping[str, FileRecord]
     room: int
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "owner": self.owner,
-            "job": self.job,
-            "name": str(self.name),
-            "keep": [str(name) for name in self.keep],
-            "files": {file: record.to_json() for file, record in self.files.items()},
-            "room": self.room,
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Copy:
-        """Read what travelled; ValueError if it cannot be."""
-        name, owner = parse_commit(value["name"]), str(value["owner"])
-        files = {str(file): FileRecord.from_json(record) for file, record in value["files"].items()}
-        if name is None or not _OWNER.fullmatch(owner) or not all(is_shard(file) for file in files):
+    def __post_init__(self) -> None:
+        if not _OWNER.fullmatch(self.owner) or not all(map(is_shard, self.files)):
             raise ValueError("not a copy of a rank's part of a commit")
-        room, keep = int(value["room"]), names(value["keep"])
-        return cls(owner=owner, job=str(value["job"]), name=name, keep=keep, files=files, room=room)
 
 
 def send(peer: Peer, copy: Copy, places: Sequence[FileRange], *, per_second: int | None = None) -> None:
@@ -298,7 +244,6 @@ def _bytes_in(answer: Mapping[str, Any]) -> int:
 
 
 def names(texts: Iterable[Any]) -> tuple[CheckpointName, ...]:
-    """Those of the texts that name commits."""
     found = (parse_commit(str(text)) for text in texts)
     return tuple(name for name in found if name is not None and not name.staging)
 

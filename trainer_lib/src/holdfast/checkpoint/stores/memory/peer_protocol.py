@@ -78,7 +78,6 @@ class Wire:
         return message
 
     def send_bytes(self, data: memoryview) -> None:
-        """Bytes as they are."""
         rest = data
         while rest.nbytes:
             rest = rest[self._patiently(lambda rest=rest: self._socket.send(rest)) :]  # type: ignore[misc]

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Protocol
 
 import xxhash
@@ -57,10 +56,8 @@ class ServedSource(Protocol):
     def verify(self) -> None:
         """DamagedError if the bytes may be others by now."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
+    def close(self) -> None:
+        """Let go of it."""
 
 
 class Served(Protocol):
@@ -111,7 +108,6 @@ class PeerServer:
                 wire.close()
 
     def keeper(self, owner: str) -> _Keeper:
-        """Who writes an owner's copies."""
         with self._lock:
             if owner not in self._keepers:
                 self._keepers[owner] = _Keeper(self._folder, owner, self._limit)
@@ -261,7 +257,7 @@ class _Session:
 
     def close(self) -> None:
         if self._source is not None:
-            self._source[1].__exit__(None, None, None)
+            self._source[1].close()
             self._source = None
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:

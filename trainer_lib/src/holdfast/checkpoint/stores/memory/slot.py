@@ -26,7 +26,7 @@ from typing import Any, Final
 import xxhash
 
 from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName, parse_commit
-from holdfast.checkpoint.format.manifest import LARGEST, Manifest, decode
+from holdfast.checkpoint.format.manifest import LARGEST, Manifest, decode_as
 from holdfast.checkpoint.format.records import whole_number
 from holdfast.checkpoint.io.durable_files import open_itself
 from holdfast.core.errors import CheckpointError, DamagedError
@@ -79,7 +79,6 @@ class Content:
 
     @property
     def end(self) -> int:
-        """The offset behind the last byte."""
         return max((one.offset + one.nbytes for one in (*self.files.values(), self.manifest) if one), default=PAGE)
 
     def lies_within(self, capacity: int) -> bool:
@@ -88,7 +87,6 @@ class Content:
         return self.end <= capacity and all(one.offset >= PAGE for one in extents)
 
     def to_json(self) -> dict[str, Any]:
-        """As the table has it."""
         return {
             "name": str(self.name),
             "number": self.number,
@@ -266,7 +264,6 @@ def remove(path: Path) -> None:
 
 
 def slot_path(folder: Path, owner: str, index: int) -> Path:
-    """The file of one of an owner's slots."""
     return folder / f"{owner}.slot-{index}"
 
 
@@ -278,10 +275,7 @@ def manifest_of(slot: Slot, content: Content) -> Manifest | None:
         raise DamagedError(f"{MANIFEST}: {content.manifest.nbytes} bytes are more than it can have")
     raw = bytearray(content.manifest.nbytes)
     slot.read(content, content.manifest, 0, memoryview(raw))
-    manifest = decode(bytes(raw))
-    if manifest.name != content.name:
-        raise DamagedError(f"{MANIFEST} is that of step {manifest.step}, attempt {manifest.pair}")
-    return manifest
+    return decode_as(bytes(raw), content.name)
 
 
 @contextlib.contextmanager

@@ -46,13 +46,11 @@ class SlotWriter:
         return digester.record()
 
     def place(self, file: str) -> FileRange:
-        """Where one file's bytes are."""
         extent = self._content.files[file]
         return FileRange(fd=self._slot.fd, offset=extent.offset, nbytes=extent.nbytes)
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What is in it."""
         return tuple(self._content.files)
 
     def stage(self) -> None:

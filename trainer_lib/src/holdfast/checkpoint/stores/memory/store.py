@@ -7,48 +7,34 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName
-from holdfast.checkpoint.format.manifest import Manifest, encode
-from holdfast.checkpoint.format.records import FileRecord
-from holdfast.checkpoint.io.chunk_digester import ChunkDigester
-from holdfast.checkpoint.io.durable_files import Buffer
+from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.io.memcpy import PROCESSORS
+from holdfast.checkpoint.stores.base import NodeStore, OpenSource
 from holdfast.checkpoint.stores.memory.slot import Content, Extent, FileRange, Slot, manifest_of, opened
-from holdfast.checkpoint.stores.memory.slot_writer import PADDING
-from holdfast.checkpoint.stores.memory.slots import SlotSet
-from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, DamagedError
 
 _log = logging.getLogger("holdfast.checkpoint.memory")
 
 _MOST_READERS: Final = 8
-# Who owns the slots of commits that are copied into the store as a whole.
-_COPIES: Final = "copies"
 
 
-class SlotSource:
+class SlotSource(OpenSource):
     """A file in a slot. Its bytes may be overwritten while it is open; whoever reads them then is told."""
+
+    grain = 1  # any part of it can be copied out apart
 
     def __init__(self, slot: Slot, content: Content, file: str) -> None:
         self._slot = slot
         self._content = content
         self._file = file
         self._extent: Extent = content.files[file]
-
-    @property
-    def nbytes(self) -> int:
-        return self._extent.nbytes
-
-    @property
-    def grain(self) -> int:
-        """Any part of it can be copied out apart."""
-        return 1
+        self.nbytes = self._extent.nbytes
 
     def read_into(self, offset: int, target: memoryview) -> None:
         try:
@@ -66,78 +52,26 @@ class SlotSource:
         """DamagedError if the bytes may be others by now."""
         self._slot.verify(self._content)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._slot.close()
 
 
-class MemoryIncoming:
-    """A whole commit on its way into memory: its size is known only with its last file."""
-
-    def __init__(self, folder: Path, name: CheckpointName) -> None:
-        self._folder = folder
-        self._name = name
-        self._files: dict[str, bytearray] = {}
-
-    def write(self, file: str, parts: Iterable[Buffer]) -> FileRecord:
-        data = bytearray().join(parts)
-        self._files[file] = data
-        digester = ChunkDigester()
-        digester.update(memoryview(data))
-        return digester.record()
-
-    def publish(self, manifest: Manifest) -> None:
-        """Put all of it into a slot."""
-        room = sum(len(data) + PADDING for data in self._files.values()) + len(encode(manifest)) + PADDING
-        pair = SlotSet(self._folder, _COPIES)
-        try:
-            writer = pair.begin(self._name, room, keep=(), job=manifest.job_uid)
-            for file, data in self._files.items():
-                writer.write(file, [data], len(data))
-            writer.stage()
-            writer.seal(manifest)
-        finally:
-            pair.close()
-
-    def discard(self) -> None:
-        self._files.clear()
-
-
-class MemoryStore:
+class MemoryStore(NodeStore):
     """All slots in a folder of a memory volume, or those of the commits of some jobs: an earlier one on the same host
     may have left its own there."""
+
+    readers = min(PROCESSORS, _MOST_READERS)  # nobody waits for memory, and a few fill it
 
     def __init__(self, folder: Path, jobs: Collection[str] | None = None) -> None:
         self._folder = folder
         self._jobs = jobs
-
-    @property
-    def url(self) -> str:
-        return f"memory:{self._folder}"
-
-    @property
-    def shared(self) -> bool:
-        """No other node has this store."""
-        return False
-
-    @property
-    def readers(self) -> int:
-        """Nobody waits for memory, and a few fill it."""
-        return min(PROCESSORS, _MOST_READERS)
+        self.url = f"memory:{folder}"
 
     def commits(self) -> tuple[CheckpointName, ...]:
         """What has its manifest here."""
         with self._opened() as slots:
             names = {content.name for _, content in slots if content.manifest is not None}
         return tuple(sorted(names))
-
-    def claims(self) -> tuple[Claim, ...]:
-        """None: claims are where all can see them, on the shared tier and in the membership."""
-        return ()
 
     def manifest(self, name: CheckpointName) -> Manifest:
         """The manifest, from any slot that has a good one."""
@@ -166,21 +100,17 @@ class MemoryStore:
             slot.close()
         raise DamagedError(f"{file} is missing in {self.url}")
 
-    def receive(self, name: CheckpointName, content: str) -> MemoryIncoming:
-        """Begin a commit that is copied here whole."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        return MemoryIncoming(self._folder, name)
-
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
         """Void it where it is: its bytes stay until a later commit needs the slot."""
-        if not self._void(name):
+        try:
+            with self._opened(writable=True) as slots:
+                for slot, content in slots:
+                    if content.name == name:
+                        slot.amend(replace(content, void=True))
+        except (OSError, CheckpointError):
             return False
         _log.error("%s is damaged in memory (%s): it is not read again", name, reason)
         return True
-
-    def delete(self, name: CheckpointName) -> None:
-        """Void it: the slots stay for the next commit."""
-        self._void(name)
 
     @contextlib.contextmanager
     def _opened(self, *, writable: bool = False) -> Iterator[list[tuple[Slot, Content]]]:
@@ -189,13 +119,3 @@ class MemoryStore:
 
     def _counts(self, content: Content) -> bool:
         return not content.void and (self._jobs is None or content.job in self._jobs)
-
-    def _void(self, name: CheckpointName) -> bool:
-        try:
-            with self._opened(writable=True) as slots:
-                for slot, content in slots:
-                    if content.name == name:
-                        slot.amend(replace(content, void=True))
-        except (OSError, CheckpointError):
-            return False
-        return True

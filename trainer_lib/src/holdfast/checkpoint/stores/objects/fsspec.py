@@ -23,12 +23,10 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def fsspec_store(url: str, in_flight: int = IN_FLIGHT) -> ObjectStore:
-    """A store at any URL that fsspec knows."""
     return ObjectStore(FsspecBucket(url, in_flight))
 
 
 def without_credentials(url: str) -> str:
-    """The URL as it may be shown."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")).rstrip("/")
 
@@ -82,7 +80,6 @@ class FsspecBucket:
         target[:] = data
 
     def create(self, key: str, data: bytes) -> bool:
-        """Look, write, and read back what stayed."""
         return create_by_looking(self, key, data)
 
     def put(self, key: str, data: bytes) -> None:

@@ -44,7 +44,6 @@ _COPIED_AT_ONCE: Final = 5 << 30
 
 
 def s3_store(settings: S3Settings) -> ObjectStore:
-    """A store below a prefix of a bucket."""
     return ObjectStore(S3Bucket(settings), settings.prefix)
 
 
@@ -53,6 +52,8 @@ class S3Bucket:
 
     def __init__(self, settings: S3Settings, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._settings = settings
+        self.url = f"s3://{settings.bucket}"
+        self.part_bytes, self.in_flight = settings.part_bytes, settings.in_flight
         self._sleep = sleep
         self._lock = Lock()
         self._tried_conditions = False
@@ -63,31 +64,15 @@ class S3Bucket:
         self._pool = ThreadPoolExecutor(settings.in_flight, thread_name_prefix="holdfast-s3")
 
     @property
-    def url(self) -> str:
-        return f"s3://{self._settings.bucket}"
-
-    @property
     def lacks(self) -> tuple[str, ...]:
-        """What the server refused or ignored so far."""
         return tuple(self._lacks)
 
-    @property
-    def part_bytes(self) -> int:
-        return self._settings.part_bytes
-
-    @property
-    def in_flight(self) -> int:
-        """How many parts of a file at once."""
-        return self._settings.in_flight
-
     def folders(self, prefix: str) -> list[str]:
-        """Names below a prefix."""
         pages = self._pages("list_objects_v2", "ContinuationToken", "NextContinuationToken", prefix, Delimiter="/")
         found = (entry["Prefix"] for page in pages for entry in page.get("CommonPrefixes", ()))
         return [name.removeprefix(prefix).rstrip("/") for name in found]
 
     def keys(self, prefix: str) -> list[str]:
-        """Every key below a prefix."""
         pages = self._pages("list_objects_v2", "ContinuationToken", "NextContinuationToken", prefix)
         return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
 
@@ -172,7 +157,6 @@ class S3Bucket:
         self.call("complete_multipart_upload", target, Key=target, UploadId=upload, MultipartUpload={"Parts": done})
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Up to 1,000 at once."""
         for begin in range(0, len(keys), _DELETED_AT_ONCE):
             some = keys[begin : begin + _DELETED_AT_ONCE]
             if Lack.DELETIONS in self._lacks:
@@ -201,7 +185,6 @@ class S3Bucket:
         finish_all([self._pool.submit(delete, key) for key in keys])
 
     def unfinished(self, prefix: str) -> list[str]:
-        """Keys of multipart uploads that wait."""
         return [entry["Key"] for entry in self.uploads(prefix)]
 
     def abandon(self, prefix: str) -> None:

@@ -38,7 +38,6 @@ class Checksum:
         return {} if self._crc is None else {"ChecksumType": "FULL_OBJECT"}
 
     def of(self, block: memoryview | bytes) -> str:
-        """A block's own."""
         return base64.b64encode(self._raw(block)).decode()
 
     def add(self, block: memoryview, copy: bytearray | None = None) -> str:
@@ -52,7 +51,6 @@ class Checksum:
         return base64.b64encode(raw).decode()
 
     def whole(self) -> str:
-        """That of the object of all parts."""
         if self._crc is not None:
             return base64.b64encode(self._whole.to_bytes(8, "big")).decode()
         joined = base64.b64encode(hashlib.sha256(b"".join(self._parts)).digest()).decode()

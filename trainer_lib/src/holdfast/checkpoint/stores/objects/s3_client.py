@@ -89,7 +89,6 @@ def client_of(settings: S3Settings) -> Any:
 
 
 def trusted_certificates() -> str | None:
-    """The certificates that boto3 would trust."""
     import botocore.session
     from botocore.httpsession import get_cert_path
 

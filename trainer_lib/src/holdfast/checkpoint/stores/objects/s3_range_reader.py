@@ -54,7 +54,8 @@ class Ranges:
     def read(self, key: str, tag: str, offset: int, target: memoryview) -> int:
         """Fill `target` from the object that has this tag; how many bytes came, from its beginning on."""
         scheme, place, path = self._address(key)
-        if not place or self._failed >= _GIVEN_UP or _proxied(scheme, place):
+        proxied = scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(place)
+        if not place or self._failed >= _GIVEN_UP or proxied:
             return 0
         asked = {"Range": f"bytes={offset}-{offset + target.nbytes - 1}", "If-Match": tag}
         connection, good, filled = None, False, 0
@@ -111,7 +112,3 @@ class Ranges:
         self._failed = 0
         with self._lock:
             self._idle[place].append(connection)
-
-
-def _proxied(scheme: str, place: str) -> bool:
-    return scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(place)

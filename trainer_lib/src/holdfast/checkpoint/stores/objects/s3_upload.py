@@ -40,7 +40,6 @@ class MultipartUpload:
         self._broken = False
 
     def run(self, parts: Iterable[memoryview]) -> None:
-        """Upload all parts, then make the object of them."""
         before = self._bucket.checksum_of(self._key)
         upload, there = ("", {}) if before and before[1] else self._resume()
         running: list[Future[dict[str, Any]]] = []

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final, Protocol, TypeVar
 from uuid import uuid4
 
 from holdfast.checkpoint.folder import claims
@@ -29,12 +28,12 @@ from holdfast.checkpoint.format.file_names import (
     parse_claim,
     parse_commit,
 )
-from holdfast.checkpoint.format.manifest import LARGEST, Manifest, decode, encode
+from holdfast.checkpoint.format.manifest import LARGEST, Manifest, decode_as, encode
 from holdfast.checkpoint.format.records import FileRecord
 from holdfast.checkpoint.io.chunk_digester import ChunkDigester
 from holdfast.checkpoint.io.durable_files import Buffer, encode_json
 from holdfast.checkpoint.io.thread_pool import Pool
-from holdfast.checkpoint.stores.base import needed_by
+from holdfast.checkpoint.stores.base import OpenSource, needed_by
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, ClaimError, DamagedError, UnknownFormatError
 
@@ -159,32 +158,20 @@ def blocks_of(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:
         yield buffer[:filled]
 
 
-class ObjectSource:
+class ObjectSource(OpenSource):
     """An object, open for reading."""
 
     def __init__(self, bucket: Bucket, key: str) -> None:
         self._bucket = bucket
         self._key = key
         self._stat = bucket.stat(key)
-
-    @property
-    def nbytes(self) -> int:
-        return self._stat.nbytes
+        self.nbytes = self._stat.nbytes
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill all of `target`."""
         if offset + target.nbytes > self.nbytes:
             raise DamagedError(f"{self._key.rpartition('/')[2]} ends before byte {offset + target.nbytes}")
         if target.nbytes:
             self._bucket.read_into(self._key, self._stat, offset, target)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
 
 
 class ObjectIncoming:
@@ -269,24 +256,13 @@ def _exists(bucket: Bucket, key: str) -> bool:
 class ObjectStore:
     """Commits below a prefix of a bucket."""
 
+    shared = True
+
     def __init__(self, bucket: Bucket, prefix: str = "") -> None:
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-
-    @property
-    def url(self) -> str:
-        """Where the commits are."""
-        return f"{self._bucket.url}/{self._prefix}".rstrip("/")
-
-    @property
-    def shared(self) -> bool:
-        """All ranks share this store."""
-        return True
-
-    @property
-    def readers(self) -> int:
-        """How many parts to ask for at once."""
-        return self._bucket.in_flight
+        self.url = f"{bucket.url}/{self._prefix}".rstrip("/")
+        self.readers = bucket.in_flight
 
     def rehearse(self, name: str) -> Sequence[str]:
         """List, write, read back and delete, as an upload and a restore would: nothing of it stays.
@@ -309,7 +285,6 @@ class ObjectStore:
         return self._bucket.lacks
 
     def commits(self) -> tuple[CheckpointName, ...]:
-        """The names that have a manifest."""
         parsed = [parse_commit(name) for name in self._bucket.folders(self._prefix)]
         names = [name for name in parsed if name is not None and not name.staging]
         there = self._together(lambda name: _exists(self._bucket, self._key(name, MANIFEST)), names)
@@ -335,10 +310,7 @@ class ObjectStore:
             )
 
     def manifest(self, name: CheckpointName) -> Manifest:
-        manifest = decode(self._bucket.read(self._key(name, MANIFEST), LARGEST))
-        if manifest.name != name:
-            raise DamagedError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.pair}")
-        return manifest
+        return decode_as(self._bucket.read(self._key(name, MANIFEST), LARGEST), name)
 
     def open(self, name: CheckpointName, file: str) -> ObjectSource:
         return ObjectSource(self._bucket, self._key(name, file))

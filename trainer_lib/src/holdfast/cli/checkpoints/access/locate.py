@@ -10,7 +10,9 @@ from urllib.parse import unquote
 from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName, parse_commit
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.policy import fencing
-from holdfast.checkpoint.stores.base import CheckpointStore
+from holdfast.checkpoint.stores.base import CheckpointStore, Target
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.stores.objects.store import ObjectStore
 from holdfast.checkpoint.stores.open import open_store, parted
 from holdfast.cli.checkpoints.access.node_store import NearStore, near_store
 from holdfast.core.attempt import Claim
@@ -25,8 +27,15 @@ _NEAR: Final = (f"{MEMORY_TIER}:", f"{LOCAL_TIER}:")
 class CheckpointLocation:
     """A store, and the commit in it if one was named."""
 
-    store: CheckpointStore
+    store: FolderStore | ObjectStore | NearStore
     name: CheckpointName | None = None
+
+    @property
+    def changeable(self) -> Target:
+        """The store, if commits may be copied to it and deleted in it; UsageError if its launcher alone does that."""
+        if isinstance(self.store, NearStore):
+            raise self.store.refusal()
+        return self.store
 
 
 def find(where: str, *, fresh: bool = False) -> CheckpointLocation:

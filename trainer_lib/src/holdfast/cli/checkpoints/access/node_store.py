@@ -15,11 +15,10 @@ from typing import Final
 
 from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName, shard_rank
 from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.stores.base import CheckpointStore, Incoming, Source
+from holdfast.checkpoint.stores.base import CheckpointStore, NodeStore, Source
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.local_disk import own_folders
 from holdfast.checkpoint.stores.memory.store import MemoryStore
-from holdfast.core.attempt import Claim
 from holdfast.core.errors import DamagedError, ElsewhereError, UsageError
 from holdfast.core.protocol import LOCAL_TIER, MEMORY_TIER
 
@@ -37,10 +36,8 @@ class Shelf:
     """Whether a file of a commit is there, good or not."""
 
 
-class NearStore:
+class NearStore(NodeStore):
     """The shelves of one tier of one node."""
-
-    shared = False
 
     def __init__(self, url: str, shelves: Sequence[Shelf]) -> None:
         self.url = url
@@ -50,10 +47,6 @@ class NearStore:
         """What has a manifest on any shelf."""
         names = {name for shelf in self._shelves for name in shelf.store.commits()}
         return tuple(sorted(names))
-
-    def claims(self) -> tuple[Claim, ...]:
-        """None: claims are where all can see them."""
-        return ()
 
     def manifest(self, name: CheckpointName) -> Manifest:
         """The manifest, from any shelf that has a good one."""
@@ -89,15 +82,7 @@ class NearStore:
                 found[MANIFEST] = f"{MANIFEST} is in {shelf.store.url}, and no rank's files are beside it"
         return found
 
-    def receive(self, name: CheckpointName, content: str) -> Incoming:
-        """Refused."""
-        raise self.refusal()
-
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
-        """Refused."""
-        raise self.refusal()
-
-    def delete(self, name: CheckpointName) -> None:
         """Refused."""
         raise self.refusal()
 

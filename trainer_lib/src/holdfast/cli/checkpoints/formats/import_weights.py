@@ -14,7 +14,7 @@ from holdfast.checkpoint.format.records import Chunk, TensorRecord
 from holdfast.checkpoint.format.shard_layout import ShardPlan, plan_shard, whole
 from holdfast.checkpoint.io.durable_files import Buffer
 from holdfast.checkpoint.state.flatten import Flat, flatten_values
-from holdfast.checkpoint.stores.base import CheckpointStore
+from holdfast.checkpoint.stores.base import Target
 from holdfast.cli.checkpoints.access.progress_bar import Progress, progress
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CheckpointError, UnknownFormatError, UsageError
@@ -66,7 +66,7 @@ def _all_begin(state: Mapping[Any, Any], prefix: str) -> bool:
     return bool(state) and all(isinstance(key, str) and key.startswith(prefix) and key != prefix for key in state)
 
 
-def commit(store: CheckpointStore, values: Mapping[str, Any], *, step: int, made: datetime) -> CheckpointName:
+def commit(store: Target, values: Mapping[str, Any], *, step: int, made: datetime) -> CheckpointName:
     """Make a commit of these objects' states, as `holdfast.checkpoint.load` reads it."""
     if store.claims():
         raise CheckpointError(f"{store.url} belongs to a job (it has claims): convert into a folder of its own")

@@ -85,12 +85,9 @@ def _chunks(layout: Layout, rank: int, head: int) -> Iterable[tuple[str, Chunk]]
 
 
 def record_of(spec: TensorSpec, chunks: Iterable[Chunk]) -> TensorRecord:
-    """A tensor that these make up."""
-    return TensorRecord(dtype=spec.dtype, shape=spec.shape, chunks=tuple(sorted(chunks, key=_begin_of)))
-
-
-def _begin_of(chunk: Chunk) -> tuple[int, ...]:
-    return chunk.start
+    return TensorRecord(
+        dtype=spec.dtype, shape=spec.shape, chunks=tuple(sorted(chunks, key=lambda chunk: chunk.start))
+    )
 
 
 def _shares(specs: Sequence[TensorSpec], holding: Ownership, size: int) -> Sequence[Sequence[Piece]]:

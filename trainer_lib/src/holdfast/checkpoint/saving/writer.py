@@ -1,0 +1,217 @@
+"""Writes one save of all ranks into a folder: each writes its share, rank 0 publishes. No torch.
+
+A failure of the disk on any rank fails the save on all of them, with one message, and leaves what was committed
+before untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import xxhash
+
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.folder.publish import begin, discard, exists, publish, write_shard
+from holdfast.checkpoint.format.coverage import check as check_coverage
+from holdfast.checkpoint.format.file_names import CheckpointName
+from holdfast.checkpoint.format.manifest import Manifest, stamp
+from holdfast.checkpoint.format.records import Chunk, FileRecord, Records
+from holdfast.checkpoint.format.shard_layout import ShardPlan, TensorSpec
+from holdfast.checkpoint.io.durable_files import make_folder, sync_folder
+from holdfast.checkpoint.io.staging_buffer import Arena
+from holdfast.checkpoint.ranks.exchange import Exchange, gather, share
+from holdfast.checkpoint.ranks.replica_check import apart, digests
+from holdfast.checkpoint.saving.finite_check import Inspection
+from holdfast.checkpoint.saving.incremental import Chain
+from holdfast.checkpoint.saving.lossy_delta import patched
+from holdfast.checkpoint.saving.planner import Planner, record_of
+from holdfast.checkpoint.saving.rank_results import Begun, Finished, RankWritten, Trouble
+from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
+from holdfast.checkpoint.saving.stager import Staged, stage
+from holdfast.core.errors import CheckpointError, PeerLostError
+
+
+def save(root: Path, snapshot: Snapshot, exchange: Exchange) -> SaveResult:
+    """Commit the snapshot; every rank gets the same answer."""
+    staged = stage(snapshot, Arena(), Planner(), rank=exchange.rank, size=exchange.size)
+    return commit(root, staged, exchange)
+
+
+def commit(
+    root: Path,
+    staged: Staged,
+    exchange: Exchange,
+    *,
+    check: Callable[[], None] = lambda: None,
+    chain: Chain | None = None,
+) -> SaveResult:
+    """Commit what is staged; every rank gets the same answer. `check` may raise to give this rank's part up.
+
+    With a `chain`, which all ranks have or none, it may stand on the commits before it.
+    """
+    snapshot = staged.snapshot
+    own_begun = _begin(root, snapshot.name, chain) if exchange.rank == 0 else None
+    try:
+        begun = share(exchange, Begun, own_begun)
+    except PeerLostError:
+        if own_begun is not None and own_begun.staging:
+            discard(root, own_begun.staging)
+        raise
+    if begun.exists:
+        return SaveResult(committed=True, message="this attempt has committed this step already", existed=True)
+    if begun.trouble:
+        return SaveResult(committed=False, message=begun.trouble.error, cause=begun.trouble.cause)
+    try:
+        links = None if chain is None else Links(chain=chain, parent=begun.parent)
+        own = write_share(root / begun.staging, staged, exchange.rank, check, links)
+        if exchange.size > 1 and not snapshot.shares:  # ranks that may have other objects have compared
+            own = replace(own, objects=digests(snapshot.state, snapshot.samples))
+        written = gather(exchange, own)
+    except PeerLostError:
+        if exchange.rank == 0:
+            discard(root, begun.staging)
+        raise
+    own_finished = _finish(root, begun, staged, written) if exchange.rank == 0 else None
+    finished = share(exchange, Finished, own_finished)
+    if chain is not None and not finished.trouble:
+        chain.settled(snapshot.name, staged.plan, staged.image, stands=finished.stands, inexact=snapshot.inexact)
+    return SaveResult(
+        committed=not finished.trouble,
+        message=finished.trouble.error,
+        cause=finished.trouble.cause,
+        existed=finished.exists,
+        nbytes=own.nbytes,
+        apart=apart([part.objects for part in written]),
+    )
+
+
+def _begin(root: Path, name: CheckpointName, chain: Chain | None) -> Begun:
+    try:
+        make_folder(root)
+        if exists(root, name):
+            sync_folder(root)  # this may have failed after the rename
+            return Begun(exists=True)
+        if (root / str(name)).exists():
+            catalog.quarantine(root, name, "MANIFEST.json is missing")
+        parent = None if chain is None else chain.parent(lambda link: exists(root, link))
+        return Begun(staging=begin(root, name), parent=parent)
+    except OSError as error:
+        return Begun(trouble=Trouble.of(error, 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """The chain of a save, and the commit that it stands on; None: it is a full one."""
+
+    chain: Chain
+    parent: CheckpointName | None
+
+
+def write_share(
+    folder: Path, staged: Staged, rank: int, check: Callable[[], None], links: Links | None = None
+) -> RankWritten:
+    """Write this rank's files; `check` may raise to give them up."""
+    if staged.error:
+        return RankWritten(trouble=Trouble.no_memory(staged.error))
+    own, snapshot = staged.plan, staged.snapshot
+    try:
+        if links is not None:
+            return _write_links(folder, staged, rank, check, links)
+        files = write_shard(
+            folder,
+            rank,
+            own,
+            staged.image,
+            snapshot.alone,
+            filling=staged.filling,
+            check=check,
+            pace=staged.pace,
+            inspect=Inspection(own, snapshot.weights).update,
+        )
+    except MemoryError:
+        lacks = f"rank {rank}: no memory for what changed since {links and links.parent}"
+        return RankWritten(trouble=Trouble.no_memory(lacks))
+    except (OSError, CheckpointError) as error:
+        return RankWritten(trouble=Trouble.of(error, rank))
+    return RankWritten(files=files, layout=_layout(own))
+
+
+def _write_links(folder: Path, staged: Staged, rank: int, check: Callable[[], None], links: Links) -> RankWritten:
+    staged.filling.wait(staged.plan.nbytes, check)
+    snapshot, alone = staged.snapshot, links.parent is None
+    Inspection(staged.plan, snapshot.weights).update(staged.image[: staged.plan.nbytes])
+    part = links.chain.share(snapshot.name, rank, staged.plan, staged.image, alone=alone, inexact=snapshot.inexact)
+    written = write_shard(folder, rank, part.plan, part.image, snapshot.alone, check=check, pace=staged.pace)
+    return links.chain.record(snapshot.name, part, written)
+
+
+def _finish(root: Path, begun: Begun, staged: Staged, written: Sequence[RankWritten]) -> Finished:
+    trouble = Trouble.among(part.trouble for part in written)
+    try:
+        if not trouble:
+            manifest = manifest_by(staged, written, begun.parent)
+            publish(root, begun.staging, manifest)
+            return Finished(stands=bool(manifest.stands_on))
+    except (OSError, CheckpointError) as error:
+        trouble = Trouble.of(error, 0)
+    discard(root, begun.staging)
+    return Finished(exists=exists(root, staged.snapshot.name), trouble=trouble)
+
+
+def manifest_by(staged: Staged, written: Sequence[RankWritten], parent: CheckpointName | None = None) -> Manifest:
+    """What a commit says of itself, by what each rank says of its share."""
+    snapshot = staged.snapshot
+    if all(part.layout for part in written):
+        plans = [staged.layouts.plan(snapshot.name, rank) for rank in range(len(written))]
+        for rank, (own, part) in enumerate(zip(plans, written, strict=True)):
+            if part.layout != _layout(own):
+                raise CheckpointError(f"rank {rank} saves tensors of other names or shapes than rank 0 expects of it")
+        records = staged.layouts.records(own.header for own in plans)
+    else:
+        exact = records_of(snapshot.specs, [part.chunks for part in written])
+        records = patched(exact, [part.patches for part in written])
+    return manifest_with(records, snapshot, [part.files for part in written], parent)
+
+
+def _layout(own: ShardPlan) -> str:
+    """Which rows of which tensors a file holds where: headers of different rows may be the same."""
+    return xxhash.xxh3_128_hexdigest(own.header + repr([piece.start for piece in own.pieces]).encode())
+
+
+def records_of(specs: Sequence[TensorSpec], shards: Sequence[Mapping[str, Sequence[Chunk]]]) -> Records:
+    """Where each tensor lies, by what each rank says of its own."""
+    return Records(
+        (spec.name, record_of(spec, [chunk for chunks in shards for chunk in chunks.get(spec.name, ())]))
+        for spec in specs
+    )
+
+
+def manifest_with(
+    records: Records,
+    snapshot: Snapshot,
+    shards: Sequence[Mapping[str, FileRecord]],
+    parent: CheckpointName | None = None,
+) -> Manifest:
+    """What a commit of these files of each rank says of itself, whose tensors lie so."""
+    manifest = Manifest(
+        step=snapshot.name.step,
+        pair=snapshot.name.pair,
+        job_uid=snapshot.job_uid,
+        publication=snapshot.publication,
+        run_id=snapshot.run_id,
+        created=stamp(snapshot.created),
+        world_size=len(shards),
+        mesh=snapshot.mesh or {"data": len(shards)},
+        tensors=records,
+        files={name: record for shard in shards for name, record in shard.items()},
+        state=snapshot.state,
+        data=snapshot.data,
+        numerics=snapshot.numerics,
+        parent=None if parent is None else str(parent),
+    )
+    if not manifest.stands_on:
+        manifest = replace(manifest, parent=None)  # all has changed: it is a full one
+    check_coverage(manifest)
+    return manifest
