@@ -73,7 +73,7 @@ from holdfast.checkpoint.tiers.uploader import Uploader, UploadSettings
 from holdfast.cli.checkpoints import rewind as rewinding
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import DamagedError, ForeignClaimError, HoldfastError
-from holdfast.core.tier_names import LOCAL_TIER, MEMORY_TIER
+from holdfast.core.protocol import LOCAL_TIER, MEMORY_TIER
 
 PREFIX = "job"
 URL = "mem://bucket/job"

@@ -41,7 +41,7 @@ from holdfast.checkpoint.tiers.settings import TierSettings
 from holdfast.checkpoint.tiers.tier import Tier, TierWorld
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import NoneWholeError, UnavailableError
-from holdfast.core.tier_names import OBJECT_TIER, SHARED_TIER
+from holdfast.core.protocol import OBJECT_TIER, SHARED_TIER
 
 _log = logging.getLogger("holdfast.checkpoint")
 

@@ -49,9 +49,6 @@ from holdfast.launcher.status.status_file import StatusFile
 from holdfast.launcher.tiers.node_tiers import NodeTiers
 from holdfast.launcher.tiers.upload_client import Uploads
 
-if TYPE_CHECKING:
-    from holdfast.launcher.tiers.tier_host import TierHost
-
 _log = logging.getLogger("holdfast.launcher")
 _TICK_SECONDS = 0.1
 _TICKS_ALIVE = 5
@@ -88,36 +85,12 @@ class Launcher:
             command=config.command, run_dir=run_dir, me=me.pod_uid, listener=self._local, spawner=self._pool
         )
         self._local.supervisor = self._supervisor
-        self._tiers = _tier_hosts(config)
-        self._local.tiers = self._tiers
-        self._hangs = HangWatch(config.run_dir, self._local.hung, self._hang_found)
-        self._control = ControlChannel(me=self._me, listener=self)
-        self._store = StoreHost(self._store_lost, on_broken=self.fault)
-        self._status = StatusFile(config.run_dir, self._document)
-        self._membership = MembershipFile(config.run_dir, self.see_membership)
-        self._reaper = Reaper(is_child)
-        self._last_checkpoint = LastCheckpoint(
-            now=self.now,
-            node=config.identity.node,
-            local=self._local,
-            tiers=self._tiers,
-            uploads=self._uploads,
-        )
-        self._requests = Requests(
-            touch=self._touch,
-            local=self._local,
-            node=config.identity.node,
-            state=lambda: self.state,
-            feed=self.feed,
-            now=self.now,
-        )
-        self._rank_watch = RankWatch(
-            me=self._me,
-            hangs=self._hangs,
-            supervisor=self._supervisor,
-            control=self._control,
-            state=lambda: self.state,
-            feed=self.feed,
+        self._hangs = HangWatch(run_dir, self._local.hung, self._hang_found)
+        self._rank_watch = RankWatch(pump, me.pod_uid, self._hangs, self._supervisor, self.peers.control)
+        self._last_checkpoint = LastCheckpoint(pump, me.node, self._local, self._tiers, self._uploads)
+        self._requests = Requests(pump, touch, self._local, me.node)
+        self._standby = Standby(
+            pump, config, self._local, pool=self._pool, supervisor=self._supervisor, peers=self.peers
         )
         self._actions = ActionExecutor(
             pump,
@@ -163,9 +136,8 @@ class Launcher:
     async def _start(self) -> list[Coroutine[Any, Any, None]]:
         clean(self._config.run_dir)
         asyncio.get_running_loop().set_exception_handler(self._callback_failed)
-        self._install_signals()
-        for tier in self._tiers:
-            tier.start()
+        self._signals.install(self._reaper)
+        self._tiers.start()
         self._supervisor.repair_compile_cache()  # a launcher before this one may have been killed with its ranks
         await self._socket.start()
         port = await self.peers.control.start(self._config.host or None, self._config.control_port)
@@ -218,8 +190,7 @@ class Launcher:
         await self._socket.close()
         self.peers.store.close()
         await self._uploads.finish(self._upload_seconds, self._status.alive)
-        for tier in self._tiers:
-            tier.close(complete=ending.code == ExitCode.COMPLETE)
+        self._tiers.close(complete=ending.code == ExitCode.COMPLETE)
         self._status.flush()
 
     def _upload_seconds(self) -> float:
@@ -246,112 +217,6 @@ class Launcher:
             pair = after.world.pair if after.world else None
             self._context.update(generation=pair.generation if pair else None, attempt=pair.attempt if pair else None)
 
-    def _reconnect(self, before: State, after: State) -> None:
-        if after.membership is not before.membership or after.accepted_world is not before.accepted_world:
-            self._connect()
-
-    def _prepare(self, before: State, after: State) -> None:
-        """For the next failure. Not before a world has made its first step: that would cost it time."""
-        if self._trains(after) and not self._trains(before):
-            self._keep_store_warm()
-            self._pool.refill()
-
-    def _show(self, before: State, after: State) -> None:
-        if _transition(before, after):
-            self._status.soon()
-        elif before is not after:
-            self._status.changed()
-
-    def _trains(self, state: State) -> bool:
-        """A script without Holdfast's loop never shows a step."""
-        attempt = state.attempt
-        if attempt is None:
-            return False
-        return attempt.step is not None or (attempt.entered and not self._supervisor.speaks_holdfast)
-
-    def _connect(self) -> None:
-        membership = self.state.membership
-        if membership is None or self._key is None:
-            return
-        members = state_machine.contacts(self.state)
-        self._control.configure(
-            key=self._key,
-            peers={uid: Address(host=m.host, port=m.control_port) for uid, m in members.items()},
-            heartbeat=membership.rules.heartbeat,
-            dead_after=membership.rules.dead_after,
-        )
-        if self.state.attempt is None:
-            self._keep_store_warm()
-
-    def _keep_store_warm(self) -> None:
-        """Never while a world forms: importing torch would cost it time."""
-        known = [self.state.membership, self.state.world]
-        first = {member.pod_uid for group in known if group is not None for member in group.members[:_WARM_STORES]}
-        if self._me in first:
-            self._store.warm()
-
-    def _stand_by(self) -> None:
-        """Waiting for a world for longer than a moment: let the script get ready meanwhile."""
-        state = self.state
-        busy = state.attempt is not None or state.ranks is not None
-        if busy or state.membership is None or state.drain is not None or state.leaving is not None:
-            self._idle_since = None
-        elif self._idle_since is None:
-            self._idle_since = self.now()
-        elif self._stands_by and self.now() >= self._idle_since + _IDLE_SECONDS:
-            self._local.stand_by(state.membership)
-
-    def see_membership(self, document: dict[str, Any]) -> None:
-        """Take a membership document, from the file or from the endpoint's part of this program."""
-        membership = Membership.from_json(document)
-        self._hangs.configure(HangSettings.from_settings(document.get("settings", {})))
-        self._key = _key(document)
-        for tier in self._tiers:
-            tier.admit(self._key)
-        self.feed(e.MembershipSeen(membership=membership))
-        self._connect()
-
-    def peer_up(self, uid: str) -> None:
-        """The control channel to a peer is open."""
-        _log.info("connected to %s", uid)
-        self.feed(e.PeerUp(pod_uid=uid))
-
-    def peer_down(self, uid: str, how: e.How) -> None:
-        """It is lost."""
-        _log.info("lost %s (%s)", uid, how)
-        self.feed(e.PeerDown(pod_uid=uid, how=how))
-
-    def peer_said(self, uid: str, body: Mapping[str, Any]) -> None:
-        """A peer's message; raises `DocumentError` on one that cannot be read, which closes the channel."""
-        self.feed(e.Received(sender=uid, message=messages.from_json(body)))
-
-    def stranger(self) -> None:
-        """Somebody was turned away before it had proved that it holds the job's key."""
-        self._strangers += 1
-        self._status.changed()
-
-    def _heard(self, message: RankMessage) -> None:
-        self._local.heard(message)
-        self._status.changed()
-
-    def _store_lost(self, pair: AttemptId, message: str) -> None:
-        attempt = self.state.attempt
-        if attempt is None or attempt.world.pair != pair:
-            self.feed(e.StoreFailed(pair=pair, message=message))
-            return
-        failure = Failure(
-            cause=Cause.INFRASTRUCTURE,
-            reason="StoreLost",
-            message=message,
-            priority=Priority.KILLED,
-            at=self.now(),
-            pod=self._config.identity.pod,
-            node=self._config.identity.node,
-        )
-        self.feed(e.RankFailed(pair=pair, failure=failure))
-
-    # What it shows
-
     def _document(self) -> dict[str, Any]:
         return status_document.status(
             identity=self._config.identity,
@@ -365,36 +230,8 @@ class Launcher:
             accounting=self._recorder.document(),
             warm_processes=self._pool.ready,
             uploads=self._uploads.counts.to_json() if self._uploads.wanted else None,
-            refused_peers=self._strangers + sum(tier.strangers for tier in self._tiers),
+            refused_peers=self.peers.strangers + self._tiers.strangers,
         )
-
-
-def _tier_hosts(config: LauncherConfig) -> tuple[TierHost, ...]:
-    """The tiers that this launcher offers. Most launchers have none, and need not import them."""
-    hosts: list[TierHost] = []
-    if config.memory is not None:
-        from holdfast.launcher.tiers.memory_tier import MemoryHost
-
-        hosts.append(MemoryHost(config.memory, identity=config.identity, host=config.host))
-    if config.local is not None:
-        from holdfast.launcher.tiers.local_disk_tier import LocalHost
-
-        hosts.append(LocalHost(config.local, identity=config.identity, host=config.host))
-    return tuple(hosts)
-
-
-def _transition(before: State, after: State) -> bool:
-    """What the sidecar must see at once: anything but progress, heartbeats and patience."""
-    names = (
-        "phase",
-        "ready",
-        "accepted",
-        "started",
-        "incidents",
-        "foreign",
-        "complete",
-    )
-    return after.world is not before.world or any(getattr(before, n) != getattr(after, n) for n in names)
 
 
 def _key(document: Mapping[str, Any]) -> bytes:

@@ -41,7 +41,6 @@ from holdfast.checkpoint.saving.writer import manifest_by, write_share
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.checkpoint.stores.local_disk import LocalStore, own_folder, own_folders
 from holdfast.checkpoint.stores.memory.peer_client import Peer, PeerStore
-from holdfast.checkpoint.stores.memory.slots import mib
 from holdfast.checkpoint.tiers.settings import TierSettings
 from holdfast.checkpoint.tiers.tier import TierWorld
 from holdfast.core.errors import CheckpointError
@@ -134,8 +133,9 @@ def _lacks(pod: Sequence[LocalDiskReport], keep: CheckpointName | None) -> str:
     if limit is None or max(need, used) + need <= limit:
         return ""
     return (
-        f"the local tier is too small: {len(pod)} ranks of pod {pod[0].pod} need {mib(max(need, used) + need)} for "
-        f"two parts of each, and it has {mib(limit)}: raise checkpoint.local.sizeLimit (or --local-tier PATH:SIZE)"
+        f"the local tier is too small: {len(pod)} ranks of pod {pod[0].pod} need "
+        f"{format_size(max(need, used) + need)} for two parts of each, and it has {format_size(limit)}: "
+        "raise checkpoint.local.sizeLimit (or --local-tier PATH:SIZE)"
     )
 
 

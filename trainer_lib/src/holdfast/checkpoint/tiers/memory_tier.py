@@ -47,7 +47,7 @@ from holdfast.checkpoint.tiers.tier import TierWorld
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, NoRoomError
 from holdfast.core.json_fields import JsonFields
-from holdfast.core.tier_names import MEMORY_TIER, PEER_TIER
+from holdfast.core.protocol import MEMORY_TIER, PEER_TIER
 
 _log = logging.getLogger("holdfast.checkpoint.memory")
 

@@ -36,7 +36,7 @@ class Tier(Protocol):
     """One rank's part of a tier, in one world after the other."""
 
     name: str
-    """As in `core.tier_names`, in the launcher's welcome, and in `--<name>-tier`."""
+    """As in `core.protocol`, in the launcher's welcome, and in `--<name>-tier`."""
     in_background: bool
     """Whether a thread saves from the staging buffer. Otherwise the tier copies the live objects while training
     waits, and the staged image is empty."""

@@ -23,7 +23,7 @@ from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints import list_show
 from holdfast.cli.checkpoints.access.commit_reader import Content, tensor_bytes
 from holdfast.cli.checkpoints.access.locate import choose, every, fenced, find
-from holdfast.cli.checkpoints.access.progress_bar import printable, progress, size
+from holdfast.cli.checkpoints.access.progress_bar import printable, progress
 from holdfast.cli.checkpoints.copy import Copied, Uncopied, copy_all, left_out
 from holdfast.cli.checkpoints.diff import Difference, compared_bytes, diff
 from holdfast.cli.checkpoints.options import parser

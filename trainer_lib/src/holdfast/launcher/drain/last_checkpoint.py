@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from holdfast.core.tier_names import OBJECT_TIER, PEER_TIER, SHARED_TIER
+from holdfast.core.protocol import OBJECT_TIER, PEER_TIER, SHARED_TIER
 from holdfast.launcher.drain.last_checkpoint_plan import Plan, TierEstimate, plan
+from holdfast.launcher.event_pump import EventPump
 from holdfast.launcher.membership.state import State
 from holdfast.launcher.ranks.event_adapter import LocalRanks
 from holdfast.launcher.tiers.upload_client import Uploads
 
 if TYPE_CHECKING:
-    from holdfast.launcher.tiers.tier_host import TierHost
+    from holdfast.launcher.tiers.node_tiers import NodeTiers
 
 _log = logging.getLogger("holdfast.launcher")
 
@@ -21,13 +21,11 @@ _log = logging.getLogger("holdfast.launcher")
 class LastCheckpoint:
     """Plans it when a drain begins that is not the operator's wish, and again when its deadline changes."""
 
-    def __init__(
-        self, *, now: Callable[[], float], node: str, local: LocalRanks, tiers: Sequence[TierHost], uploads: Uploads
-    ) -> None:
+    def __init__(self, pump: EventPump, node: str, local: LocalRanks, tiers: NodeTiers, uploads: Uploads) -> None:
         self._now = pump.now
         self._node = node
         self._local = local
-        self._hosts = tiers
+        self._near = tiers
         self._uploads = uploads
         self._plan: Plan | None = None  # while this worker leaves because it must
 
@@ -59,8 +57,7 @@ class LastCheckpoint:
     def _tiers(self, state: State) -> list[TierEstimate]:
         """In the order in which a last commit fills them."""
         world, speeds = state.world, self._local.speeds
-        members = () if world is None else world.members
-        near = [one for host in self._hosts if members for one in host.estimates(speeds, members)]
+        near = [] if world is None else self._near.estimates(speeds, world.members)
         copies = [self._uploads.speed.tier(OBJECT_TIER, source=SHARED_TIER)] if self._uploads.wanted else []
         return [*near, speeds[SHARED_TIER].tier(SHARED_TIER), *copies]
 

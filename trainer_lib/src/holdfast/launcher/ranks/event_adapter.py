@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.core.attempt import AttemptId, Claim
@@ -40,9 +40,6 @@ from holdfast.launcher.ranks.supervisor import Supervisor
 from holdfast.launcher.status.status_document import Identity
 from holdfast.launcher.tiers.node_tiers import NodeTiers
 from holdfast.launcher.tiers.upload_client import Uploads
-
-if TYPE_CHECKING:
-    from holdfast.launcher.tiers.tier_host import TierHost
 
 _log = logging.getLogger("holdfast.launcher.local")
 # A script that has not said hello by then is one without Holdfast's loop: it gets signals instead of messages.
@@ -84,7 +81,6 @@ class LocalRanks:
         self._timers: list[asyncio.TimerHandle] = []
         self._membership: Membership | None = None
         self._trained: AttemptId | None = None
-        self.tiers: Sequence[TierHost] = ()
         self.progress = Progress()
         self.speeds = {tier: Speed() for tier in (MEMORY_TIER, PEER_TIER, SHARED_TIER)}
         self.supervisor: Supervisor
@@ -239,8 +235,8 @@ class LocalRanks:
             "reached": self._recorder.accounts.highest,
             "durable": self._durable(membership),
             "trained": None if self._trained is None else self._trained.to_json(),
-            "books": self._chronicle.accounts.books.to_json(),
-            "tiers": {tier.name: said for tier in self.tiers if (said := tier.describe()) is not None},
+            "books": self._recorder.accounts.books.to_json(),
+            "tiers": self._tiers.describe(),
         }
         rank.send(welcome)
         for wish in self._wishes:

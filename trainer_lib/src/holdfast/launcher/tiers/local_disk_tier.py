@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.checkpoint.stores.local_disk import LocalStore, own_folders
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
-from holdfast.core.tier_names import LOCAL_TIER
+from holdfast.core.protocol import LOCAL_TIER
 from holdfast.launcher.tiers.tier_host import TierHost
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour, successor
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer
 from holdfast.checkpoint.stores.memory.slot import remove
-from holdfast.core.tier_names import MEMORY_TIER, PEER_TIER
+from holdfast.core.protocol import MEMORY_TIER, PEER_TIER
 from holdfast.launcher.drain.last_checkpoint_plan import Speed, TierEstimate
 from holdfast.launcher.membership.document import Member
 from holdfast.launcher.tiers.tier_host import TierHost
@@ -20,9 +20,9 @@ class MemoryHost(TierHost):
     name = MEMORY_TIER
     place = "a memory volume"
 
-    def estimates(self, speeds: Mapping[str, Speed], members: Iterable[Member]) -> list[TierEstimate]:
+    def estimates(self, speeds: Mapping[str, Speed], members: Sequence[Member]) -> list[TierEstimate]:
         """Where a last commit of this world would lie: in memory here, and if copies are made, on the next node."""
-        options, node = self._memory, self._identity.node
+        options, node = self._options, self._identity.node
         memory = speeds[MEMORY_TIER].tier(MEMORY_TIER, node=node, due=options.interval == 1)
         there = self._copies_go_to(members)
         if there is None:
@@ -32,7 +32,7 @@ class MemoryHost(TierHost):
 
     def _copies_go_to(self, members: Iterable[Member]) -> Neighbour | None:
         """As each of its ranks chooses."""
-        if self._memory.peer_interval is None:
+        if self._options.peer_interval is None:
             return None
         node, pod = self._identity.node, self._identity.pod_uid
         others = [one for one in members if one.pod_uid != pod]

@@ -1,39 +1,40 @@
-"""The tiers that this launcher owns on its node: memory, and a disk."""
+"""The tiers that this launcher owns on its node."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast.launcher.config import LauncherConfig
+from holdfast.launcher.drain.last_checkpoint_plan import Speed, TierEstimate
+from holdfast.launcher.membership.document import Member
 
 if TYPE_CHECKING:
-    from holdfast.launcher.tiers.local_disk_tier import LocalHost
-    from holdfast.launcher.tiers.memory_tier import MemoryHost
+    from holdfast.launcher.tiers.tier_host import TierHost
 
 
 class NodeTiers:
-    """The hosts of both tiers; most launchers have none, and load neither module."""
+    """The hosts of all tiers; most launchers have none, and import no module of a tier."""
 
     def __init__(self, config: LauncherConfig) -> None:
-        self.memory: MemoryHost | None = None
-        self.disk: LocalHost | None = None
+        self._hosts: list[TierHost] = []
         if config.memory is not None:
             from holdfast.launcher.tiers.memory_tier import MemoryHost
 
-            self.memory = MemoryHost(config.memory, identity=config.identity, host=config.host)
+            self._hosts.append(MemoryHost(config.memory, identity=config.identity, host=config.host))
         if config.local is not None:
             from holdfast.launcher.tiers.local_disk_tier import LocalHost
 
-            self.disk = LocalHost(config.local, identity=config.identity, host=config.host)
-        self._hosts = [host for host in (self.memory, self.disk) if host is not None]
+            self._hosts.append(LocalHost(config.local, identity=config.identity, host=config.host))
 
-    def describe_memory(self) -> dict[str, Any] | None:
-        """Return what a rank must know of the memory tier, if there is one."""
-        return None if self.memory is None else self.memory.describe()
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Return what a rank must know of each tier, by name."""
+        return {host.name: said for host in self._hosts if (said := host.describe()) is not None}
 
-    def describe_disk(self) -> dict[str, Any] | None:
-        """Return what a rank must know of the disk, if there is one."""
-        return None if self.disk is None else self.disk.describe()
+    def estimates(self, speeds: Mapping[str, Speed], members: Iterable[Member]) -> list[TierEstimate]:
+        """Return where a last checkpoint of this world could lie, in the order in which tiers are filled."""
+        members = list(members)
+        return [one for host in self._hosts for one in host.estimates(speeds, members)]
 
     def start(self) -> None:
         """Take and serve the folders."""

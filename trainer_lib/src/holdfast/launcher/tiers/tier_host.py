@@ -6,7 +6,7 @@ import fcntl
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -28,7 +28,7 @@ class TierHost(ABC):
     """One launcher's side of a tier. What an earlier launcher left in the folder is still good."""
 
     name: ClassVar[str]
-    """As in `core.tier_names`, `checkpoint.<name>` and `--<name>-tier`."""
+    """As in `checkpoint.<name>` and `--<name>-tier`."""
     place: ClassVar[str]
     """On what a user is to give a folder."""
 
@@ -72,10 +72,12 @@ class TierHost(ABC):
             os.close(self._lock)
 
     def describe(self) -> dict[str, Any] | None:
-        """What a rank must know, for its welcome; None before the folder is served."""
-        server, me, options = self._server, self._identity, self._options
+        """Return what a rank must know, for its welcome; None before this launcher is admitted."""
+        server = self._server
         if server is None or server.key is None:
             return None
+        me, options = self._identity, self._options
+        address = Neighbour(node=me.node, pod=me.pod_uid, host=self._host or "127.0.0.1", port=server.port)
         return TierSettings(
             folder=self._folder,
             limit=options.limit,
@@ -83,12 +85,12 @@ class TierHost(ABC):
             peer_interval=options.peer_interval,
             per_second=options.per_second,
             in_flight=options.in_flight,
-            me=Neighbour(node=me.node, pod=me.pod_uid, host=self._host or "127.0.0.1", port=server.port),
+            me=address,
             key=server.key,
         ).to_json()
 
-    def estimates(self, speeds: Mapping[str, Speed], members: Iterable[Member]) -> list[TierEstimate]:
-        """Where a last checkpoint of this world could lie: nowhere on a tier whose folder goes with its node."""
+    def estimates(self, speeds: Mapping[str, Speed], members: Sequence[Member]) -> list[TierEstimate]:
+        """Return where a last checkpoint of this world could lie; nowhere on a disk that is lost with its node."""
         return []
 
     @abstractmethod

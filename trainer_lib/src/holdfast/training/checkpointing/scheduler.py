@@ -20,7 +20,7 @@ from holdfast.checkpoint.saving.background import Saving
 from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.tiers.tier import Tier
 from holdfast.core.errors import CheckpointError, NoRoomError, PeerLostError
-from holdfast.core.tier_names import PEER_TIER, SHARED_TIER
+from holdfast.core.protocol import PEER_TIER, SHARED_TIER
 from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.launcher_client.connection import LauncherConnection, Requests
 from holdfast.training.options.config import Interval

@@ -26,9 +26,10 @@ from holdfast.checkpoint.format.file_names import CheckpointName, is_shard, pars
 from holdfast.checkpoint.format.manifest import Manifest, decode_as, encode
 from holdfast.checkpoint.format.records import FileRecord, whole_number
 from holdfast.checkpoint.stores.base import NodeStore, OpenSource
-from holdfast.checkpoint.stores.memory.peer_protocol import GREETING_SECONDS, MAX_GREETING, MAX_MESSAGE, Wire, mac
+from holdfast.checkpoint.stores.memory.peer_protocol import GREETING_SECONDS, MAX_GREETING, MAX_MESSAGE, Wire
 from holdfast.checkpoint.stores.memory.slot import FileRange
 from holdfast.checkpoint.stores.memory.slot_writer import PADDING
+from holdfast.core.connections import derived_key, is_proof, proof
 from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
 from holdfast.core.json_fields import JsonFields
 from holdfast.core.protocol import MEMORY_TIER

@@ -107,17 +107,17 @@ class SlotSet:
         """Why so much more does not fit; nothing if it does."""
         volume = os.statvfs(self._folder)
         if more > volume.f_bavail * volume.f_frsize:
-            return f"{mib(volume.f_bavail * volume.f_frsize)} are free on {self._folder}"
+            return f"{format_size(volume.f_bavail * volume.f_frsize)} are free on {self._folder}"
         used = sum(path.stat().st_size for path in self._folder.glob("*.slot-*"))
         if self._limit is not None and used + more > self._limit:
-            return f"{mib(used)} of {mib(self._limit)} are in use"
+            return f"{format_size(used)} of {format_size(self._limit)} are in use"
         return ""
 
     def _too_small(self, need: int, why: str) -> NoRoomError:
         count = _NUMBERS.get(self.count, str(self.count))
         return NoRoomError(
-            f"the memory tier is too small: {self._owner} needs {count} slots of {mib(padded(need))}, "
-            f"{mib(self.count * padded(need))} in all, and {why}: raise checkpoint.memory.sizeLimit (or "
+            f"the memory tier is too small: {self._owner} needs {count} slots of {format_size(padded(need))}, "
+            f"{format_size(self.count * padded(need))} in all, and {why}: raise checkpoint.memory.sizeLimit (or "
             "--memory-tier PATH:SIZE, or the volume) to two slots for each rank of a worker, two more with copies "
             "for a peer, and one more where only some commits are copied"
         )
@@ -155,7 +155,3 @@ def _locked(path: Path) -> int:
                     f"another process writes the slots of {path.stem}: end it, or give this one another folder"
                 ) from None
             time.sleep(0.01)
-
-
-def mib(nbytes: int) -> str:
-    return f"{-(-nbytes // (1 << 20))} MiB"

@@ -1,0 +1,163 @@
+"""Uploads to a bucket: resumed, bounded, and published by one writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from threading import Barrier, Lock
+from typing import Any
+
+import pytest
+from s3_commits import Made, is_whole, upload
+
+from holdfast.checkpoint.format.manifest import digest
+from holdfast.checkpoint.stores.objects import s3_checksum
+from holdfast.checkpoint.stores.objects.s3 import S3Bucket
+from holdfast.checkpoint.stores.objects.s3_client import S3Settings
+from holdfast.checkpoint.stores.objects.store import GIVEN_UP, SHA256SUMS, ObjectStore
+from holdfast.core.errors import CheckpointError, UnavailableError
+from holdfast_testbed.fakes.s3 import S3Server
+from holdfast_testbed.fakes.s3_faults import Proxy, Reset
+
+
+@pytest.mark.integration
+def test_an_interrupted_upload_goes_on_from_its_parts(
+    made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
+) -> None:
+    proxy.plan = lambda request: Reset() if "partNumber=2" in request.target else None
+    with pytest.raises(UnavailableError):
+        upload(made, through(attempts=1))
+    proxy.heal()
+    before = len(proxy.seen)
+
+    upload(made, through())
+
+    again = [request for request in proxy.seen[before:] if request.is_part]
+    assert ["partNumber=2" in request.target for request in again] == [True]
+    assert is_whole(s3_store, made)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("asked", [1, 3])
+def test_no_more_parts_are_on_their_way_at_once_than_are_asked_for(
+    s3_settings: S3Settings, monkeypatch: pytest.MonkeyPatch, asked: int
+) -> None:
+    call, now, most, lock = S3Bucket.call, [0], [0], Lock()
+    all_there = Barrier(asked)
+
+    def counted(bucket: S3Bucket, operation: str, key: str, **arguments: Any) -> Any:
+        if operation != "upload_part":
+            return call(bucket, operation, key, **arguments)
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        all_there.wait(timeout=240)
+        with lock:
+            now[0] -= 1
+        return call(bucket, operation, key, **arguments)
+
+    monkeypatch.setattr(S3Bucket, "call", counted)
+    bucket = S3Bucket(replace(s3_settings, in_flight=asked))
+    block = memoryview(bytes(bucket.part_bytes))
+    bucket.upload("large", [block] * 6)
+    assert most == [asked]
+    assert ObjectStore(bucket).readers == asked, "a restore asks for as many"
+
+
+def test_without_awscrt_the_server_compares_sha256(
+    made: Made, s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_checksum, "_crc64nvme", lambda: None)
+    incoming = s3_store.receive(made.name, digest(made.manifest))
+    incoming.write("rank-0.safetensors", [made.bytes["rank-0.safetensors"]])
+
+    upload(made, s3_store)
+
+    assert is_whole(s3_store, made)
+
+
+@pytest.mark.integration
+def test_of_two_writers_of_one_commit_one_wins_and_the_other_is_told(made: Made, s3_store: ObjectStore) -> None:
+    upload(made, s3_store)
+    upload(made, s3_store)
+
+    another = replace(made.manifest, run_id="another")
+    with pytest.raises(CheckpointError, match="another manifest"):
+        s3_store.receive(made.name, digest(made.manifest)).publish(another)
+    with pytest.raises(CheckpointError, match=f"{made.name}/ is another {made.name}, which somebody else writes"):
+        s3_store.receive(made.name, digest(another))
+
+    assert is_whole(s3_store, made)
+
+
+@pytest.mark.integration
+def test_of_two_that_begin_to_write_other_commits_under_one_name_the_second_changes_nothing(
+    made: Made, s3_store: ObjectStore
+) -> None:
+    first = s3_store.receive(made.name, digest(made.manifest))
+    first.write("rank-0.json", [made.bytes["rank-0.json"]])
+
+    with pytest.raises(CheckpointError, match="give each job a prefix of its own, or delete that folder"):
+        s3_store.receive(made.name, "another")
+
+    first.write("rank-0.safetensors", [made.bytes["rank-0.safetensors"]])
+    first.publish(made.manifest)
+    assert is_whole(s3_store, made)
+    s3_store.delete(made.name)
+    s3_store.receive(made.name, "another").discard()
+
+
+@pytest.mark.integration
+def test_of_two_that_write_the_same_one_may_give_up_and_the_other_does_not_publish_what_went_with_it(
+    made: Made, s3_store: ObjectStore
+) -> None:
+    stays, goes = (s3_store.receive(made.name, digest(made.manifest)) for _ in range(2))
+    for file, data in made.bytes.items():
+        stays.write(file, [data])
+
+    goes.discard()
+
+    with pytest.raises(CheckpointError, match="given up by another writer: try again"):
+        stays.publish(made.manifest)
+    assert s3_store.commits() == ()
+    upload(made, s3_store)
+    assert is_whole(s3_store, made)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("published", [True, False], ids=["published before", "published by this writer"])
+def test_a_writer_that_finds_the_commit_given_up_takes_away_its_own_manifest_and_no_other(
+    published: bool, made: Made, s3_settings: S3Settings, s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process that sweeps marks the folder before it looks whether there is a manifest."""
+    if published:
+        upload(made, s3_store)
+    create, mark = S3Bucket.create, f"{s3_settings.prefix}/{made.name}/{GIVEN_UP}"
+
+    def marked_meanwhile(bucket: S3Bucket, key: str, data: bytes) -> bool:
+        if key.endswith("MANIFEST.json"):
+            bucket.put(mark, b"")
+        return create(bucket, key, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(S3Bucket, "create", marked_meanwhile)
+        with pytest.raises(CheckpointError, match="given up by another writer: try again"):
+            upload(made, s3_store)
+    assert s3_store.commits() == ((made.name,) if published else ())
+
+    S3Bucket(s3_settings).delete([mark])
+    upload(made, s3_store)
+    assert is_whole(s3_store, made)
+
+
+@pytest.mark.integration
+def test_the_sha256_of_each_file_lies_beside_it(
+    made: Made, s3: S3Server, s3_settings: S3Settings, s3_store: ObjectStore
+) -> None:
+    from hashlib import sha256
+
+    upload(made, s3_store)
+
+    folder = s3.folder / s3_settings.bucket / s3_settings.prefix / str(made.name)
+    sums = dict(reversed(line.split()) for line in (folder / SHA256SUMS).read_text().splitlines())
+    assert sums == {file: sha256(data).hexdigest() for file, data in made.bytes.items()}

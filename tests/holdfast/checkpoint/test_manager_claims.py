@@ -1,0 +1,220 @@
+"""One attempt has one claim, and foreign claims stop it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from manager_runs import JOB, Run
+from nothing_managed import snapshot
+
+from holdfast.checkpoint.attempt_info import Attempt, attempt_by_hand
+from holdfast.checkpoint.folder import claims as claims_module
+from holdfast.checkpoint.folder.claims import list_claims, write_claim
+from holdfast.checkpoint.io.durable_files import RIGHT
+from holdfast.checkpoint.manager import CheckpointManager
+from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.core.attempt import AttemptId, Claim
+from holdfast.core.errors import ClaimError
+
+
+def test_attempts_that_fail_before_they_commit_leave_one_claim_and_cut_off_as_much(tmp_path: Path) -> None:
+    zombie = Run(tmp_path, 1, 1).commits(10)
+    for attempt in range(2, 6):
+        Run(tmp_path, 1, attempt)
+    assert [claim.pair.attempt for claim in list_claims(tmp_path)] == [1, 5]
+    zombie.commits(20)
+    assert Run(tmp_path, 2, 1).found.step == 10
+
+
+def test_a_claim_that_is_removed_while_claims_are_listed_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Run(tmp_path, 1, 1).commits(10)
+    Run(tmp_path, 1, 2)
+    read, successors = claims_module._read, [3]
+
+    def meanwhile(path: Path, pair: AttemptId) -> Claim:
+        if pair == AttemptId(1, 2) and successors:
+            Run(tmp_path, 1, successors.pop())
+        return read(path, pair)
+
+    monkeypatch.setattr(claims_module, "_read", meanwhile)
+    assert [claim.pair.attempt for claim in list_claims(tmp_path)] == [1, 3]
+
+
+def test_two_processes_cannot_claim_one_attempt(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1)
+    with pytest.raises(ClaimError, match=r"another process has claimed attempt 1\.1"):
+        Run(tmp_path, 1, 1)
+
+
+def test_a_claim_that_was_written_and_not_synced_is_ours_at_the_next_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = Run(tmp_path, 1, 1).claim
+    later = replace(claim, pair=AttemptId(2, 1), publication="p2")
+
+    def fails(folder: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(claims_module, "sync_folder", fails)
+        with pytest.raises(ClaimError, match="cannot write"):
+            write_claim(tmp_path, later)
+    write_claim(tmp_path, later, again=True)
+    assert list_claims(tmp_path) == (claim, later)
+    with pytest.raises(ClaimError, match=r"another process has claimed attempt 2\.1"):
+        write_claim(tmp_path, replace(later, publication="p3"), again=True)
+
+
+def test_a_claim_that_was_made_and_not_answered_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a network's file system does it: the request is sent again, and the second one finds the name taken."""
+    link = os.link
+
+    def twice(*names: Path) -> None:
+        link(*names)
+        link(*names)
+
+    monkeypatch.setattr(os, "link", twice)
+    claim = Run(tmp_path, 1, 1).claim
+    assert list_claims(tmp_path) == (claim,)
+
+
+@pytest.fixture(params=[errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP])
+def no_links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file share without hard links."""
+
+    def refuses(source: Path, target: Path) -> None:
+        raise OSError(request.param, os.strerror(request.param), str(target))
+
+    monkeypatch.setattr(os, "link", refuses)
+
+
+@pytest.mark.usefixtures("no_links")
+def test_without_hard_links_one_attempt_has_one_claim(tmp_path: Path) -> None:
+    first = Run(tmp_path, 1, 1).commits(10)
+    with pytest.raises(ClaimError, match=r"another process has claimed attempt 1\.1"):
+        write_claim(tmp_path, replace(first.claim, publication="p2"))
+    assert list_claims(tmp_path) == (first.claim,)
+    assert Run(tmp_path, 1, 2).found.step == 10
+    assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == ["1.1.json", "1.2.json"]
+
+
+@pytest.mark.usefixtures("no_links")
+def test_without_hard_links_a_claimant_that_was_killed_leaves_no_claim_and_the_next_attempt_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Run(tmp_path, 1, 1).commits(10)
+    (tmp_path / "claims" / f"1.2.json{RIGHT}").touch()
+    with pytest.raises(ClaimError, match=r"another process has claimed attempt 1\.2"):
+        Run(tmp_path, 1, 2)
+    assert Run(tmp_path, 1, 3).found.step == 10
+    assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == ["1.1.json", "1.3.json"]
+
+
+@pytest.mark.usefixtures("no_links")
+def test_without_hard_links_a_claimant_by_hand_that_was_killed_keeps_no_later_one_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No operator or launcher counts attempts there: the folder alone says which name is free."""
+    attempt = attempt_by_hand(tmp_path, Alone())
+    claim = Claim(pair=attempt.pair, job_uid=attempt.job_uid, publication=attempt.publication, from_step=0)
+    claimant = os.fork()
+    if claimant == 0:
+        monkeypatch.setattr(Path, "rename", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        write_claim(tmp_path, claim)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(claimant, 0)[1]) == -signal.SIGKILL
+    assert list_claims(tmp_path) == ()
+    second = attempt_by_hand(tmp_path, Alone())
+    run = Run(tmp_path, second.pair.generation, second.pair.attempt, job=second.job_uid)
+    assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == [f"{run.pair}.json"]
+
+
+@pytest.mark.usefixtures("no_links")
+def test_without_hard_links_a_name_that_another_host_took_at_the_same_moment_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def overtaken(source: Path, target: Path) -> Path:
+        moved = rename(source, target)
+        if target.name == "1.1.json":
+            target.write_bytes(b"another host's")
+        return moved
+
+    monkeypatch.setattr(Path, "rename", overtaken)
+    with pytest.raises(ClaimError, match=r"another process has claimed attempt 1\.1"):
+        write_claim(tmp_path, Claim(pair=AttemptId(1, 1), job_uid=JOB, publication="p1", from_step=0))
+
+
+@pytest.mark.parametrize(("number", "saves"), [(errno.EINVAL, True), (errno.ENOSYS, True), (errno.EIO, False)])
+def test_a_volume_that_knows_no_fsync_of_folders_saves_and_one_on_which_it_fails_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, saves: bool
+) -> None:
+    run, fsync = Run(tmp_path, 1, 1), os.fsync
+
+    def refuses(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", refuses)
+    assert run.engine.save(snapshot(10, run.pair)).committed is saves
+    monkeypatch.undo()
+    assert Run(tmp_path, 1, 2).found.step == (10 if saves else 0)
+
+
+def test_another_jobs_claim_stops_the_attempt_before_it_writes(tmp_path: Path) -> None:
+    Run(tmp_path, 3, 1, job="other").commits(10)
+    before = sorted(path.name for path in (tmp_path / "claims").iterdir())
+    with pytest.raises(ClaimError, match=r"3\.1 of job other.*give each job a folder of its own"):
+        Run(tmp_path, 1, 1)
+    assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == before
+
+
+def test_a_job_applied_again_on_an_old_folder_resumes_it_once_the_operator_knows_its_claims(tmp_path: Path) -> None:
+    old = Run(tmp_path, 3, 1, job="other").commits(10)
+    again = Run(tmp_path, 4, 1, known=(old.claim,))
+    assert (again.found.step, again.found.pair) == (10, AttemptId(3, 1))
+
+
+def test_resume_never_starts_at_0_and_later_attempts_of_the_job_resume_its_own(tmp_path: Path) -> None:
+    old = Run(tmp_path, 3, 1, job="other").commits(10)
+    known = (old.claim,)
+    first = Run(tmp_path, 4, 1, known=known, resume=Resume.NEVER)
+    assert (first.found.step, first.claim.from_pair) == (0, None)
+    first.commits(5)
+    assert Run(tmp_path, 4, 2, known=known, resume=Resume.NEVER).found.pair == AttemptId(4, 1)
+
+
+@pytest.mark.parametrize("pair", [AttemptId(2, 1), AttemptId(1, 1)], ids=["above ours", "under our name"])
+def test_a_claim_that_appears_while_ours_is_written_stops_the_attempt(tmp_path: Path, pair: AttemptId) -> None:
+    """The look after the claim: whoever writes second sees the first."""
+    attempt = Attempt(pair=AttemptId(1, 1), job_uid=JOB, publication="p1", run_id="run")
+    reported: list[Claim] = []
+    engine = CheckpointManager(tmp_path, keep_last=3, resume=Resume.ALWAYS, on_foreign=reported.extend)
+    engine.enter(attempt, Alone())
+    found = engine.restore()
+    other = Claim(pair=pair, job_uid="other", publication="x", from_step=0)
+    write_claim(tmp_path, other)
+    with pytest.raises(ClaimError, match="another job or operator uses the folder"):
+        engine.claim(step=found.step, pair=found.pair)
+    assert reported == [other]
+
+
+def test_a_claim_that_cannot_be_read_is_not_overlooked(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1).commits(10)
+    path = tmp_path / "claims" / "1.1.json"
+    for text in ("", '{"version": 2}', json.dumps(replace(list_claims(tmp_path)[0], pair=AttemptId(9, 9)).to_json())):
+        path.write_text(text)
+        with pytest.raises(ClaimError, match="put the file back as it was"):
+            Run(tmp_path, 1, 2)

@@ -1,0 +1,193 @@
+"""Corrupt checkpoints and copies out of reach: training does not begin again over them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from manager_runs import JOB, Run, commits
+
+from holdfast.checkpoint.attempt_info import Attempt
+from holdfast.checkpoint.folder.claims import list_claims, write_claim
+from holdfast.checkpoint.manager import CheckpointManager
+from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.stores import fallback
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.cli.checkpoints.main import main
+from holdfast.core.attempt import AttemptId, Claim
+from holdfast.core.errors import NoneWholeError, UnavailableError
+
+
+def damage(root: Path) -> None:
+    for shard in root.glob("step-*/rank-0.json"):
+        shard.write_bytes(b"?" * shard.stat().st_size)
+
+
+def entered(root: Path, copies: str = "", keep_last: int = 3) -> CheckpointManager:
+    engine = CheckpointManager(
+        root, keep_last=keep_last, resume=Resume.ALWAYS, on_foreign=lambda claims: None, copies=copies
+    )
+    engine.enter(Attempt(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
+    return engine
+
+
+def test_where_all_is_damaged_training_does_not_begin_anew_over_it(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1).commits(10, 20)
+    damage(tmp_path)
+    before, claimed = commits(tmp_path), list_claims(tmp_path)
+
+    for _ in range(2):  # a start again is no consent
+        with pytest.raises(NoneWholeError, match=r"step-20\.g1\.a1 .*step-10\.g1\.a1 .*verify.* --quarantine"):
+            entered(tmp_path).restore()
+
+    assert commits(tmp_path) == before
+    assert not (tmp_path / "quarantine").exists()
+    assert list_claims(tmp_path) == claimed
+
+
+def test_it_begins_anew_once_somebody_has_moved_the_damage_aside(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1).commits(10, 20)
+    damage(tmp_path)
+
+    assert main(["verify", str(tmp_path), "--quarantine"]) == 1
+
+    assert entered(tmp_path).restore().loaded is None
+    assert len(list((tmp_path / "quarantine").glob("step-*/MANIFEST.json"))) == 2
+
+
+def test_another_jobs_damage_does_not_stop_one_that_is_not_to_resume_it(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1).commits(10)
+    damage(tmp_path)
+    fresh = Run(tmp_path, 2, 1, job="job-2", resume=Resume.NEVER, known=tuple(list_claims(tmp_path)))
+    assert fresh.found.step == 0
+
+
+def test_a_job_whose_first_commit_is_damaged_begins_anew_and_keeps_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Run(tmp_path, 1, 1).commits(10)
+    damage(tmp_path)
+    found = entered(tmp_path).restore()
+    assert "training starts from the beginning" in caplog.text
+    assert (found.loaded, found.stuck) == (None, ())
+    assert [bad.path for bad in found.lost] == ["step-10.g1.a1"]
+    assert list((tmp_path / "quarantine").glob("*/rank-0.safetensors"))
+
+
+def test_one_damaged_commit_may_be_the_last_of_many_where_one_is_kept(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1).commits(10)
+    damage(tmp_path)
+    with pytest.raises(NoneWholeError):
+        entered(tmp_path, keep_last=1).restore()
+    assert not (tmp_path / "quarantine").exists()
+
+
+def test_an_error_of_the_volume_that_lasts_a_while_costs_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A soft mount whose server is away: no file can be read, and no folder be renamed."""
+    Run(tmp_path, 1, 1).commits(10, 20)
+
+    def away(*_: Any) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", away)
+    monkeypatch.setattr(Path, "rename", away)
+    with pytest.raises(NoneWholeError):
+        entered(tmp_path).restore()
+    monkeypatch.undo()
+    assert entered(tmp_path).restore().step == 20
+
+
+@pytest.fixture
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A store of copies that has steps 10 and 20; as often as this says it cannot be asked."""
+    Run(tmp_path / "shared", 1, 1).commits(10, 20)
+    shutil.copytree(tmp_path / "shared", tmp_path / "copies")
+    times = [0]
+
+    def opened(url: str, **_: object) -> FolderStore:
+        times[0] -= 1
+        if times[0] >= 0:
+            raise UnavailableError("no network", cause="Network")
+        return FolderStore(tmp_path / "copies")
+
+    monkeypatch.setattr(fallback, "open_store", opened)
+    return times
+
+
+def test_copies_that_were_away_for_a_moment_are_asked_before_anything_is_given_up(
+    tmp_path: Path, away: list[int]
+) -> None:
+    damage(tmp_path / "shared")
+    away[0] = 2
+    assert entered(tmp_path / "shared", "s3://copies/job").restore().step == 20
+
+
+@pytest.mark.parametrize("what", ["damaged", "fenced"])
+def test_copies_that_stay_away_stop_a_job_that_has_nothing_else(tmp_path: Path, away: list[int], what: str) -> None:
+    if what == "damaged":
+        damage(tmp_path / "shared")
+    else:  # what stands on the volume is a zombie's, and what went on was lost with it
+        for folder in (tmp_path / "shared").glob("step-*"):
+            shutil.rmtree(folder)
+        commit = tmp_path / "copies" / "step-20.g1.a1"
+        shutil.copytree(commit, tmp_path / "shared" / commit.name)
+        fence = Claim(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", from_step=10, from_pair=AttemptId(1, 1))
+        write_claim(tmp_path / "shared", fence)
+    before = commits(tmp_path / "shared")
+    away[0] = 1000
+    with pytest.raises(UnavailableError, match="no network") as refused:
+        entered(tmp_path / "shared", "s3://copies/job").restore()
+    assert refused.value.cause == "Network"
+    assert commits(tmp_path / "shared") == before
+
+
+def test_copies_that_stay_away_may_hold_what_is_corrupt_here(tmp_path: Path, away: list[int]) -> None:
+    """To continue from 10 would fence the good copy of 20, and retention would delete it. Nothing is moved either."""
+    newest = tmp_path / "shared" / "step-20.g1.a1" / "rank-0.json"
+    newest.write_bytes(b"?")
+    before = commits(tmp_path / "shared")
+    for _ in range(2):
+        away[0] = 1000
+        with pytest.raises(UnavailableError, match="no network"):
+            entered(tmp_path / "shared", "s3://copies/job").restore()
+        assert commits(tmp_path / "shared") == before
+    away[0] = 0
+    assert entered(tmp_path / "shared", "s3://copies/job").restore().step == 20
+
+
+def test_copies_that_stay_away_stop_nobody_whose_newest_commit_is_good(tmp_path: Path, away: list[int]) -> None:
+    away[0] = 1000
+    assert entered(tmp_path / "shared", "s3://copies/job").restore().step == 20
+
+
+def test_copies_that_stay_away_may_hold_what_a_volume_had_that_was_rolled_back(
+    tmp_path: Path, away: list[int]
+) -> None:
+    shutil.rmtree(tmp_path / "shared" / "step-20.g1.a1")
+    away[0] = 1000
+    engine = entered(tmp_path / "shared", "s3://copies/job")
+    engine.enter(replace(engine._fence.attempt, durable=20), Alone())
+    with pytest.raises(UnavailableError, match="no network"):
+        engine.restore()
+    engine.enter(replace(engine._fence.attempt, durable=10), Alone())
+    assert engine.restore().step == 10, "nothing newer was there"
+
+
+def test_copies_that_stay_away_may_hold_what_the_last_attempt_continued(tmp_path: Path, away: list[int]) -> None:
+    """It was read from there, and the volume has only older ones."""
+    write_claim(
+        tmp_path / "shared",
+        Claim(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", from_step=20, from_pair=AttemptId(1, 1)),
+    )
+    shutil.rmtree(tmp_path / "shared" / "step-20.g1.a1")
+    away[0] = 1000
+    with pytest.raises(UnavailableError, match="no network"):
+        entered(tmp_path / "shared", "s3://copies/job").restore()
