@@ -61,7 +61,7 @@ def rival_of(body: Json) -> WaitingGang | None:
         return None
     state = decode(status)
     listed = objects(state.get("workers"))
-    gated = [worker for worker in listed if worker.get("phase") == Phase.WANTED and worker.get("gated")]
+    gated = [worker for worker in listed if worker.get("gated") and worker.get("phase", Phase.WANTED) == Phase.WANTED]
     waiting = sum(1 for worker in gated if not worker.get("node")) if listed else workers["replicas"]
     created = parse_time(body["metadata"].get("creationTimestamp"))
     pod_spec = part(part(workers, "template"), "spec")
