@@ -13,7 +13,9 @@ TWO_STREAMS := -n 2 --dist loadfile --no-loadscope-reorder
 NODES ?= 3
 CLUSTER ?= default
 CRD := crds/holdfast.dev_faulttolerantjobs.yaml
-CHART_CRDS := charts/holdfast/crds
+# Not in the chart's crds/, which Helm would never upgrade: templates/crd.yaml reads it.
+CHART_CRDS := charts/holdfast/files
+CHART_README := charts/holdfast/README.md
 DASHBOARDS := charts/holdfast/dashboards
 CRD_REFERENCE := docs/reference/faulttolerantjob.md
 REASONS := docs/reference/reasons.md
@@ -99,6 +101,7 @@ generate: setup-venv ## make the files that are derived from others
 	@$(PY) tools/crd_reference.py $(CRD_REFERENCE)
 	@python3 tools/reasons.py $(REASONS)
 	@PYTHONPATH=trainer_lib/src python3 tools/settings.py $(SETTINGS)
+	@$(PY) tools/chart_values.py $(CHART_README)
 
 verify: $(PY) ## fail if a derived file differs from what `make generate` makes
 	@made=$$(mktemp) && trap 'rm -f "$$made"' EXIT && python3 tools/pod_fields.py "$$made" && \
@@ -113,6 +116,8 @@ verify: $(PY) ## fail if a derived file differs from what `make generate` makes
 	@made=$$(mktemp) && trap 'rm -f "$$made"' EXIT && cp $(SETTINGS) "$$made" && \
 	  PYTHONPATH=trainer_lib/src python3 tools/settings.py "$$made" && \
 	  diff -u "$$made" $(SETTINGS) || { echo "the tables of settings are stale: run 'make generate'" >&2; exit 1; }
+	@made=$$(mktemp) && trap 'rm -f "$$made"' EXIT && cp $(CHART_README) "$$made" && $(PY) tools/chart_values.py "$$made" && \
+	  diff -u "$$made" $(CHART_README) || { echo "the chart's table of values is stale: run 'make generate'" >&2; exit 1; }
 
 $(PY):
 	@$(BOOTSTRAP) --only venv

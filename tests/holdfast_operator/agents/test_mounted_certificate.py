@@ -7,12 +7,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from agents_api import MemorySecrets
 from handshake import shakes_hands
 
+from holdfast_operator import main
 from holdfast_operator.agents.certificate_authority import Periods, issue, new_authority
 from holdfast_operator.agents.mounted_certificate import OVERLAP, MountedCertificate
 from holdfast_operator.agents.tls import KeyPair, TlsKeeper
+from holdfast_operator.api.job import Job
 from holdfast_operator.errors import RotationError
+from holdfast_operator.manifests.children import config_map
+from holdfast_operator.settings import from_environment
 
 HOST = "holdfast.holdfast-system.svc"
 START = datetime.now(UTC)
@@ -88,6 +93,24 @@ def test_pods_that_trust_its_ca_reach_the_operator(secret: Secret, clock: Clock)
     assert shakes_hands(tls, tls.credentials.bundle, HOST) == "ok"
     assert "mismatch" in shakes_hands(tls, tls.credentials.bundle, "evil.example")
     assert "verify failed" in shakes_hands(tls, authority().certificate.decode(), HOST)
+
+
+def test_its_ca_is_in_the_config_map_of_each_job(secret: Secret) -> None:
+    ca = authority()
+    secret.write(certificate(ca), ca.certificate)
+    settings = from_environment(
+        {
+            "HOLDFAST_NAMESPACE": "holdfast-system",
+            "HOLDFAST_SERVICE": "holdfast",
+            "HOLDFAST_SIDECAR_IMAGE": "s",
+            "HOLDFAST_TLS_FOLDER": str(secret.folder),
+        }
+    )
+    tls = TlsKeeper(main._certificates(settings, MemorySecrets()))
+    tls.refresh()
+    job = Job(name="gpt", namespace="ml", uid="u", generation=1, resource_version="1", created=START)
+    made = config_map(job, main._platform(settings, tls))
+    assert shakes_hands(tls, made["data"]["ca.crt"], HOST) == "ok"
 
 
 def test_a_renewed_certificate_of_the_same_ca_is_served_at_once(secret: Secret, clock: Clock) -> None:
