@@ -266,6 +266,11 @@ def process_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def helper_environment() -> dict[str, str]:
+    """Return the environment of a child that needs no thread pool and no GPU."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
 def place() -> tuple[int, int]:
     """Rank and size of the world, which change in a process that goes from one to the next."""
     return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)

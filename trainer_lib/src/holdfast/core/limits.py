@@ -1,4 +1,4 @@
-"""Bounds on what one side may send the other, and on what a user may set."""
+"""Bounds on what one side may send the other, on what a user may set, and on waits between tries."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ MOST_IN_FLIGHT: Final = 64
 MAX_LINE_BYTES: Final = 1 << 20
 # A text of a script (an exception's message, a line of a traceback) in characters: a message with many fits a line.
 MAX_TEXT: Final = 2000
+
+
+def backoff(tries: int, *, first: float, longest: float) -> float:
+    """Return the seconds to wait after `tries` earlier waits: each is twice the one before, up to a bound."""
+    return min(longest, first * 2.0 ** min(tries, 30))

@@ -118,7 +118,8 @@ def volume(text: str) -> Volume:
 def format_size(nbytes: float) -> str:
     """Return a number of bytes in the largest unit that fits, such as `1.5 GiB`."""
     unit, factor = next((item for item in reversed(_UNITS.items()) if nbytes >= item[1]), ("", 1))
-    return f"{nbytes / factor:.{0 if factor == 1 else 1}f}".removesuffix(".0") + f" {unit}B"
+    digits = 1 if factor > 1 and nbytes / factor < 100 else 0
+    return f"{nbytes / factor:.{digits}f}".removesuffix(".0") + f" {unit}B"
 
 
 def whole(least: int = 0, most: int | None = None) -> Callable[[str], int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
 import logging
 import os
 import secrets
@@ -12,11 +10,9 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.core.connections import own_address
 from holdfast.core.environment import Environment, variable, variables
 from holdfast.core.errors import UsageError
 from holdfast.core.log_format import LogContext, configure
@@ -30,9 +26,9 @@ from holdfast.launcher.network.control_channel import CONTROL_PORT
 from holdfast.launcher.network.tcp_store import STORE_PORT
 from holdfast.launcher.options import RunOptions
 from holdfast.launcher.ranks.supervisor import Command, resolve_command
-from holdfast.launcher.rendezvous import connection as rendezvous
-from holdfast.launcher.rendezvous import endpoint, folder_lock
-from holdfast.launcher.rendezvous.roster import Joined, Record, Roster, RunRequest
+from holdfast.launcher.rendezvous import folder_lock
+from holdfast.launcher.rendezvous.roster import RunRequest
+from holdfast.launcher.standalone import Standalone, find_address
 from holdfast.launcher.status.status_document import Identity
 from holdfast.launcher.tiers.options import TierOptions
 
@@ -40,10 +36,7 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.tiers.uploader import UploadSettings
 
 _log = logging.getLogger("holdfast.launcher")
-_LOOPBACK_SECRET = b"this host only"
 _MEMORY_DIR = "/dev/shm"  # noqa: S108  (the folder made there is this launcher's own)
-_JOIN_SECONDS = 600.0
-_LOST_ENDPOINT_SECONDS = 3.0
 
 
 async def launch(options: RunOptions, environment: Environment) -> int:
@@ -134,7 +127,7 @@ async def _alone(options: RunOptions, environment: Environment, context: LogCont
     run_dir = environment.run_dir or _temporary_dir()
     let_go: Callable[[], None] | None = None
     try:
-        place = await _find_place(options, environment)
+        place = await find_address(options, environment)
         name = f"{socket.gethostname()}-{os.getpid()}"
         if environment.checkpoint_dir is not None and place.elsewhere is None:
             let_go = await folder_lock.hold(environment.checkpoint_dir, f"the run of {name}")
@@ -156,7 +149,7 @@ async def _alone(options: RunOptions, environment: Environment, context: LogCont
         )
         run_id = options.run_name or f"run-{secrets.token_hex(4)}"
         terms = RunRequest(run_id=run_id, options=options, environment=environment)
-        return await _Standalone(config, context, place, terms).run()
+        return await Standalone(config, context, place, terms).run()
     finally:
         if let_go is not None:
             let_go()
@@ -201,129 +194,3 @@ def _temporary_dir() -> Path:
     named = tempfile.gettempdir() != "/tmp"  # noqa: S108  (compared, not used)
     memory = not named and os.access(_MEMORY_DIR, os.W_OK | os.X_OK)
     return Path(tempfile.mkdtemp(prefix="holdfast-", dir=_MEMORY_DIR if memory else None))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _LauncherAddress:
-    """Where this launcher stands: its address, the endpoint if there is one, and whether it owns it."""
-
-    host: str
-    secret: bytes
-    endpoint: tuple[str, int] | None = None
-    listener: socket.socket | None = None
-
-    @property
-    def elsewhere(self) -> tuple[str, int] | None:
-        """Where another launcher plays the operator's part; None: this one does."""
-        return self.endpoint if self.listener is None else None
-
-
-async def _find_place(options: RunOptions, environment: Environment) -> _LauncherAddress:
-    if options.endpoint is None:
-        return _LauncherAddress(host="127.0.0.1", secret=secrets.token_bytes(32))
-    host, port = options.endpoint
-    addresses = await endpoint.resolve(host, port, patience=_JOIN_SECONDS)
-    address = endpoint.choose(addresses)
-    secret = _secret(environment, host, address)
-    if options.max_nodes > 1:
-        for text in endpoint.remarks(host, addresses):
-            _log.warning("%s", text)
-    try:
-        bound = await asyncio.to_thread(endpoint.bind, address, port)
-        own = await asyncio.to_thread(own_address, address, port)
-    except OSError as error:
-        raise UsageError(f"holdfast run: --rdzv-endpoint {host}:{port} cannot be used: {error}") from error
-    if bound.elsewhere:
-        text = "--rdzv-endpoint %s is %s, which is not an address of this host: another host's launcher must own it"
-        _log.info(text + " (nobody owns the address of a Service)", host, address)
-    return _LauncherAddress(host=own, secret=secret, endpoint=options.endpoint, listener=bound.listener)
-
-
-def _secret(environment: Environment, host: str, address: str) -> bytes:
-    if environment.job_key_file is None:
-        if not ipaddress.ip_address(address).is_loopback:
-            raise UsageError(
-                f"holdfast run: --rdzv-endpoint {host} is reached over a network, so the launchers need a common"
-                f" key: put the same random bytes into a file on each host and name it in {variable('job_key_file')}"
-            )
-        return _LOOPBACK_SECRET
-    try:
-        secret = environment.job_key_file.read_bytes().strip()
-    except OSError as error:
-        raise UsageError(f"{variable('job_key_file')} cannot be read: {error}") from error
-    if len(secret) < 16:
-        raise UsageError(f"{variable('job_key_file')} holds fewer than 16 bytes: make it with 'openssl rand -hex 32'")
-    return secret
-
-
-class _Standalone:
-    """A launcher, and beside it either the endpoint's part or the membership of one."""
-
-    def __init__(
-        self, config: LauncherConfig, context: LogContext, place: _LauncherAddress, terms: RunRequest
-    ) -> None:
-        self._place = place
-        self._config = config
-        self._terms = terms
-        self._agent = Launcher(config, context)
-
-    async def run(self) -> Ending:
-        """Run both until the launcher leaves."""
-        agent = asyncio.create_task(self._agent.run())
-        beside = asyncio.create_task(self._beside())
-        await asyncio.wait([agent, beside], return_when=asyncio.FIRST_COMPLETED)
-        if not agent.done():
-            await self._endpoint_lost(agent, beside)
-        beside.cancel()
-        await asyncio.gather(beside, return_exceptions=True)
-        return await agent
-
-    async def _endpoint_lost(self, agent: asyncio.Task[Ending], beside: asyncio.Task[None]) -> None:
-        """The endpoint says goodbye before its last message is worked on: wait a little for that."""
-        error = beside.exception()
-        await asyncio.wait([agent], timeout=0.0 if error else _LOST_ENDPOINT_SECONDS)
-        if not agent.done():
-            self._agent.fault(str(error) if error else "the launcher at --rdzv-endpoint is lost, and the run with it")
-
-    async def _beside(self) -> None:
-        await self._agent.listening.wait()
-        identity = self._config.identity
-        own = Joined.of(
-            uid=identity.pod_uid,
-            name=identity.pod,
-            host=self._config.host,
-            control=self._agent.peers.control.port,
-            store=self._config.store_port,
-            node=identity.node,
-        )
-        if self._place.elsewhere is None:
-            await self._be_endpoint(own)
-        else:
-            await self._be_member(own, *self._place.elsewhere)
-
-    async def _be_endpoint(self, own: Joined) -> None:
-        served = rendezvous.Endpoint(
-            roster=Roster(terms=self._terms, publication=secrets.token_hex(4)),
-            secret=self._place.secret,
-            accept=self._agent.see_membership,
-            record=self._record,
-            stranger=self._agent.peers.stranger,
-            now=self._agent.pump.now,
-        )
-        await served.serve(self._place.listener, own)
-
-    async def _be_member(self, own: Joined, host: str, port: int) -> None:
-        connection = await rendezvous.dial(host, port, me=own.uid, secret=self._place.secret, patience=_JOIN_SECONDS)
-        await rendezvous.join(
-            connection,
-            own=own,
-            asked=self._terms.asked(),
-            secret=self._place.secret,
-            accept=self._agent.see_membership,
-        )
-
-    def _record(self) -> Record:
-        """What this launcher knows; what the others found they have told it."""
-        state = self._agent.pump.state
-        over = tuple(incident.pair for incident in state.incidents if incident.resumed is not None)
-        return Record(started=state.started, acknowledged=over, foreign=state.foreign)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from holdfast.core.json_fields import JsonFields
+from holdfast.core.limits import backoff
 from holdfast.telemetry.rank_time import mtbf as mean_time_between_failures
 
 LEAST_SECONDS: Final = 10.0
@@ -51,7 +52,7 @@ def optimum(stall: float, mtbf: float) -> float:
 def retry_after(failed: int) -> float:
     """Seconds from the end of the last of so many commits that failed in a row to the next try: at once after the
     first one, then twice as long each time, up to MOST_RETRY_SECONDS."""
-    return 0.0 if failed <= 1 else min(MOST_RETRY_SECONDS, math.ldexp(1.0, min(failed - 2, 10)))
+    return 0.0 if failed <= 1 else backoff(failed - 2, first=1.0, longest=MOST_RETRY_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from holdfast.checkpoint.stores.base import CheckpointStore, Incoming, Target
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, DamagedError, UnavailableError, UsageError
 from holdfast.core.json_fields import JsonFields
+from holdfast.core.limits import backoff
 
 _SHORTEST_WAIT: Final = 1.0
 _LONGEST_WAIT: Final = 60.0
@@ -68,7 +69,7 @@ class Queue:
 
     def failed(self, now: float) -> Queue:
         """An upload failed: again, later and later."""
-        wait = min(_LONGEST_WAIT, _SHORTEST_WAIT * 2**self.failures)
+        wait = backoff(self.failures, first=_SHORTEST_WAIT, longest=_LONGEST_WAIT)
         return replace(self, failures=self.failures + 1, retry_at=now + wait)
 
     def arrived(self, name: CheckpointName) -> Queue:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from holdfast.checkpoint.io.durable_files import create_durably, make_folder, move_exclusively, sync_folder
-from holdfast.core.environment import Environment, process_environment
+from holdfast.core.environment import Environment, helper_environment
 from holdfast.core.protocol import PROTOCOL_VERSION
 from holdfast.core.settings import format_size
 from holdfast.launcher.host.run_dir import PREFLIGHT_FILE, write_json
@@ -202,7 +202,7 @@ def _why(error: OSError) -> str:
 
 def try_store(command: Sequence[str], seconds: float) -> Check:
     """Ask a process of its own (`object_probe`) whether the store answers."""
-    environ = {**process_environment(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environ = helper_environment()
     try:
         ended = subprocess.run(
             command,

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 from holdfast.core.connections import Greetings
 from holdfast.core.errors import AuthenticationError, ControlError, DocumentError
+from holdfast.core.limits import backoff
 from holdfast.launcher.membership.events import How
 from holdfast.launcher.network import handshake
 
@@ -24,7 +25,8 @@ CONTROL_PORT: Final = 29401
 
 _log = logging.getLogger("holdfast.launcher.control")
 _MAX_QUEUED_BYTES = 8 << 20
-_RETRY_SECONDS = (0.05, 0.1, 0.2, 0.4)
+_FIRST_RETRY_SECONDS = 0.05
+_LONGEST_RETRY_SECONDS = 0.4
 _NEVER_SEEN_SECONDS = 5.0
 _BEAT = {"type": "beat"}
 
@@ -198,7 +200,7 @@ class ControlChannel:
             if connection is not None:
                 await self._serve(connection)
                 return
-            await asyncio.sleep(_RETRY_SECONDS[min(tries, len(_RETRY_SECONDS) - 1)])
+            await asyncio.sleep(backoff(tries, first=_FIRST_RETRY_SECONDS, longest=_LONGEST_RETRY_SECONDS))
             tries += 1
         peer.dialing = None
 

@@ -11,12 +11,12 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import socket
 from collections.abc import Callable
 from typing import Final
 
 from holdfast.core.attempt import AttemptId
+from holdfast.core.environment import helper_environment
 from holdfast.core.errors import StoreError
 from holdfast.launcher.membership.messages import Master
 from holdfast.launcher.process.child import ChildProcess, ProcessExit, own_program
@@ -59,7 +59,7 @@ class StoreHost:
         argv = own_program("holdfast.launcher.network.tcp_store_server", str(theirs.fileno()))
         with theirs:
             self._child = ChildProcess(
-                argv=argv, environ=_environ(), on_exit=self._ended, pass_fds=(theirs.fileno(),)
+                argv=argv, environ=helper_environment(), on_exit=self._ended, pass_fds=(theirs.fileno(),)
             )
         self._line = ours
         asyncio.get_running_loop().add_reader(ours, self._heard, ours)
@@ -119,8 +119,3 @@ class StoreHost:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _environ() -> dict[str, str]:
-    """The store needs no thread pool and no GPU."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

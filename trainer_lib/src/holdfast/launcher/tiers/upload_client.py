@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from typing import Any
 from holdfast.checkpoint.format.failure_causes import FailureCause
 from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit
 from holdfast.checkpoint.tiers.uploader import UploadSettings
+from holdfast.core.environment import helper_environment
 from holdfast.core.errors import SpawnError
 from holdfast.launcher.drain.last_checkpoint_plan import Speed
 from holdfast.launcher.process.child import ChildProcess, ProcessExit, own_program
@@ -115,7 +115,9 @@ class Uploads:
         ours, theirs = socket.socketpair()
         argv = own_program("holdfast.launcher.tiers.upload_worker", str(theirs.fileno()))
         with theirs:
-            child = ChildProcess(argv=argv, environ=_environ(), on_exit=self._ended, pass_fds=(theirs.fileno(),))
+            child = ChildProcess(
+                argv=argv, environ=helper_environment(), on_exit=self._ended, pass_fds=(theirs.fileno(),)
+            )
         order = {"settings": self._settings.to_json() if self._settings else {}, "folder": str(self._folder)}
         ours.sendall(json.dumps(order).encode() + b"\n")
         ours.setblocking(False)
@@ -174,8 +176,3 @@ class Uploads:
         self._ends += 1
         said = ended.stderr_tail[-1] if ended.stderr_tail else f"exit code {ended.exit_code}"
         self._failed(FailureCause.PROCESS, f"the process that uploads ended: {said}")
-
-
-def _environ() -> dict[str, str]:
-    """It needs no thread pool and no GPU."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from holdfast.checkpoint.format.failure_causes import FailureCause
 from holdfast.core.errors import CheckpointError, UnavailableError
+from holdfast.core.limits import backoff
 
 
 class Kind(StrEnum):
@@ -147,4 +148,4 @@ def _of_answer(response: Mapping[str, Any]) -> Trouble:
 
 def pause(attempt: int, *, base: float, cap: float, draw: float) -> float:
     """Seconds before the attempt after this one (0, 1, …); `draw` in [0, 1) spreads clients that failed together."""
-    return float(min(cap, base * 2**attempt) * (0.5 + draw / 2))
+    return backoff(attempt, first=base, longest=cap) * (0.5 + draw / 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.core.limits import backoff
 from holdfast.core.protocol import Cause
 from holdfast.launcher.membership.attempt_end.budgets import give_up_if_due, speaks
 from holdfast.launcher.membership.attempt_end.incidents import adopt_incident, close_attempt
@@ -73,5 +74,5 @@ def _back_off(turn: Transition, attempt: Attempt, root: Failure) -> None:
     fruitless = turn.state.fruitless + 1 if attempt.step is None else 0
     blamed = root.cause in (Cause.APPLICATION, Cause.OOM)
     doublings = fruitless if blamed else fruitless - 1
-    pause = min(turn.rules.backoff_initial * 2.0 ** min(doublings, 30), turn.rules.backoff_max)
+    pause = backoff(doublings, first=turn.rules.backoff_initial, longest=turn.rules.backoff_max)
     turn.set(fruitless=fruitless, not_before=turn.now + (pause if blamed or fruitless else 0.0))
