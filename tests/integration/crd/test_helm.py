@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from waiting import wait_until
 
 from holdfast_testbed.cluster.cluster import Cluster
 
@@ -35,9 +35,7 @@ def _renamed(text: str) -> str:
     return text
 
 
-def test_helm_upgrades_the_definition_keeps_it_and_adopts_it_again(
-    cluster: Cluster, tmp_path: Path, wait_until: Callable[..., Any]
-) -> None:
+def test_helm_upgrades_the_definition_keeps_it_and_adopts_it_again(cluster: Cluster, tmp_path: Path) -> None:
     name = "jobcopys.upgrade.holdfast.dev"
     chart = other_chart(tmp_path / "chart")
     (definition,) = (chart / "files").glob("*.yaml")
