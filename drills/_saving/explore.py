@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "holdfast" / "model"))
 
 from explorer import Found, explore, shrink, workplace
-from tiers import Counts
+from tier_ledger import Counts
 
 PROGRESS_SECONDS = 30.0
 _AT_ONCE = 20

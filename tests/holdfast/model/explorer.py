@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiers import Counts, Shape, ViolationError, World
+from tier_ledger import Counts, Shape, ViolationError
+from tiers import World
 
 Rule = tuple[str, *tuple[int, ...]]
 Trace = tuple[Rule, ...]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from simulation import Pod, Simulation
+from simulated_cluster import Pod
+from simulation import Simulation
 
 from holdfast.core.attempt import AttemptId
 from holdfast.core.protocol import Cause

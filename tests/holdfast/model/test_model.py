@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from machine import InSteps, Job
-from simulation import Simulation, ViolationError
+from simulated_cluster import ViolationError
+from simulation import Simulation
 
 from holdfast.checkpoint.policy import fencing
 from holdfast.launcher.membership.quorum import Weakened

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from explorer import Trace, explore, parse, play, shape_of, shrink, trace_of, workplace
-from tiers import Counts, Shape
+from tier_ledger import Counts, Shape
 
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.policy import fencing, retention

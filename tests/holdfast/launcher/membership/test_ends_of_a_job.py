@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from simulation import Pod, Simulation
+from simulated_cluster import Pod
+from simulation import Simulation
 
 from holdfast.core.attempt import AttemptId
 from holdfast.core.protocol import Cause

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from simulation import Pod, Simulation, Stored
+from simulated_cluster import Pod, Stored
+from simulation import Simulation
 
 from holdfast.checkpoint.policy import fencing
 from holdfast.core.attempt import AttemptId, Claim

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulation import Pod, Simulation
+from simulated_cluster import Pod
+from simulation import Simulation
 
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.protocol import Cause

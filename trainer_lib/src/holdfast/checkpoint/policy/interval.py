@@ -109,9 +109,11 @@ class Failures(JsonFields):
         """Read what a commit has; nothing is known if it has none, or what is none."""
         try:
             found = cls.from_json(value)
-        except (KeyError, TypeError, ValueError):
+            heard = 0.0 if found.heard is None else float(found.heard.seconds)
+            sound = found.count >= 0 and 0 <= float(found.seconds) + heard < math.inf
+        except (KeyError, TypeError, ValueError, OverflowError):
             return cls()
-        return found if found.count >= 0 and 0 <= found.seconds < math.inf else cls()
+        return found if sound else cls()
 
 
 @dataclass(frozen=True, kw_only=True)

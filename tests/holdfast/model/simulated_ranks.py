@@ -1,0 +1,377 @@
+"""Rank processes of the simulated job, and the folder that they save to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulated_cluster import Letter, Lineage, Process, SimulatedCluster, Stored, Training, ViolationError
+
+from holdfast.checkpoint.policy import fencing
+from holdfast.core.attempt import AttemptId, Claim
+from holdfast.core.protocol import Cause
+from holdfast.launcher.membership import events
+from holdfast.launcher.membership.messages import Failure, Priority
+from holdfast.training.protocol import step_commit
+from holdfast_operator.api import ids as operator_ids
+from holdfast_operator.api import status as operator_status
+
+
+class SimulatedRanks(SimulatedCluster):
+    """Rank processes, which train, save and restore."""
+
+    # Rank processes
+
+    def together(self, training: Training) -> bool:
+        """Whether all ranks of the world can reach each other now."""
+        uids = training.world.uids
+        if training.alive | training.finished != uids or any(self.pods[uid].frozen for uid in uids):
+            return False
+        return all(self.linked(a, b) for a in uids for b in uids if a < b)
+
+    def train(self, training: Training) -> None:
+        """One more thing that the rank processes of a world do."""
+        if not self.together(training):
+            self._miss_peers(training)
+        elif training.base is None:
+            self._restore(training)
+        elif training.claim is None:
+            self._claim(training)
+        elif not training.checked:
+            self._check_again(training)
+        elif training.prepared:
+            self._step(training)
+        elif training.in_flight is not None:
+            self.land(training)
+        elif len(training.steps) >= self.last_step and training.saved == len(training.steps):
+            self._finish(training)
+        elif (
+            training.quiesce
+            and not training.quiesced
+            and (training.saved == len(training.steps) or self._stops(training))
+        ):
+            self._quiesced(training)
+        elif self._is_due(training):
+            self._save(training)
+        elif not training.quiesced:
+            self._step(training)
+
+    def _stops(self, training: Training) -> bool:
+        """Whether the last step need not be committed."""
+        return self.keeps and not training.commit
+
+    def _is_due(self, training: Training) -> bool:
+        step = len(training.steps)
+        due = training.commit or step % 2 == 0 or step >= self.last_step
+        return step > training.saved and due
+
+    def _claims(self) -> tuple[Claim, ...]:
+        return () if self.ignore_claims else tuple(self.claims.values())
+
+    def _foreign(self, training: Training) -> bool:
+        known = self.pods[training.writer].state.membership
+        claims = fencing.foreign(
+            self.claims.values(),
+            known=known.claims if known else (),
+            job_uid=self.job,
+            pair=training.world.pair,
+            publication=training.world.publication,
+        )
+        if claims:
+            self.pods[training.writer].local.append(
+                events.ForeignClaims(pair=training.world.pair, claims=tuple(claims))
+            )
+            training.alive.discard(training.writer)
+        return bool(claims)
+
+    def _restore(self, training: Training) -> None:
+        """All show what their state is worth; one goes on, and is everyone's then."""
+        pair = training.world.pair
+        processes = [self._process(member.pod_uid) for member in training.world.members]
+        verdict = step_commit.resolve([process.standing for process in processes])
+        inherits = fencing.inherits(
+            pair,
+            synced=None if verdict.donor is None else processes[verdict.donor].standing.synced,
+            claimed=[processes[rank].claimed for rank in verdict.survivors],
+            trained=[self.pods[member.pod_uid].trained for member in training.world.members],
+        )
+        for process in processes:
+            process.claimed = pair.generation if inherits else None
+        if not inherits:
+            if self._foreign(training):
+                return
+            newest = self._newest()
+            commit = None if newest is None else newest.commit.pair
+            verdict = step_commit.resolve([process.standing for process in processes], commit)
+        if verdict.donor is None:
+            self._from_checkpoint(training, processes)
+        else:
+            self._from_memory(training, processes, verdict)
+            training.claim = self._inherited(pair) if inherits else None
+            training.checked = inherits
+
+    def _process(self, uid: str) -> Process:
+        process = self.pods[uid].process
+        if process is None:
+            raise ViolationError(f"{uid} is in a world without a process")
+        return process
+
+    def _newest(self) -> Stored | None:
+        order = fencing.order([s.commit for s in self.commits], self._claims(), job_uid=self.job)
+        return next((s for s in self.commits if order and s.commit == order[0]), None)
+
+    def _inherited(self, pair: AttemptId) -> Claim:
+        mine = [c for c in self.claims.values() if c.job_uid == self.job and c.pair.generation == pair.generation]
+        if not mine:
+            raise ViolationError(f"{pair} goes on without any claim of its generation")
+        return max(mine)
+
+    def _from_memory(self, training: Training, processes: list[Process], verdict: step_commit.Resolution) -> None:
+        pair = training.world.pair
+        for rank in verdict.survivors:
+            process = processes[rank]
+            if process.standing.in_doubt and verdict.apply:
+                process.apply()
+            process.standing = step_commit.synchronised(process.standing, pair, verdict.step, verdict.voted)
+        donor = processes[verdict.survivors[0]]
+        lines = {processes[rank].line for rank in verdict.survivors}
+        if lines != {donor.line} or len(donor.line) != verdict.step:
+            raise ViolationError(f"survivors of {verdict.voted} differ in {pair}: {lines}")
+        for rank in verdict.newcomers:
+            process = processes[rank]
+            process.standing = step_commit.synchronised(
+                step_commit.torn(process.standing), pair, verdict.step, verdict.voted
+            )
+            process.line, process.origin = donor.line, donor.origin
+        training.source = verdict.voted
+        self._go_on(training, donor.line, donor.origin)
+        for before in self.trainings:
+            if before.world.pair == verdict.voted and before.steps != donor.line[: len(before.steps)]:
+                raise ViolationError(f"{pair} lost a step that {verdict.voted} made")
+
+    def _from_checkpoint(self, training: Training, processes: list[Process]) -> None:
+        best = self._newest()
+        line, origin = (best.lineage, best.commit.pair) if best else ((), None)
+        for process in processes:
+            process.line, process.origin = line, origin
+            process.standing = step_commit.synchronised(
+                step_commit.torn(process.standing), training.world.pair, len(line), None
+            )
+        self._go_on(training, line, origin)
+        training.saved = len(line)
+
+    def _go_on(self, training: Training, line: Lineage, origin: AttemptId | None) -> None:
+        training.base = training.steps = line
+        training.restored = len(line)
+        training.claim, training.from_pair = None, origin
+        training.saved = max((s.commit.step for s in self.commits if s.lineage == line), default=0)
+
+    def _claim(self, training: Training) -> None:
+        pair = training.world.pair
+        base = training.base or ()
+        claim = Claim(
+            pair=pair,
+            job_uid=self.job,
+            publication=training.world.publication,
+            from_step=len(base),
+            from_pair=training.from_pair,
+        )
+        if pair in self.claims:
+            self._foreign(training)
+            return
+        self.claims[pair] = claim
+        self.bases[pair] = base
+        training.claim = claim
+        for uid in training.world.uids:
+            self._process(uid).claimed = pair.generation
+        self.check_line()
+
+    def _check_again(self, training: Training) -> None:
+        training.checked = not self._foreign(training)
+
+    def _step(self, training: Training) -> None:
+        for uid in sorted(training.world.uids):
+            self.prepare(training, uid)
+        for uid in sorted(training.world.uids):
+            self.vote_returns(training, uid)
+
+    def may_step(self, training: Training) -> bool:
+        """Whether its members are at their work."""
+        more = len(training.steps) < self.last_step or bool(training.prepared)
+        return training.checked and more and not (training.quiesced or training.finished) and self.together(training)
+
+    def prepare(self, training: Training, uid: str) -> None:
+        """The averages of the next step are whole at one member, and it votes."""
+        pair, process = training.world.pair, self._process(uid)
+        higher = [t for t in self.trainings if t.made and t.world.pair > pair]
+        if higher and not self.backups_restored:
+            raise ViolationError(f"{pair} makes a step after {higher[0].world.pair} did")
+        if self.announced:
+            raise ViolationError(f"{pair} makes a step after completion was announced")
+        if uid not in training.prepared:
+            training.prepared.add(uid)
+            process.standing = step_commit.voted(step_commit.prepared(process.standing, pair), pair)
+
+    def vote_returns(self, training: Training, uid: str) -> None:
+        """It can, once all have voted; also when others are dead by then, but never to one that has left."""
+        pod, pair = self.pods[uid], training.world.pair
+        if training.prepared != training.world.uids or uid in training.applied or uid not in training.alive:
+            return
+        if not pod.alive or pod.frozen or pod.process is None:
+            return
+        pod.process.apply()
+        pod.process.standing = step_commit.committed(pod.process.standing)
+        training.applied.add(uid)
+        training.made, training.steps = True, pod.process.line
+        for later in self.trainings:
+            if (
+                later.source == pair
+                and later.base is not None
+                and later.base[: len(training.steps)] != training.steps
+            ):
+                raise ViolationError(f"the vote of {pair} returned, and {later.world.pair} went on without the step")
+        pod.local.append(events.StepMade(pair=pair, step=len(training.steps), restored=training.restored))
+        if training.applied == training.world.uids:
+            training.prepared, training.applied = set(), set()
+
+    def _save(self, training: Training) -> None:
+        """What was applied from a doubt leaves memory only after a later vote, be it one on nothing else."""
+        if not training.made:
+            for uid in training.world.uids:
+                process = self._process(uid)
+                process.standing = replace(process.standing, voted=training.world.pair)
+        training.in_flight = training.steps
+
+    def land(self, training: Training) -> None:
+        """A commit's manifest is renamed into place; maybe long after its writers died."""
+        if training.in_flight is None:
+            return
+        line = training.in_flight
+        training.in_flight = None
+        if len(line) > training.saved:
+            training.saved = len(line)
+            commit = fencing.Commit(step=len(line), pair=training.world.pair, job_uid=self.job)
+            self.commits.append(Stored(commit, line))
+            self.check_line()
+
+    def _quiesced(self, training: Training) -> None:
+        training.quiesced = True
+        for uid in training.world.uids:
+            self.pods[uid].local.append(events.Quiesced(pair=training.world.pair))
+
+    def _finish(self, training: Training) -> None:
+        for uid in sorted(training.world.uids):
+            if uid not in training.finished:
+                training.finished.add(uid)
+                self._end_ranks(self.pods[uid])
+                self.pods[uid].process = None
+                self.pods[uid].local.append(events.LocalDone(pair=training.world.pair))
+                return
+
+    def _miss_peers(self, training: Training) -> None:
+        for uid in sorted(training.alive):
+            pod = self.pods[uid]
+            if pod.frozen or (uid, "peer") in training.told or not self._others_started(training):
+                continue
+            training.told.add((uid, "peer"))
+            failure = Failure(
+                cause=Cause.INFRASTRUCTURE, reason="PeerLost", message="peer", priority=Priority.PEER_LOST
+            )
+            pod.local.append(events.RankFailed(pair=training.world.pair, failure=failure))
+
+    def _others_started(self, training: Training) -> bool:
+        """A rank waits for peers that have not started yet; one that was there and is gone is an error."""
+        return training.base is not None
+
+    def _left(self, letter: Letter) -> bool:
+        """Bytes that were flushed before an exit still arrive."""
+        sender = self.pods[letter.sender]
+        return sender.exit_code is not None and frozenset((letter.sender, letter.to)) not in self.cut_links
+
+    def _watch(self, letter: Letter) -> None:
+        """Completion is said of one line only."""
+        if letter.message.type == "complete":
+            self._announce(letter.message.pair)
+
+    def _announce(self, pair: AttemptId) -> None:
+        training = next(t for t in self.trainings if t.world.pair == pair)
+        line = training.steps
+        if len(line) < self.last_step:
+            raise ViolationError(f"{pair} is announced complete at step {len(line)}")
+        if any(other != line for _, other in self.announced):
+            raise ViolationError(f"completion said of two lines: {self.announced} and {pair}")
+        if (pair, line) not in self.announced:
+            self.announced.append((pair, line))
+
+    # The tier
+
+    def readable(self) -> list[Stored]:
+        """What a restore may read, newest first."""
+        claims = self._claims()
+        return [s for s in self.commits if fencing.readable(s.commit, claims, job_uid=self.job).ok]
+
+    def check_line(self) -> None:
+        """All that is readable is one line, and every later claim went on from it."""
+        readable = self.readable()
+        for one in readable:
+            for two in readable:
+                shorter, longer = sorted((one.lineage, two.lineage), key=len)
+                if longer[: len(shorter)] != shorter:
+                    raise ViolationError(f"two lines can be read: {one.commit} and {two.commit}")
+            for pair, base in self.bases.items():
+                if one.commit.pair < pair and base[: len(one.lineage)] != one.lineage:
+                    raise ViolationError(f"the zombie's commit {one.commit} is readable beside {pair}")
+
+    # What was there before, and comes back
+
+    def find_old_job(self, pair: AttemptId, steps: int) -> None:
+        """The folder is an old one: another job claimed and committed there, and may still be alive somewhere."""
+        self.old_line = (pair,) * steps
+        self.claims[pair] = Claim(pair=pair, job_uid="old", publication="old", from_step=0)
+        self.commits.append(Stored(fencing.Commit(step=steps, pair=pair, job_uid="old"), self.old_line))
+
+    def old_job_commits(self) -> None:
+        """A zombie of the old job commits one more step."""
+        if self.old_line:
+            pair = self.old_line[-1]
+            self.old_line = (*self.old_line, pair)
+            commit = fencing.Commit(step=len(self.old_line), pair=pair, job_uid="old")
+            self.commits.append(Stored(commit, self.old_line))
+            self.check_line()
+
+    def old_job_claims(self, pair: AttemptId) -> None:
+        """A zombie of the old job opens an attempt, without having seen us."""
+        if self.old_line and pair > self.old_line[-1] and pair not in self.claims:
+            self.claims[pair] = Claim(
+                pair=pair,
+                job_uid="old",
+                publication="old",
+                from_step=len(self.old_line) - 1,
+                from_pair=self.old_line[-1],
+            )
+            self.old_line = (*self.old_line[:-1], pair)
+            self.check_line()
+
+    def restore_backup(self) -> None:
+        """The cluster's state is put back to what it was at the last `keep_backup`."""
+        if self.backup is not None:
+            self.status, self.backups_restored = self.backup, self.backups_restored + 1
+            for pod in self.pods.values():
+                pod.served = -1
+
+    def keep_backup(self) -> None:
+        """Somebody makes a backup of the cluster."""
+        self.backup = self.status
+
+
+def _pair(pair: AttemptId | None) -> operator_ids.AttemptId | None:
+    return None if pair is None else operator_ids.AttemptId(generation=pair.generation, attempt=pair.attempt)
+
+
+def _claim(claim: Claim) -> operator_status.Claim:
+    return operator_status.Claim(
+        pair=operator_ids.AttemptId(generation=claim.pair.generation, attempt=claim.pair.attempt),
+        job_uid=claim.job_uid,
+        publication=claim.publication,
+        from_step=claim.from_step,
+        from_pair=_pair(claim.from_pair),
+    )
