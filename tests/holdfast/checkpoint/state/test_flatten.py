@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from flat_states import Box, trained
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from live_states import Box, trained
 from safetensors.torch import load_file
 
 from holdfast import CheckpointError, StateError, checkpoint

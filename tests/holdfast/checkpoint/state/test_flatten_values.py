@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from flat_states import Box
+from live_states import Box
 from safetensors.torch import load_file
 from torch.testing._internal.two_tensor import TwoTensor
 

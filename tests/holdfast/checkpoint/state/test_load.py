@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from loaded_states import Tied, Values, net, same, state_of, train
+from live_states import Tied, Values, net, same, state_of, train
 
 from holdfast import StateError, checkpoint
 from holdfast.checkpoint.state.dtensor import local

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from loaded_states import Values, net, same, state_of, train
+from live_states import Values, net, same, state_of, train
 
 from holdfast import StateError, checkpoint
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from loaded_states import Values, net, same, state_of
+from live_states import Values, net, same, state_of
 
 from holdfast import CheckpointError, StateError, checkpoint
 from holdfast.checkpoint.state.flatten import check_savable, flatten

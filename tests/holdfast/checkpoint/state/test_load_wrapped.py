@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed
-from loaded_states import Tied, net, same, train
+from live_states import Tied, net, same, train
 from safetensors.torch import load_file
 from torch.optim.swa_utils import AveragedModel
 
