@@ -122,11 +122,6 @@ class Supervisor:
         return [rank for rank in self._ranks.values() if rank.pair is None and rank.alive and not rank.forgotten]
 
     @property
-    def pids(self) -> frozenset[int]:
-        """Processes that are not reaped yet."""
-        return frozenset(rank.pid for rank in self._ranks.values() if rank.alive)
-
-    @property
     def slots(self) -> frozenset[int]:
         """Of the processes that are not reaped yet."""
         return frozenset(slot for slot, rank in self._ranks.items() if rank.alive)
