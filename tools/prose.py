@@ -1,13 +1,13 @@
 """Check texts that users read: no term that the project avoids, and no sentence of more than 30 words.
 
-`prose.py` prints `file:line: problem` for each one and ends with 1. Markdown pages, CRD descriptions, chart values
-and alert texts are read. `UNFINISHED` names the files that are not rewritten yet: they are not checked, and one
-that has no problem left must leave the list. The `--help` texts of `holdfast` are read from the sources.
+`prose.py` prints `file:line: problem` for each one and ends with 1. It reads Markdown pages, CRD descriptions, chart
+values, alert texts, and, from the sources, the `--help` texts of `holdfast`.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import subprocess
 import sys
@@ -38,11 +38,11 @@ HELP = (
     "trainer_lib/src/holdfast/launcher/options",
 )
 """Sources that declare options and settings."""
-UNFINISHED = Path(__file__).with_name("prose_unfinished.txt")
 _AVOIDED = {re.compile(rf"\b(?:{term})\b", re.IGNORECASE): better for term, better in TERMS.items()}
 _YAML_TEXT = re.compile(
     r"^\s*(?:-\s*)?(?:description|summary|message):\s*(?P<text>[^|>].*)$|^\s*#+ ?-{0,2} ?(?P<comment>.*)$"
 )
+_YAML_BLOCK = re.compile(r"^(?P<margin>\s*(?:-\s*)?)(?:description|summary|message):\s*[|>]")
 _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|etc|vs)\.")
 
 
@@ -50,15 +50,9 @@ def main() -> int:
     """Check all files; the exit status."""
     listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout.split("\0")
     files = [name for name in listed if name.endswith(".md") or _is_yaml_for_users(name) or _has_help(name)]
-    unfinished = {line.strip() for line in UNFINISHED.read_text().splitlines() if line.strip()}
-    found = {name: list(problems(name, Path(name).read_text())) for name in files}
-    for name in files:
-        if name not in unfinished:
-            print(*found[name], sep="\n", end="\n" if found[name] else "")
-    finished = sorted(name for name in unfinished if not found.get(name))
-    for name in finished:
-        print(f"{UNFINISHED.name}: {name} has no problem left: remove it from the list")
-    return int(bool(finished) or any(found[name] for name in files if name not in unfinished))
+    found = [problem for name in files for problem in problems(name, Path(name).read_text())]
+    print(*found, sep="\n", end="\n" if found else "")
+    return int(bool(found))
 
 
 def _is_yaml_for_users(name: str) -> bool:
@@ -103,10 +97,22 @@ def markdown_paragraphs(text: str) -> Iterator[tuple[int, str]]:
 
 
 def yaml_paragraphs(text: str) -> Iterator[tuple[int, str]]:
-    """One-line descriptions, summaries and comments."""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if found := _YAML_TEXT.match(line):
+    """Descriptions, summaries, messages and comments, with the number of their first line."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines, start=1):
+        if found := _YAML_BLOCK.match(line):
+            yield number, _plain(_block(lines[number:], len(found["margin"])))
+        elif found := _YAML_TEXT.match(line):
             yield number, _plain((found["text"] or found["comment"] or "").strip("\"'"))
+
+
+def _block(lines: list[str], margin: int) -> str:
+    """Return the lines until the first one that is not indented by more than `margin`, as one."""
+
+    def is_inside(line: str) -> bool:
+        return not line.strip() or len(line) - len(line.lstrip()) > margin
+
+    return " ".join(line.strip() for line in itertools.takewhile(is_inside, lines))
 
 
 def help_paragraphs(text: str) -> Iterator[tuple[int, str]]:

@@ -28,6 +28,7 @@ def prose() -> ModuleType:
         ("a.md", f"- {LONG}.", 1, "31 words"),
         ("a.md", "| field | Nobody reads it |", 1, "'Nobody'"),
         ("a.yaml", "spec:\n  description: The pod is not heard of.", 2, "'heard of'"),
+        ("a.yaml", "- description: >-\n    The pod is\n    mended.\n  beside: 1", 1, "'mended'"),
         ("a.py", "parser.add_argument('x',\n    help='begin anew')", 2, "'anew'"),
         ("a.py", "x: int = setting(1, int, 'nobody', flag='--x')", 1, "'nobody'"),
         ("a.py", "CHAOS_HELP = 'a rank is hurt'", 1, "'hurt'"),
