@@ -14,6 +14,7 @@ from holdfast_operator.api.json import EMPTY, Json, integer, items, objects, par
 from holdfast_operator.api.reasons import Cause, cause_of
 from holdfast_operator.api.status import Checkpoint, Claim
 from holdfast_operator.api.status.goodput import TimeBreakdown, short
+from holdfast_operator.api.status.json_fields import FLAT, JsonFields, readable, stored
 from holdfast_operator.api.times import parse_time
 from holdfast_operator.views import values
 from holdfast_operator.views.pods import Exit
@@ -27,6 +28,19 @@ _HEARD = {
     "lostMembers": c.MAX_WORKERS,
     "gpu": c.MAX_GPU_ERRORS,
 }
+
+
+def _origin(value: Any) -> str | None:
+    return values.said(value)[: c.MAX_ORIGIN] or None
+
+
+def _names(value: Any, most: int) -> tuple[str, ...]:
+    return tuple(map(values.name, items(value)[:most]))
+
+
+def _all(kind: Any, value: Any, most: int) -> tuple[Any, ...]:
+    """Return what can be read of the first objects in a list."""
+    return tuple(filter(None, (readable(kind, item) for item in objects(value)[:most])))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,94 +64,96 @@ class Notice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class World(JsonFields):
     """A running world, as a launcher tells."""
 
-    pair: AttemptId
-    publication: str
-    members: tuple[str, ...]
-    coordinator: str
+    pair: AttemptId = stored(FLAT, read=values.pair)
+    publication: str = stored("publication", missing="", read=values.said)
+    members: tuple[str, ...] = stored("members", missing=(), read=lambda found: _names(found, c.MAX_WORKERS))
+    coordinator: str = stored("coordinator", missing="", read=values.said)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restored:
+class Restored(JsonFields):
     """From where a world goes on, as a launcher tells once it has made a step."""
 
     step: int
-    origin: str | None
+    origin: str | None = stored("from", read=_origin)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportedIncident:
+class ReportedIncident(JsonFields):
     """An incident in a launcher's words."""
 
-    pair: AttemptId
-    cause: Cause
-    action: str
-    reason: str
-    message: str
-    pod: str | None
+    pair: AttemptId = stored(FLAT, read=values.pair)
+    cause: Cause = stored("cause", missing=Cause.INFRASTRUCTURE)
+    action: str = stored("action", missing="", read=values.said)
+    reason: str = stored("reason", missing="", read=values.said)
+    message: str = stored("message", missing="", read=values.words)
+    pod: str | None = stored("pod", read=values.text)
     rank: int | None
     exit_code: int | None
-    node: str | None
-    detected: datetime | None
-    resumed: datetime | None
+    node: str | None = stored("node", read=values.text)
+    detected: datetime | None = stored("detectedTime")
+    resumed: datetime | None = stored("resumedTime")
     lost_steps: int | None
-    restored_from: str | None = None
-    part_of: AttemptId | None = None  # of the incident that it is counted with
+    restored_from: str | None = stored("restoredFrom", default=None, read=_origin)
+    part_of: AttemptId | None = stored("partOf", default=None, read=values.pair)  # the incident it is counted with
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quarantined:
+class Quarantined(JsonFields):
     """A checkpoint that was damaged and set aside."""
 
-    path: str
-    reason: str
+    path: str = stored("path", read=lambda found: values.said(found) or None)
+    reason: str = stored("reason", missing="", read=values.words)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unsaved:
+class Unsaved(JsonFields):
     """Why the volume has taken no checkpoint since the last durable one."""
 
     since: datetime  # of the first that failed; by the node's clock
-    cause: str  # a word of docs/reference/metrics.md
-    message: str
+    cause: str = stored("cause", missing="", read=values.said)  # a word of docs/reference/metrics.md
+    message: str = stored("message", missing="", read=values.words)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuError:
+class GpuError(JsonFields):
     """What went wrong with one of the worker's GPUs, as its sidecar read it from the node's exporter.
 
     There is one for each GPU, kind and XID; what comes again raises ``count`` and ``time``.
     """
 
-    gpu: str  # UUID
-    kind: str  # Xid, DoubleBitEcc, … (docs/reference/sidecar.md)
-    xid: int | None = None
-    count: int = 1
+    gpu: str = stored("gpu", read=lambda found: values.name(found) or None)  # UUID
+    kind: str = stored("kind", read=lambda found: values.name(found) or None)  # docs/reference/sidecar.md
+    xid: int | None = stored("xid", default=None, read=lambda found: max(integer(found) or 0, 0) or None)
+    count: int = stored("count", default=1, read=lambda found: max(integer(found) or 1, 1))
     cause: Cause | None = None  # as the sidecar judges the error
-    action: str = ""  # what the sidecar's table advises: Ignore, InPlace, RecreatePod, ReplaceNode
-    message: str = ""
-    since: datetime | None = None  # when it was first seen; by the node's clock
-    time: datetime | None = None  # when it was last seen
+    action: str = stored("action", default="", read=values.name)  # Ignore, InPlace, RecreatePod or ReplaceNode
+    message: str = stored("message", default="", read=values.words)
+    since: datetime | None = stored("firstTime", default=None)  # when it was first seen; by the node's clock
+    time: datetime | None = stored("lastTime", default=None)  # when it was last seen
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(JsonFields):
     """One check of a worker's preflight."""
 
-    name: str
-    result: str
-    message: str
-    unreached: tuple[str, ...] = ()  # UIDs of the pods that Network does not reach
-    of_the_job: bool = False  # failed by what the job says, whatever the node
+    name: str = stored("name", missing="", read=values.name)
+    result: str = stored("result", missing="", read=values.name)
+    message: str = stored("message", missing="", read=values.words)
+    # UIDs of the pods that Network does not reach
+    unreached: tuple[str, ...] = stored("unreached", default=(), read=lambda found: _names(found, c.MAX_UNREACHED))
+    # failed by what the job says, whatever the node
+    of_the_job: bool = stored("blame", default=False, read=lambda found: found == "Job")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preflight:
+class Preflight(JsonFields):
     """What a worker's sidecar found of its node before the worker may join."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[Check, ...] = stored("checks", missing=(), read=lambda found: _all(Check, found, c.MAX_CHECKS))
 
     @property
     def passed(self) -> bool:
@@ -213,8 +229,8 @@ def parse_report(body: Json, received_at: datetime) -> Report | None:
         received_at=received_at,
         silent_seconds=values.real(body.get("launcherSilentSeconds")),
         notices=tuple(map(_notice, notices)),
-        gpu_errors=tuple(filter(None, map(_gpu_error, objects(body.get("gpu"))[: c.MAX_GPU_ERRORS]))),
-        preflight=_preflight(body.get("preflight")),
+        gpu_errors=_all(GpuError, body.get("gpu"), c.MAX_GPU_ERRORS),
+        preflight=readable(Preflight, body.get("preflight")),
         unheard=_unheard(body),
     )
     if not isinstance(launcher, Mapping) or launcher.get("version") != c.PROTOCOL_VERSION:
@@ -241,26 +257,22 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
         control=integer(ports.get("control")) or c.PORT_CONTROL,
         accepted=values.pair(launcher.get("accepted")),
         started=values.pair(launcher.get("started")),
-        world=_world(launcher.get("world")),
-        restored=_restored(part(launcher, "restored")),
+        world=readable(World, launcher.get("world")),
+        restored=readable(Restored, launcher.get("restored")),
         phase=values.said(launcher.get("phase")),
         message=values.words(launcher.get("message")),
         committed_step=integer(launcher.get("committedStep")),
         committed_at=parse_time(launcher.get("committedAt")),
         checkpoints=_checkpoints(part(launcher, "checkpoints")),
-        unsaved=_unsaved(part(part(launcher, "checkpointsFailing"), c.SHARED_TIER)),
+        unsaved=readable(Unsaved, part(launcher, "checkpointsFailing").get(c.SHARED_TIER)),
         highest_claim=_claim(launcher.get("highestClaim")),
         foreign_claims=tuple(
             filter(None, map(_claim, values.of_pairs(launcher.get("foreignClaims"))[-c.MAX_CLAIMS_TOLD :]))
         ),
-        quarantined=tuple(
-            Quarantined(path=values.said(item["path"]), reason=values.words(item.get("reason")))
-            for item in objects(launcher.get("quarantined"))[: c.QUARANTINED_KEPT]
-            if values.said(item.get("path"))
-        ),
+        quarantined=_all(Quarantined, launcher.get("quarantined"), c.QUARANTINED_KEPT),
         loss=values.real(launcher.get("loss")),
         throughput=values.real(launcher.get("throughput")),
-        incidents=tuple(filter(None, map(_told, values.of_pairs(launcher.get("incidents"))[: c.MAX_INCIDENTS_TOLD]))),
+        incidents=_all(ReportedIncident, values.of_pairs(launcher.get("incidents")), c.MAX_INCIDENTS_TOLD),
         notices=tuple(seen.values()),
         gpu_errors=base.gpu_errors,
         preflight=base.preflight,
@@ -287,37 +299,6 @@ def _books(accounting: Json) -> TimeBreakdown:
     return short([*known, sum(map(values.whole, (*told.values(), accounting.get("unattributedSeconds"))))])
 
 
-def _told(value: Json) -> ReportedIncident | None:
-    pair = values.pair(value)
-    if pair is None:
-        return None
-    return ReportedIncident(
-        pair=pair,
-        cause=cause_of(value.get("cause")) or Cause.INFRASTRUCTURE,
-        action=values.said(value.get("action")),
-        reason=values.said(value.get("reason")),
-        message=values.words(value.get("message")),
-        pod=values.text(value.get("pod")),
-        rank=integer(value.get("rank")),
-        exit_code=integer(value.get("exitCode")),
-        node=values.text(value.get("node")),
-        detected=parse_time(value.get("detectedTime")),
-        resumed=parse_time(value.get("resumedTime")),
-        lost_steps=integer(value.get("lostSteps")),
-        restored_from=_origin(value.get("restoredFrom")),
-        part_of=values.pair(value.get("partOf")),
-    )
-
-
-def _origin(value: Any) -> str | None:
-    return (values.text(value) or "")[: c.MAX_ORIGIN] or None
-
-
-def _restored(value: Json) -> Restored | None:
-    step = integer(value.get("step"))
-    return None if step is None else Restored(step=step, origin=_origin(value.get("from")))
-
-
 def _checkpoints(tiers: Json) -> tuple[Checkpoint, ...]:
     found = []
     for tier, value in islice(tiers.items(), c.MAX_TIERS):
@@ -326,13 +307,6 @@ def _checkpoints(tiers: Json) -> tuple[Checkpoint, ...]:
         if pair is not None and time is not None and step is not None:
             found.append(Checkpoint(step=step, pair=pair, tier=values.name(tier), time=time))
     return tuple(found)
-
-
-def _unsaved(value: Json) -> Unsaved | None:
-    since = parse_time(value.get("since"))
-    if since is None:
-        return None
-    return Unsaved(since=since, cause=values.said(value.get("cause")), message=values.words(value.get("message")))
 
 
 def _claim(value: Any) -> Claim | None:
@@ -345,18 +319,6 @@ def _claim(value: Any) -> Claim | None:
         publication=values.said(value.get("publication")),
         from_step=integer(value.get("fromStep")) or 0,
         from_pair=values.pair(value.get("fromPair")),
-    )
-
-
-def _world(value: Any) -> World | None:
-    pair = values.pair(value)
-    if pair is None:
-        return None
-    return World(
-        pair=pair,
-        publication=values.said(value.get("publication")),
-        members=tuple(map(values.name, items(value.get("members"))[: c.MAX_WORKERS])),
-        coordinator=values.said(value.get("coordinator")),
     )
 
 
@@ -379,40 +341,4 @@ def _notice(value: Any) -> Notice:
         reason=values.said(value.get("reason")),
         source=values.said(value.get("source")),
         action=str(value.get("action") or ("terminate" if value.get("drain") else "")),
-    )
-
-
-def _gpu_error(value: Json) -> GpuError | None:
-    """None of what names neither a GPU nor a kind."""
-    gpu, kind, xid = values.text(value.get("gpu")), values.text(value.get("kind")), integer(value.get("xid"))
-    if not gpu or not kind:
-        return None
-    return GpuError(
-        gpu=gpu[: c.MAX_NAME],
-        kind=kind[: c.MAX_NAME],
-        xid=xid if xid is not None and xid > 0 else None,
-        count=max(integer(value.get("count")) or 1, 1),
-        cause=cause_of(value.get("cause")),
-        action=(values.text(value.get("action")) or "")[: c.MAX_NAME],
-        message=values.words(value.get("message")),
-        since=parse_time(value.get("firstTime")),
-        time=parse_time(value.get("lastTime")),
-    )
-
-
-def _preflight(value: Any) -> Preflight | None:
-    if not isinstance(value, Mapping):
-        return None
-    checks = objects(value.get("checks"))[: c.MAX_CHECKS]
-    return Preflight(
-        checks=tuple(
-            Check(
-                name=(values.text(check.get("name")) or "")[: c.MAX_NAME],
-                result=(values.text(check.get("result")) or "")[: c.MAX_NAME],
-                message=values.words(check.get("message")),
-                unreached=tuple(map(values.name, items(check.get("unreached"))[: c.MAX_UNREACHED])),
-                of_the_job=check.get("blame") == "Job",
-            )
-            for check in checks
-        )
     )

@@ -127,10 +127,11 @@ def _reader(kind: Any, one: Field[Any] | None = None) -> Read:
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         members = {str(member): member for member in kind}
         return lambda value: members.get(value) if isinstance(value, str) else None
-    return lambda value: _object(kind, value)
+    return lambda value: readable(kind, value)
 
 
-def _object(kind: Any, value: Any) -> Any:
+def readable(kind: Any, value: Any) -> Any:
+    """Return the object that can be read from a value, or None."""
     try:
         return kind.from_json(value) if isinstance(value, Mapping) else None
     except (KeyError, TypeError, ValueError, AttributeError):
