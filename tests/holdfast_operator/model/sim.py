@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -19,6 +20,7 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.job import parse_job
 from holdfast_operator.api.status import Phase, Status
 from holdfast_operator.api.times import format_seconds, format_time
+from holdfast_operator.cluster.agent_hub import steady
 from holdfast_operator.cluster.node_usage import usage_of
 from holdfast_operator.decision.decide import decide
 from holdfast_operator.decision.plan import (
@@ -52,6 +54,7 @@ from holdfast_operator.views import (
 
 PLATFORM = Installation(sidecar_image="holdfast/sidecar:dev", agents_url="https://operator:8443", ca_bundle="PEM")
 LEASE_SECONDS = 20
+FAR = START + timedelta(days=3650)
 
 
 class Sim(Launchers):
@@ -70,11 +73,14 @@ class Sim(Launchers):
         self.events: list[tuple[str, str]] = []
         self.counted: list[str] = []
         self.children: Body = {}
+        self._look_at, self._seen = START, b""  # when the operator looks again, and what it has seen
 
     # Time
 
-    def tick(self, seconds: float = 1.0, cut: Callable[[], int | None] = lambda: None) -> None:
-        """Some time passes."""
+    def tick(
+        self, seconds: float = 1.0, cut: Callable[[], int | None] = lambda: None, *, only_if_due: bool = False
+    ) -> None:
+        """Some time passes. ``only_if_due``: the operator looks at the job when it is woken, or when it said so."""
         self.now += timedelta(seconds=seconds)
         for name in self.nodes:
             if self.node_up(name):
@@ -83,16 +89,23 @@ class Sim(Launchers):
         self.schedule()
         self.run_launchers()
         self.report()
-        self.settle(cut)
+        if not only_if_due or self.now >= self._look_at or self._news() != self._seen:
+            self.settle(cut)
         self._check_gone()
 
     def run(self, seconds: float, *, until: Callable[[], bool] | None = None, step: float = 1.0) -> None:
         """Time passes, all of it or until the condition holds; it must, if one is given."""
-        for _ in range(int(seconds / step)):
+        for number in range(int(seconds / step)):
             if until is not None and until():
                 return
-            self.tick(step)
+            self.tick(step, only_if_due=number > 0)
         assert until is None or until(), f"not within {seconds} s: {self.status.summary}: {self.plan().message}"
+
+    def _news(self) -> bytes:
+        """All that wakes the operator: the job, its pods, the nodes, and what is new in reports."""
+        nodes = {name: (body["spec"], body["metadata"], _conditions(body)) for name, body in self.nodes.items()}
+        reports = [steady(report) for at, body in self.heard.values() if (report := parse_report(body, at))]
+        return pickle.dumps((self.body, self.all_pods(), nodes, list(self.graves), reports))
 
     def _check_gone(self) -> None:
         """What no operator may do: two worlds train where it takes a pod that runs for gone."""
@@ -195,6 +208,9 @@ class Sim(Launchers):
             plan = self.plan()
             limit = cut()
             if not self.apply(plan, limit) and (limit is None or limit >= len(plan.actions)):
+                later = plan.requeue_after
+                self._look_at = FAR if later is None else self.now + timedelta(seconds=later)
+                self._seen = self._news()
                 return
             if limit is not None and limit < len(plan.actions):
                 self.restart_operator(grace=True)
@@ -255,6 +271,11 @@ class Sim(Launchers):
         self.applied, self.published, self.refusal, self.rendezvous_ip = "", -1, None, ""
         self.heard, self.renewals = {}, {}
         self.started_at = self.now if grace else self.started_at
+
+
+def _conditions(node: Body) -> list[tuple[str, str]]:
+    """Without the times at which a kubelet reported them."""
+    return [(condition["type"], condition["status"]) for condition in node["status"]["conditions"]]
 
 
 Make = Callable[..., Sim]

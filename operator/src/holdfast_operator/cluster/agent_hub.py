@@ -49,7 +49,7 @@ _VOLATILE = frozenset(
         "books",
     }
 )
-_steady = attrgetter(*(field.name for field in fields(Report) if field.name not in _VOLATILE))
+steady = attrgetter(*(field.name for field in fields(Report) if field.name not in _VOLATILE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +293,7 @@ def _peer(uid: str, pod: _KnownPod, since: datetime) -> dict[str, Any] | None:
 
 def _decisive(content: Report) -> tuple[Any, bool]:
     """The part of a report that may change a decision."""
-    return _steady(content), (content.silent_seconds or 0.0) >= SILENT_LAUNCHER_SECONDS
+    return steady(content), (content.silent_seconds or 0.0) >= SILENT_LAUNCHER_SECONDS
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
