@@ -109,7 +109,7 @@ def test_a_base_that_a_zombie_deletes_leaves_no_claim_and_the_next_attempt_start
     if when == "before the claim":
         zombie.commits(20)
     else:
-        monkeypatch.setattr("holdfast.checkpoint.fence.write_claim", late)
+        monkeypatch.setattr("holdfast.checkpoint.attempt_claims.write_claim", late)
     with pytest.raises(ClaimError, match=r"step-10\.g1\.a1 .* was deleted after this attempt read it"):
         engine.claim(step=found.step, pair=found.pair)
     assert [claim.pair for claim in list_claims(tmp_path)] == [AttemptId(1, 1)]

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from holdfast_operator.agents.connections import ConnectionLimiter
+from holdfast_operator.agents.fair_turns import Turns
 from holdfast_operator.agents.limits import ALERTS_PATH, Limits
-from holdfast_operator.agents.turns import Turns
 from holdfast_operator.api.names import PROTOCOL_VERSION
 from holdfast_operator.cluster.agent_hub import AgentHub, PodIdentity
 from holdfast_operator.errors import AgentRequestError, AuthenticationUnavailableError, TooManyRequestsError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from holdfast.core.attempt import AttemptId
-from holdfast.launcher.hang.detectors.observation import HangVerdict, Observed, Sight, Stray
+from holdfast.launcher.hang.detectors.observation import AbsentRank, HangVerdict, Observed, Sight
 from holdfast.launcher.hang.detectors.watchdog import Watchdog
 from holdfast.telemetry.activity import Activity
 from holdfast.telemetry.activity_page import Reading
@@ -60,7 +60,7 @@ class Scene:
         here = {rank: reading for rank, reading in self.readings.items() if rank not in self.left}
         sights = tuple(Sight(slot=100 + rank, rank=rank, reading=reading) for rank, reading in here.items())
         strays = tuple(
-            Stray(slot=100 + rank, rank=rank, reading=self.readings[rank], left_at=at, awaited=self.awaited)
+            AbsentRank(slot=100 + rank, rank=rank, reading=self.readings[rank], left_at=at, awaited=self.awaited)
             for rank, at in self.left.items()
         )
         seen = Observed(

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.checkpoint.attempt_claims import Fence
 from holdfast.checkpoint.attempt_info import Attempt
 from holdfast.checkpoint.expiry import Expiry
-from holdfast.checkpoint.fence import Fence
 from holdfast.checkpoint.folder.publish import exists
 from holdfast.checkpoint.format.failure_causes import FailureCause
 from holdfast.checkpoint.format.file_names import CheckpointName

@@ -18,8 +18,8 @@ from holdfast_operator.api.ids import AttemptId
 from holdfast_operator.api.reasons import MembershipReason
 from holdfast_operator.api.status import Claim, Membership
 from holdfast_operator.decision.membership.candidates import Candidate, MembershipInput, Publication, Wait
-from holdfast_operator.decision.membership.due import due
 from holdfast_operator.decision.membership.generation import highest_started, next_generation, pruned
+from holdfast_operator.decision.membership.generation_due import due
 from holdfast_operator.decision.reporting import messages
 
 KEPT_CLAIMS = 64

@@ -15,7 +15,7 @@ from holdfast.core.protocol import Cause
 from holdfast.launcher.hang import stack_dumps
 from holdfast.launcher.hang.activity_pages import Boards
 from holdfast.launcher.hang.cpu_starvation import cpu_wait
-from holdfast.launcher.hang.detectors.observation import HangSettings, HangVerdict, Observed, Sight, Stray
+from holdfast.launcher.hang.detectors.observation import AbsentRank, HangSettings, HangVerdict, Observed, Sight
 from holdfast.launcher.hang.detectors.watchdog import Watchdog
 from holdfast.launcher.hang.stack_dumps import Source, Story
 from holdfast.launcher.hang.stall_reports import NOBODY, Elsewhere, Stall
@@ -178,7 +178,9 @@ def _observed(scene: Scene, readings: Mapping[int, Reading]) -> Observed:
             if rank.slot in readings
         ),
         strays=tuple(
-            Stray(slot=rank.slot, rank=rank.number, reading=readings[rank.slot], left_at=left_at, awaited=awaited)
+            AbsentRank(
+                slot=rank.slot, rank=rank.number, reading=readings[rank.slot], left_at=left_at, awaited=awaited
+            )
             for rank, left_at, awaited in scene.strays
             if rank.slot in readings
         ),

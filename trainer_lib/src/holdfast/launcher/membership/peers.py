@@ -18,7 +18,7 @@ from holdfast.launcher.membership.attempt_end import (
 )
 from holdfast.launcher.membership.document import Member
 from holdfast.launcher.membership.events import How, KeepStacks
-from holdfast.launcher.membership.formation import acceptance, pursuit
+from holdfast.launcher.membership.formation import acceptance, proposal_answers
 from holdfast.launcher.membership.membership_update import conflicts, see
 from holdfast.launcher.membership.messages import Failure, Hello, Priority, ShareMembership
 from holdfast.launcher.membership.state import Peer
@@ -66,11 +66,11 @@ def received(turn: Transition, event: events.Received) -> None:
         case messages.Propose():
             acceptance.consider(turn, event.sender, message)
         case messages.Accept():
-            pursuit.accepted_by(turn, event.sender, message.world)
+            proposal_answers.accepted_by(turn, event.sender, message.world)
         case messages.Refuse():
-            pursuit.refused_by(turn, event.sender, message)
+            proposal_answers.refused_by(turn, event.sender, message)
         case messages.Start():
-            pursuit.enter(turn, message)
+            proposal_answers.enter(turn, message)
         case _:
             _received_of_the_end(turn, event.sender, message)
 

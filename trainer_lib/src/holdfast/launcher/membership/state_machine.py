@@ -36,7 +36,7 @@ from holdfast.launcher.membership import events, messages
 from holdfast.launcher.membership.attempt_end import completion, drain, failures, foreign_claims, incidents, leaving
 from holdfast.launcher.membership.document import Member
 from holdfast.launcher.membership.events import Action, Event, How, Note, RequestCheckpoint, Send, StartRanks
-from holdfast.launcher.membership.formation import acceptance, proposals, pursuit
+from holdfast.launcher.membership.formation import acceptance, proposal_answers, proposals
 from holdfast.launcher.membership.hello import describe, gossip
 from holdfast.launcher.membership.membership_update import ask, see
 from holdfast.launcher.membership.peers import peer_down, peer_up, received
@@ -72,12 +72,12 @@ def _follow(turn: Transition) -> None:
     failures.settle_failures(turn)
     drain.settle_drain(turn)
     acceptance.accept(turn)
-    pursuit.pursue(turn)
-    pursuit.remind(turn)
+    proposal_answers.pursue(turn)
+    proposal_answers.remind(turn)
     completion.complete(turn)
     waiting = _propose(turn)
     acceptance.accept(turn)
-    pursuit.pursue(turn)
+    proposal_answers.pursue(turn)
     gossip(turn)
     describe(turn, waiting)
     leaving.settle_leaving(turn)

@@ -5,35 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from holdfast.launcher.hang.detectors.look import Look
 from holdfast.launcher.hang.detectors.observation import HangVerdict
+from holdfast.launcher.hang.detectors.rank_durations import RankDurations
 from holdfast.launcher.hang.detectors.verdicts import verdict, waits
 from holdfast.launcher.hang.stall_reports import Stall
 
 
-def mismatched(look: Look) -> tuple[HangVerdict, ...]:
+def mismatched(ranks: RankDurations) -> tuple[HangVerdict, ...]:
     """The odd one out, if it is a rank here. It is not killed: all ranks can leave the attempt by themselves."""
-    here = tuple(look.stall(sight) for sight in look.seen.sights)
-    if not here or not all(wait.waits for wait in here) or look.seen.world_size == 1:
+    here = tuple(ranks.stall(sight) for sight in ranks.seen.sights)
+    if not here or not all(wait.waits for wait in here) or ranks.seen.world_size == 1:
         return ()
-    everyone = (*here, *_waits_elsewhere(look))
-    whole = not look.seen.elsewhere.unheard and {wait.rank for wait in everyone} == set(range(look.seen.world_size))
+    everyone = (*here, *_waits_elsewhere(ranks))
+    whole = not ranks.seen.elsewhere.unheard and {wait.rank for wait in everyone} == set(range(ranks.seen.world_size))
     knotted = everyone if whole else here
-    limit = max(wait.deadline for wait in everyone) if whole else look.settings.longest
+    limit = max(wait.deadline for wait in everyone) if whole else ranks.settings.longest
     seconds, odd = min(wait.seconds for wait in knotted), _odd(knotted)
-    slot = next((sight.slot for sight in look.seen.sights if sight.rank == odd.rank), None)
+    slot = next((sight.slot for sight in ranks.seen.sights if sight.rank == odd.rank), None)
     knot = frozenset((wait.pair, wait.rank, wait.activity, wait.step) for wait in knotted)
-    if slot is None or seconds <= limit or knot == look.mismatch:
+    if slot is None or seconds <= limit or knot == ranks.mismatch:
         return ()
     others = [(wait.rank, wait.activity) for wait in knotted if wait is not odd]
     text = f"{waits(others, known=whole)}: each waits for the other"
     place = (odd.rank, odd.activity, odd.step)
-    return (replace(verdict(look, place, (seconds, limit), "has waited", text, slot=slot), kills=False, waits=knot),)
+    return (replace(verdict(ranks, place, (seconds, limit), "has waited", text, slot=slot), kills=False, waits=knot),)
 
 
-def _waits_elsewhere(look: Look) -> tuple[Stall, ...]:
-    waits = [stall for stall in look.seen.elsewhere.stalls if stall.waits]
-    return tuple(replace(stall, seconds=look.heard_seconds(stall)) for stall in waits)
+def _waits_elsewhere(ranks: RankDurations) -> tuple[Stall, ...]:
+    waits = [stall for stall in ranks.seen.elsewhere.stalls if stall.waits]
+    return tuple(replace(stall, seconds=ranks.heard_seconds(stall)) for stall in waits)
 
 
 def _odd(waits: Sequence[Stall]) -> Stall:

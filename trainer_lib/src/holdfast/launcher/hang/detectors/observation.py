@@ -65,7 +65,7 @@ class Sight:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stray:
+class AbsentRank:
     """One local rank that left its attempt. `awaited`: it has a place in the present one, and has not taken it."""
 
     slot: int
@@ -87,7 +87,7 @@ class Observed:
     pair: AttemptId
     world_size: int
     sights: tuple[Sight, ...]
-    strays: tuple[Stray, ...] = ()
+    strays: tuple[AbsentRank, ...] = ()
     elsewhere: Elsewhere = NOBODY
     cpu_waits: Mapping[int, float] = field(default_factory=dict)
     """By process: how long it stood in line for a CPU, all in all."""

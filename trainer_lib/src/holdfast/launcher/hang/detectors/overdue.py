@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from holdfast.launcher.hang.detectors.look import Look
 from holdfast.launcher.hang.detectors.observation import HangVerdict, Observed, Sight
+from holdfast.launcher.hang.detectors.rank_durations import RankDurations
 from holdfast.launcher.hang.detectors.verdicts import blame, waits
 from holdfast.launcher.hang.stall_reports import in_collective
 from holdfast.telemetry.activity import Activity
 
 
-def overdue(look: Look) -> tuple[HangVerdict, ...]:
+def overdue(ranks: RankDurations) -> tuple[HangVerdict, ...]:
     """The local ranks that are late; of several, those without a sign of life."""
-    late = [(sight, limit) for sight, limit in look.limits() if look.age(sight) > limit]
-    mute = [(sight, limit) for sight, limit in late if look.silent(sight)]
-    if not mute and (look.seen.elsewhere.unheard or _mute_elsewhere(look)):
+    late = [(sight, limit) for sight, limit in ranks.limits() if ranks.age(sight) > limit]
+    mute = [(sight, limit) for sight, limit in late if ranks.silent(sight)]
+    if not mute and (ranks.seen.elsewhere.unheard or _mute_elsewhere(ranks)):
         return ()  # it will soon be known, or is about to be ended
     late = mute or late
-    if len(late) == len(look.seen.sights) and _all_elsewhere(look.seen, silent=bool(mute)):
-        patient = [(sight, look.patient(limit)) for sight, limit in late]
-        late = [(sight, limit) for sight, limit in patient if look.age(sight) > limit]
+    if len(late) == len(ranks.seen.sights) and _all_elsewhere(ranks.seen, silent=bool(mute)):
+        patient = [(sight, ranks.patient(limit)) for sight, limit in late]
+        late = [(sight, limit) for sight, limit in patient if ranks.age(sight) > limit]
     blamed = {sight.rank for sight, _ in late}
-    text = waits(_waiters(look.seen, blamed), known=_known(look.seen, blamed))
-    return tuple(_late(look, sight, limit, text) for sight, limit in late)
+    text = waits(_waiters(ranks.seen, blamed), known=_known(ranks.seen, blamed))
+    return tuple(_late(ranks, sight, limit, text) for sight, limit in late)
 
 
-def _mute_elsewhere(look: Look) -> bool:
+def _mute_elsewhere(ranks: RankDurations) -> bool:
     """Whether another launcher is about to end a rank of its own that shows no sign of life."""
-    return any(stall.silent and look.heard_seconds(stall) > stall.deadline for stall in look.seen.elsewhere.stalls)
+    return any(stall.silent and ranks.heard_seconds(stall) > stall.deadline for stall in ranks.seen.elsewhere.stalls)
 
 
 def _all_elsewhere(seen: Observed, *, silent: bool) -> bool:
@@ -48,10 +48,10 @@ def _known(seen: Observed, blamed: set[int]) -> bool:
     return len(told | blamed | {sight.rank for sight in seen.sights}) == seen.world_size
 
 
-def _late(look: Look, sight: Sight, limit: float, waits: str) -> HangVerdict:
+def _late(ranks: RankDurations, sight: Sight, limit: float, waits: str) -> HangVerdict:
     did = "has been busy"
-    if look.by_beat(sight):
+    if ranks.by_beat(sight):
         did = "has shown no sign of life"
-    elif look.repeats and sight.reading.activity is Activity.COMPUTE:
+    elif ranks.repeats and sight.reading.activity is Activity.COMPUTE:
         waits += "; what is not a step belongs into 'with job.phase(\"evaluation\")'"
-    return blame(look, sight, (look.age(sight), limit), did, waits)
+    return blame(ranks, sight, (ranks.age(sight), limit), did, waits)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from holdfast.launcher.hang.detectors.look import Look
 from holdfast.launcher.hang.detectors.observation import HangVerdict, Sight
+from holdfast.launcher.hang.detectors.rank_durations import RankDurations
 from holdfast.telemetry.activity import Activity
 
 _WANTED: Final = {
@@ -16,14 +16,20 @@ _WANTED: Final = {
 }
 
 
-def blame(look: Look, sight: Sight, spent: tuple[float, float], did: str, waits: str) -> HangVerdict:
+def blame(ranks: RankDurations, sight: Sight, spent: tuple[float, float], did: str, waits: str) -> HangVerdict:
     """The verdict on one local rank."""
     place = (sight.rank, sight.reading.activity, sight.reading.step)
-    return verdict(look, place, spent, did, waits, slot=sight.slot)
+    return verdict(ranks, place, spent, did, waits, slot=sight.slot)
 
 
 def verdict(
-    look: Look, place: tuple[int, Activity, int], spent: tuple[float, float], did: str, waits: str, *, slot: int
+    ranks: RankDurations,
+    place: tuple[int, Activity, int],
+    spent: tuple[float, float],
+    did: str,
+    waits: str,
+    *,
+    slot: int,
 ) -> HangVerdict:
     """`place` is rank, activity and step; `spent` is how long it took, and how long it may take."""
     (rank, activity, step), (seconds, limit) = place, spent
@@ -35,7 +41,7 @@ def verdict(
         seconds=seconds,
         deadline=limit,
         message=text,
-        repeats=look.repeats,
+        repeats=ranks.repeats,
     )
 
 

@@ -6,19 +6,19 @@ from typing import Final
 
 from holdfast.core.attempt import AttemptId
 from holdfast.launcher.hang.cpu_starvation import Starvation
-from holdfast.launcher.hang.detectors.astray import astray
-from holdfast.launcher.hang.detectors.look import NEVER, Look
+from holdfast.launcher.hang.detectors.absent_ranks import absent_ranks
 from holdfast.launcher.hang.detectors.mismatched import mismatched
 from holdfast.launcher.hang.detectors.observation import HangSettings, HangVerdict, Observed, Sight, Waits
 from holdfast.launcher.hang.detectors.overdue import overdue
 from holdfast.launcher.hang.detectors.pace import Pace, Pauses
+from holdfast.launcher.hang.detectors.rank_durations import NEVER, RankDurations
 from holdfast.launcher.hang.stall_reports import Hearsay, Stall
 from holdfast.telemetry.activity import Activity
 
 # Others are told early enough to know of all ranks when the first deadline is over.
 _TOLD_SHARE: Final = 0.6
 # The first that finds something is heard alone: a rank that left explains why others are late or wait.
-_DETECTORS: Final = (astray, overdue, mismatched)
+_DETECTORS: Final = (absent_ranks, overdue, mismatched)
 
 
 class Watchdog:
@@ -49,16 +49,16 @@ class Watchdog:
             self._repeats = 0
         if not self.settings.enabled:
             return ()
-        look = self._look(seen, now)
+        ranks = self._look(seen, now)
         for detect in _DETECTORS:
-            if verdicts := detect(look):
+            if verdicts := detect(ranks):
                 self._count(seen.pair)
                 self._mismatch = verdicts[0].waits or self._mismatch
                 return verdicts
         return ()
 
-    def _look(self, seen: Observed, now: float) -> Look:
-        return Look(
+    def _look(self, seen: Observed, now: float) -> RankDurations:
+        return RankDurations(
             seen=seen,
             now=now,
             settings=self.settings,
@@ -83,20 +83,20 @@ class Watchdog:
     def stalls(self, seen: Observed, now: float) -> tuple[Stall, ...]:
         """What the other launchers must know of the ranks here; the same as long as it is so."""
         told: dict[tuple[int, Activity, float, bool], Stall] = {}
-        look = self._look(seen, now)
+        ranks = self._look(seen, now)
         for sight in seen.sights if self.settings.enabled else ():
             reading = sight.reading
-            key = (sight.slot, reading.activity, reading.since, look.stopped(reading))
+            key = (sight.slot, reading.activity, reading.since, ranks.stopped(reading))
             known = self._told.get(key)
-            stall = known if known and known.pair == seen.pair else _worth_telling(look, sight)
+            stall = known if known and known.pair == seen.pair else _worth_telling(ranks, sight)
             if stall is not None:
                 told[key] = stall
         self._told = told
         return tuple(told.values())
 
 
-def _worth_telling(look: Look, sight: Sight) -> Stall | None:
+def _worth_telling(ranks: RankDurations, sight: Sight) -> Stall | None:
     if sight.reading.activity in NEVER:
         return None
-    stall = look.stall(sight)
+    stall = ranks.stall(sight)
     return stall if stall.silent or stall.seconds >= _TOLD_SHARE * stall.deadline else None

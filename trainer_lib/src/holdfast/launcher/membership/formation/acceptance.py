@@ -15,7 +15,7 @@ from holdfast.launcher.membership.attempt_end.drain import hear_of_the_end
 from holdfast.launcher.membership.attempt_end.incidents import adopt_incident, close_attempt
 from holdfast.launcher.membership.document import Member
 from holdfast.launcher.membership.events import QuiesceRanks
-from holdfast.launcher.membership.formation.pursuit import accepted_by, give_way
+from holdfast.launcher.membership.formation.proposal_answers import accepted_by, give_way
 from holdfast.launcher.membership.messages import Accept, Propose, World
 from holdfast.launcher.membership.state import Attempt, Pending, Phase, Quiesce
 from holdfast.launcher.membership.transition import Transition

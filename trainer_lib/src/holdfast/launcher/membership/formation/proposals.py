@@ -17,7 +17,7 @@ from holdfast.launcher.membership.formation.acceptance import (
     known_to_have_failed,
     uids_of,
 )
-from holdfast.launcher.membership.formation.pursuit import say
+from holdfast.launcher.membership.formation.proposal_answers import say
 from holdfast.launcher.membership.messages import Incident, Priority, Propose, Remedy, World
 from holdfast.launcher.membership.state import Phase, Proposal
 from holdfast.launcher.membership.transition import Transition

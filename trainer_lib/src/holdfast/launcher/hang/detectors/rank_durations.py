@@ -30,7 +30,7 @@ _BETWEEN_WORLDS: Final = frozenset({Activity.SYNC, Activity.PARKED})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class RankDurations:
     """The ranks at one moment, and what deadlines are made of."""
 
     seen: Observed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast_operator.agents.turns import Turns
+from holdfast_operator.agents.fair_turns import Turns
 
 
 def test_one_job_with_many_requests_holds_up_no_other() -> None:

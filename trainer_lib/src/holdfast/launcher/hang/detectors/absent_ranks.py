@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
-from holdfast.launcher.hang.detectors.look import Look
-from holdfast.launcher.hang.detectors.observation import HangVerdict, Stray
+from holdfast.launcher.hang.detectors.observation import AbsentRank, HangVerdict
+from holdfast.launcher.hang.detectors.rank_durations import RankDurations
 from holdfast.launcher.hang.detectors.verdicts import blame
 from holdfast.telemetry.activity import Activity
 
 
-def astray(look: Look) -> tuple[HangVerdict, ...]:
+def absent_ranks(ranks: RankDurations) -> tuple[HangVerdict, ...]:
     """The local ranks that left an attempt and are late for the next one."""
-    spent = [(stray, *_spent(look, stray)) for stray in look.seen.strays if _must_come(stray)]
+    spent = [(stray, *_spent(ranks, stray)) for stray in ranks.seen.strays if _must_come(stray)]
     late = [(stray, seconds, limit) for stray, seconds, limit in spent if seconds > limit]
-    if not _state_is_kept(look, {stray.slot for stray, _, _ in late}):
+    if not _state_is_kept(ranks, {stray.slot for stray, _, _ in late}):
         # What the strays of other launchers do is unknown: theirs may be as long at it.
-        patient = [(stray, took, look.patient(limit)) for stray, took, limit in late]
+        patient = [(stray, took, ranks.patient(limit)) for stray, took, limit in late]
         late = [(stray, seconds, limit) for stray, seconds, limit in patient if seconds > limit]
-    return tuple(_stray(look, stray, (seconds, limit)) for stray, seconds, limit in late)
+    return tuple(_stray(ranks, stray, (seconds, limit)) for stray, seconds, limit in late)
 
 
-def _must_come(stray: Stray) -> bool:
+def _must_come(stray: AbsentRank) -> bool:
     activity = stray.reading.activity
     return activity is not Activity.DONE and (activity is not Activity.PARKED or stray.awaited)
 
 
-def _spent(look: Look, stray: Stray) -> tuple[float, float]:
+def _spent(ranks: RankDurations, stray: AbsentRank) -> tuple[float, float]:
     """How long it has kept others waiting, and how long it may."""
-    sight, reading, by_beat = stray.sight, stray.reading, _by_beat(look, stray)
+    sight, reading, by_beat = stray.sight, stray.reading, _by_beat(ranks, stray)
     forms = reading.activity is Activity.SYNC
-    limit = look.settings.startup if forms and not by_beat else look.limit(sight)
-    return look.awake(reading, max(stray.left_at, reading.beat if by_beat else reading.since)), limit
+    limit = ranks.settings.startup if forms and not by_beat else ranks.limit(sight)
+    return ranks.awake(reading, max(stray.left_at, reading.beat if by_beat else reading.since)), limit
 
 
-def _state_is_kept(look: Look, late: set[int]) -> bool:
+def _state_is_kept(ranks: RankDurations, late: set[int]) -> bool:
     """Whether a rank here that made steps, and is not late itself, waits for the others with what it has."""
-    here = (*look.seen.sights, *(stray.sight for stray in look.seen.strays))
+    here = (*ranks.seen.sights, *(stray.sight for stray in ranks.seen.strays))
     waiting = [sight for sight in here if sight.slot not in late and sight.reading.activity.waiting]
-    return any(sight.reading.made > 0 and not look.silent(sight) for sight in waiting)
+    return any(sight.reading.made > 0 and not ranks.silent(sight) for sight in waiting)
 
 
-def _by_beat(look: Look, stray: Stray) -> bool:
+def _by_beat(ranks: RankDurations, stray: AbsentRank) -> bool:
     """Whether only its signs of life count: what forms or applies has much time as long as it shows some."""
     activity = stray.reading.activity
-    silent = look.silent(stray.sight)
+    silent = ranks.silent(stray.sight)
     return activity is Activity.PARKED or (silent and activity in (Activity.SYNC, Activity.APPLY))
 
 
-def _stray(look: Look, stray: Stray, spent: tuple[float, float]) -> HangVerdict:
-    by_beat = _by_beat(look, stray)
+def _stray(ranks: RankDurations, stray: AbsentRank, spent: tuple[float, float]) -> HangVerdict:
+    by_beat = _by_beat(ranks, stray)
     did = "has shown no sign of life" if by_beat else "left its attempt and has been busy"
     waits = "the others wait for it to form the world" if stray.awaited else "the next world will wait for it"
-    return blame(look, stray.sight, spent, did, waits)
+    return blame(ranks, stray.sight, spent, did, waits)
