@@ -1,8 +1,8 @@
 """Where the time of a rank goes. Pure: the clock is a parameter.
 
-A rank's books cover its time in a world, from the forming of its groups to the moment when it leaves: what lies
-before, between and after is its launcher's to measure (`launch.accounts`). Each activity has a stopwatch of its own,
-and so has the time in a world as a whole: what the causes do not add up to is told as unattributed, not hidden.
+A rank accounts for its time in a world, from the start of its process groups until it leaves. The launcher measures
+the time before, between and after worlds (`launcher.accounting`). Each activity has a stopwatch, and so has the whole
+time in a world. The time that no activity explains is reported as unattributed.
 
 The time of a step in the making belongs to nobody yet (`open`). It is productive once the step is committed, and
 recompute if the step is discarded, or was committed before by this job and is made again. Waiting that ends in

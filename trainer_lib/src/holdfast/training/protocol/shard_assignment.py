@@ -66,7 +66,7 @@ def deal(held: Sequence[int | None], size: int) -> ShardAssignment:
 def resolve(
     standings: Sequence[RankState], held: Sequence[int | None], size: int, commit: AttemptId | None = None
 ) -> tuple[Resolution, ShardAssignment]:
-    """As `marks.resolve`, for states that are whole only if every shard of them is there.
+    """As `step_commit.resolve`, for states that are complete only if every shard of them is there.
 
     Survivors that hold a shard of which there are enough take over another: for that they count as newcomers.
     """
