@@ -37,14 +37,15 @@ class JsonFields:
 
     __slots__ = ()
     SPARSE: ClassVar[bool] = False
-    """Whether fields that have their default are left out."""
+    """Whether fields that have their default are left out. A field without a default is always written, also where it
+    has the value that `missing` names: people and other programs read it."""
 
     def to_json(self: DataclassInstance) -> dict[str, Any]:
         """Return the fields by their keys."""
         found: dict[str, Any] = {}
-        for name, key, _, default in _plan(type(self)):
+        for name, key, _, _, usual in _plan(type(self)):
             value = getattr(self, name)
-            if type(self).SPARSE and value == default:  # type: ignore[attr-defined]
+            if type(self).SPARSE and value == usual:  # type: ignore[attr-defined]
                 continue
             if key == FLAT:
                 found |= value.to_json() if value else {"generation": None, "attempt": None}
@@ -61,7 +62,7 @@ class JsonFields:
 def read_fields(kind: type[DataclassInstance], value: Json) -> dict[str, Any]:
     """Return the fields that can be read, by their names."""
     found = {}
-    for name, key, read, default in _plan(kind):
+    for name, key, read, default, _ in _plan(kind):
         raw = value if key == FLAT else value.get(key)
         item = None if raw is None else read(raw)
         if item is None and default is MISSING:
@@ -84,8 +85,8 @@ def written(value: Any) -> Any:
 
 
 @cache
-def _plan(kind: type[DataclassInstance]) -> tuple[tuple[str, str, Read, Any], ...]:
-    """Name, key, reader and default of each field."""
+def _plan(kind: type[DataclassInstance]) -> tuple[tuple[str, str, Read, Any, Any], ...]:
+    """Return for each field: name, key, reader, the value if it cannot be read, and the value that is left out."""
     hints = get_type_hints(kind)
     return tuple(
         (
@@ -93,6 +94,7 @@ def _plan(kind: type[DataclassInstance]) -> tuple[tuple[str, str, Read, Any], ..
             _key(one),
             one.metadata.get("read") or _reader(hints[one.name], one),
             _default(hints[one.name], one),
+            None if one.default is MISSING else one.default,
         )
         for one in fields(kind)
     )

@@ -54,8 +54,8 @@ class Previous(JsonFields):
     """An earlier generation that may still hold a world; with `through`, a run of numbers never published."""
 
     generation: int
-    publication: str = ""
-    members: frozenset[str] = frozenset()
+    publication: str
+    members: frozenset[str]
     through: int | None = None
 
 
