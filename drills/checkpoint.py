@@ -280,11 +280,11 @@ def elsewhere() -> Iterator[Measurement]:
         ),
         "writes, fsyncs and renames in a safe order (traced)": (
             "checkpoint/saving/test_crash.py",
-            "test_writes_fsyncs_and_renames_come_in_the_order_that_makes_a_commit_safe",
+            "test_writes_fsyncs_and_renames_are_in_crash_safe_order",
         ),
         "S3: the connection cut at each request of an upload": (
-            "checkpoint/stores/test_s3.py",
-            "test_cut_at_every_request_there_is_no_commit_or_a_whole_one_and_a_retry_completes_it",
+            "checkpoint/stores/test_s3_faults.py",
+            "test_interrupted_upload_is_absent_or_complete_and_retryable",
         ),
         "disk full at each write of a save": (
             "checkpoint/io/test_full_disk.py",

@@ -26,7 +26,7 @@ def drill(out: Path, *words: str) -> tuple[int, list[dict[str, Any]]]:
 
 
 @pytest.mark.thorough
-def test_ranks_that_are_killed_while_they_save_leave_a_commit_that_is_whole(tmp_path: Path) -> None:
+def test_ranks_killed_while_saving_leave_a_complete_checkpoint(tmp_path: Path) -> None:
     code, rows = drill(tmp_path, "kills", "--trials", "3", "--seed", "7")
     assert [row["note"] for row in rows if row["held"] is not True] == []
     assert (code, rows[-1]["n"], rows[-1]["hash_equal"]) == (0, 3, True)
@@ -40,7 +40,7 @@ def test_damage_anywhere_in_the_newest_commit_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_touch_is_answered_and_what_the_disk_takes_is_measured_beside_it(tmp_path: Path) -> None:
+def test_touch_is_answered_and_disk_speed_measured_alongside(tmp_path: Path) -> None:
     _, (row,) = drill(tmp_path, "touch", "--quick")
     assert (row["n"], "s of disk for 2 MB" in row["note"]) == (5, True), row
     assert "the answer is" not in row["note"], row
@@ -124,7 +124,7 @@ def test_a_world_that_begins_with_something_else_is_a_failure(
     assert bool(why) is bool(failures)
 
 
-def test_the_generators_of_a_world_with_survivors_are_nobodys_commit(
+def test_generators_of_survivors_belong_to_no_checkpoint(
     kills: ModuleType, book: Any, note: Callable[..., Any]
 ) -> None:
     for rank in (0, 1):

@@ -34,11 +34,11 @@ def lost_volume(tmp_path: Path) -> CheckpointManager:
     return engine
 
 
-def test_where_the_shared_tier_has_lost_all_the_newest_is_that_of_the_copies(lost_volume: CheckpointManager) -> None:
+def test_newest_copy_is_restored_when_the_shared_tier_lost_all(lost_volume: CheckpointManager) -> None:
     assert lost_volume.newest() == CheckpointName(step=10, pair=AttemptId(1, 1))
 
 
-def test_copies_out_of_reach_do_not_hold_up_who_goes_on_from_memory(
+def test_unreachable_copies_do_not_delay_a_restore_from_memory(
     lost_volume: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreachable(self: FallbackStore) -> tuple[Claim, ...]:
@@ -48,7 +48,7 @@ def test_copies_out_of_reach_do_not_hold_up_who_goes_on_from_memory(
     assert lost_volume.newest() is None
 
 
-def test_a_store_that_answers_only_some_requests_ends_the_restore(
+def test_store_answering_only_some_requests_ends_the_restore(
     lost_volume: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def leaves_out(self: FallbackStore, ask: object) -> tuple[()]:
@@ -60,7 +60,7 @@ def test_a_store_that_answers_only_some_requests_ends_the_restore(
         lost_volume.restore()
 
 
-def test_an_attempt_goes_on_from_the_newest_commit_and_its_claim_says_so(tmp_path: Path) -> None:
+def test_attempt_resumes_from_and_claims_the_newest_checkpoint(tmp_path: Path) -> None:
     Run(tmp_path, 1, 1).commits(10, 20)
     second = Run(tmp_path, 1, 2)
     assert second.found.step == 20
@@ -70,7 +70,7 @@ def test_an_attempt_goes_on_from_the_newest_commit_and_its_claim_says_so(tmp_pat
     assert list_claims(tmp_path)[-1] == second.claim
 
 
-def test_commits_of_an_attempt_that_inherited_its_claim_are_kept_and_expire_like_others(tmp_path: Path) -> None:
+def test_checkpoints_of_an_heir_are_kept_and_expire_normally(tmp_path: Path) -> None:
     """An attempt that goes on from memory in its generation writes no claim, and its commits are the job's own."""
     run = Run(tmp_path, 1, 1).commits(10, 20, 30)
     heir = Attempt(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run")
@@ -84,7 +84,8 @@ def test_commits_of_an_attempt_that_inherited_its_claim_are_kept_and_expire_like
     assert commits(tmp_path) == {"step-70.g2.a1", "step-80.g2.a1", "step-90.g2.a1"}
 
 
-def test_what_a_zombie_commits_after_its_successor_claimed_is_never_read(tmp_path: Path) -> None:
+def test_checkpoint_of_a_stale_attempt_is_never_read(tmp_path: Path) -> None:
+    """The stale attempt publishes after its successor has claimed."""
     zombie = Run(tmp_path, 1, 1).commits(10)
     Run(tmp_path, 1, 2)
     zombie.commits(20, 30)
@@ -94,9 +95,10 @@ def test_what_a_zombie_commits_after_its_successor_claimed_is_never_read(tmp_pat
 
 
 @pytest.mark.parametrize("when", ["before the claim", "while the claim is written"])
-def test_a_base_that_a_zombie_deletes_leaves_no_claim_and_the_next_attempt_starts_from_what_it_saved(
+def test_base_deleted_by_a_stale_attempt_leaves_no_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
+    """The next attempt starts from what the stale attempt saved."""
     zombie = Run(tmp_path, 1, 1, keep_last=1).commits(10)
     engine = CheckpointManager(tmp_path, keep_last=1, resume=Resume.ALWAYS, on_foreign=lambda claims: None)
     engine.enter(Attempt(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())

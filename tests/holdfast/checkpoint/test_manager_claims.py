@@ -25,7 +25,8 @@ from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import ClaimError
 
 
-def test_attempts_that_fail_before_they_commit_leave_one_claim_and_cut_off_as_much(tmp_path: Path) -> None:
+def test_attempts_without_checkpoints_leave_one_claim(tmp_path: Path) -> None:
+    """The claim fences as much as all of their claims would."""
     zombie = Run(tmp_path, 1, 1).commits(10)
     for attempt in range(2, 6):
         Run(tmp_path, 1, attempt)
@@ -34,9 +35,7 @@ def test_attempts_that_fail_before_they_commit_leave_one_claim_and_cut_off_as_mu
     assert Run(tmp_path, 2, 1).found.step == 10
 
 
-def test_a_claim_that_is_removed_while_claims_are_listed_is_not_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_claim_removed_while_claims_are_listed_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Run(tmp_path, 1, 1).commits(10)
     Run(tmp_path, 1, 2)
     read, successors = claims_module._read, [3]
@@ -56,7 +55,7 @@ def test_two_processes_cannot_claim_one_attempt(tmp_path: Path) -> None:
         Run(tmp_path, 1, 1)
 
 
-def test_a_claim_that_was_written_and_not_synced_is_ours_at_the_next_try(
+def test_claim_written_but_not_synced_is_ours_on_the_next_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = Run(tmp_path, 1, 1).claim
@@ -109,9 +108,10 @@ def test_without_hard_links_one_attempt_has_one_claim(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_links")
-def test_without_hard_links_a_claimant_that_was_killed_leaves_no_claim_and_the_next_attempt_goes_on(
+def test_without_hard_links_a_killed_claimant_leaves_no_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The next attempt continues."""
     Run(tmp_path, 1, 1).commits(10)
     (tmp_path / "claims" / f"1.2.json{RIGHT}").touch()
     with pytest.raises(ClaimError, match=r"another process has claimed attempt 1\.2"):
@@ -121,7 +121,7 @@ def test_without_hard_links_a_claimant_that_was_killed_leaves_no_claim_and_the_n
 
 
 @pytest.mark.usefixtures("no_links")
-def test_without_hard_links_a_claimant_by_hand_that_was_killed_keeps_no_later_one_out(
+def test_without_hard_links_a_killed_manual_claim_blocks_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No operator or launcher counts attempts there: the folder alone says which name is free."""
@@ -140,7 +140,7 @@ def test_without_hard_links_a_claimant_by_hand_that_was_killed_keeps_no_later_on
 
 
 @pytest.mark.usefixtures("no_links")
-def test_without_hard_links_a_name_that_another_host_took_at_the_same_moment_is_not_ours(
+def test_without_hard_links_a_name_another_host_took_is_not_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = Path.rename
@@ -157,9 +157,10 @@ def test_without_hard_links_a_name_that_another_host_took_at_the_same_moment_is_
 
 
 @pytest.mark.parametrize(("number", "saves"), [(errno.EINVAL, True), (errno.ENOSYS, True), (errno.EIO, False)])
-def test_a_volume_that_knows_no_fsync_of_folders_saves_and_one_on_which_it_fails_does_not(
+def test_volume_without_folder_fsync_saves_unless_fsync_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, saves: bool
 ) -> None:
+    """If fsync of a folder fails with another error, the save fails."""
     run, fsync = Run(tmp_path, 1, 1), os.fsync
 
     def refuses(fd: int) -> None:
@@ -181,13 +182,14 @@ def test_another_jobs_claim_stops_the_attempt_before_it_writes(tmp_path: Path) -
     assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == before
 
 
-def test_a_job_applied_again_on_an_old_folder_resumes_it_once_the_operator_knows_its_claims(tmp_path: Path) -> None:
+def test_job_applied_again_on_an_old_folder_resumes_it(tmp_path: Path) -> None:
+    """The job resumes when the operator knows the claims of the folder."""
     old = Run(tmp_path, 3, 1, job="other").commits(10)
     again = Run(tmp_path, 4, 1, known=(old.claim,))
     assert (again.found.step, again.found.pair) == (10, AttemptId(3, 1))
 
 
-def test_resume_never_starts_at_0_and_later_attempts_of_the_job_resume_its_own(tmp_path: Path) -> None:
+def test_resume_never_starts_at_0_and_later_attempts_resume_it(tmp_path: Path) -> None:
     old = Run(tmp_path, 3, 1, job="other").commits(10)
     known = (old.claim,)
     first = Run(tmp_path, 4, 1, known=known, resume=Resume.NEVER)
@@ -197,7 +199,7 @@ def test_resume_never_starts_at_0_and_later_attempts_of_the_job_resume_its_own(t
 
 
 @pytest.mark.parametrize("pair", [AttemptId(2, 1), AttemptId(1, 1)], ids=["above ours", "under our name"])
-def test_a_claim_that_appears_while_ours_is_written_stops_the_attempt(tmp_path: Path, pair: AttemptId) -> None:
+def test_claim_appearing_during_ours_stops_the_attempt(tmp_path: Path, pair: AttemptId) -> None:
     """The look after the claim: whoever writes second sees the first."""
     attempt = Attempt(pair=AttemptId(1, 1), job_uid=JOB, publication="p1", run_id="run")
     reported: list[Claim] = []

@@ -37,7 +37,7 @@ def entered(root: Path, copies: str = "", keep_last: int = 3) -> CheckpointManag
     return engine
 
 
-def test_where_all_is_damaged_training_does_not_begin_anew_over_it(tmp_path: Path) -> None:
+def test_training_does_not_start_over_if_everything_is_corrupt(tmp_path: Path) -> None:
     Run(tmp_path, 1, 1).commits(10, 20)
     damage(tmp_path)
     before, claimed = commits(tmp_path), list_claims(tmp_path)
@@ -61,16 +61,15 @@ def test_it_begins_anew_once_somebody_has_moved_the_damage_aside(tmp_path: Path)
     assert len(list((tmp_path / "quarantine").glob("step-*/MANIFEST.json"))) == 2
 
 
-def test_another_jobs_damage_does_not_stop_one_that_is_not_to_resume_it(tmp_path: Path) -> None:
+def test_foreign_corruption_does_not_stop_a_job_not_resuming_it(tmp_path: Path) -> None:
     Run(tmp_path, 1, 1).commits(10)
     damage(tmp_path)
     fresh = Run(tmp_path, 2, 1, job="job-2", resume=Resume.NEVER, known=tuple(list_claims(tmp_path)))
     assert fresh.found.step == 0
 
 
-def test_a_job_whose_first_commit_is_damaged_begins_anew_and_keeps_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_job_with_a_corrupt_first_checkpoint_starts_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The corrupt checkpoint is kept."""
     Run(tmp_path, 1, 1).commits(10)
     damage(tmp_path)
     found = entered(tmp_path).restore()
@@ -80,7 +79,8 @@ def test_a_job_whose_first_commit_is_damaged_begins_anew_and_keeps_it(
     assert list((tmp_path / "quarantine").glob("*/rank-0.safetensors"))
 
 
-def test_one_damaged_commit_may_be_the_last_of_many_where_one_is_kept(tmp_path: Path) -> None:
+def test_with_keep_last_1_one_corrupt_checkpoint_stops_the_job(tmp_path: Path) -> None:
+    """Retention may have deleted many complete ones before it."""
     Run(tmp_path, 1, 1).commits(10)
     damage(tmp_path)
     with pytest.raises(NoneWholeError):
@@ -88,9 +88,7 @@ def test_one_damaged_commit_may_be_the_last_of_many_where_one_is_kept(tmp_path: 
     assert not (tmp_path / "quarantine").exists()
 
 
-def test_an_error_of_the_volume_that_lasts_a_while_costs_no_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lasting_volume_error_costs_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A soft mount whose server is away: no file can be read, and no folder be renamed."""
     Run(tmp_path, 1, 1).commits(10, 20)
 
@@ -122,9 +120,7 @@ def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return times
 
 
-def test_copies_that_were_away_for_a_moment_are_asked_before_anything_is_given_up(
-    tmp_path: Path, away: list[int]
-) -> None:
+def test_briefly_absent_copies_are_asked_before_giving_up_a_step(tmp_path: Path, away: list[int]) -> None:
     damage(tmp_path / "shared")
     away[0] = 2
     assert entered(tmp_path / "shared", "s3://copies/job").restore().step == 20
@@ -163,14 +159,12 @@ def test_copies_that_stay_away_may_hold_what_is_corrupt_here(tmp_path: Path, awa
     assert entered(tmp_path / "shared", "s3://copies/job").restore().step == 20
 
 
-def test_copies_that_stay_away_stop_nobody_whose_newest_commit_is_good(tmp_path: Path, away: list[int]) -> None:
+def test_absent_copies_do_not_stop_a_job_with_a_good_newest_one(tmp_path: Path, away: list[int]) -> None:
     away[0] = 1000
     assert entered(tmp_path / "shared", "s3://copies/job").restore().step == 20
 
 
-def test_copies_that_stay_away_may_hold_what_a_volume_had_that_was_rolled_back(
-    tmp_path: Path, away: list[int]
-) -> None:
+def test_absent_copies_may_hold_what_a_rolled_back_volume_had(tmp_path: Path, away: list[int]) -> None:
     shutil.rmtree(tmp_path / "shared" / "step-20.g1.a1")
     away[0] = 1000
     engine = entered(tmp_path / "shared", "s3://copies/job")
@@ -181,7 +175,7 @@ def test_copies_that_stay_away_may_hold_what_a_volume_had_that_was_rolled_back(
     assert engine.restore().step == 10, "nothing newer was there"
 
 
-def test_copies_that_stay_away_may_hold_what_the_last_attempt_continued(tmp_path: Path, away: list[int]) -> None:
+def test_absent_copies_may_hold_what_the_last_attempt_continued(tmp_path: Path, away: list[int]) -> None:
     """It was read from there, and the volume has only older ones."""
     write_claim(
         tmp_path / "shared",

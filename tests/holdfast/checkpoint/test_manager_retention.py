@@ -38,7 +38,7 @@ def test_rules_keep_more_than_the_last_ones(tmp_path: Path) -> None:
     assert commits(tmp_path) == {f"step-{step}.g1.a1" for step in (20, 40, 50)}
 
 
-def test_older_attempts_commits_go_only_when_k_newer_ones_are_verified(tmp_path: Path) -> None:
+def test_older_attempts_expire_only_after_k_newer_are_verified(tmp_path: Path) -> None:
     Run(tmp_path, 1, 1, keep_last=3).commits(10, 20, 30)
     second = Run(tmp_path, 1, 2, keep_last=3).commits(40)
     assert len(commits(tmp_path)) == 4  # 30 was read back whole and 40 written: only two are verified
@@ -46,7 +46,7 @@ def test_older_attempts_commits_go_only_when_k_newer_ones_are_verified(tmp_path:
     assert commits(tmp_path) == {"step-30.g1.a1", "step-40.g1.a2", "step-50.g1.a2"}
 
 
-def test_a_job_that_does_not_resume_deletes_nothing_of_the_job_before_it(tmp_path: Path) -> None:
+def test_job_without_resume_deletes_nothing_of_the_previous_job(tmp_path: Path) -> None:
     old = {"step-80000.g1.a1", "step-90000.g1.a1"}
     Run(tmp_path, 1, 1).commits(80_000, 90_000)
     rules = Rules.parse("hours=24,every=10000")
@@ -79,7 +79,7 @@ def test_fenced_commits_go_too(tmp_path: Path) -> None:
     assert commits(tmp_path) == {"step-10.g1.a1", "step-20.g1.a2"}
 
 
-def test_a_zombies_retention_never_takes_the_commit_on_which_its_successor_stands(tmp_path: Path) -> None:
+def test_stale_attempt_never_deletes_the_base_of_its_successor(tmp_path: Path) -> None:
     zombie = Run(tmp_path, 1, 1, keep_last=1).commits(10)
     Run(tmp_path, 1, 2)
     zombie.commits(20, 30, 40)
@@ -124,9 +124,7 @@ def test_every_rank_of_a_world_learns_of_a_foreign_claim(tmp_path: Path, world: 
     assert len(set(world(3, start))) == 1
 
 
-def test_a_save_that_outlives_its_attempt_is_never_published_half_after_the_successor_cleaned_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_save_is_never_half_published_after_cleanup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The successor's cleaning is at work when the old attempt comes to publish."""
     zombie = Run(tmp_path, 1, 1)
     published: list[bool] = []
@@ -150,7 +148,7 @@ def test_a_save_that_outlives_its_attempt_is_never_published_half_after_the_succ
 # What a save is made of
 
 
-def test_a_state_that_cannot_be_copied_fails_its_save_and_not_the_next(tmp_path: Path) -> None:
+def test_state_that_cannot_be_copied_fails_its_save_only(tmp_path: Path) -> None:
     run = Run(tmp_path, 1, 1).commits(10)
 
     def gone(piece: Piece) -> bytes:

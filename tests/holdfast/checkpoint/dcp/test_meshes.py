@@ -51,7 +51,8 @@ def manifest_of(folder: Path) -> Any:
     return read_manifest(folder, COMMIT)
 
 
-def test_one_process_loads_what_tensor_parallelism_and_fsdp_cut_in_two_dimensions(saved: Path) -> None:
+def test_one_process_loads_a_two_dimensional_shard_layout(saved: Path) -> None:
+    """Tensor parallelism and FSDP each split one of the dimensions."""
     net = feed_forward()
     optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
     checkpoint.load(saved / "tier", model=net, optimizer=optimizer)
@@ -64,7 +65,8 @@ def test_one_process_loads_what_tensor_parallelism_and_fsdp_cut_in_two_dimension
     assert len(expected) == 4 + 4 * 3
 
 
-def test_tied_weights_of_which_a_rank_has_no_row_are_saved_once_and_stay_tied(saved: Path) -> None:
+def test_tied_weights_missing_on_a_rank_are_saved_once(saved: Path) -> None:
+    """One rank holds no row of the tied weights. They stay tied after loading."""
     assert manifest_of(saved / "tied").tensors.keys() == {"model/embed.weight", "model/other.weight"}
     model = Tied()
     checkpoint.load(saved / "tied", model=model)
@@ -84,13 +86,13 @@ def test_nothing_of_it_is_written_twice(saved: Path) -> None:
     assert starts == [(0, 0), (0, 6), (3, 0), (3, 6)]
 
 
-def test_the_manifest_names_the_meshes_and_says_which_format_it_takes(saved: Path) -> None:
+def test_manifest_names_the_meshes_and_the_format_it_requires(saved: Path) -> None:
     assert (manifest_of(saved / "tier").mesh, manifest_of(saved / "tier").version) == ({"data": 2, "tensor": 2}, 4)
     assert manifest_of(saved / "odd").mesh == {"line": 4, "up": 2, "across": 2}
     assert manifest_of(saved / "again").version == 1, "by rows again, any earlier release reads it"
 
 
-def test_the_commit_of_all_stages_is_read_by_one_process_and_in_part(saved: Path) -> None:
+def test_one_process_reads_all_pipeline_stages_or_a_part(saved: Path) -> None:
     nets = {f"stage{stage}": torch.nn.Linear(4, 4 + stage) for stage in range(2)}
     assert checkpoint.load(saved / "stages", **nets) is not None
     alone = torch.nn.Linear(4, 5)
@@ -121,9 +123,10 @@ def test_a_flipped_bit_in_a_box_is_found_and_its_tensor_named(
     assert "model/2.weight" in capsys.readouterr().out
 
 
-def test_it_is_exported_whole_and_does_not_differ_from_itself_by_rows(
+def test_export_is_complete_and_diff_by_rows_finds_no_change(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """`diff` compares the checkpoint with the same state, saved by rows."""
     expected = torch.load(saved / "whole.pt", weights_only=True)
     assert main(["checkpoints", "export", str(saved / "tier"), str(tmp_path / "model.safetensors")]) == 0
     exported = load_file(tmp_path / "model.safetensors")

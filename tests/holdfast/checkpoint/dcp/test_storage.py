@@ -51,7 +51,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, together: Callable[..., list
     return folder
 
 
-def test_any_number_of_ranks_loads_a_commit_that_is_like_any_other_and_holds_no_pickle(saved: Path) -> None:
+def test_any_number_of_ranks_loads_a_checkpoint_without_pickle(saved: Path) -> None:
     loaded = restore(saved, Alone()).loaded
     assert loaded is not None
     assert loaded.name.step == 2
@@ -66,7 +66,7 @@ def test_any_number_of_ranks_loads_a_commit_that_is_like_any_other_and_holds_no_
     assert files == {"MANIFEST.json", "rank-0.safetensors", "rank-1.safetensors"}
 
 
-def test_a_save_with_cached_plans_writes_its_own_numbers_from_every_rank(saved: Path) -> None:
+def test_save_with_cached_plans_writes_current_values(saved: Path) -> None:
     columns = torch.arange(40.0).reshape(5, 8)
     names = ("rows", "own0", "own1", "shared")
     for step in range(1, 6):
@@ -85,7 +85,7 @@ def test_ranks_that_find_different_checkpoints_load_none(saved: Path) -> None:
     assert (said.count("untouched"), said.count("loaded\n")) == (6, 0)
 
 
-def test_a_save_without_collectives_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_save_without_collectives_is_refused_before_any_write(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="Leave use_collectives out"):
         dcp.save(
             state(1.0), storage_writer=StorageWriter(tmp_path / "new", step=1), no_dist=True, use_collectives=False
@@ -97,9 +97,8 @@ def state(value: float = 0.0) -> dict[str, Any]:
     return {"w": torch.full((300, 70), value), "s": torch.tensor(value), "count": int(value)}
 
 
-def test_a_commit_of_an_earlier_release_whose_boxes_are_tensors_of_their_own_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_of_an_earlier_release_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The earlier release stored each box as a tensor of its own."""
     with monkeypatch.context() as earlier:
         earlier.setattr(writer, "tiles", lambda size, boxes: False)
         dcp.save(state(4.0), storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
@@ -136,7 +135,7 @@ def test_damage_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     assert (into["s"].item(), into["count"]) == (1.0, 1)
 
 
-def test_a_copy_with_a_good_manifest_stands_in_for_one_whose_is_damaged(tmp_path: Path) -> None:
+def test_copy_with_a_valid_manifest_replaces_a_corrupt_one(tmp_path: Path) -> None:
     first, copy = tmp_path / "first", tmp_path / "copy"
     dcp.save(state(3.0), storage_writer=StorageWriter(first, step=1), no_dist=True)
     shutil.copytree(first, copy)
@@ -194,17 +193,13 @@ def test_the_library_says_how_to_read_what_came_through_dcp(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("tensor", [TwoTensor(torch.ones(2), torch.ones(2)), torch.ones(2, dtype=torch.complex128)])
-def test_a_tensor_that_cannot_be_saved_is_refused_by_key_before_anything_is_written(
-    tmp_path: Path, tensor: torch.Tensor
-) -> None:
+def test_unsupported_tensor_is_refused_by_key_before_any_write(tmp_path: Path, tensor: torch.Tensor) -> None:
     with pytest.raises((StateError, CheckpointException), match=r"layer\.w is"):
         dcp.save({"layer": {"w": tensor}}, storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_values_that_are_too_large_for_a_manifest_are_refused_by_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_too_large_for_a_manifest_are_refused_by_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "LARGEST", 5000)
     values = {"small": {"n": 1}, "loader7": {"state": bytes(4000)}, "w": torch.ones(2)}
     with pytest.raises((StateError, CheckpointException), match=r"the largest are loader7\.state \(0\.00\d+ MB\)"):

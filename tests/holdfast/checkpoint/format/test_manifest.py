@@ -45,7 +45,7 @@ def test_what_is_read_is_what_was_written() -> None:
 
 
 @pytest.mark.parametrize("kind", [dict, Records])
-def test_its_bytes_are_canonical_json_however_its_records_are_kept(
+def test_bytes_are_canonical_json_for_any_record_storage(
     kind: Callable[..., dict[str, TensorRecord]],
 ) -> None:
     records = kind({"w": MANIFEST.tensors["w"], "ü/0": TensorRecord(dtype="F32", shape=(0,), chunks=())})
@@ -59,7 +59,7 @@ def test_its_bytes_are_canonical_json_however_its_records_are_kept(
         assert encode(replace(decode(raw), tensors=dict(records))) == raw  # and not only as its text was kept
 
 
-def test_records_that_fitted_their_files_are_looked_at_again_when_a_file_is_shorter() -> None:
+def test_records_are_checked_again_when_a_file_is_shorter() -> None:
     manifest = replace(MANIFEST, tensors=Records(MANIFEST.tensors))
     for _ in range(2):
         check(manifest)
@@ -156,7 +156,7 @@ DELTA = replace(
 )
 
 
-def test_a_delta_is_of_a_version_that_older_readers_refuse_and_a_full_one_is_not() -> None:
+def test_only_a_delta_has_a_version_that_older_readers_refuse() -> None:
     assert json.loads(encode(DELTA))["version"] == 2
     assert json.loads(encode(MANIFEST))["version"] == 1
     assert json.loads(encode(replace(MANIFEST, parent="step-6.g2.a1")))["version"] == 1
@@ -191,7 +191,7 @@ def test_a_delta_names_its_parent() -> None:
 
 
 @pytest.mark.parametrize(("manifest", "version"), [(DELTA, 1), (MANIFEST, 2)])
-def test_a_version_that_says_something_else_than_the_manifest_is_damage(manifest: Manifest, version: int) -> None:
+def test_version_that_contradicts_the_manifest_is_corruption(manifest: Manifest, version: int) -> None:
     document = json.loads(encode(manifest))
     del document["manifestDigest"]
     with pytest.raises(DamagedError, match=f"is of version {version}"):
@@ -207,9 +207,10 @@ def test_a_version_that_says_something_else_than_the_manifest_is_damage(manifest
         (b'{"tape":[', b"]}\n", UnknownFormatError),
     ],
 )
-def test_without_a_true_seal_a_large_one_is_refused_and_takes_no_memory(
+def test_large_manifest_without_a_valid_seal_takes_no_memory(
     begin: bytes, end: bytes, error: type[Exception]
 ) -> None:
+    """The manifest is refused before it is parsed."""
     raw = begin + b"[]," * (8 << 20) + b"[]" + end
     tracemalloc.start()
     try:
@@ -220,7 +221,7 @@ def test_without_a_true_seal_a_large_one_is_refused_and_takes_no_memory(
         tracemalloc.stop()
 
 
-def test_a_large_one_with_its_seal_is_read_and_one_flipped_bit_of_it_is_found() -> None:
+def test_large_sealed_manifest_is_read_and_a_flipped_bit_found() -> None:
     large = replace(MANIFEST, state={"objects": {"notes": "x" * (2 << 20)}})
     raw = encode(large)
     assert decode(raw) == large

@@ -21,7 +21,7 @@ def specs_of(table: dict[str, tuple[str, tuple[int, ...]]]) -> list[TensorSpec]:
 
 
 @given(SPECS)
-def test_data_starts_at_4_kib_without_gaps_and_each_tensor_is_aligned(table: dict[str, tuple[str, tuple[int, ...]]]):
+def test_data_starts_at_4_kib_without_gaps_and_is_aligned(table: dict[str, tuple[str, tuple[int, ...]]]):
     plan = plan_shard([whole(spec) for spec in specs_of(table)], metadata={"format": "pt"})
     assert len(plan.header) % DATA_ALIGNMENT == 0
     assert int.from_bytes(plan.header[:8], "little") == len(plan.header) - 8

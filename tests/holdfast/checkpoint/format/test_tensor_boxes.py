@@ -102,14 +102,14 @@ def test_what_some_ranks_have_whole_is_divided_among_these() -> None:
     assert (first, second, third) == (8 << 20, 8 << 20, 16 << 20)
 
 
-def test_a_sharded_tensor_without_elements_is_written_by_one_of_those_who_have_it() -> None:
+def test_empty_sharded_tensor_is_written_by_one_of_its_holders() -> None:
     """It is all there on every rank, and no box of it makes it up."""
     nothing = ((0, 4), ((0, 0), (0, 0)))
     pieces = join(told({"w": nothing}, {"w": nothing})).shares.pieces
     assert [[piece.shape for piece in one] for one in pieces] == [[(0, 4)], []]
 
 
-def test_a_part_that_nobody_has_is_told_before_anything_is_written() -> None:
+def test_part_held_by_no_rank_is_reported_before_any_write() -> None:
     with pytest.raises(StateError, match=r"the parts of w do not make up its shape \(4, 4\).*full_tensor"):
         join(told({"w": ((4, 4), ((0, 0), (4, 2)))}, {"w": ((4, 4), ((0, 3), (4, 1)))}))
 

@@ -78,7 +78,7 @@ def test_a_stream_of_nothing_is_an_empty_file(tmp_path: Path) -> None:
 
 
 @either
-def test_a_disk_that_refuses_at_the_first_write_gets_the_same_bytes_through_the_cache(
+def test_disk_refusing_direct_io_gets_the_same_bytes_via_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write
 ) -> None:
     pwrite = os.pwrite
@@ -111,7 +111,7 @@ def test_what_the_disk_refuses_is_an_error_that_names_the_file(
 
 
 @pytest.mark.parametrize("writers", [1, 2, 4])
-def test_as_many_writes_are_under_way_at_once_as_are_asked_for_and_no_more(
+def test_exactly_the_requested_number_of_writes_is_in_flight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writers: int
 ) -> None:
     pwrite, all_there, now, most = os.pwrite, threading.Barrier(writers), [0], [0]
@@ -134,7 +134,7 @@ def test_as_many_writes_are_under_way_at_once_as_are_asked_for_and_no_more(
     assert most == [writers]
 
 
-def test_a_process_forked_meanwhile_neither_shares_the_memory_nor_harms_it(tmp_path: Path) -> None:
+def test_forked_process_does_not_share_or_corrupt_the_buffer(tmp_path: Path) -> None:
     """As a data loader's workers are: the pages stay the parent's own, and stay there."""
     image = image_of(CHUNK_BYTES)
     child = os.fork()
@@ -170,7 +170,7 @@ def test_a_file_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
     assert (tmp_path / "file").stat().st_size == 0
 
 
-def test_what_is_filled_is_written_while_the_rest_is_not_there_yet(tmp_path: Path) -> None:
+def test_filled_parts_are_written_while_others_are_pending(tmp_path: Path) -> None:
     nbytes = 3 * CHUNK_BYTES + 17
     data, image, filling = image_of(nbytes), anonymous(aligned(nbytes)), Filling()
     records: list[FileRecord] = []
@@ -204,7 +204,7 @@ def wait_until(what: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_what_will_never_be_filled_is_an_error_and_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_part_that_is_never_filled_is_an_error_and_blocks_nobody(tmp_path: Path) -> None:
     filling = Filling()
     filling.reach(CHUNK_BYTES)
     filling.fail("the state is gone")

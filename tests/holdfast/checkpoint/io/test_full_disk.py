@@ -97,9 +97,7 @@ def test_one_ranks_trouble_fails_the_save_for_all_with_its_name(
     assert all(r.committed for r in world(3, lambda exchange: commit_by(exchange, tmp_path / "roomy", 10, tensors)))
 
 
-def test_a_read_only_folder_fails_the_save_and_the_old_commit_can_be_read(
-    small: Path, commit: Callable[..., Any]
-) -> None:
+def test_read_only_folder_fails_the_save_and_keeps_the_old_one(small: Path, commit: Callable[..., Any]) -> None:
     assert commit(small, 10, {"w": b"x"}).committed
     subprocess.run(["mount", "-o", "remount,ro", small], check=True)
     result = commit(small, 20, {"w": b"y"})
@@ -109,9 +107,7 @@ def test_a_read_only_folder_fails_the_save_and_the_old_commit_can_be_read(
     assert newest(small) == 10
 
 
-def test_a_folder_whose_rights_were_taken_away_fails_the_save_by_that_name(
-    nobody: Path, commit: Callable[..., Any]
-) -> None:
+def test_folder_without_permissions_fails_the_save_by_name(nobody: Path, commit: Callable[..., Any]) -> None:
     assert commit(nobody, 10, {"w": b"x"}).committed
     nobody.chmod(0o555)
     os.seteuid(NOBODY)
@@ -123,9 +119,7 @@ def test_a_folder_whose_rights_were_taken_away_fails_the_save_by_that_name(
     assert newest(nobody) == 10
 
 
-def test_a_folder_in_place_of_which_there_is_something_else_is_gone(
-    tmp_path: Path, commit: Callable[..., Any]
-) -> None:
+def test_folder_replaced_by_a_file_counts_as_gone(tmp_path: Path, commit: Callable[..., Any]) -> None:
     (tmp_path / "file").write_bytes(b"")
     assert commit(tmp_path / "file" / "commits", 10, {"w": b"x"}).cause == "Gone"
 

@@ -33,7 +33,8 @@ def test_every_byte_arrives_and_none_beside(sizes: list[int], gap: int, threads:
     assert target == expected
 
 
-def test_no_block_of_what_is_cut_is_too_short_to_go_past_the_cache() -> None:
+def test_no_split_block_is_too_short_for_non_temporal_stores() -> None:
+    """A shorter block would go through the cache."""
     for nbytes in (memcpy.BLOCK_BYTES, 2 * memcpy.BLOCK_BYTES - 1, 3 * memcpy.BLOCK_BYTES + 7):
         blocks = [block.nbytes for block in memcpy._cut(Move(0, 0, nbytes))]
         assert min(blocks) >= memcpy.BLOCK_BYTES
@@ -66,7 +67,7 @@ def laid_out(tensor: torch.Tensor) -> bytes:
         pytest.param(torch.tensor(7), id="a scalar"),
     ],
 )
-def test_a_state_is_laid_out_as_its_values_are_however_it_lies_in_memory(tensor: torch.Tensor) -> None:
+def test_state_is_laid_out_by_values_for_any_memory_layout(tensor: torch.Tensor) -> None:
     values = tensor.detach().resolve_conj().resolve_neg().contiguous()
     assert laid_out(tensor) == values.reshape(-1).view(torch.uint8).numpy().tobytes()
 

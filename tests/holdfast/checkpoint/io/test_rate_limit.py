@@ -47,7 +47,7 @@ def test_what_has_passed_is_the_rates_but_for_one_piece(sizes: list[int], rate: 
         passed += size
 
 
-def test_whoever_waits_goes_on_when_it_is_lifted_and_so_do_all_after_it() -> None:
+def test_lifting_the_limit_releases_waiting_and_later_callers() -> None:
     pace = Pace(STANDSTILL)
     pace.take(1)
     waiter = threading.Thread(target=pace.take, args=(1,), daemon=True)
@@ -68,7 +68,7 @@ def test_a_wait_may_be_given_up() -> None:
         pace.take(1, over)
 
 
-def test_a_file_that_is_held_back_is_written_whole_once_it_is_let_go(tmp_path: Path) -> None:
+def test_throttled_file_is_complete_once_the_limit_is_lifted(tmp_path: Path) -> None:
     image = memoryview(bytearray(range(256)) * (20 * MIB // 256))
     pace, begun = Pace(STANDSTILL), threading.Event()
     writing = threading.Thread(

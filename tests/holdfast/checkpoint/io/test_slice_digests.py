@@ -39,7 +39,7 @@ def encoded(data: bytes, cuts: list[int]) -> bytes:
 
 
 @given(size=some.integers(0, 40 * KIB), cuts=some.lists(some.integers(0, 40 * KIB), max_size=6))
-def test_digests_of_what_passes_by_in_any_pieces_are_those_of_the_slices(size: int, cuts: list[int]) -> None:
+def test_digests_do_not_depend_on_how_the_bytes_are_fed(size: int, cuts: list[int]) -> None:
     data = os.urandom(size)
     raw = encoded(data, cuts)
     found = decode(raw, record_of(data))
@@ -61,7 +61,7 @@ def test_what_was_damaged_or_cut_or_is_of_another_file_is_none(size: int, place:
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 5 << 20, 1 << 30, 100 << 30, 1 << 50])
-def test_their_number_is_bounded_for_files_of_any_size_that_a_disk_has(nbytes: int) -> None:
+def test_digest_count_is_bounded_for_any_file_size(nbytes: int) -> None:
     size = slice_bytes(nbytes)
     assert 4096 <= size <= CHUNK_BYTES
     assert CHUNK_BYTES % size == 0
@@ -72,7 +72,7 @@ RANGES = some.lists(some.tuples(some.integers(0, 3 * CHUNK_BYTES), some.integers
 
 
 @given(ranges=RANGES, size=some.sampled_from([4 * KIB, 64 * KIB, CHUNK_BYTES]), rest=some.integers(0, CHUNK_BYTES))
-def test_ranges_are_covered_by_whole_pieces_once_and_never_over_the_end_of_a_chunk(
+def test_ranges_are_covered_once_by_pieces_within_their_chunk(
     ranges: list[tuple[int, int]], size: int, rest: int
 ) -> None:
     nbytes = 3 * CHUNK_BYTES + 900 * KIB + rest
@@ -128,7 +128,7 @@ def halves(exchange: Exchange, data: dict[str, bytes]) -> dict[str, tuple[int, i
     }
 
 
-def test_two_ranks_that_want_half_of_each_tensor_read_little_more_than_that(
+def test_two_ranks_reading_half_of_each_tensor_read_little_more(
     tmp_path: Path, world: Callable[..., Any], commit: Callable[..., Any], data: dict[str, bytes]
 ) -> None:
     commit(tmp_path, 1, data)
@@ -155,9 +155,10 @@ def of_another_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [Path.unlink, cut_short, of_another_file], ids=["missing", "damaged", "another's"])
-def test_without_good_ones_whole_chunks_are_read_and_nothing_is_quarantined(
+def test_without_valid_digests_complete_chunks_are_read(
     tmp_path: Path, world: Callable[..., Any], commit: Callable[..., Any], data: dict[str, bytes], spoil: Any
 ) -> None:
+    """Nothing is quarantined."""
     commit(tmp_path, 1, data)
     spoil(tmp_path / "step-1.g1.a1" / SLICES)
 
@@ -171,7 +172,7 @@ def test_without_good_ones_whole_chunks_are_read_and_nothing_is_quarantined(
     assert world(2, read) == [(), ()]
 
 
-def test_a_flipped_bit_in_a_slice_that_is_wanted_is_found_and_the_step_before_is_used(
+def test_flipped_bit_in_a_slice_is_found_and_falls_back_a_step(
     tmp_path: Path, commit: Callable[..., Any], data: dict[str, bytes]
 ) -> None:
     commit(tmp_path, 1, data)

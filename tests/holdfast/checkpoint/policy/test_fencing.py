@@ -53,7 +53,8 @@ def test_a_claim_ends_the_attempts_before_it_at_its_step(found: Commit, ok: bool
     assert readable(found, [FIRST, SECOND], job_uid=JOB).ok is ok, why
 
 
-def test_a_commit_of_an_attempt_that_was_passed_over_is_not_read_even_below_the_step() -> None:
+def test_checkpoint_of_a_superseded_attempt_is_never_read() -> None:
+    """Steps below that of the claim are no exception."""
     third = claim(2, 1, 50, AttemptId(1, 1))
     verdict = readable(commit(40, 1, 2), [FIRST, third], job_uid=JOB)
     assert not verdict.ok
@@ -65,7 +66,8 @@ def test_a_fresh_start_ends_everything_before_it() -> None:
     assert not readable(commit(1, 1, 1), [FIRST, fresh], job_uid=JOB).ok
 
 
-def test_of_one_step_the_highest_pair_is_first_and_newer_steps_come_before() -> None:
+def test_within_a_step_the_highest_attempt_id_comes_first() -> None:
+    """Newer steps come before older ones."""
     claims = [FIRST, SECOND, claim(1, 3, 50, AttemptId(1, 2))]
     found = [commit(50, 1, 1), commit(50, 1, 2), commit(60, 1, 3), commit(55, 1, 2), commit(20, 1, 1)]
     assert order(found, claims, job_uid=JOB) == [
@@ -129,22 +131,21 @@ def test_a_commit_whose_manifest_names_no_owner_is_the_claimants() -> None:
         (AttemptId(6, 1), False, "an attempt of ours claims before it commits, and this one did not"),
     ],
 )
-def test_a_commit_whose_manifest_cannot_be_read_is_of_who_claimed_its_generation(
-    pair: AttemptId, ok: bool, why: str
-) -> None:
+def test_unreadable_manifest_belongs_to_the_generations_claimant(pair: AttemptId, ok: bool, why: str) -> None:
     ours = [claim(4, 2, 40, AttemptId(3, 2)), claim(6, 2, 60, AttemptId(4, 3))]
     others = [*OLD_CLAIMS, claim(5, 2, 10, AttemptId(3, 1), OLD), claim(6, 3, 10, AttemptId(3, 1), OLD)]
     assert readable(Commit(step=20, pair=pair), [*ours, *others], job_uid=JOB).ok is ok, why
 
 
-def test_an_unreadable_commit_of_an_heir_is_cut_off_by_the_claim_of_who_passed_it_over() -> None:
+def test_unreadable_checkpoint_of_an_heir_is_fenced_by_a_claim() -> None:
+    """The claim is that of the attempt that superseded the heir."""
     claims = [FIRST, claim(1, 3, 50, AttemptId(1, 1))]
     assert not readable(Commit(step=40, pair=AttemptId(1, 2)), claims, job_uid=JOB).ok
     assert not readable(Commit(step=60, pair=AttemptId(1, 1)), claims, job_uid=JOB).ok
     assert readable(Commit(step=60, pair=AttemptId(1, 4)), claims, job_uid=JOB).ok
 
 
-def test_with_resume_never_an_unreadable_commit_of_an_heir_is_its_own() -> None:
+def test_resume_never_leaves_an_heir_its_unreadable_checkpoint() -> None:
     own = claim(4, 1, 0, None)
     heir = Commit(step=5, pair=AttemptId(4, 2))
     assert order([heir], [*OLD_CLAIMS, own], job_uid=JOB, resume=Resume.NEVER) == [heir]
@@ -161,13 +162,13 @@ def test_with_resume_never_an_unreadable_commit_of_an_heir_is_its_own() -> None:
         (claim(1, 1, 0, None, OLD), False, "another job's past"),
     ],
 )
-def test_claims_of_our_generation_or_above_that_are_not_ours_stop_us(found: Claim, stops: bool, why: str) -> None:
+def test_foreign_claims_of_our_generation_or_above_stop_us(found: Claim, stops: bool, why: str) -> None:
     mine = {"job_uid": JOB, "pair": AttemptId(2, 1), "publication": f"{JOB}-p2"}
     assert bool(foreign([found], known=[], **mine)) is stops, why  # type: ignore[arg-type]
     assert not foreign([found], known=[found], **mine), "what the membership knows, its generation is above"  # type: ignore[arg-type]
 
 
-def test_the_same_generation_under_another_publication_is_foreign() -> None:
+def test_same_generation_of_another_publication_is_foreign() -> None:
     twin = Claim(pair=AttemptId(2, 1), job_uid=JOB, publication="twin", from_step=0)
     assert foreign([twin], known=[], job_uid=JOB, pair=AttemptId(2, 1), publication=f"{JOB}-p2") == (twin,)
 
@@ -229,9 +230,10 @@ def test_what_a_claim_cuts_off_so_does_one_that_covers_it(later: Claim, earlier:
 
 @settings(derandomize=True, max_examples=300, deadline=None)
 @given(histories(), st.lists(commits, max_size=20))
-def test_without_superfluous_claims_the_same_commits_are_readable_whatever_lands_later(
+def test_removing_redundant_claims_changes_no_readability(
     history: tuple[list[Claim], list[tuple[Commit, tuple[AttemptId, ...]]]], late: list[Commit]
 ) -> None:
+    """Checkpoints that appear later are no exception."""
     claims, written = history
     kept: list[Claim] = []
     for own in claims:
@@ -242,7 +244,8 @@ def test_without_superfluous_claims_the_same_commits_are_readable_whatever_lands
         assert readable(found, kept, job_uid=JOB).ok is readable(found, claims, job_uid=JOB).ok
 
 
-def test_a_job_that_fails_again_and_again_after_one_commit_keeps_its_first_claim_and_its_last() -> None:
+def test_repeated_failures_keep_the_first_and_the_last_claim() -> None:
+    """All attempts start from the same checkpoint."""
     again = [claim(2, attempt, 50, AttemptId(1, 1)) for attempt in range(1, 4)]
     assert superfluous([FIRST, *again], again[-1]) == tuple(again[:-1])
 

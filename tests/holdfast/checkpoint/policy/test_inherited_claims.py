@@ -102,7 +102,7 @@ def failing(error: Exception) -> Callable[..., Manifest]:
         (CheckpointError("cannot read MANIFEST.json: Permission denied"), CheckpointError),
     ],
 )
-def test_where_no_manifest_can_be_read_training_does_not_begin_anew(
+def test_training_does_not_start_over_without_readable_manifests(
     root: Path, monkeypatch: pytest.MonkeyPatch, trouble: Exception, raised: type[Exception]
 ) -> None:
     before = commits(root)
@@ -114,9 +114,7 @@ def test_where_no_manifest_can_be_read_training_does_not_begin_anew(
     assert entered(root, AttemptId(2, 1)).restore().step == 50
 
 
-def test_copies_that_refuse_to_be_read_are_no_reason_to_begin_anew(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_copies_are_no_reason_to_start_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The volume is lost, and so are the rights to what was copied."""
     copies = root.rename(root.with_name("copies"))
     read = FolderStore.manifest
@@ -142,9 +140,7 @@ def test_a_newer_format_stops_the_job(root: Path, pair: AttemptId) -> None:
         entered(root, AttemptId(2, 1)).restore()
 
 
-def test_a_damaged_manifest_is_named_and_moved_aside_and_its_step_is_told_as_lost(
-    root: Path, pair: AttemptId
-) -> None:
+def test_corrupt_manifest_is_moved_aside_and_its_step_reported(root: Path, pair: AttemptId) -> None:
     flip(newest(root, pair))
     found = entered(root, AttemptId(2, 1)).restore()
     name = f"step-50.g1.a{pair.attempt}"
@@ -168,7 +164,7 @@ def misread(patch: pytest.MonkeyPatch, step: int, times: int) -> list[int]:
 
 
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
-def test_retention_does_not_take_a_commit_whose_manifest_it_misreads(
+def test_retention_keeps_a_checkpoint_whose_manifest_it_misreads(
     root: Path, pair: AttemptId, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """With deltas a manifest is read back after each commit. A misreading is no reason to let go of it, nor kept."""
@@ -184,9 +180,7 @@ def test_retention_does_not_take_a_commit_whose_manifest_it_misreads(
     assert {name.step for name in catalog.list_commits(root)} >= {90, 100}
 
 
-def test_what_could_not_be_read_for_a_while_ages_like_the_rest_once_it_can(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_temporarily_unreadable_checkpoint_expires_normally(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     third = AttemptId(2, 1)
     engine = entered(root, third, keep_last=2)
     engine.claim(step=engine.restore().step, pair=engine.restore().pair)
@@ -199,7 +193,7 @@ def test_what_could_not_be_read_for_a_while_ages_like_the_rest_once_it_can(
     assert {name.step for name in catalog.list_commits(root)} == {70, 80}
 
 
-def test_another_jobs_commit_that_cannot_be_read_is_left_alone_and_named_once(
+def test_unreadable_foreign_checkpoint_is_kept_and_reported_once(
     root: Path, pair: AttemptId, caplog: pytest.LogCaptureFixture
 ) -> None:
     flip(newest(root, pair))
@@ -234,7 +228,7 @@ def test_prune_names_a_damaged_commit_and_does_not_count_it(root: Path, pair: At
 
 
 @pytest.mark.parametrize("job", [JOB, "job-2"])
-def test_prune_deletes_nothing_once_an_attempt_has_claimed_meanwhile(root: Path, job: str) -> None:
+def test_prune_deletes_nothing_after_an_attempt_has_claimed(root: Path, job: str) -> None:
     before = commits(root)
     pruning = plan(FolderStore(root), Rules(), 1, now=datetime.now(UTC))
     assert any(decision.goes for decision in pruning.decisions)
@@ -246,7 +240,7 @@ def test_prune_deletes_nothing_once_an_attempt_has_claimed_meanwhile(root: Path,
     assert commits(root) == before
 
 
-def test_prune_leaves_alone_what_is_above_the_last_attempt_that_it_knows_of(root: Path, holdfast: Commands) -> None:
+def test_prune_keeps_checkpoints_above_the_last_known_attempt(root: Path, holdfast: Commands) -> None:
     """Of a later generation, or of another job: neither goes on under the claim that is there."""
     engine = entered(root, AttemptId(2, 1), keep_last=9)
     assert engine.save(snapshot(60, AttemptId(2, 1))).committed
@@ -257,9 +251,8 @@ def test_prune_leaves_alone_what_is_above_the_last_attempt_that_it_knows_of(root
     assert told["step-70.g1.a4"].startswith("of an attempt above 1.")
 
 
-def test_prune_of_an_attempt_that_has_claimed_and_not_committed_takes_what_was_before_it(
-    root: Path, holdfast: Commands
-) -> None:
+def test_prune_of_a_claiming_attempt_takes_earlier_checkpoints(root: Path, holdfast: Commands) -> None:
+    """The attempt has claimed and has not published a checkpoint yet."""
     write_claim(
         root, Claim(pair=AttemptId(2, 1), job_uid=JOB, publication="p2", from_step=50, from_pair=AttemptId(1, 3))
     )

@@ -76,7 +76,7 @@ def test_every_one_of_the_last_hours_stays() -> None:
     assert sorted(kept(entries, "hours=6")) == [95, 96, 97, 98, 99, 100]
 
 
-def test_the_last_one_of_each_day_stays_for_so_many_days_of_the_calendar() -> None:
+def test_last_checkpoint_of_each_calendar_day_stays_for_n_days() -> None:
     entries = [entry(1000 - age, hours_ago=age) for age in range(0, 24 * 10, 4)]
     assert kept(entries, "daily=3") == {1000: "among the last 1", 1000 - 16: "daily=3", 1000 - 40: "daily=3"}
 
@@ -111,7 +111,8 @@ def test_what_a_commit_that_stays_stands_on_stays() -> None:
     assert sorted(kept(entries, "")) == [10, 20, 30, 50]
 
 
-def test_what_holds_bytes_of_a_commit_that_stays_stays_though_a_link_between_them_cannot_be_read() -> None:
+def test_bytes_of_a_kept_checkpoint_stay_across_unreadable_links() -> None:
+    """A delta chain keeps its base although a manifest between them is unreadable."""
     entries = [
         entry(10),
         entry(20),
@@ -132,7 +133,8 @@ def unread(step: int, pair: AttemptId = ONE) -> Entry:
     return Entry(commit=Commit(step=step, pair=pair))
 
 
-def test_a_commit_whose_manifest_cannot_be_read_stays_whoever_made_it() -> None:
+def test_checkpoint_with_an_unreadable_manifest_stays() -> None:
+    """The attempt that wrote the checkpoint does not matter."""
     fence = Claim(pair=AttemptId(2, 1), job_uid=JOB, publication="p2", from_step=10, from_pair=ONE)
     entries = [unread(5), entry(10), unread(20), entry(30, pair=AttemptId(2, 1)), unread(40, AttemptId(3, 1))]
     reasons = {d.commit.step: d.reason for d in decided(entries, "", claims=(fence,)) if not d.goes}
@@ -144,14 +146,14 @@ def test_a_commit_whose_manifest_cannot_be_read_stays_whoever_made_it() -> None:
     }
 
 
-def test_a_commit_whose_manifest_cannot_be_read_is_none_of_the_last_whole_ones() -> None:
+def test_unreadable_manifest_does_not_count_as_complete() -> None:
     claims = (Claim(pair=ONE, job_uid=JOB, publication="p1", from_step=0),)
     entries = [entry(10), entry(20), entry(30), unread(40)]
     assert sorted(kept(entries, "", last=2, claims=claims)) == [10, 20, 30, 40]  # of 40 any may be a part
     assert sorted(kept([*entries, entry(50), entry(60)], "", last=2, claims=claims)) == [40, 50, 60]
 
 
-def test_what_a_milestone_may_stand_on_stays_while_its_manifest_cannot_be_read() -> None:
+def test_possible_bases_of_an_unreadable_milestone_stay() -> None:
     claims = (Claim(pair=ONE, job_uid=JOB, publication="p1", from_step=0),)
     entries = [entry(10), unread(20), entry(30), entry(40, pair=AttemptId(1, 2)), entry(50, pair=AttemptId(1, 2))]
     assert kept(entries, "every=20", claims=claims) == {

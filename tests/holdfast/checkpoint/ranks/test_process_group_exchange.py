@@ -26,7 +26,7 @@ def ranks(size: int) -> list[dict[str, str]]:
 
 
 @pytest.mark.thorough
-def test_shards_of_a_mesh_are_saved_once_and_load_into_other_meshes(
+def test_mesh_shards_are_saved_once_and_load_into_other_meshes(
     tmp_path: Path, together: Callable[..., list[str]]
 ) -> None:
     together([[sys.executable, SCRIPTS / "sharded.py", tmp_path]] * 4, ranks(4))
@@ -41,7 +41,7 @@ def test_shards_of_a_mesh_are_saved_once_and_load_into_other_meshes(
 
 
 @pytest.mark.parametrize("when", ["before", "within"])
-def test_a_save_beside_a_rank_that_is_gone_says_so_and_the_last_step_is_kept(
+def test_save_with_a_lost_rank_fails_and_keeps_the_last_step(
     tmp_path: Path, together: Callable[..., list[str]], when: str
 ) -> None:
     said, _ = together([[sys.executable, SCRIPTS / "lost_rank.py", tmp_path, when]] * 2, ranks(2))

@@ -74,9 +74,7 @@ DIFFERENT: dict[str, State] = {
 
 
 @pytest.mark.parametrize("state", DIFFERENT.values(), ids=DIFFERENT.keys())
-def test_an_object_that_one_rank_has_otherwise_is_told_on_every_rank(
-    world: World, tmp_path: Path, state: State
-) -> None:
+def test_object_that_differs_on_one_rank_is_reported_on_all(world: World, tmp_path: Path, state: State) -> None:
     assert [result.apart for result in committed(world, tmp_path, state)] == [{"loader": (2,)}] * 3
 
 
@@ -105,7 +103,7 @@ def test_an_object_that_only_some_ranks_have_is_not_alike() -> None:
 
 
 @pytest.mark.parametrize("state", DIFFERENT.values(), ids=DIFFERENT.keys())
-def test_ranks_that_save_together_are_refused_what_would_be_lost_of_one(world: World, state: State) -> None:
+def test_joint_save_refuses_what_would_be_lost_from_one_rank(world: World, state: State) -> None:
     def one(exchange: Exchange) -> str:
         objects = {"loader": Kept(state(exchange.rank))}
         flat = flatten(objects)
@@ -116,7 +114,7 @@ def test_ranks_that_save_together_are_refused_what_would_be_lost_of_one(world: W
     assert all("f'loader{rank}': …" in message for message in world(3, one))
 
 
-def test_of_a_mapping_in_another_order_on_each_rank_that_of_the_first_is_saved(world: World) -> None:
+def test_mapping_is_saved_in_the_order_of_the_first_rank(world: World) -> None:
     def one(exchange: Exchange) -> list[str]:
         own = {"a": [{"y": 1, "x": 2}], "b": 2} if exchange.rank else {"b": 2, "a": [{"x": 2, "y": 1}]}
         objects = {"box": Kept(own)}

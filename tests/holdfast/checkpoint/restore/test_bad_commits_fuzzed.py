@@ -71,7 +71,7 @@ def test_any_manifest_under_a_true_seal_is_taken_or_refused(again: Callable[[], 
 @FUZZ
 @given(changes=CHANGES)
 @kept("commands")
-def test_any_manifest_under_a_true_seal_gets_an_exit_code_of_each_command(
+def test_any_validly_sealed_manifest_gets_an_exit_code(
     again: Callable[[], Path], changes: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = again()

@@ -65,7 +65,8 @@ def test_a_header_that_swaps_two_tensors_is_damage(root: Path) -> None:
     falls_back(root, "disagree about")
 
 
-def test_what_is_a_ranks_alone_and_no_json_is_damage_for_verify_as_for_a_restore(root: Path) -> None:
+def test_per_rank_file_without_json_is_corrupt_everywhere(root: Path) -> None:
+    """`verify` and a restore both report the corruption."""
     replace_file(root, b"not JSON", "rank-0.json")
     assert "rank-0.json is not JSON" in verdict(root).reason
     falls_back(root, "rank-0.json is not JSON")
@@ -107,7 +108,8 @@ def test_a_linked_commit_is_not_followed(root: Path) -> None:
 
 @pytest.mark.parametrize("name", ["MANIFEST.json", TENSORS])
 @pytest.mark.parametrize("put", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
-def test_a_pipe_or_folder_in_a_files_place_neither_blocks_nor_is_read(root: Path, name: str, put: Any) -> None:
+def test_pipe_or_folder_in_place_of_a_file_is_not_read(root: Path, name: str, put: Any) -> None:
+    """Neither blocks the reader."""
     (root / NEWEST / name).unlink()
     put(root / NEWEST / name)
     falls_back(root, name)

@@ -113,7 +113,7 @@ def test_a_claim_of_10_gb_in_a_small_file_costs_no_memory(root: Path) -> None:
     falls_back(root, f"bytes instead of {size}")
 
 
-def test_a_small_file_does_not_fill_the_memory_by_being_many_tensors(root: Path) -> None:
+def test_small_file_claiming_many_tensors_does_not_fill_memory(root: Path) -> None:
     def claim(document: Json) -> None:
         tensor = document["tensors"]["model/weight"]
         document["tensors"] |= {f"copy-{i}": tensor for i in range(3)}

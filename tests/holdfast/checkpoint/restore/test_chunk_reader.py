@@ -44,9 +44,7 @@ def extents(draw: Callable[..., Any]) -> list[Extent]:
 @given(
     extents=extents(), begin=some.integers(0, 3).map(lambda n: n * 512 * KIB), grain=some.sampled_from([0, 1, PAGE])
 )
-def test_a_chunk_is_covered_once_and_direct_pieces_begin_and_end_at_pages(
-    extents: list[Extent], begin: int, grain: int
-) -> None:
+def test_chunk_is_covered_once_by_page_aligned_direct_pieces(extents: list[Extent], begin: int, grain: int) -> None:
     end = begin + 700 * KIB + 13
     found = segments(begin, end, [e for e in extents if e.offset < end and e.end > begin], grain)
     assert [found[0].begin, *(s.end for s in found)] == [*(s.begin for s in found), end]
@@ -77,7 +75,7 @@ def tensors() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_any_rows_of_what_any_number_of_ranks_wrote_come_out_as_they_were(
+def test_any_rows_of_any_number_of_writers_are_read_unchanged(
     tmp_path: Path, world: Callable[..., Any], commit_by: Callable[..., Any], tensors: dict[str, bytes], ranks: int
 ) -> None:
     assert all(r.committed for r in world(ranks, lambda exchange: commit_by(exchange, tmp_path, 1, tensors)))
@@ -104,13 +102,14 @@ print(main(["verify", sys.argv[1]]), restore(Path(sys.argv[1]), Alone()).loaded 
 
 
 @pytest.mark.parametrize(("allowed", "said"), [(512, "0 True"), (24, "Too many open files")])
-def test_a_commit_of_more_ranks_than_files_may_be_open_is_read_as_far_as_the_limit_can_be_raised(
+def test_more_files_than_the_open_limit_are_read(
     tmp_path: Path,
     world: Callable[..., Any],
     commit_by: Callable[..., Any],
     allowed: int,
     said: str,
 ) -> None:
+    """The reader raises the soft limit as far as the hard limit permits."""
     world(40, lambda exchange: commit_by(exchange, tmp_path, 1, {"a": b"x" * 1000}))
     command = [sys.executable, "-c", FEW_FILES, str(tmp_path), str(allowed)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -150,7 +149,7 @@ def test_only_the_slices_that_hold_wanted_rows_are_read(
 
 
 @pytest.mark.parametrize("place", [20, CHUNK_BYTES - 1, 2 * CHUNK_BYTES + 4500])
-def test_ranks_that_read_only_their_rows_find_together_whatever_is_bad(
+def test_ranks_reading_only_their_rows_find_all_corruption(
     tmp_path: Path, world: Callable[..., Any], commit: Callable[..., Any], tensors: dict[str, bytes], place: int
 ) -> None:
     data = tensors["a/large"]

@@ -182,7 +182,7 @@ def test_any_damage_is_caught_and_the_older_step_restored(
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("damage", KINDS, ids=lambda kind: kind.__name__)
-def test_any_damage_of_one_copy_costs_nothing_where_there_is_another(
+def test_corruption_of_one_copy_costs_nothing_with_another_copy(
     tmp_path: Path, commit: Callable[..., Any], content: Callable[..., Any], damage: Callable[..., None], file: str
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"

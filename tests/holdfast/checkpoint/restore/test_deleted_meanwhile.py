@@ -45,7 +45,7 @@ def slow(tmp_path: Path, commit: Commit, monkeypatch: pytest.MonkeyPatch) -> lis
     return steps
 
 
-def test_the_newest_checkpoint_is_looked_for_again_and_nothing_counts_as_lost(
+def test_newest_checkpoint_is_searched_again_and_none_is_lost(
     tmp_path: Path, commit: Commit, content: Callable[..., Any], world: Callable[..., list[Any]], slow: list[int]
 ) -> None:
     commit(tmp_path, 10, {"a": b"old"})
@@ -75,9 +75,7 @@ def test_a_manifest_that_is_gone_when_it_is_read_was_deleted_too(
     assert [(one.step, one.lost) for one in found] == [(20, ())] * 2
 
 
-def test_a_job_that_deletes_faster_than_its_checkpoints_are_read_is_named(
-    tmp_path: Path, commit: Commit, slow: list[int]
-) -> None:
+def test_job_deleting_faster_than_reads_is_reported(tmp_path: Path, commit: Commit, slow: list[int]) -> None:
     commit(tmp_path, 10, {"a": b"old"})
     slow.extend(range(10, 1000, 10))
     with pytest.raises(
@@ -87,7 +85,7 @@ def test_a_job_that_deletes_faster_than_its_checkpoints_are_read_is_named(
     assert "step-10.g1.a1" in str(ended.value)
 
 
-def test_a_checkpoint_whose_file_is_missing_while_it_stands_is_damaged(
+def test_missing_file_of_an_existing_checkpoint_is_corruption(
     tmp_path: Path, commit: Commit, world: Callable[..., list[Any]]
 ) -> None:
     commit(tmp_path, 10, {"a": b"old"})

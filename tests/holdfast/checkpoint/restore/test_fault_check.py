@@ -125,9 +125,7 @@ def test_nothing_that_is_whole_is_read_twice(tmp_path: Path, commit: Callable[..
     assert len(chunks) == len(set(chunks))
 
 
-def test_before_it_is_read_again_the_hosts_own_pages_of_it_are_let_go(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_pages_are_dropped_before_the_second_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forgotten: list[str] = []
 
     class Watched(Source):
@@ -142,9 +140,10 @@ def test_before_it_is_read_again_the_hosts_own_pages_of_it_are_let_go(
 
 
 @pytest.mark.parametrize("bad", range(3))
-def test_a_rank_that_alone_reads_badly_is_named_with_its_host_and_no_commit_is_moved(
+def test_single_rank_with_bad_reads_is_named_with_its_host(
     root: Path, world: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch, bad: int
 ) -> None:
+    """No checkpoint is moved."""
     before = everything(root)
 
     def read(exchange: Exchange) -> str:
@@ -174,7 +173,7 @@ def test_a_file_that_one_rank_alone_does_not_see_is_not_missing(root: Path, worl
     assert everything(root) == before
 
 
-def test_where_another_tier_gives_it_the_restore_goes_on_and_both_copies_stay(
+def test_another_tier_continues_the_restore_and_both_copies_stay(
     root: Path, tmp_path: Path, world: Callable[..., list[Any]], content: Callable[..., Any]
 ) -> None:
     second = tmp_path / "second"
@@ -212,9 +211,10 @@ def test_a_manifest_that_one_rank_alone_reads_badly_stays(
     assert everything(root) == before
 
 
-def test_damage_that_only_one_rank_needs_is_confirmed_by_another_and_costs_its_step(
+def test_corruption_one_rank_reads_is_confirmed_by_another(
     tmp_path: Path, world: Callable[..., list[Any]], commit_by: Callable[..., Any]
 ) -> None:
+    """A step with confirmed corruption is not restored."""
     size = 2 * CHUNK_BYTES
     for step in (10, 20):
         world(2, lambda exchange, step=step: commit_by(exchange, tmp_path, step, {"w": bytes([step]) * size}))
@@ -262,7 +262,7 @@ class Box:
 
 @pytest.mark.parametrize("file", ["rank-0.json", "MANIFEST.json"])
 @pytest.mark.parametrize("jobs", [True, False], ids=["of a job", "of no job"])
-def test_who_loads_from_a_jobs_folder_moves_nothing_on_its_own_word(
+def test_reader_of_a_foreign_folder_moves_nothing_unconfirmed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, jobs: bool
 ) -> None:
     """Somebody evaluates. Whether the file or the machine is bad, that process alone cannot know."""

@@ -323,9 +323,7 @@ KEPT = [(name, said, changes) for name in TARGETS for said, changes in CORPUS[na
 
 
 @pytest.mark.parametrize(("name", "said", "changes"), KEPT, ids=[f"{name}-{said}" for name, said, _ in KEPT])
-def test_each_way_that_was_found_to_an_error_or_through_is_taken_again(
-    tmp_path: Path, name: str, said: str, changes: Changes
-) -> None:
+def test_each_known_fuzzing_finding_is_replayed(tmp_path: Path, name: str, said: str, changes: Changes) -> None:
     """Functions may change, and with them the corpus; not the kind of error, by which others decide. Where a change
     of what torch writes leads is torch's."""
     found = TARGETS[name][0](tmp_path, changes)

@@ -61,7 +61,7 @@ def doubled(times: int) -> bytes:
 
 @pytest.mark.parametrize("raw", [bytearrays(10 * 2**30), doubled(33)], ids=["bytearray", "codec"])
 @pytest.mark.parametrize("kind", ["pt", "bin"])
-def test_a_pickle_of_little_that_asks_for_10_gb_is_refused_before_it_has_them(
+def test_small_pickle_claiming_10_gb_is_refused_without_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes, kind: str
 ) -> None:
     monkeypatch.setattr(memory_limit, "SPARE_BYTES", 256 << 20)
@@ -78,7 +78,7 @@ def legacy(raw: bytes) -> bytes:
     return before + raw
 
 
-def test_lists_of_which_each_holds_the_next_one_twice_are_not_written_out(tmp_path: Path) -> None:
+def test_lists_that_double_at_each_level_are_not_expanded(tmp_path: Path) -> None:
     tree: Any = []
     for _ in range(60):
         tree = [tree, tree]
@@ -127,7 +127,7 @@ def test_records_of_dcp_that_do_something_else_are_refused(
     assert PurePath("../x").name == "x"
 
 
-def test_a_slot_of_little_that_claims_a_manifest_of_10_gb_takes_no_memory(tmp_path: Path) -> None:
+def test_small_slot_claiming_a_10_gb_manifest_takes_no_memory(tmp_path: Path) -> None:
     raw = resealed(slot(), lambda raw: encode_json({**json.loads(raw), "manifest": [4096, 10 * 2**30]}))
     assert slot_of(tmp_path, raw) == "not restored: of 0"
 
@@ -157,7 +157,7 @@ def test_a_server_that_has_proved_nothing_gets_no_memory(tmp_path: Path, said: b
 
 
 @pytest.mark.parametrize("length", [128 << 20, (256 << 20) + 1])
-def test_a_message_that_claims_much_takes_as_much_memory_as_came_of_it(length: int) -> None:
+def test_message_takes_only_the_memory_of_its_received_bytes(length: int) -> None:
     server = socket.create_server(("127.0.0.1", 0))
     client = socket.create_connection(server.getsockname())
     ours, _ = server.accept()

@@ -91,7 +91,7 @@ def test_a_claim_in_any_store_fences_what_lies_in_the_others(roots: list[Path]) 
     assert found(roots).step == 10
 
 
-def test_a_store_out_of_reach_is_passed_over_and_alone_it_stops_the_job(
+def test_unreachable_store_is_skipped_unless_it_is_the_only_one(
     roots: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = FolderStore.open
@@ -121,9 +121,10 @@ def node_stores(tmp_path: Path, world: Callable[..., list[Any]], commit_by: Call
     return shared
 
 
-def test_nodes_that_reach_each_others_disks_restore_what_neither_has_whole(
+def test_nodes_reading_each_others_disks_restore_a_split_state(
     tmp_path: Path, world: Callable[..., list[Any]], commit_by: Callable[..., Any], content: Callable[..., Any]
 ) -> None:
+    """No node alone has the complete state."""
     shared = node_stores(tmp_path, world, commit_by)
 
     def read(exchange: Exchange) -> Restored:
@@ -135,7 +136,7 @@ def test_nodes_that_reach_each_others_disks_restore_what_neither_has_whole(
     assert [content(r.loaded) for r in results] == [NEW, NEW]
 
 
-def test_what_is_lost_with_a_node_is_named_and_its_rest_is_no_damage(
+def test_loss_with_a_node_is_named_and_the_rest_is_not_corrupt(
     tmp_path: Path, world: Callable[..., list[Any]], commit_by: Callable[..., Any], content: Callable[..., Any]
 ) -> None:
     shared = node_stores(tmp_path, world, commit_by)

@@ -138,7 +138,7 @@ def test_a_call_that_strace_tells_in_two_lines_is_one_call() -> None:
     assert [(call.begun, call.ended) for call in calls] == [(1, 1), (0, 2), (3, 3)]
 
 
-def test_writes_fsyncs_and_renames_come_in_the_order_that_makes_a_commit_safe(earlier: Path, tmp_path: Path) -> None:
+def test_writes_fsyncs_and_renames_are_in_crash_safe_order(earlier: Path, tmp_path: Path) -> None:
     calls, _ = traced(fresh(earlier, 0), tmp_path / "trace")
     staging = r"step-20\.g1\.a2\.tmp-[0-9a-f]{32}"
     named = position(calls, "rename", staging + r'", "[^"]*/step-20\.g1\.a2"')

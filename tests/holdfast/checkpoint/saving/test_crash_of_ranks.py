@@ -234,9 +234,7 @@ def synced(calls: list[Call], path: str, after: int, before: int) -> bool:
     return any(call.begun > after and call.ended < before for call in syncs)
 
 
-def test_the_judge_of_traces_sees_an_fsync_that_is_missing_or_too_early(
-    tmp_path: Path, helper: Callable[[], Helper]
-) -> None:
+def test_trace_checker_finds_a_missing_or_early_fsync(tmp_path: Path, helper: Callable[[], Helper]) -> None:
     scene = scene_of(DELTAS, tmp_path, helper())
     root, made = tmp_path / "trial-0", {path.name for path in (tmp_path / "trial-0" / "step-20.g1.a2").iterdir()}
     syncs = [n for n, call in enumerate(scene.calls) if call.name == "fsync" and str(root) in call.text]

@@ -52,7 +52,7 @@ changes = st.lists(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(changes=changes, ranks=st.integers(1, 3), every=st.integers(2, 4))
-def test_every_commit_of_a_chain_is_whole_to_the_bit_and_chains_are_bounded(
+def test_chain_checkpoints_are_bit_exact_and_chains_are_bounded(
     tmp_path_factory: pytest.TempPathFactory, world: World, changes: Any, ranks: int, every: int
 ) -> None:
     root, tensors = tmp_path_factory.mktemp("chain"), fresh()
@@ -97,7 +97,8 @@ def test_nothing_is_written_of_what_did_not_change(tmp_path: Path) -> None:
     assert_is(tmp_path, 2, tensors)
 
 
-def test_where_all_changes_each_commit_is_a_full_one_and_as_large(tmp_path: Path) -> None:
+def test_when_everything_changes_each_checkpoint_is_full(tmp_path: Path) -> None:
+    """Each of these checkpoints has the size of a full one."""
     chain = Chain(every=8)
     results = [save(tmp_path, step, fresh(step), chain) for step in (1, 2, 3)]
     assert len({result.nbytes for result in results}) == 1
@@ -108,9 +109,8 @@ def test_where_all_changes_each_commit_is_a_full_one_and_as_large(tmp_path: Path
     ]
 
 
-def test_where_more_than_half_of_a_share_changes_it_is_written_whole_and_the_rest_may_still_be_left(
-    tmp_path: Path, world: World
-) -> None:
+def test_share_with_most_parts_changed_is_written_in_full(tmp_path: Path, world: World) -> None:
+    """More than half of the share changed. The other shares may still be skipped."""
     tensors, chains = fresh(), [Chain(every=8), Chain(every=8)]
     world(2, lambda exchange: save(tmp_path, 1, tensors, chains[exchange.rank], exchange))
     mine = chains[0]._base
@@ -139,7 +139,7 @@ def lost(root: Path) -> dict[str, str]:
     return {one.path: one.reason for one in restore(root, Alone()).lost}
 
 
-def test_what_a_long_chain_stands_on_is_read_from_its_own_manifest(tmp_path: Path) -> None:
+def test_base_of_a_long_chain_is_read_from_its_own_manifest(tmp_path: Path) -> None:
     chain, tensors = Chain(every=30), fresh()
     for step in range(1, 26):
         touch(tensors, "wide", step * BLOCK)
@@ -156,7 +156,7 @@ def test_what_a_long_chain_stands_on_is_read_from_its_own_manifest(tmp_path: Pat
     assert len(asked) == 1
 
 
-def test_a_commit_on_which_others_stand_is_not_moved_from_under_them(chained: tuple[Path, Tensors]) -> None:
+def test_base_of_other_checkpoints_is_not_moved_away(chained: tuple[Path, Tensors]) -> None:
     root, tensors = chained
     flip(root / "step-1.g1.a1" / "rank-0.json", 0)  # which no delta reads
     assert restore(root, Alone(), step=1).loaded is None
@@ -167,7 +167,7 @@ def test_a_commit_on_which_others_stand_is_not_moved_from_under_them(chained: tu
     assert_is(root, 3, tensors)
 
 
-def test_damage_in_a_delta_costs_what_stands_on_it_and_the_full_one_is_restored(
+def test_corrupt_delta_costs_its_dependents_and_restores_base(
     chained: tuple[Path, Tensors],
 ) -> None:
     root, _ = chained
@@ -201,7 +201,7 @@ def test_a_delta_of_an_unknown_parent_is_refused_by_its_name(chained: tuple[Path
     assert read(root).name.step == 1
 
 
-def test_a_full_commit_that_is_damaged_takes_its_deltas_along_and_an_older_chain_is_restored(tmp_path: Path) -> None:
+def test_corrupt_base_costs_its_deltas_and_restores_older_chain(tmp_path: Path) -> None:
     tensors, chain = fresh(), Chain(every=2)
     for step in (1, 2, 3, 4):
         touch(tensors, "narrow", step)

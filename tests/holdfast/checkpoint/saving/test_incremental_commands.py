@@ -81,7 +81,7 @@ def test_what_stands_on_a_damaged_commit_is_not_copied(chained: tuple[Path, Tens
     assert list(target.commits()) == []
 
 
-def test_verify_names_the_tensor_whose_bytes_are_damaged_in_another_commit(
+def test_verify_names_the_tensor_with_corrupt_bytes_in_a_base(
     chained: tuple[Path, Tensors], capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, _ = chained
@@ -93,7 +93,7 @@ def test_verify_names_the_tensor_whose_bytes_are_damaged_in_another_commit(
     assert "wide" in judged["damage"][0]["tensors"]
 
 
-def test_show_and_ls_tell_what_a_delta_stands_on_and_how_large_it_is(
+def test_show_and_ls_print_the_base_and_size_of_a_delta(
     chained: tuple[Path, Tensors], capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, _ = chained

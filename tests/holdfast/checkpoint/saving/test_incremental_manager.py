@@ -130,9 +130,10 @@ def restored(root: Path, tensors: Tensors) -> Any:
     return found, job.read_from(found)
 
 
-def test_a_step_that_is_whole_in_memory_is_restored_from_there_and_the_durable_delta_is_no_fault(
+def test_step_complete_in_memory_is_restored_despite_its_delta(
     both: tuple[Path, Tensors],
 ) -> None:
+    """The durable delta of the same step counts as no fault."""
     root, tensors = both
     found, tiers = restored(root, tensors)
     assert (found.step, tiers) == (2, ["memory"])
@@ -140,7 +141,7 @@ def test_a_step_that_is_whole_in_memory_is_restored_from_there_and_the_durable_d
     assert restored(root, tensors)[1] == ["memory"], "nothing was set aside"
 
 
-def test_where_memory_is_damaged_the_durable_delta_is_restored_and_no_step_lost(
+def test_corrupt_memory_falls_back_to_the_delta_without_loss(
     both: tuple[Path, Tensors],
 ) -> None:
     root, tensors = both
@@ -198,7 +199,7 @@ def adapted(rank: int) -> tuple[Any, Any]:
     return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
 
 
-def test_deltas_of_an_adapted_model_are_a_tenth_of_its_full_commits(tmp_path: Path) -> None:
+def test_deltas_of_an_adapted_model_are_a_tenth_of_full_ones(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from holdfast.checkpoint.state.flatten import flatten
 

@@ -99,9 +99,10 @@ steps = st.lists(
     threshold=st.sampled_from([1e-50, 1e-9, 1e-5, 1e-3, 0.1, 1.0]) | st.floats(0, 1, exclude_min=True),
     sizes=st.tuples(st.integers(1, 2), st.integers(2, 4)),
 )
-def test_every_restored_element_is_within_the_threshold_of_the_saved_one_and_exact_where_it_is_no_float(
+def test_restored_elements_are_within_the_threshold(
     tmp_path_factory: pytest.TempPathFactory, world: World, steps: Any, threshold: float, sizes: tuple[int, int]
 ) -> None:
+    """Elements that are not floating point are exact."""
     ranks, every = sizes
     root = tmp_path_factory.mktemp("chain")
     chains = [Chain(every=every, threshold=threshold) for _ in range(ranks)]
@@ -151,7 +152,7 @@ def test_only_what_moved_further_than_the_threshold_is_written(lossy: tuple[Path
     assert (second.parent, second.stands_on) == ("step-1.g1.a1", {"step-1.g1.a1"})
 
 
-def test_a_patch_stands_on_exact_bytes_and_never_on_another_patch(lossy: tuple[Path, list[State]]) -> None:
+def test_patch_is_based_on_exact_bytes_and_never_on_a_patch(lossy: tuple[Path, list[State]]) -> None:
     root, states = lossy
     third = manifest(root, 3)
     assert {chunk.file for chunk in third.tensors["weight"].chunks} == {"step-1.g1.a1/rank-0.safetensors"}
@@ -163,9 +164,7 @@ def test_a_patch_stands_on_exact_bytes_and_never_on_another_patch(lossy: tuple[P
     ("before", "after"),
     [(0.5, np.nan), (0.5, np.inf), (-np.inf, 0.5), (np.inf, -np.inf), (np.nan, 0.5), (3e38, -3e38)],
 )
-def test_what_becomes_infinite_or_no_number_or_is_it_no_more_is_always_written(
-    tmp_path: Path, before: float, after: float
-) -> None:
+def test_changes_from_or_to_infinity_or_nan_are_always_written(tmp_path: Path, before: float, after: float) -> None:
     chain, state = Chain(every=4, threshold=1.0), weights()
     for step, value in ((1, before), (2, after)):
         state = {**state, "weight": state["weight"].copy()}
@@ -187,7 +186,8 @@ def test_what_stays_no_number_is_not_written_again(tmp_path: Path) -> None:
     assert read(tmp_path)["weight"].tobytes() == state["weight"].tobytes()
 
 
-def test_where_a_patch_is_not_smaller_the_blocks_are_written_and_are_the_next_base(tmp_path: Path) -> None:
+def test_blocks_replace_a_patch_that_is_not_smaller(tmp_path: Path) -> None:
+    """The next patches are based on these blocks."""
     chain, state = Chain(every=8, threshold=1e-3), weights()
     state["moment"] = np.zeros((20, 10), "<f4")
     forms: Forms = {**WEIGHT, "frozen": ("U8", (4 << 20,))}

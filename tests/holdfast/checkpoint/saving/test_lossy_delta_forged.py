@@ -73,7 +73,7 @@ def refused(root: Path, why: str) -> None:
 @pytest.mark.parametrize(
     "values", [(300 * 512,), (2**32 - 1,), (7, 7), (9, 8), (153_599, 153_599), (153_599, 153_598)]
 )
-def test_places_out_of_the_rows_or_twice_or_out_of_order_are_refused(
+def test_positions_out_of_range_order_or_repeated_are_refused(
     lossy: tuple[Path, list[State]], values: tuple[int, ...]
 ) -> None:
     root, _ = lossy
@@ -159,9 +159,7 @@ def test_a_patch_that_is_none_is_refused_with_a_typed_error(
     | st.text(max_size=20)
     | st.lists(st.integers(-2, 2**40), max_size=4),
 )
-def test_whatever_stands_in_a_patch_is_read_or_refused_with_a_typed_error(
-    known: tuple[bytes, Any], field: str, value: Any
-) -> None:
+def test_any_patch_is_read_or_refused_with_a_typed_error(known: tuple[bytes, Any], field: str, value: Any) -> None:
     document = json.loads(json.dumps(known[1]))
     patch_of(document)[field] = value
     try:

@@ -62,7 +62,7 @@ def test_a_patch_that_is_damaged_costs_its_own_commit_alone(lossy: tuple[Path, l
     assert_within(read(root), states[1], WEIGHT, 1e-3, {"weight"})
 
 
-def test_a_base_that_is_gone_takes_its_patches_along_and_the_full_one_before_is_restored(tmp_path: Path) -> None:
+def test_missing_base_costs_its_patches_and_restores_older_one(tmp_path: Path) -> None:
     chain, state = Chain(every=2, threshold=1e-3), weights()
     states = {}
     for step in (1, 2, 3, 4):
@@ -77,7 +77,8 @@ def test_a_base_that_is_gone_takes_its_patches_along_and_the_full_one_before_is_
     assert read(tmp_path, 1)["weight"].tobytes() == states[1]["weight"].tobytes()
 
 
-def test_damage_in_the_full_one_that_is_all_there_is_leaves_nothing_and_says_so(tmp_path: Path) -> None:
+def test_corruption_of_the_only_full_one_leaves_nothing(tmp_path: Path) -> None:
+    """The error reports that no checkpoint is left."""
     chain, state = Chain(every=3, threshold=1e-3), weights()
     save(tmp_path, 1, state, chain)
     save(tmp_path, 2, moved(state, 50, 0.3), chain)
@@ -114,7 +115,8 @@ def test_retention_keeps_what_a_patch_stands_on(tmp_path: Path) -> None:
     assert manifest(tmp_path, 6).version == 3
 
 
-def test_weights_of_a_model_may_be_inexact_and_nothing_of_its_optimizer_and_its_buffers_is(tmp_path: Path) -> None:
+def test_only_model_weights_may_be_inexact(tmp_path: Path) -> None:
+    """The optimizer state and the buffers are exact."""
     torch = pytest.importorskip("torch")
     from holdfast.checkpoint.state.flatten import flatten, trained
 
@@ -157,7 +159,7 @@ def test_weights_of_a_model_may_be_inexact_and_nothing_of_its_optimizer_and_its_
             assert torch.equal(got, tensor), name
 
 
-def test_tied_and_wrapped_weights_are_found_and_frozen_ones_are_not() -> None:
+def test_tied_and_wrapped_weights_are_found_and_frozen_are_not() -> None:
     torch = pytest.importorskip("torch")
     from holdfast.checkpoint.state.flatten import flatten, trained
 
@@ -205,9 +207,10 @@ def test_where_all_may_be_inexact_nothing_is_said_of_others(tmp_path: Path) -> N
     assert told(manifest(tmp_path, 1)) == ""
 
 
-def test_a_release_that_does_not_know_patches_refuses_them_by_name_and_reads_the_rest(
+def test_release_without_patch_support_refuses_them_by_name(
     lossy: tuple[Path, list[State]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The release reads every other checkpoint."""
     root, _ = lossy
     assert [manifest(root, step).version for step in (1, 2, 3)] == [1, 3, 3]
     monkeypatch.setattr(manifests, "_KNOWN", (1, 2))

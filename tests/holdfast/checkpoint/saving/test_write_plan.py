@@ -22,9 +22,7 @@ SHAPES = st.lists(st.lists(st.integers(0, 700), max_size=3), max_size=6)
 
 
 @given(shapes=SHAPES, size=st.integers(1, 4), held=st.integers(0, 6))
-def test_the_records_of_all_tensors_say_what_the_files_headers_say(
-    shapes: list[list[int]], size: int, held: int
-) -> None:
+def test_tensor_records_match_the_headers_of_the_files(shapes: list[list[int]], size: int, held: int) -> None:
     specs = [TensorSpec(name=f"w{n}", dtype="F32", shape=tuple(shape)) for n, shape in enumerate(shapes)]
     names = frozenset(spec.name for spec in specs[:held] if spec.shape)
     holding = Holding(names=names, size=size, shards=tuple(range(size))) if names else None
@@ -43,7 +41,7 @@ def test_the_records_of_all_tensors_say_what_the_files_headers_say(
     assert in_records == in_files
 
 
-def test_what_was_planned_is_kept_until_a_name_or_the_world_changes() -> None:
+def test_plan_is_kept_until_a_name_or_the_world_changes() -> None:
     planner, specs = Planner(), [TensorSpec(name="w", dtype="F32", shape=(3,))]
     first = planner.layouts(specs, None, 2)
     assert planner.layouts(list(specs), None, 2) is first
@@ -52,7 +50,7 @@ def test_what_was_planned_is_kept_until_a_name_or_the_world_changes() -> None:
     assert other.records([b""]).keys() == {"v"}
 
 
-def test_a_rank_that_saves_other_tensors_fails_the_save_by_its_number(
+def test_rank_with_other_tensors_fails_the_save_by_its_number(
     tmp_path: Path, world: Callable[..., list[Any]], commit_by: Callable[..., Any]
 ) -> None:
     tensors = [{"a": b"x" * 10, "b": b"y" * 10}, {"a": b"x" * 10, "c": b"y" * 10}]
@@ -63,9 +61,8 @@ def test_a_rank_that_saves_other_tensors_fails_the_save_by_its_number(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_that_would_save_other_rows_fails_the_save_though_its_file_begins_the_same(
-    tmp_path: Path, world: Callable[..., list[Any]]
-) -> None:
+def test_rank_with_other_rows_fails_the_save(tmp_path: Path, world: Callable[..., list[Any]]) -> None:
+    """The header of its file is equal to that of the other plan."""
     cut = TensorSpec(name="cut", dtype="F32", shape=(1024, 4096))
     alone = TensorSpec(name="alone", dtype="F32", shape=(1024, 3072))
     specs = [[cut, alone], [cut]]

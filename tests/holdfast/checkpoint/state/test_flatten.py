@@ -63,7 +63,7 @@ def bits(tensor: torch.Tensor) -> bytes:
     writers=st.integers(1, 3),
     readers=st.integers(1, 3),
 )
-def test_tensors_of_every_dtype_and_shape_come_back_bit_by_bit_at_any_world_size(
+def test_all_dtypes_and_shapes_round_trip_at_any_world_size(
     tmp_path_factory: pytest.TempPathFactory,
     world: Callable[..., Any],
     table: dict[str, tuple[torch.dtype, list[int], int]],
@@ -121,9 +121,7 @@ def test_plain_values_come_back_as_they_were(value: Any) -> None:
     assert same(unflatten(tree, lambda name: flat.tensors[name]), value)
 
 
-def test_large_tensors_are_cut_over_the_ranks_and_put_together_again(
-    tmp_path: Path, world: Callable[..., Any]
-) -> None:
+def test_large_tensors_are_split_over_ranks_and_joined_again(tmp_path: Path, world: Callable[..., Any]) -> None:
     tensor = torch.randn(1500, 1001)
     flat = flatten_values({"w": tensor})
     snapshot = Snapshot(
@@ -191,7 +189,7 @@ def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
     assert torch.equal(other.head.weight, model.embed.weight)
 
 
-def test_what_is_conjugated_or_negated_when_it_is_read_is_saved_with_its_own_numbers(tmp_path: Path) -> None:
+def test_lazy_conjugate_and_negative_are_saved_with_their_values(tmp_path: Path) -> None:
     base = torch.tensor([1 + 2j, 3 - 4j])
     views = {"base": base, "conj": base.conj(), "imag": base.imag, "neg": base.conj().imag}
     checkpoint.save(tmp_path, step=1, box=Box(views))
@@ -209,7 +207,7 @@ def test_a_step_may_be_saved_again_and_the_newest_is_loaded(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("moment", ["_begin", "publish"])
-def test_a_save_does_not_take_another_processs_commit_for_its_own(
+def test_save_does_not_take_a_foreign_checkpoint_as_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     act, others = getattr(writer, moment), ["theirs"]
@@ -244,9 +242,7 @@ def test_the_folders_that_a_save_makes_have_their_names_for_good(
     assert sorted(synced) == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
 
 
-def test_a_state_that_is_too_large_for_a_manifest_is_refused_by_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_too_large_for_a_manifest_is_refused_by_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     objects = {"loader": Box({"epoch": 1, "seen": list(range(3000))}), "model": torch.nn.Linear(2, 2)}
     monkeypatch.setattr(state, "LARGEST", 20_000)
     with pytest.raises(StateError, match=r"the largest are loader\.seen \(0\.0\d+ MB\)"):

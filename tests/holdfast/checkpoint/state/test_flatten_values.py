@@ -83,13 +83,13 @@ def test_a_state_instead_of_its_object_is_refused(tmp_path: Path) -> None:
         checkpoint.load(tmp_path / "ckpt", model=model.state_dict())
 
 
-def test_a_name_that_is_no_text_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_name_that_is_no_text_is_refused_before_any_write(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"the name '\\udcff' is no Unicode text"):
         checkpoint.save(tmp_path / "ckpt", step=1, group=None, **{"\udcff": Box({"x": 1})})
     assert not (tmp_path / "ckpt").exists()
 
 
-def test_a_tensor_with_the_name_that_headers_keep_for_themselves_comes_back(tmp_path: Path) -> None:
+def test_tensor_named_like_the_reserved_header_key_round_trips(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, step=1, __metadata__=Box(torch.ones(3)))
     assert verify(FolderStore(tmp_path), CheckpointName(step=1, pair=AttemptId(0, 1))).whole
     assert list(load_file(path / "rank-0.safetensors")) == ["__metadata__'"]
@@ -166,7 +166,7 @@ def test_a_counter_comes_back_as_one(tmp_path: Path) -> None:
     assert (type(box.state["counts"]), box.state["counts"]) == (Counter, counts)
 
 
-def test_what_is_a_kind_of_tuple_or_dict_comes_back_as_a_plain_one(tmp_path: Path) -> None:
+def test_tuple_and_dict_subclasses_are_restored_as_plain_ones(tmp_path: Path) -> None:
     state = {"cursor": Cursor(1, 2), "shape": torch.Size([3, 4]), "counts": OrderedDict(a=2, b=1)}
     checkpoint.save(tmp_path, step=1, box=Box(state))
     box = Box()
@@ -182,7 +182,7 @@ def test_a_model_of_another_shape_is_refused_and_names_itself(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("step", [1000.0, 1.5, -1, True, 10**18, "7", None])
-def test_a_step_that_no_commit_can_have_is_refused_before_anything_is_written(tmp_path: Path, step: Any) -> None:
+def test_invalid_step_is_refused_before_any_write(tmp_path: Path, step: Any) -> None:
     with pytest.raises(UsageError, match=r"step is .*: give a whole number from 0"):
         checkpoint.save(tmp_path / "ckpt", step=step, model=torch.nn.Linear(3, 4))
     assert not (tmp_path / "ckpt").exists()

@@ -126,7 +126,7 @@ def test_what_was_one_tensor_under_two_names_stays_one(tmp_path: Path) -> None:
     assert box.state["c"] is not box.state["a"]
 
 
-def test_a_model_on_the_meta_device_gets_memory_stays_tied_and_keeps_its_optimizer(tmp_path: Path) -> None:
+def test_meta_model_gets_memory_stays_tied_keeps_its_optimizer(tmp_path: Path) -> None:
     model = Tied()
     checkpoint.save(tmp_path, step=1, model=model)
     with torch.device("meta"):
@@ -180,7 +180,7 @@ def test_of_weights_that_are_not_tied_each_name_is_needed(tmp_path: Path) -> Non
         checkpoint.load(tmp_path, model=model)
 
 
-def test_what_would_stay_on_the_meta_device_is_named_and_nothing_gets_memory(tmp_path: Path) -> None:
+def test_tensor_left_on_meta_is_named_and_nothing_gets_memory(tmp_path: Path) -> None:
     class Rotary(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

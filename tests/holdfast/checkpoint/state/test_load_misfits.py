@@ -42,7 +42,7 @@ def test_of_a_thousand_names_ten_are_shown(tmp_path: Path) -> None:
     assert len(str(refused.value)) < 1000
 
 
-def test_an_optimizer_whose_parameters_are_in_another_order_is_refused(tmp_path: Path) -> None:
+def test_optimizer_with_reordered_parameters_is_refused(tmp_path: Path) -> None:
     """Torch itself would give each the other's moments."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     checkpoint.save(tmp_path, step=1, model=model, optimizer=torch.optim.Adam(model.parameters()))
@@ -61,7 +61,7 @@ def test_an_optimizer_may_be_loaded_without_its_model(tmp_path: Path) -> None:
     assert same(alone.state_dict(), optimizer.state_dict())
 
 
-def test_a_parameter_without_a_name_is_none_that_has_its_name_elsewhere(tmp_path: Path) -> None:
+def test_unnamed_parameter_does_not_match_a_named_one(tmp_path: Path) -> None:
     model, free = torch.nn.Linear(3, 1, bias=False), torch.nn.Parameter(torch.zeros(1, 3))
     checkpoint.save(tmp_path, step=1, model=model, optimizer=torch.optim.Adam([model.weight, free]))
     with pytest.raises(StateError, match=r"in another order \(2\): model\.weight where one of no module is here"):
@@ -98,9 +98,7 @@ def test_the_state_of_another_kind_of_optimizer_is_refused(
         ("Adam", "SGD"),
     ],
 )
-def test_a_kind_of_optimizer_is_told_by_its_name_where_its_settings_are_alike(
-    tmp_path: Path, saved: str, given: str
-) -> None:
+def test_optimizer_kinds_with_equal_settings_differ_by_name(tmp_path: Path, saved: str, given: str) -> None:
     """Torch makes an AdamW of an Adam that loads the state of one; of others the next step ends in a KeyError."""
     model = net()
     checkpoint.save(tmp_path, step=1, optimizer=getattr(torch.optim, saved)(model.parameters()))
@@ -111,7 +109,7 @@ def test_a_kind_of_optimizer_is_told_by_its_name_where_its_settings_are_alike(
     assert same(state_of({"optimizer": other}), before)
 
 
-def test_a_kind_of_the_scripts_own_is_that_of_torch_that_it_is_made_of(tmp_path: Path) -> None:
+def test_subclass_of_a_torch_optimizer_matches_its_base(tmp_path: Path) -> None:
     class Mine(torch.optim.AdamW):
         pass
 
@@ -158,7 +156,7 @@ def test_a_rate_that_no_scheduler_moves_is_a_setting(tmp_path: Path, caplog: pyt
     assert "optimizer: lr is 0.1 in the checkpoint and 0.2 in the script" in caplog.text
 
 
-def test_settings_that_an_earlier_torch_did_not_have_are_filled_in_by_this_one(tmp_path: Path) -> None:
+def test_settings_unknown_to_an_earlier_torch_get_defaults(tmp_path: Path) -> None:
     model = net()
     earlier = torch.optim.AdamW(model.parameters())
     del earlier.param_groups[0]["decoupled_weight_decay"]

@@ -26,7 +26,7 @@ class NotMineError(Exception):
 
 
 @pytest.mark.parametrize("kind", [ValueError, AssertionError, OverflowError, OSError, NotMineError])
-def test_an_object_that_refuses_its_state_leaves_all_as_they_were(tmp_path: Path, kind: type[Exception]) -> None:
+def test_object_refusing_its_state_leaves_all_unchanged(tmp_path: Path, kind: type[Exception]) -> None:
     checkpoint.save(tmp_path, step=1, a=Values(1), model=net(seed=1), b=Values(1))
     objects = {"a": Values(2), "model": net(seed=2), "b": Values(2, refuses=kind("not mine"))}
     before = state_of(objects)
@@ -35,7 +35,7 @@ def test_an_object_that_refuses_its_state_leaves_all_as_they_were(tmp_path: Path
     assert same(state_of(objects), before)
 
 
-def test_a_number_that_no_float_holds_is_refused_and_leaves_all_as_they_were(tmp_path: Path) -> None:
+def test_number_beyond_float_is_refused_and_leaves_all_unchanged(tmp_path: Path) -> None:
     objects = {"a": Values(2), "b": Values(2)}
     with pytest.raises(StateError, match="saved state of 'b' does not fit"):
         load_into(objects, {"a": 1, "b": {"$float": 10**400}}, unread, blank=unread)
@@ -43,7 +43,7 @@ def test_a_number_that_no_float_holds_is_refused_and_leaves_all_as_they_were(tmp
 
 
 @pytest.mark.parametrize("error", [MemoryError(), CheckpointError("gone meanwhile")])
-def test_what_is_no_refusal_keeps_its_name_and_leaves_all_as_they_were(error: Exception) -> None:
+def test_other_errors_keep_their_type_and_leave_all_unchanged(error: Exception) -> None:
     def gone(name: str) -> torch.Tensor:
         raise error
 
@@ -53,7 +53,7 @@ def test_what_is_no_refusal_keeps_its_name_and_leaves_all_as_they_were(error: Ex
     assert [thing.state for thing in objects.values()] == [2, 2]
 
 
-def test_a_factor_that_no_float_holds_is_refused_before_anything_is_changed() -> None:
+def test_factor_beyond_float_is_refused_before_any_change() -> None:
     with pytest.raises(StateError, match="counters or its place in the data are none"):
         _Side.read({"ramp": {"begin": 10**400, "target": 1.0, "since": 1}}, None, None)
 
@@ -94,7 +94,7 @@ class Odd(torch.optim.SGD):
                 self.state[parameter]["schedule"] = lambda step: step
 
 
-def test_what_an_optimizers_first_step_would_put_into_its_state_is_refused_before_it() -> None:
+def test_state_of_a_first_optimizer_step_is_refused_beforehand() -> None:
     model = net()
     optimizer = Odd(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -134,7 +134,7 @@ def test_what_a_first_step_will_make_is_foreseen(made: Any, options: dict[str, A
     assert list(foreseen(optimizer)) == [], "it speaks for itself"
 
 
-def test_what_only_the_first_save_can_find_is_typed_and_costs_no_commit(tmp_path: Path) -> None:
+def test_error_of_the_first_save_is_typed_and_harms_no_other(tmp_path: Path) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters())
     good = checkpoint.save(tmp_path, step=1, model=model, optimizer=optimizer)

@@ -61,7 +61,7 @@ def bare(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def test_averages_of_a_compiled_model_load_into_those_of_a_bare_one(tmp_path: Path) -> None:
+def test_averages_of_a_compiled_model_load_into_a_bare_one(tmp_path: Path) -> None:
     averages, other = AveragedModel(compiled(net())), AveragedModel(net(seed=9))
     averages.update_parameters(net(seed=3))
     checkpoint.save(tmp_path, step=1, ema=averages)
@@ -84,9 +84,7 @@ def test_averages_of_a_compiled_model_load_into_those_of_a_bare_one(tmp_path: Pa
         recomputed_within_compiled,
     ],
 )
-def test_wrappers_leave_no_word_in_the_names_and_a_commit_loads_with_and_without_them(
-    tmp_path: Path, wrap: Wrap
-) -> None:
+def test_wrappers_leave_no_prefix_and_load_with_or_without_them(tmp_path: Path, wrap: Wrap) -> None:
     for writes, reads in ((wrap, bare), (bare, wrap), (wrap, wrap)):
         folder = tmp_path / f"{writes.__name__}-{reads.__name__}"
         model, other = writes(net()), reads(net(seed=9))
@@ -102,7 +100,7 @@ def test_wrappers_leave_no_word_in_the_names_and_a_commit_loads_with_and_without
         assert same(its.state_dict(), optimizer.state_dict())
 
 
-def test_a_wrapped_model_on_the_meta_device_gets_memory_and_stays_tied(tmp_path: Path) -> None:
+def test_wrapped_meta_model_gets_memory_and_stays_tied(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, step=1, model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Flatten(), Tied()))
     with torch.device("meta"):
         other = recomputed(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Flatten(), Tied()))
@@ -121,7 +119,7 @@ def averaged(model: torch.nn.Module) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("own", [normed, averaged])
-def test_a_wrapper_inside_of_what_changes_the_names_itself_leaves_no_word(tmp_path: Path, own: Wrap) -> None:
+def test_wrapper_inside_a_renaming_module_leaves_no_prefix(tmp_path: Path, own: Wrap) -> None:
     model, other = own(compiled_within(net())), own(net(seed=9))
     checkpoint.save(tmp_path / "wrapped", step=1, model=model)
     checkpoint.load(tmp_path / "wrapped", model=other)

@@ -77,7 +77,7 @@ def test_listings_go_on_over_pages(s3: S3Server, s3_settings: S3Settings) -> Non
 
 
 @pytest.mark.integration
-def test_a_server_that_trips_over_what_is_deleted_meanwhile_is_asked_for_its_list_again(
+def test_list_is_requested_again_when_a_deletion_breaks_it(
     made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
 ) -> None:
     """versitygw answers so to a list, as a file system may below others: nothing is missing, and nothing damaged."""
@@ -152,7 +152,7 @@ def test_an_s3_url_carries_no_credentials() -> None:
 
 
 @pytest.mark.integration
-def test_an_empty_segment_in_the_middle_of_a_url_is_dropped_and_said(
+def test_empty_segment_within_a_url_is_dropped_and_reported(
     made: Made,
     s3: S3Server,
     s3_settings: S3Settings,

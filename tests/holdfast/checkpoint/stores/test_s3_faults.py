@@ -51,7 +51,7 @@ def test_so_is_one_while_reading(
 
 @pytest.mark.integration
 @pytest.mark.parametrize("file", ["MANIFEST.json", "rank-0.json", "rank-0.safetensors"])
-def test_a_byte_that_is_flipped_on_its_way_down_is_read_again_and_nothing_is_moved(
+def test_byte_flipped_in_transit_is_read_again_and_nothing_moved(
     file: str, made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
 ) -> None:
     upload(made, s3_store)
@@ -71,7 +71,7 @@ def test_a_byte_that_is_flipped_on_its_way_down_is_read_again_and_nothing_is_mov
 
 
 @pytest.mark.integration
-def test_a_machine_that_flips_all_that_it_downloads_condemns_nothing(
+def test_host_flipping_all_downloads_condemns_no_checkpoint(
     made: Made,
     proxy: Proxy,
     through: Callable[..., ObjectStore],
@@ -103,7 +103,7 @@ def test_large_parts_come_by_an_address_that_is_signed_once(
 @pytest.mark.parametrize(
     "fault", [Answer(status=403, code="AccessDenied"), Reset(), Reset(answer_lost=True)], ids=str
 )
-def test_where_such_addresses_do_not_serve_each_request_is_signed(
+def test_without_presigned_addresses_each_request_is_signed(
     fault: Fault, made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
 ) -> None:
     upload(made, s3_store)
@@ -121,7 +121,7 @@ LASTING: dict[Kind, Answer] = {
 
 @pytest.mark.integration
 @pytest.mark.parametrize("kind", LASTING)
-def test_a_fault_that_lasts_is_named_with_what_to_do_and_concludes_nothing(
+def test_lasting_fault_is_named_with_advice_and_decides_nothing(
     kind: Kind, made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
 ) -> None:
     answer = LASTING[kind]
@@ -152,9 +152,10 @@ def test_a_fault_that_lasts_is_named_with_what_to_do_and_concludes_nothing(
 
 @pytest.mark.integration
 @pytest.mark.parametrize("answer_lost", [False, True], ids=["unheard", "answer lost"])
-def test_cut_at_every_request_there_is_no_commit_or_a_whole_one_and_a_retry_completes_it(
+def test_interrupted_upload_is_absent_or_complete_and_retryable(
     answer_lost: bool, made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
 ) -> None:
+    """The upload is cut at every request in turn."""
     store = through(attempts=1)
     for cut in range(1, 100):
         first = len(proxy.seen)

@@ -35,7 +35,7 @@ def ignored(header: str, operation: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.integration
-def test_a_server_that_ignores_ranges_is_no_reason_to_call_a_file_damaged(
+def test_server_ignoring_ranges_does_not_make_a_file_corrupt(
     made: Made,
     proxy: Proxy,
     through: Callable[..., ObjectStore],
@@ -60,7 +60,7 @@ NO_CONDITIONS: dict[str, Answer | None] = {
 
 @pytest.mark.integration
 @pytest.mark.parametrize("answer", NO_CONDITIONS.values(), ids=NO_CONDITIONS.keys())
-def test_on_a_server_without_conditional_creation_the_second_writer_is_refused_all_the_same(
+def test_second_writer_is_refused_without_conditional_creation(
     *,
     answer: Answer | None,
     made: Made,
@@ -71,6 +71,7 @@ def test_on_a_server_without_conditional_creation_the_second_writer_is_refused_a
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """The server does not support conditional creation."""
     if answer is None:
         ignored("If-None-Match", "PutObject", monkeypatch)
     else:
@@ -96,9 +97,10 @@ def test_on_a_server_without_conditional_creation_the_second_writer_is_refused_a
 
 
 @pytest.mark.integration
-def test_on_a_server_with_conditional_creation_nothing_is_said_and_nothing_left_of_the_trial(
+def test_conditional_creation_is_used_silently_without_traces(
     s3_settings: S3Settings, s3_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The trial that detects the support leaves no object."""
     bucket = S3Bucket(s3_settings)
     assert bucket.create("a", b"1")
     assert bucket.create("a", b"1")
@@ -170,7 +172,7 @@ def test_what_a_server_refuses_is_said_once_and_done_without(
 
 
 @pytest.mark.integration
-def test_a_server_that_refuses_every_checksum_is_named_with_its_own_words(
+def test_server_refusing_all_checksums_is_named_with_its_message(
     made: Made, proxy: Proxy, through: Callable[..., ObjectStore]
 ) -> None:
     proxy.plan = lambda r: Answer(status=501, code="NotImplemented") if mentions(r, "x-amz-checksum-") else None

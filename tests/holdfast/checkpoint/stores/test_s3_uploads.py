@@ -39,7 +39,7 @@ def test_an_interrupted_upload_goes_on_from_its_parts(
 
 @pytest.mark.integration
 @pytest.mark.parametrize("asked", [1, 3])
-def test_no_more_parts_are_on_their_way_at_once_than_are_asked_for(
+def test_parts_in_flight_do_not_exceed_the_requested_number(
     s3_settings: S3Settings, monkeypatch: pytest.MonkeyPatch, asked: int
 ) -> None:
     call, now, most, lock = S3Bucket.call, [0], [0], Lock()
@@ -77,7 +77,8 @@ def test_without_awscrt_the_server_compares_sha256(
 
 
 @pytest.mark.integration
-def test_of_two_writers_of_one_commit_one_wins_and_the_other_is_told(made: Made, s3_store: ObjectStore) -> None:
+def test_of_two_writers_of_one_checkpoint_one_succeeds(made: Made, s3_store: ObjectStore) -> None:
+    """The other writer gets an error."""
     upload(made, s3_store)
     upload(made, s3_store)
 
@@ -91,9 +92,8 @@ def test_of_two_writers_of_one_commit_one_wins_and_the_other_is_told(made: Made,
 
 
 @pytest.mark.integration
-def test_of_two_that_begin_to_write_other_commits_under_one_name_the_second_changes_nothing(
-    made: Made, s3_store: ObjectStore
-) -> None:
+def test_second_writer_under_the_same_name_changes_nothing(made: Made, s3_store: ObjectStore) -> None:
+    """The two writers start to write different checkpoints."""
     first = s3_store.receive(made.name, digest(made.manifest))
     first.write("rank-0.json", [made.bytes["rank-0.json"]])
 
@@ -108,9 +108,8 @@ def test_of_two_that_begin_to_write_other_commits_under_one_name_the_second_chan
 
 
 @pytest.mark.integration
-def test_of_two_that_write_the_same_one_may_give_up_and_the_other_does_not_publish_what_went_with_it(
-    made: Made, s3_store: ObjectStore
-) -> None:
+def test_writer_does_not_publish_what_an_abandoned_twin_removed(made: Made, s3_store: ObjectStore) -> None:
+    """Two writers write the same checkpoint, and one of them gives up."""
     stays, goes = (s3_store.receive(made.name, digest(made.manifest)) for _ in range(2))
     for file, data in made.bytes.items():
         stays.write(file, [data])
@@ -126,7 +125,7 @@ def test_of_two_that_write_the_same_one_may_give_up_and_the_other_does_not_publi
 
 @pytest.mark.integration
 @pytest.mark.parametrize("published", [True, False], ids=["published before", "published by this writer"])
-def test_a_writer_that_finds_the_commit_given_up_takes_away_its_own_manifest_and_no_other(
+def test_writer_of_an_abandoned_checkpoint_removes_its_manifest(
     published: bool, made: Made, s3_settings: S3Settings, s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process that sweeps marks the folder before it looks whether there is a manifest."""

@@ -105,7 +105,7 @@ def killed_at(line: int, act: Callable[[], Any]) -> bool:
 
 
 @pytest.mark.thorough
-def test_a_writer_killed_before_any_line_leaves_the_commit_before(tmp_path: Path) -> None:
+def test_writer_killed_at_any_line_leaves_the_previous_one(tmp_path: Path) -> None:
     def third() -> None:
         commit(SlotSet(tmp_path, "own-0"), 3, keep=2)
 
@@ -123,7 +123,7 @@ def test_a_writer_killed_before_any_line_leaves_the_commit_before(tmp_path: Path
     assert line > 80, "the lines of the writer were not counted"
 
 
-def test_a_first_commit_that_is_killed_while_its_slots_are_made_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+def test_first_save_killed_while_creating_slots_blocks_nothing(tmp_path: Path) -> None:
     line = 0
     while killed_at(line := line + 7, lambda: commit(SlotSet(tmp_path, "own-0"), 1)):
         assert steps(MemoryStore(tmp_path)) in ([], [1])
@@ -133,7 +133,7 @@ def test_a_first_commit_that_is_killed_while_its_slots_are_made_leaves_nothing_i
     assert list(tmp_path.glob("*.tmp-*")) == []
 
 
-def test_a_slot_is_overwritten_for_its_age_unless_it_is_what_training_goes_on_from(tmp_path: Path) -> None:
+def test_oldest_slot_is_overwritten_unless_training_needs_it(tmp_path: Path) -> None:
     pair, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
     commit(pair, 10)
     commit(pair, 11)
@@ -144,7 +144,8 @@ def test_a_slot_is_overwritten_for_its_age_unless_it_is_what_training_goes_on_fr
     assert steps(store) == [11, 13]
 
 
-def test_a_third_slot_spares_two_commits_and_is_used_on_when_it_is_no_longer_asked_for(tmp_path: Path) -> None:
+def test_third_slot_protects_two_checkpoints_and_is_reused_later(tmp_path: Path) -> None:
+    """The slot stays in use after it is no longer requested."""
     three, store = SlotSet(tmp_path, "own-0", count=3), MemoryStore(tmp_path)
     for step, keep in ((10, ()), (11, (10,)), (12, (11, 10)), (13, (12, 10))):
         writer = three.begin(named(step), BYTES, keep=[named(one) for one in keep])
@@ -170,7 +171,7 @@ def test_what_another_job_left_in_the_same_memory_is_not_there(tmp_path: Path) -
     assert whole(theirs, named(1)) == body(1)
 
 
-def test_bytes_that_are_overwritten_while_they_are_read_are_not_given_out(tmp_path: Path) -> None:
+def test_bytes_overwritten_during_a_read_are_not_returned(tmp_path: Path) -> None:
     pair, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
     commit(pair, 1)
     commit(pair, 2)
@@ -207,7 +208,7 @@ def test_staged_bytes_are_read_for_a_manifest_that_is_elsewhere(tmp_path: Path) 
         assert source.nbytes == len(encode_json({}))
 
 
-def test_larger_commits_get_larger_slots_and_the_one_to_keep_stays(tmp_path: Path) -> None:
+def test_larger_checkpoints_get_larger_slots_and_keep_held_one(tmp_path: Path) -> None:
     pair, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
     commit(pair, 1)
     commit(pair, 2, keep=1, nbytes=5 << 20)
@@ -216,7 +217,7 @@ def test_larger_commits_get_larger_slots_and_the_one_to_keep_stays(tmp_path: Pat
     assert whole(store, named(2)) == body(2, 5 << 20)
 
 
-def test_two_slots_beyond_the_limit_are_refused_with_the_field_and_the_need(tmp_path: Path) -> None:
+def test_two_slots_beyond_the_limit_are_refused_with_the_need(tmp_path: Path) -> None:
     pair = SlotSet(tmp_path, "own-0", limit=7 << 20)
     message = r"own-0 needs two slots of 4 MiB, 8 MiB in all.*raise checkpoint\.memory\.sizeLimit \(or --memory-tier"
     with pytest.raises(CheckpointError, match=message):
@@ -224,9 +225,10 @@ def test_two_slots_beyond_the_limit_are_refused_with_the_field_and_the_need(tmp_
     assert list(tmp_path.glob("*.slot-*")) == []
 
 
-def test_where_others_let_go_later_only_the_slot_at_hand_is_made_and_the_other_one_with_the_next_commit(
+def test_when_others_free_memory_later_only_one_slot_is_created(
     tmp_path: Path,
 ) -> None:
+    """The other slot is created with the next checkpoint."""
     kept = tmp_path / "for-lost.slot-0"
     kept.write_bytes(bytes(1 << 20))
     pair = SlotSet(tmp_path, "own-0", limit=2 << 20)
@@ -254,7 +256,7 @@ def memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_slot_that_is_replaced_takes_nothing_though_a_forked_process_holds_it(memory: Path) -> None:
+def test_replaced_slot_frees_its_memory_despite_a_forked_process(memory: Path) -> None:
     pair = SlotSet(memory, "own-0")
     commit(pair, 1)
     held = Slot(memory / "own-0.slot-0")  # as a loader that was forked from the rank has it

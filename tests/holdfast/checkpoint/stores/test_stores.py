@@ -61,7 +61,7 @@ def copy(source: CheckpointStore, name: CheckpointName, target: Target) -> None:
     incoming.publish(manifest)
 
 
-def test_a_commit_arrives_whole_and_is_nobodys_before_its_manifest(
+def test_checkpoint_is_hidden_until_its_manifest_arrives(
     store: Target, source: tuple[CheckpointStore, CheckpointName]
 ) -> None:
     made, name = source
@@ -94,7 +94,7 @@ def test_reading_behind_the_end_or_what_is_not_there_is_damage(
         pass
 
 
-def test_a_manifest_or_claim_larger_than_any_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_manifest_or_claim_beyond_the_maximum_is_not_read(tmp_path: Path) -> None:
     pair = AttemptId(1, 1)
     name = CheckpointName(step=7, pair=pair)
     (tmp_path / str(name)).mkdir()

@@ -126,9 +126,8 @@ def content(found: Restored) -> dict[str, bytes]:
     return {name: bytes(one) for name, one in found.loaded.tensors.items()}
 
 
-def test_the_newest_commit_comes_back_on_every_rank_of_two_nodes_and_only_it_takes_room(
-    world: World, tmp_path: Path
-) -> None:
+def test_newest_checkpoint_is_restored_on_all_ranks_of_two_nodes(world: World, tmp_path: Path) -> None:
+    """No other checkpoint uses space."""
     disks = Disks(tmp_path, "aab")
     results = on_all(world, disks, 1, 2, 3)
     assert all(result.committed and result.nbytes for mine in results for result in mine)
@@ -139,9 +138,8 @@ def test_the_newest_commit_comes_back_on_every_rank_of_two_nodes_and_only_it_tak
     assert len(set(manifests)) == 1, "and the same"
 
 
-def test_what_lies_on_no_node_but_the_lost_one_comes_from_the_next_tier_step_by_step(
-    world: World, tmp_path: Path
-) -> None:
+def test_data_only_on_a_lost_node_comes_from_the_next_tier(world: World, tmp_path: Path) -> None:
+    """The tier is decided for each step."""
     disks, shared = Disks(tmp_path, "ab"), tmp_path / "shared"
     world(2, lambda exchange: save(shared, snapshot_of(1, exchange.rank), exchange))
     on_all(world, disks, 2)
@@ -161,7 +159,7 @@ def test_a_replicated_state_is_read_from_the_disks_of_all_nodes(world: World, tm
 
 
 @pytest.mark.parametrize("how", ["flipped", "short", "gone"])
-def test_a_damaged_part_is_found_and_the_volumes_copy_of_it_is_read(world: World, tmp_path: Path, how: str) -> None:
+def test_corrupt_part_is_found_and_read_from_the_volume(world: World, tmp_path: Path, how: str) -> None:
     disks, shared = Disks(tmp_path, "aa"), tmp_path / "shared"
     world(2, lambda exchange: save(shared, snapshot_of(4, exchange.rank), exchange))
     on_all(world, disks, 4)
@@ -183,7 +181,8 @@ def test_a_damaged_part_is_found_and_the_volumes_copy_of_it_is_read(world: World
     assert not list(disks.folder("a").glob("*/quarantine")), "the next commit needs its room"
 
 
-def test_a_damaged_part_that_is_nowhere_else_leads_to_an_older_step_and_is_told(world: World, tmp_path: Path) -> None:
+def test_corrupt_part_without_a_copy_restores_an_older_step(world: World, tmp_path: Path) -> None:
+    """The loss is reported."""
     disks, shared = Disks(tmp_path, "aa"), tmp_path / "shared"
     world(2, lambda exchange: save(shared, snapshot_of(1, exchange.rank), exchange))
     on_all(world, disks, 2)
@@ -216,9 +215,7 @@ class Dying:
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3], ids=["before it wrote", "when it wrote", "when it published"])
-def test_a_rank_that_dies_in_the_middle_leaves_the_commit_before_whole(
-    world: World, tmp_path: Path, turn: int
-) -> None:
+def test_rank_dying_during_a_save_leaves_the_previous_checkpoint(world: World, tmp_path: Path, turn: int) -> None:
     disks = Disks(tmp_path, "ab")
     on_all(world, disks, 1)
 
@@ -247,7 +244,7 @@ def test_what_a_claim_cut_off_is_not_spared(tmp_path: Path) -> None:
     assert LocalStore(disks.folder("a")).commits() == (CheckpointName(step=4, pair=AttemptId(1, 2)),)
 
 
-def test_what_another_job_left_is_not_read_and_gives_its_room_away(tmp_path: Path) -> None:
+def test_data_of_another_job_is_not_read_and_is_overwritten(tmp_path: Path) -> None:
     disks = Disks(tmp_path, "a")
     disks.saves(Alone(), snapshot_of(9, 0, job="another"))
     assert disks.restored(Alone()).loaded is None
@@ -255,9 +252,8 @@ def test_what_another_job_left_is_not_read_and_gives_its_room_away(tmp_path: Pat
     assert [name.step for name in LocalStore(disks.folder("a")).commits()] == [1]
 
 
-def test_a_volume_for_less_than_two_parts_of_each_rank_is_refused_by_field_and_need(
-    world: World, tmp_path: Path
-) -> None:
+def test_volume_below_two_parts_per_rank_is_refused_by_need(world: World, tmp_path: Path) -> None:
+    """The message names the field and the bytes needed."""
     disks = Disks(tmp_path, "aa", limit=6 << 20)
     results = on_all(world, disks, 1)
     message = (
@@ -290,7 +286,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs needs root")
-def test_a_disk_that_fills_up_fails_the_commit_and_keeps_the_one_before(tmp_path: Path, small_disk: Path) -> None:
+def test_full_disk_fails_the_save_and_keeps_the_previous_one(tmp_path: Path, small_disk: Path) -> None:
     disks = Disks(tmp_path, "a")
     (first,) = disks.saves(Alone(), snapshot_of(1, 0))
     assert first.committed, first.message
@@ -309,7 +305,7 @@ def test_a_disk_that_fills_up_fails_the_commit_and_keeps_the_one_before(tmp_path
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_disk_that_turns_read_only_fails_the_commit_by_that_name(tmp_path: Path, small_disk: Path) -> None:
+def test_read_only_disk_fails_the_save_by_that_name(tmp_path: Path, small_disk: Path) -> None:
     disks = Disks(tmp_path, "a")
     assert disks.saves(Alone(), snapshot_of(1, 0))[0].committed
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)

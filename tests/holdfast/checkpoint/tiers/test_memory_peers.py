@@ -28,9 +28,10 @@ from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CheckpointError, PeerLostError
 
 
-def test_bytes_that_change_on_the_way_are_no_copy_and_the_commit_before_stays(
+def test_bytes_changed_in_transit_make_no_copy(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The previous copy stays."""
     made = nodes("ab")
     sent = peers.send
 
@@ -61,7 +62,7 @@ def _flipped(places: list[FileRange]) -> list[FileRange]:
     return [replace(places[0], fd=fd, offset=0), *places[1:]]
 
 
-def test_a_sender_that_is_killed_in_the_middle_leaves_the_copies_before_and_the_next_one_has_its_place(
+def test_killed_sender_leaves_old_copies_and_its_slot_is_reused(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = nodes("ab")
@@ -84,7 +85,7 @@ def test_a_sender_that_is_killed_in_the_middle_leaves_the_copies_before_and_the_
     assert read(made.stores("b"), CheckpointName(step=4, pair=FIRST)) == tensors(4)
 
 
-def test_a_neighbour_that_falls_silent_fails_no_training_once_the_attempt_is_over(tmp_path: Path) -> None:
+def test_silent_peer_fails_no_training_after_the_attempt_ended(tmp_path: Path) -> None:
     silent = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
 
@@ -100,7 +101,7 @@ def test_a_neighbour_that_falls_silent_fails_no_training_once_the_attempt_is_ove
 
 
 @pytest.mark.parametrize("asked", [1, 3])
-def test_a_rank_asks_one_other_node_for_no_more_at_once_than_it_is_let(
+def test_rank_asks_one_node_for_no_more_than_its_limit_at_once(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]], asked: int
 ) -> None:
     made = nodes("ab", in_flight=asked)
@@ -173,7 +174,7 @@ def test_a_stranger_who_drips_bytes_is_hung_up_on(
     assert Peer(made.at["a"], KEY).ask({"op": "list", "jobs": None}) == {"commits": []}
 
 
-def test_what_a_holder_of_the_key_says_wrong_ends_its_connection_and_no_other(nodes: Callable[..., Nodes]) -> None:
+def test_invalid_request_with_a_valid_key_ends_one_connection(nodes: Callable[..., Nodes]) -> None:
     made = nodes("a")
     wrong: list[dict[str, Any]] = [
         {},

@@ -17,7 +17,7 @@ from holdfast.core.attempt import AttemptId, Claim
 
 
 @pytest.mark.parametrize("lost", ["a", "b", "c"])
-def test_with_copies_the_last_step_survives_the_loss_of_any_one_node(
+def test_with_copies_the_last_step_survives_any_node_loss(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]], lost: str
 ) -> None:
     made = nodes("abc")
@@ -30,9 +30,10 @@ def test_with_copies_the_last_step_survives_the_loss_of_any_one_node(
 
 
 @pytest.mark.parametrize("mebibytes", [4, 24], ids=["at once", "in batches"])
-def test_weights_that_are_not_finite_on_one_rank_are_committed_on_none_and_the_commit_before_stays(
+def test_non_finite_weights_on_one_rank_are_saved_on_none(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]], mebibytes: int
 ) -> None:
+    """The previous checkpoint stays."""
     made = nodes("ab")
     spec = TensorSpec(name="w", dtype="F8_E5M2", shape=(mebibytes << 20,))
 
@@ -51,9 +52,10 @@ def test_weights_that_are_not_finite_on_one_rank_are_committed_on_none_and_the_c
         assert MemoryStore(made.folders[at]).commits() == (CheckpointName(step=1, pair=FIRST),)
 
 
-def test_every_rank_seals_the_same_manifest_though_each_counts_failures_by_its_own_clock(
+def test_ranks_seal_one_manifest_with_different_failure_clocks(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
 ) -> None:
+    """Each rank counts failures by its own clock."""
     made = nodes("ab")
 
     def counted(exchange: Any) -> SaveResult:
@@ -68,7 +70,7 @@ def test_every_rank_seals_the_same_manifest_though_each_counts_failures_by_its_o
     assert manifests[0].state["failures"] == {"seconds": 0.0}
 
 
-def test_every_rank_seals_the_same_manifest_though_they_filled_a_mapping_in_other_orders(
+def test_ranks_seal_one_manifest_with_different_mapping_orders(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
 ) -> None:
     made = nodes("ab")
@@ -89,9 +91,10 @@ def test_every_rank_seals_the_same_manifest_though_they_filled_a_mapping_in_othe
         assert manifests[0].objects == {"box": kept}
 
 
-def test_tensors_that_change_their_kind_but_not_their_places_are_told_as_they_are_now(
+def test_tensors_with_new_dtypes_at_old_offsets_are_described(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
 ) -> None:
+    """The manifest states the dtypes of its own step."""
     made = nodes("ab", peer_interval=None)
 
     def both(exchange: Any) -> list[SaveResult]:
@@ -128,9 +131,10 @@ def test_copies_have_an_interval_of_their_own(nodes: Callable[..., Nodes], world
 
 @pytest.mark.parametrize("interval", [1, 3])
 @pytest.mark.parametrize("lost", "ab")
-def test_a_commit_that_is_asked_for_is_copied_between_two_that_are_due_and_survives_any_one_node(
+def test_requested_checkpoint_between_two_due_ones_is_copied(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]], lost: str, interval: int
 ) -> None:
+    """The checkpoint survives the loss of any one node."""
     made = nodes("ab", interval=interval, peer_interval=3)
 
     def last(exchange: Any) -> SaveResult:
@@ -149,9 +153,10 @@ def test_a_commit_that_is_asked_for_is_copied_between_two_that_are_due_and_survi
 
 @pytest.mark.parametrize("steps", [4, 5, 6, 7])
 @pytest.mark.parametrize("lost", "ab")
-def test_the_last_step_that_was_copied_survives_any_one_node_however_many_were_not(
+def test_last_copied_step_survives_any_node_loss(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]], lost: str, steps: int
 ) -> None:
+    """The number of later steps without a copy does not matter."""
     made = nodes("ab", peer_interval=3)
     world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, *range(1, steps + 1)))
     made.lose(lost)
@@ -160,7 +165,7 @@ def test_the_last_step_that_was_copied_survives_any_one_node_however_many_were_n
     assert read(made.stores(stays), CheckpointName(step=last, pair=FIRST)) == tensors(last)
 
 
-def test_also_after_another_attempt_went_on_from_one_that_was_not_copied(
+def test_last_copy_survives_a_resume_from_an_uncopied_step(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
 ) -> None:
     made = nodes("ab", peer_interval=3)
@@ -177,7 +182,7 @@ def test_also_after_another_attempt_went_on_from_one_that_was_not_copied(
     assert read(made.stores("b"), CheckpointName(step=3, pair=FIRST)) == tensors(3)
 
 
-def test_another_attempt_spares_what_was_copied_last_also_if_no_copy_was_due_then(
+def test_next_attempt_keeps_the_last_copy_when_no_copy_was_due(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
 ) -> None:
     made = nodes("ab", peer_interval=10)

@@ -13,7 +13,7 @@ from holdfast.checkpoint.stores.memory.peer_server import PeerServer
 from holdfast.core.attempt import AttemptId
 
 
-def test_a_memory_that_is_too_small_is_refused_with_the_first_commit(
+def test_too_little_memory_is_refused_at_the_first_checkpoint(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
 ) -> None:
     made = nodes("a", limit=4 << 20)
@@ -22,7 +22,7 @@ def test_a_memory_that_is_too_small_is_refused_with_the_first_commit(
     assert result.message.startswith("rank 0: the memory tier is too small: own-0 needs two slots of")
 
 
-def test_a_neighbour_whose_memory_is_too_small_refuses_the_first_commit_as_well(
+def test_too_little_memory_of_a_peer_is_refused_at_the_first_one(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
 ) -> None:
     made = nodes("ab")
@@ -35,7 +35,7 @@ def test_a_neighbour_whose_memory_is_too_small_refuses_the_first_commit_as_well(
         assert result.message.startswith("rank 0: b on b: the memory tier is too small: for-")
 
 
-def test_a_neighbour_out_of_reach_fails_the_first_commit_and_not_the_training(
+def test_unreachable_peer_fails_the_first_copy_not_the_training(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
 ) -> None:
     made = nodes("ab")
@@ -47,9 +47,10 @@ def test_a_neighbour_out_of_reach_fails_the_first_commit_and_not_the_training(
     assert (first.copy_failed, first.cause) == (True, "Network"), "what is in this memory was not at fault"
 
 
-def test_a_neighbour_that_has_no_room_for_a_later_commit_is_told_from_a_full_memory_here(
+def test_full_peer_memory_is_reported_as_a_failed_copy(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
 ) -> None:
+    """The first checkpoint fitted, and a later one does not."""
     made = nodes("ab")
 
     def act(exchange: Any) -> list[SaveResult]:
@@ -88,9 +89,10 @@ def test_copies_for_who_sends_elsewhere_make_room_for_others(
 FOUR_SLOTS = 4 * (2 << 20)  # of a half of the state
 
 
-def test_after_a_pod_was_replaced_four_slots_are_enough_and_what_is_gone_on_from_stays_until_the_next_commit(
+def test_four_slots_suffice_after_a_pod_was_replaced(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
 ) -> None:
+    """The state that training resumed from stays until the next checkpoint."""
     made = nodes("abc", limit=FOUR_SLOTS)
     at, made.names = made.at, "ab"
     made.at = {name: at[name] for name in "ab"}
@@ -116,7 +118,7 @@ def test_after_a_pod_was_replaced_four_slots_are_enough_and_what_is_gone_on_from
         assert read(made.stores("a"), CheckpointName(step=step, pair=AttemptId(1, 2))) == tensors(step)
 
 
-def test_copies_of_a_lost_neighbour_make_room_for_a_ranks_own_slots(
+def test_copies_of_a_lost_peer_free_memory_for_own_slots(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
 ) -> None:
     made = nodes("ab", limit=FOUR_SLOTS)

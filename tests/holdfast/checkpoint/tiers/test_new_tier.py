@@ -115,9 +115,7 @@ def weights(found: Restored) -> bytes:
 
 
 @pytest.mark.parametrize("in_background", [True, False])
-def test_a_manager_saves_on_a_tier_that_it_has_never_seen_and_restores_from_it(
-    tmp_path: Path, in_background: bool
-) -> None:
+def test_manager_saves_to_and_restores_from_an_unknown_tier(tmp_path: Path, in_background: bool) -> None:
     first = manager(tmp_path, ShelfTier(in_background=in_background))
     first.restore()
     first.claim(step=0, pair=None)

@@ -68,7 +68,7 @@ def test_settings_travel_whole_with_their_rules() -> None:
     assert UploadSettings.from_json(json.loads(json.dumps(asked.to_json()))) == asked
 
 
-def test_a_store_is_opened_with_the_limit_in_flight_that_was_asked_for() -> None:
+def test_store_is_opened_with_the_requested_in_flight_limit() -> None:
     assert open_store(f"memory://{uuid4().hex}", in_flight=3).readers == 3
     assert open_store(f"memory://{uuid4().hex}").readers == 8
 
@@ -83,7 +83,7 @@ def test_a_commit_arrives_with_the_claims(source: FolderStore, target: Target) -
     assert target.claims() == source.claims()
 
 
-def test_what_it_replaces_goes_only_after_as_many_arrived_as_are_kept(source: FolderStore, target: Target) -> None:
+def test_old_copies_go_only_after_enough_new_ones_arrived(source: FolderStore, target: Target) -> None:
     uploads = uploader(source, target, keep_last=2)
     held = []
     for step in (1, 2, 3):
@@ -113,7 +113,7 @@ def test_a_copy_that_a_claim_fences_stays_for_a_day(
     assert held == [[3, 4], [3, 5], [6]]
 
 
-def test_the_best_by_a_metric_stay_also_if_they_were_measured_later(
+def test_best_copies_by_a_metric_stay_if_measured_later(
     tmp_path: Path, target: Target, commit: Callable[..., Any]
 ) -> None:
     measured: list[tuple[int, dict[str, float]]] = []
@@ -130,7 +130,7 @@ def test_the_best_by_a_metric_stay_also_if_they_were_measured_later(
     assert held == [[1], [1, 2], [1, 2, 3], [2, 3, 4]], "what step 4 measured is told by no commit yet"
 
 
-def test_the_second_process_deletes_nothing_that_it_has_not_replaced(source: FolderStore, target: Target) -> None:
+def test_second_process_deletes_only_what_it_has_replaced(source: FolderStore, target: Target) -> None:
     for step in (1, 2):
         uploader(source, target).upload(name(step))
     fresh = uploader(source, target, keep_last=2)

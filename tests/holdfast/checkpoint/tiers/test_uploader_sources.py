@@ -69,9 +69,7 @@ def training(root: Path, *, keep_last: int) -> CheckpointManager:
 
 
 @pytest.mark.parametrize("keep_last", [1, 2])
-def test_copies_arrive_however_often_the_job_commits_while_one_is_on_its_way(
-    tmp_path: Path, target: Target, keep_last: int
-) -> None:
+def test_copies_arrive_however_often_the_job_saves_meanwhile(tmp_path: Path, target: Target, keep_last: int) -> None:
     root = tmp_path / "busy"
     root.mkdir()
     busy = Busy(training(root, keep_last=keep_last), commits=3)
@@ -92,7 +90,7 @@ def test_copies_arrive_however_often_the_job_commits_while_one_is_on_its_way(
     assert len(FolderStore(root).commits()) == keep_last, "nothing is on its way any more"
 
 
-def test_what_an_uploader_that_was_killed_held_back_goes_with_the_next_copy(tmp_path: Path, target: Target) -> None:
+def test_leftovers_of_a_killed_uploader_go_with_the_next_copy(tmp_path: Path, target: Target) -> None:
     root = tmp_path / "busy"
     root.mkdir()
     busy = Busy(training(root, keep_last=1), commits=2)
@@ -152,7 +150,7 @@ class Deleting(Pace):
 
 
 @pytest.mark.parametrize("kind", ["bucket", "folder"])
-def test_a_copy_whose_source_is_deleted_meanwhile_is_a_failure_of_which_nothing_stays(
+def test_copy_whose_source_is_deleted_fails_and_leaves_nothing(
     source: FolderStore, tmp_path: Path, kind: str
 ) -> None:
     scheme = "local" if kind == "bucket" else "file"
@@ -167,7 +165,7 @@ def test_a_copy_whose_source_is_deleted_meanwhile_is_a_failure_of_which_nothing_
     assert [path.name for path in (tmp_path / "copies").rglob("*") if path.is_file()] == ["1.1.json"], "the claim"
 
 
-def test_what_was_interrupted_goes_once_another_commit_is_copied_instead(
+def test_interrupted_copy_goes_once_another_checkpoint_is_copied(
     source: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = open_store(f"local://{tmp_path}/copies")
@@ -217,9 +215,8 @@ def test_a_folder_that_cannot_be_read_once_is_an_outcome(source: FolderStore, ta
     assert uploads.upload(name(2)).arrived
 
 
-def test_an_uploader_goes_on_where_the_folder_cannot_be_read_as_a_commit_is_announced(
-    source: FolderStore, target: Target
-) -> None:
+def test_uploader_continues_if_the_folder_is_briefly_unreadable(source: FolderStore, target: Target) -> None:
+    """The folder cannot be read at the moment of the announcement."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         line = theirs.makefile("r", encoding="utf-8")
@@ -232,7 +229,7 @@ def test_an_uploader_goes_on_where_the_folder_cannot_be_read_as_a_commit_is_anno
     assert target.commits() == (name(2),)
 
 
-def test_old_copies_in_a_folder_that_cannot_be_read_are_told_and_left(source: FolderStore, tmp_path: Path) -> None:
+def test_unreadable_folder_is_reported_and_its_old_copies_stay(source: FolderStore, tmp_path: Path) -> None:
     target = open_store(f"file://{tmp_path}/copies")
     uploads = uploader(source, target, keep_last=1)
     assert all(uploads.upload(name(step)).arrived for step in (1, 2))
@@ -242,7 +239,7 @@ def test_old_copies_in_a_folder_that_cannot_be_read_are_told_and_left(source: Fo
     assert set(target.commits()) == {name(1), name(2)}
 
 
-def test_a_store_that_cannot_be_used_is_an_outcome_with_its_cause(source: FolderStore) -> None:
+def test_unusable_store_is_an_outcome_with_its_cause(source: FolderStore) -> None:
     class Full:
         url = "s3://full"
 
@@ -269,7 +266,7 @@ def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
         UploadSettings(url="s3://bucket", **wrong)
 
 
-def test_a_copy_out_of_reach_is_left_out_only_where_there_are_other_commits(
+def test_unreachable_copy_is_left_out_only_if_others_exist(
     source: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def out_of_reach(url: str, **_: Any) -> Any:
