@@ -31,18 +31,14 @@ HERE = str(Path(__file__))
         ("python /usr/bin/torchrun -m pkg.train", "torchrun", "N -- python train.py"),
     ],
 )
-def test_a_launcher_within_the_launcher_is_refused_with_the_command_to_use(
-    words: str, launcher: str, instead: str
-) -> None:
+def test_nested_launcher_is_refused_with_the_command_to_use(words: str, launcher: str, instead: str) -> None:
     with pytest.raises(UsageError) as caught:
         check(words.split(), nested=False)
     assert f"({launcher})" in str(caught.value)
     assert f"{instead}; nothing was started" in str(caught.value)
 
 
-def test_a_launcher_that_is_meant_and_a_script_of_ones_own_are_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_intended_launcher_and_own_scripts_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     program = tmp_path / "torchrun"
     program.touch(mode=0o755)

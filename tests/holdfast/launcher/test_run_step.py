@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 
-def test_a_rank_killed_inside_a_collective_in_forward_costs_a_retry_and_no_step(cluster: Any) -> None:
+def test_rank_killed_in_a_collective_costs_a_retry_and_no_step(cluster: Any) -> None:
+    """The collective is in the forward pass."""
     cluster.settings["processesPerWorker"] = 2
     (a,) = cluster.start("a", script="communicates.py")
     cluster.publish(1, "a")

@@ -29,7 +29,7 @@ def claims(cluster: Any) -> dict[tuple[int, int], int]:
     return {(claim["generation"], claim["attempt"]): claim["fromStep"] for claim in found}
 
 
-def test_three_shrink_to_two_and_grow_to_three_without_losing_a_step(cluster: Any, wait_for: Wait) -> None:
+def test_three_shrink_to_two_and_grow_to_three_without_loss(cluster: Any, wait_for: Wait) -> None:
     checkpoints = str(cluster.shared / "checkpoints")
     a, b, c = cluster.start("a", "b", "c", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints)
     cluster.publish(1, "a", "b", "c")
@@ -85,7 +85,7 @@ def test_a_growth_waits_for_the_end_of_a_save_and_loses_nothing(cluster: Any, wa
 
 
 @pytest.mark.thorough
-def test_a_growth_leaves_those_who_train_their_store_until_they_have_stopped(cluster: Any, wait_for: Wait) -> None:
+def test_growth_keeps_the_store_of_ranks_until_they_stop(cluster: Any, wait_for: Wait) -> None:
     """Their commits go through it: who waited for the last one without it waited for the whole deadline."""
     cluster.settings["checkpoint"]["interval"] = "1"
     checkpoints = str(cluster.shared / "checkpoints")
@@ -138,9 +138,8 @@ def kills(folder: Path, *, step: int, at: Activity) -> dict[str, str]:
 
 
 @pytest.mark.thorough
-def test_no_step_is_told_as_lost_while_a_newcomer_is_slow_to_load_a_step_that_a_survivor_applied_from_a_doubt(
-    cluster: Any, wait_for: Wait
-) -> None:
+def test_step_applied_by_a_survivor_is_not_reported_as_lost(cluster: Any, wait_for: Wait) -> None:
+    """The survivor applied a prepared step, and a rank that joins is slow to load that step."""
     cluster.settings["processesPerWorker"] = 2
     doubt = kills(cluster.shared / "chaos", step=9, at=Activity.VOTE)
     (a,) = cluster.start("a", script="trains.py", LOADS_SLOWLY="0.3", **doubt)
@@ -156,7 +155,7 @@ def test_no_step_is_told_as_lost_while_a_newcomer_is_slow_to_load_a_step_that_a_
     assert [kinds.count(kind) for kind in ("failure", "recovery", "restore")] == [1, 1, 0]
 
 
-def test_a_rank_asleep_in_its_loss_is_replaced_and_no_step_is_lost(cluster: Any, wait_for: Wait) -> None:
+def test_rank_asleep_in_its_loss_is_replaced_without_loss(cluster: Any, wait_for: Wait) -> None:
     cluster.settings["processesPerWorker"] = 2
     (a,) = cluster.start("a", script="trains.py", ASLEEP="1")
     cluster.publish(1, "a")
@@ -176,7 +175,7 @@ def test_a_rank_asleep_in_its_loss_is_replaced_and_no_step_is_lost(cluster: Any,
 
 
 @pytest.mark.thorough
-def test_when_a_rank_of_one_launcher_hangs_the_stacks_of_all_ranks_are_kept(cluster: Any, wait_for: Wait) -> None:
+def test_hang_of_one_rank_keeps_the_stacks_of_all_ranks(cluster: Any, wait_for: Wait) -> None:
     pods = cluster.start("a", "b", "c", script="trains.py", ASLEEP="1")
     cluster.publish(1, "a", "b", "c")
     cluster.await_world(1, "a", "b", "c")
@@ -198,9 +197,8 @@ def test_when_a_rank_of_one_launcher_hangs_the_stacks_of_all_ranks_are_kept(clus
 
 
 @pytest.mark.thorough
-def test_ranks_of_three_launchers_that_wait_for_each_other_leave_their_attempt_and_none_is_killed(
-    cluster: Any, wait_for: Wait
-) -> None:
+def test_deadlocked_ranks_of_three_launchers_leave_and_survive(cluster: Any, wait_for: Wait) -> None:
+    """The ranks leave their attempt, and none of them is killed."""
     pods = cluster.start("a", "b", "c", script="trains.py", MISMATCH="1")
     cluster.publish(1, "a", "b", "c")
     cluster.await_world(1, "a", "b", "c")
@@ -223,9 +221,8 @@ def test_ranks_of_three_launchers_that_wait_for_each_other_leave_their_attempt_a
 
 
 @pytest.mark.thorough
-def test_a_rank_that_computes_on_when_its_attempt_is_over_is_ended_and_the_others_go_on(
-    cluster: Any, wait_for: Wait
-) -> None:
+def test_rank_computing_after_its_attempt_ended_is_ended(cluster: Any, wait_for: Wait) -> None:
+    """The other ranks continue."""
     cluster.settings["processesPerWorker"] = 3
     (a,) = cluster.start("a", script="trains.py", STRAYS="1")
     cluster.publish(1, "a")
@@ -246,7 +243,7 @@ def test_a_rank_that_computes_on_when_its_attempt_is_over_is_ended_and_the_other
 
 
 @pytest.mark.thorough
-def test_where_every_rank_raises_the_last_step_is_committed_before_they_leave(cluster: Any, wait_for: Wait) -> None:
+def test_if_every_rank_raises_the_last_step_is_saved_first(cluster: Any, wait_for: Wait) -> None:
     cluster.settings["checkpoint"] = {**cluster.settings["checkpoint"], "interval": "1000000"}
     checkpoints = cluster.shared / "checkpoints"
     (a,) = cluster.start("a", script="trains.py", RAISES="1", HOLDFAST_CHECKPOINT_DIR=str(checkpoints))
@@ -259,7 +256,7 @@ def test_where_every_rank_raises_the_last_step_is_committed_before_they_leave(cl
 
 
 @pytest.mark.thorough
-def test_who_catches_what_job_step_raises_keeps_nobody_waiting_and_is_replaced(cluster: Any, wait_for: Wait) -> None:
+def test_catching_an_error_of_job_step_blocks_nobody(cluster: Any, wait_for: Wait) -> None:
     """Its part of that step's averages never comes."""
     cluster.settings["processesPerWorker"] = 2
     (a,) = cluster.start("a", script="trains.py", SWALLOWS="1")
@@ -278,7 +275,7 @@ def test_who_catches_what_job_step_raises_keeps_nobody_waiting_and_is_replaced(c
 
 
 @pytest.mark.thorough
-def test_a_drained_worker_commits_first_and_the_others_go_on_from_there(cluster: Any, wait_for: Wait) -> None:
+def test_drained_worker_saves_first_and_the_others_continue(cluster: Any, wait_for: Wait) -> None:
     checkpoints = str(cluster.shared / "checkpoints")
     cluster.settings["minReplicas"] = 1
     a, b, c = cluster.start("a", "b", "c", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints)
@@ -300,7 +297,7 @@ def test_a_drained_worker_commits_first_and_the_others_go_on_from_there(cluster:
     assert incident["restoredFrom"] == "survivor"
 
 
-def test_memory_that_the_launcher_owns_outlives_all_rank_processes(cluster: Any, wait_for: Wait) -> None:
+def test_launcher_owned_memory_outlives_all_rank_processes(cluster: Any, wait_for: Wait) -> None:
     cluster.settings["budgets"] = []
     cluster.settings["checkpoint"] = {**cluster.settings["checkpoint"], "interval": "1000000"}
     memory = cluster.shared / "memory"
@@ -326,9 +323,7 @@ def test_memory_that_the_launcher_owns_outlives_all_rank_processes(cluster: Any,
     assert a.wait() == 75, cluster.tail()
 
 
-def test_the_nodes_disk_brings_back_its_newest_step_when_ranks_and_launcher_are_killed(
-    cluster: Any, wait_for: Wait
-) -> None:
+def test_node_disk_restores_its_newest_step_after_a_kill(cluster: Any, wait_for: Wait) -> None:
     """As a container that is killed and started again in its pod: nothing of it is left but its volumes."""
     cluster.settings["budgets"] = []
     cluster.settings["checkpoint"] = {**cluster.settings["checkpoint"], "interval": "1000000"}
@@ -374,7 +369,8 @@ def test_a_local_tier_that_cannot_be_written_is_refused_by_name(cluster: Any) ->
     assert "checkpoint.local, or --local-tier PATH" in a.log.read_text()
 
 
-def test_a_local_tier_too_small_ends_the_script_with_the_field_and_the_need(cluster: Any, wait_for: Wait) -> None:
+def test_too_small_local_tier_ends_the_script_with_the_need(cluster: Any, wait_for: Wait) -> None:
+    """The message names the field."""
     cluster.settings["checkpoint"] = {**cluster.settings["checkpoint"], "interval": "1000000"}
     disk = cluster.shared / "disk"
     (a,) = cluster.start(

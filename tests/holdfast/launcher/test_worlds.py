@@ -50,7 +50,8 @@ def test_a_rank_finds_what_torchrun_would_set(cluster: Any, wait_for: Wait) -> N
     assert [pod.wait() for pod in pods] == [0, 0]
 
 
-def test_a_killed_rank_is_one_infrastructure_incident_and_a_new_attempt(cluster: Any, wait_for: Wait) -> None:
+def test_killed_rank_is_one_incident_and_a_new_attempt(cluster: Any, wait_for: Wait) -> None:
+    """The cause of the incident is Infrastructure."""
     pods = cluster.start("a", "b", "c")
     cluster.publish(1, "a", "b", "c")
     cluster.await_world(1, "a", "b", "c")
@@ -68,7 +69,8 @@ def test_a_killed_rank_is_one_infrastructure_incident_and_a_new_attempt(cluster:
     assert {pod.world for pod in pods} == {second}
 
 
-def test_two_go_on_without_a_killed_launcher_and_take_its_replacement(cluster: Any, wait_for: Wait) -> None:
+def test_two_continue_without_a_killed_launcher(cluster: Any, wait_for: Wait) -> None:
+    """The replacement of the launcher joins the two."""
     a, b, c = cluster.start("a", "b", "c")
     cluster.publish(1, "a", "b", "c")
     cluster.await_world(1, "a", "b", "c")

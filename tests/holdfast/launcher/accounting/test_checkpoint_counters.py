@@ -23,7 +23,7 @@ def test_a_commit_of_two_ranks_is_one_with_the_bytes_of_both() -> None:
     assert tallies.to_json()["checkpointWrites"] == {"shared": {"commits": 2, "bytes": 400, "seconds": 4.0}}
 
 
-def test_what_another_node_got_of_a_commit_in_memory_is_the_peers() -> None:
+def test_memory_copies_on_another_node_count_as_peers() -> None:
     tallies = CheckpointCounters()
     tallies.committed(ONE, commit(1, "memory", copying=0.5))
     assert tallies.to_json()["checkpointWrites"] == {
@@ -32,7 +32,7 @@ def test_what_another_node_got_of_a_commit_in_memory_is_the_peers() -> None:
     }
 
 
-def test_a_commit_that_failed_on_all_ranks_is_one_under_the_cause_that_they_agree_on() -> None:
+def test_failure_on_all_ranks_counts_once_under_the_agreed_cause() -> None:
     tallies = CheckpointCounters()
     for step, tier, cause in ((10, "shared", "Full"), (20, "shared", "Full"), (20, "peer", "Network")):
         told = commit(step, tier, cause=cause, message="")
@@ -41,7 +41,8 @@ def test_a_commit_that_failed_on_all_ranks_is_one_under_the_cause_that_they_agre
     assert tallies.to_json()["checkpointFailureCauses"] == {"shared": {"Full": 2}, "peer": {"Network": 1}}
 
 
-def test_a_tier_fails_from_the_first_commit_that_failed_until_one_is_durable() -> None:
+def test_tier_fails_until_its_next_durable_checkpoint() -> None:
+    """The failure starts with the first failed checkpoint."""
     tallies = CheckpointCounters()
     for step, cause in ((10, "Full"), (11, "Full"), (12, "ReadOnly")):
         for _ in range(2):
@@ -55,7 +56,7 @@ def test_a_tier_fails_from_the_first_commit_that_failed_until_one_is_durable() -
     assert tallies.failing == {}
 
 
-def test_a_copy_that_another_node_took_ends_the_failing_of_the_peers() -> None:
+def test_copy_on_another_node_ends_the_failure_of_the_peers_tier() -> None:
     tallies = CheckpointCounters()
     tallies.failed(ONE, commit(10, "peer", cause="Network", message="refused"), NOW)
     tallies.committed(ONE, commit(11, "memory"))
@@ -70,7 +71,7 @@ def test_a_job_without_a_folder_has_no_tier_that_fails() -> None:
     assert (tallies.failures["shared"].total(), tallies.failing) == (1, {})
 
 
-def test_a_restore_counts_once_for_each_attempt_by_where_the_state_was() -> None:
+def test_restore_counts_once_per_attempt_by_its_tier() -> None:
     tallies = CheckpointCounters()
     for pair, told in (
         (ONE, {"source": "none"}),
@@ -82,7 +83,7 @@ def test_a_restore_counts_once_for_each_attempt_by_where_the_state_was() -> None
     assert tallies.to_json()["restores"] == {"none": 1, "survivor": 1, "shared": 1, "object": 1}
 
 
-def test_a_damaged_commit_counts_once_for_each_restore_that_passed_it_by() -> None:
+def test_corrupt_checkpoint_counts_once_per_restore_skipping_it() -> None:
     tallies = CheckpointCounters()
     bad = {"source": "checkpoint", "tiers": ["shared"], "quarantined": [{"path": "a"}], "lost": [{"path": "a"}]}
     for pair in (ONE, TWO):

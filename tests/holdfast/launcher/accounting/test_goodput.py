@@ -82,14 +82,14 @@ def test_what_ranks_do_adds_up_over_processes(launcher: Launcher) -> None:
     assert launcher.books["activities"]["compute"] == pytest.approx(2 * 2.0 + 3.0)
 
 
-def test_a_rank_of_a_release_that_does_not_tell_what_it_does_is_heard(launcher: Launcher) -> None:
+def test_rank_of_a_release_without_activity_reports_is_accounted(launcher: Launcher) -> None:
     launcher.accounts.hello(1, 0)
     report = {"activity": "data", "wall": 0.0, "open": 0.0, "seconds": {}}
     launcher.accounts.account(1, report)
     assert set(launcher.books["activities"].values()) == {0.0}
 
 
-def test_what_a_script_does_between_its_hello_and_its_first_sync_is_start_up(launcher: Launcher) -> None:
+def test_time_between_hello_and_first_sync_is_start_up(launcher: Launcher) -> None:
     launcher.accounts.hello(1, 0)
     launcher.passes(3)
     launcher.starts(1)
@@ -120,7 +120,7 @@ def test_waiting_for_workers_is_idle(launcher: Launcher) -> None:
     assert launcher.books["seconds"]["startup"] == pytest.approx(1 + 2 + 0.5)
 
 
-def test_a_killed_ranks_place_is_accounted_until_another_holds_it(launcher: Launcher) -> None:
+def test_place_of_a_killed_rank_is_accounted_until_refilled(launcher: Launcher) -> None:
     launcher.starts(1)
     for step in range(1, 4):
         launcher.steps(1, step)
@@ -137,7 +137,7 @@ def test_a_killed_ranks_place_is_accounted_until_another_holds_it(launcher: Laun
     assert seconds["productive"] == pytest.approx(4)
 
 
-def test_messages_that_wait_to_be_heard_move_no_second_from_one_cause_to_another(launcher: Launcher) -> None:
+def test_delayed_messages_move_no_time_between_causes(launcher: Launcher) -> None:
     reports: list[dict[str, Any]] = []
     launcher.accounts.hello(1, 0)
     meter = Meter(Ledger(lambda: launcher.now, reports.append))
@@ -174,7 +174,7 @@ def test_what_a_hung_rank_did_until_it_was_ended_is_detection(launcher: Launcher
     assert launcher.books["seconds"]["detection"] == pytest.approx(6)
 
 
-def test_what_a_hung_ranks_end_takes_once_it_was_blamed_is_part_of_the_recovery(launcher: Launcher) -> None:
+def test_end_of_a_blamed_hung_rank_belongs_to_the_recovery(launcher: Launcher) -> None:
     launcher.starts(1)
     launcher.steps(1, 1)
     launcher.meters[1].enter(Activity.COMPUTE)
@@ -245,7 +245,7 @@ def test_a_recovery_is_told_in_phases_that_add_up(launcher: Launcher) -> None:
     assert {known["phase"] for known in launcher.books["recoveries"]} == set(recovery.seconds)
 
 
-def test_a_second_failure_before_the_next_step_prolongs_the_recovery(launcher: Launcher) -> None:
+def test_second_failure_before_the_next_step_extends_recovery(launcher: Launcher) -> None:
     launcher.starts(1)
     launcher.steps(1, 1)
     launcher.accounts.failed("OOM", 1)
@@ -258,9 +258,10 @@ def test_a_second_failure_before_the_next_step_prolongs_the_recovery(launcher: L
     assert recovery.seconds["restart"] == pytest.approx(0.5)
 
 
-def test_a_step_from_a_doubt_which_is_told_before_the_state_it_belongs_to_ends_no_recovery(
+def test_prepared_step_before_its_state_ends_no_recovery(
     launcher: Launcher,
 ) -> None:
+    """The rank reports the step before it reports the restored state."""
     launcher.starts(1)
     launcher.steps(1, 1)
     launcher.accounts.failed("Infrastructure", 1)

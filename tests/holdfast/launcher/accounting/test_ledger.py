@@ -135,7 +135,7 @@ def test_waiting_for_a_peer_that_is_gone_is_detection() -> None:
     assert rank.books["detection"] == pytest.approx(DELAY + 0.05)
 
 
-def test_a_step_in_doubt_that_is_applied_after_all_was_productive() -> None:
+def test_prepared_step_that_is_applied_later_was_productive() -> None:
     rank = Rank()
     rank.lines_up()
     rank.tries()
@@ -195,7 +195,7 @@ def test_time_outside_a_world_is_not_in_the_ranks_books() -> None:
     assert sum(report["seconds"].values()) + report["open"] == pytest.approx(report["wall"])
 
 
-def test_it_tells_when_in_place_when_it_leaves_and_once_a_second_between() -> None:
+def test_rank_reports_when_in_place_at_exit_and_each_second() -> None:
     rank = Rank()
     rank.does(Activity.PARKED, 0.1)
     rank.does(Activity.SYNC, 0.4, 0)
@@ -243,7 +243,7 @@ def test_a_histogram_counts_up_to_each_bound() -> None:
     assert wire["buckets"][-1] == [BOUNDS[-1], 2]
 
 
-def test_the_estimate_of_the_time_between_failures_follows_what_was_seen() -> None:
+def test_estimated_time_between_failures_follows_observations() -> None:
     assert mtbf(0, 0.0) == 86_400.0
     assert mtbf(9, 9 * 3600.0) == pytest.approx((86_400 + 9 * 3600) / 10)
     assert mtbf(1000, 1000 * 60.0) == pytest.approx(60, rel=2)

@@ -41,7 +41,7 @@ def test_what_a_process_slept_through_is_booked_on_its_cause(slow: Activity) -> 
     assert report["wall"] <= told["wall"]
 
 
-def test_a_launcher_accounts_for_a_rank_that_is_killed_and_for_the_time_until_another_stands_in(
+def test_killed_rank_and_its_replacement_time_are_accounted(
     tmp_path: Path,
 ) -> None:
     timeline = tmp_path / "what happened.jsonl"

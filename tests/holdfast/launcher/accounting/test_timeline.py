@@ -91,7 +91,7 @@ def test_what_is_rare_is_written_always_and_steps_once_a_second(run: Run) -> Non
     assert sum(recovery["phases"].values()) == pytest.approx(0.02 + 0.1 + 0.25)
 
 
-def test_a_restore_from_a_tier_is_written_once_with_what_was_lost(run: Run) -> None:
+def test_restore_from_a_tier_is_written_once_with_its_loss(run: Run) -> None:
     bad = {"path": "step-8.g1.a1", "reason": "MANIFEST.json is missing"}
     told = {"step": 4, "source": "checkpoint", "stores": ["/ckpt"], "quarantined": [bad], "lost": [bad]}
     for pid in (31, 32):
@@ -129,7 +129,7 @@ def test_the_file_is_bounded_and_its_older_part_is_read_too(tmp_path: Path) -> N
     assert story.entries[-1]["step"] == 300
 
 
-def test_a_launcher_that_follows_a_killed_one_begins_a_line_of_its_own(tmp_path: Path) -> None:
+def test_launcher_after_a_killed_one_starts_its_own_line(tmp_path: Path) -> None:
     path = tmp_path / "timeline.jsonl"
     path.write_text('{"t": 1.0, "kind": "start"}\n{"t": 2.0, "ki')
     Run(path)
@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     assert run.chronicle.accounts.steps == 3
 
 
-def test_the_terminal_shows_loss_world_size_failures_and_recoveries(run: Run) -> None:
+def test_terminal_shows_loss_world_size_failures_and_recoveries(run: Run) -> None:
     shown = timeline.render(timeline.read(run.path))
     assert "step 1 to 13, 1 failure" in shown
     assert "5 → 0.3846" in shown

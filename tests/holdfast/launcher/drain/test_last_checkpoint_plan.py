@@ -38,7 +38,7 @@ tiers = st.lists(
 
 
 @given(tiers=tiers, notice=st.floats(0, 1e4))
-def test_what_is_counted_on_is_done_within_the_share_of_the_notice(tiers: list[TierEstimate], notice: float) -> None:
+def test_planned_work_ends_within_its_share_of_the_notice(tiers: list[TierEstimate], notice: float) -> None:
     made = plan(tiers, notice)
     seconds = {one.name: one.seconds for one in tiers}
     sources = {one.name: one.source for one in tiers}
@@ -91,7 +91,7 @@ def test_the_reason_has_the_figures() -> None:
     )
 
 
-def test_a_full_commit_is_predicted_at_the_median_speed_of_the_last_five() -> None:
+def test_full_save_is_predicted_at_the_median_of_the_last_five() -> None:
     speed = Speed()
     assert speed.tier("shared").bytes_per_second is None
     for nbytes, seconds in ((9 * GB, 1.0), (GB, 1.0), (GB, 1.0), (GB, 50.0), (1000, 0.000001), (GB, 1.0)):
@@ -130,9 +130,10 @@ SOON = st.floats(0, 300)
 
 
 @given(tiers=worlds(due=False), notice=SOON, wait=st.floats(0, 10), going=GOING)
-def test_all_that_is_counted_on_is_done_within_the_share_behind_all_that_is_made_before_it(
+def test_planned_work_after_other_saves_ends_within_the_share(
     tiers: list[TierEstimate], notice: float, wait: float, going: frozenset[str]
 ) -> None:
+    """The time includes everything that is written earlier."""
     made = plan(tiers, notice, wait=wait, going=going)
     at = wait
     for one in (one for one in tiers if one.name in made.tiers):
@@ -143,7 +144,7 @@ def test_all_that_is_counted_on_is_done_within_the_share_behind_all_that_is_made
 
 
 @given(tiers=worlds(), notice=SOON, wait=st.floats(0, 10), going=GOING)
-def test_a_plan_is_certain_only_by_a_tier_that_is_known_in_time_and_still_there_afterwards(
+def test_plan_is_certain_only_with_a_tier_in_time_that_survives(
     tiers: list[TierEstimate], notice: float, wait: float, going: frozenset[str]
 ) -> None:
     made = plan(tiers, notice, wait=wait, going=going)
@@ -156,7 +157,7 @@ def test_a_plan_is_certain_only_by_a_tier_that_is_known_in_time_and_still_there_
 
 
 @given(tiers=worlds(), notice=SOON, wait=st.floats(0, 10), going=GOING)
-def test_what_goes_with_a_node_is_made_only_where_it_is_due_or_another_tier_is_filled_from_it(
+def test_tier_lost_with_the_node_is_used_only_if_due_or_a_source(
     tiers: list[TierEstimate], notice: float, wait: float, going: frozenset[str]
 ) -> None:
     made = plan(tiers, notice, wait=wait, going=going)
@@ -168,9 +169,10 @@ def test_what_goes_with_a_node_is_made_only_where_it_is_due_or_another_tier_is_f
 
 
 @given(tiers=worlds(), notice=SOON, more=SOON, wait=st.floats(0, 10), going=GOING)
-def test_a_longer_notice_takes_no_tier_away_from_a_certain_plan_memory_and_peers_included(
+def test_longer_notice_removes_no_tier_from_a_certain_plan(
     tiers: list[TierEstimate], notice: float, more: float, wait: float, going: frozenset[str]
 ) -> None:
+    """The memory and peer tiers are included."""
     short = plan(tiers, notice, wait=wait, going=going)
     if short.certain:
         assert set(short.tiers) <= set(plan(tiers, notice + more, wait=wait, going=going).tiers)
@@ -217,14 +219,14 @@ def near(memory: float | None, peer: float | None, *, there: str = OTHER, due: b
         ),
     ],
 )
-def test_the_choice_with_memory_and_peers_when_this_node_goes_in_30_seconds(
+def test_choice_with_memory_and_peers_at_a_30_second_notice(
     tiers: list[TierEstimate], chosen: tuple[str, ...], certain: bool
 ) -> None:
     made = plan(tiers, 30.0, going={OWN})
     assert (made.tiers, made.certain) == (chosen, certain)
 
 
-def test_the_reason_says_what_goes_with_the_node_and_what_the_step_takes() -> None:
+def test_reason_names_tiers_lost_with_the_node_and_step_time() -> None:
     made = plan([*near(1.0, 2.0), tier("shared", 40.0)], 30.0, wait=0.5, going={OWN})
     assert made.reason == (
         "of 30.0 s, 18.0 s are counted on, the first 0.5 s for the step that is being made "

@@ -33,7 +33,7 @@ def test_who_stands_in_line_for_a_cpu_does_not_hang(scene: Scene) -> None:
     assert (verdict.rank, "has been busy" in verdict.message) == (1, True)
 
 
-def test_a_silent_rank_that_stands_in_line_for_a_cpu_does_not_hang(scene: Scene) -> None:
+def test_silent_rank_waiting_for_a_cpu_does_not_hang(scene: Scene) -> None:
     scene.enter(A.AVERAGE)
     scene.stopped.add(0)
     since = scene.now
@@ -43,7 +43,7 @@ def test_a_silent_rank_that_stands_in_line_for_a_cpu_does_not_hang(scene: Scene)
     assert scene.wait(2)[0].rank == 0
 
 
-def test_a_wait_for_a_cpu_that_lies_before_a_span_does_not_lengthen_it() -> None:
+def test_cpu_wait_before_a_span_does_not_extend_it() -> None:
     known = Starvation()
     for at, wait in ((1.0, 5.0), (2.0, 5.9), (3.0, 6.0)):
         known.note({31: wait}, at)
@@ -134,7 +134,7 @@ def test_what_is_no_step_has_its_own_deadline(scene: Scene, activity: Activity, 
     assert scene.wait(1)[0].rank == 1
 
 
-def test_collectives_that_do_not_match_end_the_attempt_and_name_the_odd_one(scene: Scene) -> None:
+def test_mismatched_collectives_end_the_attempt_and_name_a_rank(scene: Scene) -> None:
     scene.enter(A.AVERAGE, 0, 1)
     scene.enter(A.VOTE, 2)
     since = scene.now

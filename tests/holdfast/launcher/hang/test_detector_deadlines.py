@@ -33,7 +33,7 @@ def reading(*, at: float, look: float, began: float, step: int) -> Reading:
 
 
 @pytest.mark.parametrize("activity", [A.STARTUP, A.DATA])
-def test_a_script_that_never_makes_a_step_has_the_time_of_its_start(activity: Activity) -> None:
+def test_script_that_never_steps_has_its_start_up_deadline(activity: Activity) -> None:
     """It trains with the loop of its own, say, and says of that neither a step nor a phase."""
     scene = Scene()
     scene.watchdog.settings = HangSettings(startup=60, data=30)
@@ -58,7 +58,7 @@ def test_a_new_process_has_time_for_its_first_steps(scene: Scene) -> None:
     assert scene.wait(1)[0].rank == 1
 
 
-def test_five_times_what_the_slowest_first_step_took_is_enough_for_a_new_process() -> None:
+def test_new_process_has_five_times_the_slowest_first_step() -> None:
     scene = Scene()
     scene.wait(60)
     scene.step()
@@ -70,7 +70,8 @@ def test_five_times_what_the_slowest_first_step_took_is_enough_for_a_new_process
     assert scene.wait(10)[0].rank == 1
 
 
-def test_a_shrunk_world_is_judged_by_the_larger_one_until_it_has_made_steps(scene: Scene) -> None:
+def test_shrunk_world_uses_the_deadline_of_the_larger_one(scene: Scene) -> None:
+    """The smaller world has not completed steps yet."""
     scene.train(60, 1.0)
     scene.pair, scene.world_size = AttemptId(1, 2), 2
     del scene.readings[1]
@@ -81,7 +82,8 @@ def test_a_shrunk_world_is_judged_by_the_larger_one_until_it_has_made_steps(scen
     assert scene.wait(0.3)[0].rank == 2
 
 
-def test_a_hang_at_the_same_step_is_given_more_time_and_in_the_end_is_the_scripts_own(scene: Scene) -> None:
+def test_repeated_hang_gets_more_time_then_is_a_script_error(scene: Scene) -> None:
+    """All hangs are at the same step."""
     scene.enter(A.AVERAGE, 0, 2)
     causes, last = [], 0.0
     for _ in range(5):
@@ -98,7 +100,8 @@ def test_a_hang_at_the_same_step_is_given_more_time_and_in_the_end_is_the_script
     assert (verdict.cause, verdict.repeats) == (Cause.INFRASTRUCTURE, 0)
 
 
-def test_a_hang_of_another_launchers_rank_counts_for_those_that_follow_at_that_step(scene: Scene) -> None:
+def test_hang_of_a_remote_rank_counts_for_its_successors(scene: Scene) -> None:
+    """The hang counts for the ranks that follow at the same step."""
     scene.enter(A.AVERAGE, 0, 2)
     scene.look()
     scene.watchdog.hung_elsewhere(scene.pair)
@@ -118,7 +121,7 @@ def test_time_in_which_the_launcher_did_not_run_does_not_count(scene: Scene) -> 
     assert scene.wait(0.5)[0].rank == 1
 
 
-def test_what_began_while_the_launcher_did_not_run_is_not_older_than_the_look(scene: Scene) -> None:
+def test_time_without_a_running_launcher_does_not_count(scene: Scene) -> None:
     scene.now += 5.0
     scene.enter(A.AVERAGE, 0, 2)
     scene.enter(A.COMPUTE, 1)
@@ -154,7 +157,7 @@ def test_settings_have_defaults_and_bad_ones_are_named() -> None:
     ranks=st.tuples(st.integers(1, 4), st.integers(0, 4)),  # here, elsewhere
     seed=st.integers(0, 2**32),
 )
-def test_stragglers_of_three_times_the_usual_step_are_never_taken_for_hung(
+def test_stragglers_at_three_times_the_usual_step_never_hang(
     base: float, noise: float, share: float, ranks: tuple[int, int], seed: int
 ) -> None:
     """A step ends when its slowest rank does; the launcher looks at whatever moments its tick comes."""

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from holdfast.launcher.hang.detectors.observation import HangSettings
 
 
-def test_who_left_its_attempt_and_computes_on_has_a_steps_deadline_from_then_on(scene: Scene) -> None:
+def test_rank_that_left_and_computes_has_one_step_deadline(scene: Scene) -> None:
+    """The deadline starts when the rank leaves its attempt."""
     scene.wait(0.5)
     scene.left[1] = since = scene.now
     scene.enter(A.SYNC, 0, 2)
@@ -44,7 +45,8 @@ def test_who_left_while_state_was_moved_may_end_that(scene: Scene) -> None:
     assert [verdict.rank for verdict in scene.wait(1)] == [1]
 
 
-def test_who_waits_for_its_next_world_hangs_only_in_silence_and_only_when_it_is_awaited(scene: Scene) -> None:
+def test_rank_waiting_for_its_next_world_hangs_only_if_silent(scene: Scene) -> None:
+    """Another rank must also wait for it."""
     scene.left = dict.fromkeys(scene.readings, scene.now)
     scene.enter(A.PARKED)
     assert scene.wait(100) == ()
@@ -56,7 +58,7 @@ def test_who_waits_for_its_next_world_hangs_only_in_silence_and_only_when_it_is_
     assert verdict.message.startswith("rank 2 has shown no sign of life for ")
 
 
-def test_there_is_no_hurry_when_all_left_and_nobody_here_would_keep_the_state(scene: Scene) -> None:
+def test_no_hurry_if_all_left_and_no_rank_here_keeps_the_state(scene: Scene) -> None:
     scene.wait(0.5)
     scene.left = dict.fromkeys(scene.readings, scene.now)
     scene.awaited = False
@@ -64,7 +66,8 @@ def test_there_is_no_hurry_when_all_left_and_nobody_here_would_keep_the_state(sc
     assert len(scene.wait(0.3)) == 3
 
 
-def test_who_left_alone_may_hold_the_last_state_and_a_new_process_beside_it_has_none(scene: Scene) -> None:
+def test_rank_that_left_alone_may_hold_the_last_state(scene: Scene) -> None:
+    """A new process alongside it has no state."""
     scene.watchdog.settings = HangSettings(startup=4)
     scene.left[1] = scene.now
     scene.begin(0, step=20)
@@ -80,7 +83,8 @@ def test_a_rank_that_waits_for_its_next_world_keeps_the_state(scene: Scene) -> N
     assert {verdict.rank for verdict in scene.wait(1.1)} == {0, 1}
 
 
-def test_who_left_after_a_step_and_is_silent_has_a_steps_deadline_from_its_last_sign_of_life(scene: Scene) -> None:
+def test_silent_rank_has_a_step_deadline_from_its_last_sign(scene: Scene) -> None:
+    """The rank has left its attempt after a step."""
     scene.train(60, 1.0)
     scene.enter(A.SYNC, 0, 2)
     scene.enter(A.APPLY, 1)
@@ -105,7 +109,7 @@ def test_there_is_no_hurry_when_nobody_would_be_left(scene: Scene) -> None:
     waits=st.floats(0.0, 30.0),
     awaited=st.booleans(),
 )
-def test_who_ends_what_it_computes_after_it_left_and_then_waits_is_never_taken_for_hung(
+def test_rank_that_finishes_after_leaving_and_waits_never_hangs(
     base: float, slow: float, left_after: float, waits: float, awaited: bool
 ) -> None:
     scene = Scene(awaited=awaited)

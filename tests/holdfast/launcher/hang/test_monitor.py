@@ -116,9 +116,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 @pytest.mark.parametrize(
     ("fault", "function"), [("sleep", "asleep_in_the_loss"), ("lock", "hold_the_lock"), ("spin", "spin")]
 )
-def test_a_rank_that_keeps_others_waiting_hangs_and_its_stacks_are_kept(
-    world: World, fault: str, function: str
-) -> None:
+def test_rank_that_blocks_others_hangs_and_its_stacks_are_kept(world: World, fault: str, function: str) -> None:
     world.start("wait", fault)
     slot, message, cause = asyncio.run(world.verdict())
     assert (slot, cause) == (11, Cause.INFRASTRUCTURE)
@@ -133,7 +131,7 @@ def test_a_rank_that_keeps_others_waiting_hangs_and_its_stacks_are_kept(
     assert world.found == [(AttemptId(1, 1), message)]  # the other launchers keep theirs
 
 
-def test_when_a_rank_of_another_launcher_hangs_those_here_write_their_stacks_and_go_on(world: World) -> None:
+def test_remote_hang_collects_local_stacks_and_continues(world: World) -> None:
     async def scene() -> None:
         world.start("wait", "wait")
         await world.settle(10)
@@ -169,7 +167,7 @@ def test_a_stopped_rank_in_a_collective_hangs_and_has_no_stacks(world: World) ->
     assert "(it wrote no stacks)" in world.story
 
 
-def test_ranks_in_collectives_that_do_not_match_are_told_apart_and_nobody_is_killed(world: World) -> None:
+def test_mismatched_ranks_are_distinguished_and_not_killed(world: World) -> None:
     world.start("wait", "vote", "wait")
     slot, message, _ = asyncio.run(world.verdict())
     assert (slot, world.killed) == (11, [])
@@ -178,7 +176,7 @@ def test_ranks_in_collectives_that_do_not_match_are_told_apart_and_nobody_is_kil
     assert message.endswith("; waiting: ranks 0, 2 for its gradients: each waits for the other")
 
 
-def test_a_rank_that_left_its_attempt_and_goes_on_computing_hangs(world: World) -> None:
+def test_rank_that_left_its_attempt_and_computes_hangs(world: World) -> None:
     async def scene() -> tuple[int, str, Cause]:
         world.start("wait", "sleep")
         # From the start: it may be the first to fall asleep.
@@ -192,7 +190,7 @@ def test_a_rank_that_left_its_attempt_and_goes_on_computing_hangs(world: World) 
     assert "in asleep_in_the_loss" in world.story
 
 
-def test_who_hangs_elsewhere_is_not_blamed_on_those_who_wait_here(world: World) -> None:
+def test_remote_hang_is_not_blamed_on_local_waiting_ranks(world: World) -> None:
     async def scene() -> None:
         world.start("wait", "wait")
         await world.settle(10)
@@ -215,9 +213,7 @@ def test_a_straggler_is_no_hang(world: World) -> None:
     assert world.verdicts == []
 
 
-def test_a_rank_that_left_its_attempt_while_its_stacks_were_taken_is_spared(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_leaving_while_its_stacks_are_collected_is_spared(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     async def leave_meanwhile(sources: Sequence[stack_dumps.Source]) -> list[stack_dumps.Story]:
@@ -241,9 +237,11 @@ def test_a_rank_that_left_its_attempt_while_its_stacks_were_taken_is_spared(
 
 
 @pytest.mark.parametrize("greeted", [True, False])
-def test_a_rank_that_entered_its_next_attempt_while_its_stacks_were_taken_is_spared_in_that(
+def test_rank_entering_an_attempt_during_collection_is_spared(
     world: World, monkeypatch: pytest.MonkeyPatch, greeted: bool
 ) -> None:
+    """The stacks of the rank were requested in its previous attempt."""
+
     async def come_meanwhile(_: Sequence[stack_dumps.Source]) -> list[stack_dumps.Story]:
         world.ranks[1].pair, world.ranks[1].greeted = AttemptId(1, 2), greeted
         return []
@@ -261,9 +259,7 @@ def test_a_rank_that_entered_its_next_attempt_while_its_stacks_were_taken_is_spa
     assert world.killed == ([] if greeted else [11])  # one that was only placed there still hangs
 
 
-def test_a_pause_of_the_launcher_takes_no_time_from_those_who_write_their_stacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launcher_pause_takes_no_time_from_stack_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack_dumps, "_ask", lambda _: True)
     source = stack_dumps.Source(rank=0, leader=os.getpid(), pid=os.getpid(), signal=1, file=tmp_path / "stacks")
 

@@ -121,9 +121,10 @@ def world() -> World:
     return made
 
 
-def test_collectives_that_do_not_match_are_known_within_the_bar_and_one_launcher_ends_the_attempt(
+def test_mismatched_collectives_are_found_within_a_second(
     world: World,
 ) -> None:
+    """One launcher ends the attempt."""
     world.enter(A.VOTE, 1)
     since = world.now
     assert world.wait(0.1) == []  # the others still compute
@@ -138,7 +139,7 @@ def test_collectives_that_do_not_match_are_known_within_the_bar_and_one_launcher
     assert world.wait(100) == [], "nobody else acts"
 
 
-def test_a_knot_that_came_loose_in_time_is_judged_anew_when_it_comes_back(world: World) -> None:
+def test_resolved_deadlock_is_judged_again_when_it_returns(world: World) -> None:
     world.enter(A.AVERAGE)
     assert world.wait(0.65) == []
     world.step()
@@ -147,7 +148,7 @@ def test_a_knot_that_came_loose_in_time_is_judged_anew_when_it_comes_back(world:
     assert [verdict.rank for _, verdict in world.wait(1)] == [3]
 
 
-def test_who_waits_in_the_same_collective_as_all_others_is_named_by_rank(world: World) -> None:
+def test_rank_in_the_same_collective_as_the_others_is_named(world: World) -> None:
     world.enter(A.AVERAGE)
     ((place, verdict),) = world.wait(5)
     assert (place, verdict.rank) == (2, 3)
@@ -179,7 +180,8 @@ def test_a_launcher_that_is_not_heard_is_unknown(world: World) -> None:
     assert [verdict.rank for _, verdict in world.wait(1)] == [1]
 
 
-def test_a_launcher_that_does_not_know_this_message_is_unknown_until_the_longest_deadline(world: World) -> None:
+def test_launcher_without_stall_reports_is_unknown_for_a_while(world: World) -> None:
+    """After the longest deadline, its ranks count as stalled."""
     world.launchers[2].watchdog.settings = HangSettings(enabled=False)
     for launcher in world.launchers[:2]:
         launcher.watchdog.settings = HangSettings(startup=60, data=60, checkpoint=60, evaluation=60)
@@ -202,12 +204,12 @@ def test_a_rank_that_shows_no_sign_of_life_is_blamed_alone(world: World) -> None
     assert [(place, verdict.rank) for place, verdict in acts] == [(2, 3)]
 
 
-def test_there_is_no_hurry_when_no_rank_of_any_launcher_would_be_left(world: World) -> None:
+def test_no_hurry_if_no_rank_of_any_launcher_would_remain(world: World) -> None:
     assert world.wait(8.3) == []  # all compile again, say
     assert len(world.wait(0.5)) > 0
 
 
-def test_whoever_is_stopped_under_each_launcher_is_ended_in_the_end(world: World) -> None:
+def test_ranks_stopped_under_every_launcher_are_ended(world: World) -> None:
     world.stopped.update(range(world.size))
     assert world.wait(8.3) == []
     assert len(world.wait(1.0)) > 0
@@ -240,7 +242,7 @@ def test_stalls_travel_with_what_launchers_say_of_themselves() -> None:
     latency=st.floats(0.0, 0.4),
     seed=st.integers(0, 2**32),
 )
-def test_no_schedule_of_ranks_that_make_progress_is_ever_judged_hung(
+def test_no_schedule_with_progress_is_ever_judged_hung(
     base: float, share: float, launchers: list[int], latency: float, seed: int
 ) -> None:
     """Stragglers of three times the usual step, evaluations, slow networks; launchers look and hear when they can."""

@@ -82,9 +82,7 @@ def test_what_the_store_lacks_is_said_with_the_verdict(ask: Ask, s3: S3Server) -
     assert "lists, takes, gives and deletes; it does not honour If-None-Match" in check.message
 
 
-def test_a_store_that_creates_a_second_object_under_one_name_is_not_fit(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_creating_a_name_twice_is_unfit(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it promised."""
 
     def create(bucket: S3Bucket, key: str, data: bytes) -> bool:

@@ -118,9 +118,11 @@ def test_a_real_folder_passes_and_is_left_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EXDEV, errno.EIO])
-def test_a_volume_that_cannot_rename_a_folder_is_told_before_anything_trains(
+def test_volume_without_folder_rename_is_reported_at_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
+    """The report precedes training."""
+
     def refuses(source: Path, target: Path) -> None:
         raise OSError(number, os.strerror(number), str(source))
 
@@ -222,7 +224,7 @@ def test_a_trial_that_hangs_is_given_up() -> None:
     assert check.message == "the object store has not answered within 0 s"
 
 
-def test_the_launcher_tells_of_the_volume_before_it_says_anything_else(
+def test_launcher_reports_the_volume_before_anything_else(
     cluster: Any, wait_for: Callable[..., Any], tmp_path: Path
 ) -> None:
     asked = {"HOLDFAST_PREFLIGHT_FREE_BYTES": "1048576", "HOLDFAST_PREFLIGHT_WRITE_BYTES": "1"}

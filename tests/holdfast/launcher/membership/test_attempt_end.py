@@ -16,7 +16,7 @@ import pytest
 Wait = Callable[..., Any]
 
 
-def test_an_exception_counts_as_application_until_its_budget_is_spent(cluster: Any) -> None:
+def test_exception_is_application_until_its_budget_is_spent(cluster: Any) -> None:
     pods = cluster.start("a", "b", RAISE_AT="20")
     cluster.publish(1, "a", "b")
     assert [pod.wait() for pod in pods] == [1, 1], cluster.tail()
@@ -29,7 +29,7 @@ def test_an_exception_counts_as_application_until_its_budget_is_spent(cluster: A
         assert [incident["cause"] for incident in pod.status["incidents"]] == ["Application"] * 2
 
 
-def test_a_script_that_cannot_be_imported_ends_with_its_last_lines(cluster: Any) -> None:
+def test_script_that_cannot_be_imported_ends_with_its_last_lines(cluster: Any) -> None:
     (cluster.shared / "broken.py").write_text("import no_such_module\n")
     (pod,) = cluster.start("a", script=str(cluster.shared / "broken.py"))
     cluster.publish(1, "a")
@@ -95,7 +95,7 @@ def test_a_touch_file_is_acknowledged_when_its_commit_is_durable(cluster: Any, w
     assert pod.world == world
 
 
-def test_a_notice_drains_after_a_commit_and_the_others_lose_nothing(cluster: Any, wait_for: Wait) -> None:
+def test_notice_drains_after_a_checkpoint_without_lost_steps(cluster: Any, wait_for: Wait) -> None:
     a, b, c = cluster.start("a", "b", "c")
     cluster.publish(1, "a", "b", "c")
     cluster.await_world(1, "a", "b", "c")
@@ -113,9 +113,8 @@ def test_a_notice_drains_after_a_commit_and_the_others_lose_nothing(cluster: Any
     assert (incident["cause"], incident["pod"]) == ("Interruption", "c")
 
 
-def test_a_notice_that_is_too_short_says_so_with_figures_and_the_commit_is_tried_all_the_same(
-    cluster: Any, wait_for: Wait
-) -> None:
+def test_too_short_notice_is_logged_and_the_checkpoint_is_tried(cluster: Any, wait_for: Wait) -> None:
+    """The log message states the expected seconds per tier."""
     folder, copies = str(cluster.shared / "checkpoints"), f"file://{cluster.shared}/object"
     (pod,) = cluster.start("a", SAVE_SECONDS="1000", HOLDFAST_CHECKPOINT_DIR=folder, HOLDFAST_OBJECT_URL=copies)
     cluster.publish(1, "a")
@@ -172,7 +171,7 @@ def test_sigterm_reaches_a_script_without_the_loop(cluster: Any, wait_for: Wait)
     assert (cluster.shared / "handled").exists()
 
 
-def test_a_rank_that_ends_while_others_train_is_the_scripts_fault(cluster: Any, wait_for: Wait) -> None:
+def test_rank_ending_while_others_train_is_an_application_error(cluster: Any, wait_for: Wait) -> None:
     cluster.settings["budgets"][0]["maxRestarts"] = 0
     a, b = cluster.start("a", STEPS="100000"), None
     script = cluster.shared / "leaves.py"

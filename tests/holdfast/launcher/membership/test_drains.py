@@ -30,7 +30,8 @@ def asked(until: float, cause: Cause | None = Cause.INTERRUPTION) -> events.Drai
     return events.DrainAsked(id="spot", reason="the machine goes", until=until, cause=cause)
 
 
-def test_a_drained_pod_leaves_with_75_after_an_agreed_commit_and_nothing_is_lost() -> None:
+def test_drained_pod_exits_75_after_an_agreed_checkpoint() -> None:
+    """No step is lost."""
     sim = training(replace_lost=False)
     before = sim.training_now()
     assert before is not None
@@ -45,9 +46,8 @@ def test_a_drained_pod_leaves_with_75_after_an_agreed_commit_and_nothing_is_lost
 @pytest.mark.parametrize("by", ["w0", "w1"])
 @pytest.mark.parametrize("also", ["", "w2"])
 @pytest.mark.parametrize("blind", [False, True])
-def test_who_must_leave_stays_for_the_next_attempt_if_another_launcher_is_taken_for_lost(
-    by: str, also: str, blind: bool
-) -> None:
+def test_drained_worker_stays_if_another_launcher_seems_lost(by: str, also: str, blind: bool) -> None:
+    """The worker takes part in the next attempt, and leaves after the agreed checkpoint of that attempt."""
     sim = training(4, replace_lost=False)
     for uid in filter(None, ["w1", also]):
         sim.drain(uid)
@@ -65,9 +65,8 @@ def test_who_must_leave_stays_for_the_next_attempt_if_another_launcher_is_taken_
 
 
 @pytest.mark.parametrize(("cause", "seconds"), [(None, 5.0), (Cause.INTERRUPTION, 1.0)])
-def test_an_order_of_the_operator_and_a_deadline_that_is_close_wait_for_no_other_attempt(
-    cause: Cause | None, seconds: float
-) -> None:
+def test_order_or_close_deadline_does_not_wait_for_an_attempt(cause: Cause | None, seconds: float) -> None:
+    """The order comes from the operator."""
     sim = training(replace_lost=False)
     sim.feed(sim.pods["w1"], asked(sim.now + seconds, cause))
     sim.miss("w1", "w2")
@@ -75,7 +74,7 @@ def test_an_order_of_the_operator_and_a_deadline_that_is_close_wait_for_no_other
     assert sim.pods["w1"].state.leaving is not None
 
 
-def test_an_order_of_the_operator_ends_the_wait_for_the_next_attempt() -> None:
+def test_operator_order_ends_the_wait_for_the_next_attempt() -> None:
     sim = training(2, replace_lost=False)
     sim.feed(sim.pods["w1"], asked(sim.now + 5.0))
     sim.crash("w0")
@@ -84,7 +83,8 @@ def test_an_order_of_the_operator_ends_the_wait_for_the_next_attempt() -> None:
     assert sim.pods["w1"].state.leaving is not None
 
 
-def test_who_waits_for_an_attempt_that_never_comes_leaves_when_its_time_is_up() -> None:
+def test_drained_worker_leaves_at_its_deadline_if_none_starts() -> None:
+    """The next attempt never starts."""
     sim = training(2, min_replicas=2, replace_lost=False)
     sim.feed(sim.pods["w1"], asked(sim.now + 5.0))
     until = sim.now + 5.0
@@ -94,7 +94,8 @@ def test_who_waits_for_an_attempt_that_never_comes_leaves_when_its_time_is_up() 
     assert sim.now <= until + 1.0
 
 
-def test_the_only_one_left_keeps_the_state_until_the_operator_lets_it_commit() -> None:
+def test_last_worker_keeps_the_state_until_it_may_save() -> None:
+    """The worker saves when the operator has published a generation without the lost worker."""
     sim = training(2, replace_lost=False)
     before = sim.training_now()
     assert before is not None
@@ -105,7 +106,7 @@ def test_the_only_one_left_keeps_the_state_until_the_operator_lets_it_commit() -
     assert sim.committed() > len(before.steps), "no step is lost, and one was made for the commit"
 
 
-def test_two_workers_on_one_noticed_node_leave_together_as_one_incident() -> None:
+def test_two_workers_on_a_noticed_node_leave_as_one_incident() -> None:
     sim = training(5, pods_per_node=2, replace_lost=False)
     before = sim.training_now()
     assert before is not None
@@ -123,7 +124,7 @@ def test_two_workers_on_one_noticed_node_leave_together_as_one_incident() -> Non
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_drain_that_is_not_for_the_node_leaves_its_neighbour_alone(shared: bool) -> None:
+def test_drain_of_a_pod_does_not_affect_others_on_its_node(shared: bool) -> None:
     sim = training(3, pods_per_node=2 if shared else 1, replace_lost=False)
     sim.drain("w1") if shared else sim.notice("w1")
     assert sim.run(15, lambda: sim.trains_with("w0", "w2"))
@@ -139,7 +140,8 @@ def test_workers_on_nodes_without_a_name_are_no_neighbours() -> None:
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_a_drain_whose_commit_is_not_made_in_time_is_an_incident_and_what_nobody_keeps_is_lost(keeps: bool) -> None:
+def test_late_drain_checkpoint_is_an_incident_and_may_lose_steps(keeps: bool) -> None:
+    """Steps are lost only if no rank keeps the state."""
     sim = training(replace_lost=False, keeps=keeps)
     before = sim.training_now()
     assert before is not None
@@ -186,7 +188,7 @@ def test_a_drain_that_the_operator_ordered_is_no_incident() -> None:
 
 
 @pytest.mark.parametrize("hears", ["w1", "w2"])
-def test_a_member_that_is_gone_after_the_agreed_commit_of_a_drain_is_not_lost(hears: str) -> None:
+def test_member_gone_after_its_drain_checkpoint_is_not_lost(hears: str) -> None:
     """Its launcher may hear of the commit, and say that it left, before our own rank has told us."""
     sim = training(replace_lost=False)
     pod = sim.pods[hears]
@@ -201,7 +203,7 @@ def test_a_member_that_is_gone_after_the_agreed_commit_of_a_drain_is_not_lost(he
 
 @pytest.mark.parametrize("order", ["w0 w1 w2", "w2 w1 w0", "w1 w0 w2"])
 @pytest.mark.parametrize("rounds_between", [0, 1])
-def test_all_that_are_told_to_leave_commit_their_last_step_and_go(order: str, rounds_between: int) -> None:
+def test_drained_workers_checkpoint_their_last_step_and_leave(order: str, rounds_between: int) -> None:
     """A suspended job: the document reaches its launchers one after the other."""
     sim = training(replace_lost=False)
     for uid in order.split():
@@ -214,7 +216,7 @@ def test_all_that_are_told_to_leave_commit_their_last_step_and_go(order: str, ro
     assert all(pod.state.incidents == () for pod in sim.pods.values())
 
 
-def test_who_sees_ranks_of_a_suspended_job_go_before_it_hears_of_that_counts_nobody_as_lost() -> None:
+def test_early_exit_of_ranks_of_a_suspended_job_is_no_loss() -> None:
     """Before the first step there is nothing to commit: who hears first leaves, one of its ranks before the other."""
     sim = Simulation(3, replace_lost=False)
     assert sim.run(20, lambda: any(world.base is not None for world in sim.trainings))

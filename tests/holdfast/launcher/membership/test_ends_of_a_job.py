@@ -42,13 +42,14 @@ def _fail_twice(first: str, second: str, *, step_between: bool = False, **settin
     return sim
 
 
-def test_completion_is_said_when_all_are_done_and_all_exit_with_0() -> None:
+def test_completion_is_reported_when_all_are_done_and_exit_0() -> None:
     sim = training(last_step=6)
     assert sim.run(20, lambda: all(pod.exit_code == 0 for pod in sim.pods.values()))
     assert len(sim.announced) == 1
 
 
-def test_a_rank_that_finishes_first_is_no_failure_and_restarts_if_another_fails_after_it() -> None:
+def test_rank_that_finishes_first_is_no_failure() -> None:
+    """The rank restarts if another rank fails afterwards."""
     sim = training()
     attempt = sim.training_now()
     assert attempt is not None
@@ -64,7 +65,8 @@ def test_a_rank_that_finishes_first_is_no_failure_and_restarts_if_another_fails_
     assert sim.run(5, lambda: sim.trains_with("w0", "w1", "w2"))
 
 
-def test_a_rank_that_ends_early_while_others_miss_it_is_an_application_failure() -> None:
+def test_rank_that_ends_early_is_an_application_failure() -> None:
+    """The other ranks still need that rank."""
     sim = training()
     attempt = sim.training_now()
     assert attempt is not None
@@ -76,7 +78,8 @@ def test_a_rank_that_ends_early_while_others_miss_it_is_an_application_failure()
     assert incident(sim.pods["w1"], AttemptId(1, 1)) is Cause.APPLICATION
 
 
-def test_a_spent_budget_ends_the_job_on_every_launcher_with_the_applications_code() -> None:
+def test_spent_budget_ends_the_job_on_all_launchers() -> None:
+    """The exit code is that of the application."""
     budget = Budget(cause=Cause.APPLICATION, max_restarts=1, window=3600.0)
     sim = training(budgets=(budget,), replace_lost=False)
     sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION)
@@ -87,7 +90,7 @@ def test_a_spent_budget_ends_the_job_on_every_launcher_with_the_applications_cod
     assert {pod.state.exit.final for pod in sim.pods.values() if pod.state.exit} == {True}
 
 
-def test_the_same_mistake_again_with_no_step_made_ends_the_job_at_once() -> None:
+def test_same_error_without_a_step_ends_the_job_at_once() -> None:
     sim = _fail_twice("NameError at train.py:7", "NameError at train.py:7")
     assert {pod.exit_code for pod in sim.pods.values()} == {1}
     assert all(pod.state.exit.final and "the same error" in pod.state.exit.message for pod in sim.pods.values())

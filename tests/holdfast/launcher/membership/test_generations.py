@@ -61,7 +61,8 @@ class Endpoint:
         return until()
 
 
-def test_a_generation_published_twice_is_held_in_reported_and_overtaken() -> None:
+def test_generation_published_twice_is_held_in_and_superseded() -> None:
+    """The status message reports the conflict."""
     sim = training()
     sim.operator_up = False
     here = sim.pods["w1"]
@@ -80,7 +81,8 @@ def test_a_generation_published_twice_is_held_in_reported_and_overtaken() -> Non
     assert sim.status.generation == 2
 
 
-def test_a_job_applied_again_on_an_old_folder_resumes_it_above_the_old_claims() -> None:
+def test_job_applied_again_resumes_above_the_old_claims() -> None:
+    """The folder holds the checkpoints of the earlier job."""
     sim = Simulation(job="job-b", last_step=20)
     old = Claim(pair=AttemptId(4, 2), job_uid="job-a", publication="old", from_step=0)
     sim.claims[old.pair] = old

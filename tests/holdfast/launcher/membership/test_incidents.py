@@ -42,7 +42,8 @@ def test_a_lost_pod_is_one_incident_on_every_launcher() -> None:
         assert incidents[0].lost_steps is not None
 
 
-def test_nobody_claims_that_nothing_is_lost_where_no_incident_tells_how_far_the_attempt_before_came() -> None:
+def test_lost_steps_are_unknown_without_a_step_of_the_attempt() -> None:
+    """No report states how far the failed attempt came."""
     sim = Simulation(1)
     here = sim.pods["w0"]
     assert sim.run(20, lambda: here.state.attempt is not None)
@@ -51,7 +52,8 @@ def test_nobody_claims_that_nothing_is_lost_where_no_incident_tells_how_far_the_
     assert [(known.failure.step, known.lost_steps) for known in here.state.incidents] == [(None, None)]
 
 
-def test_an_attempt_that_ends_before_its_first_step_lost_none_beside_the_one_before() -> None:
+def test_attempt_ending_before_its_first_step_lost_no_steps() -> None:
+    """The steps of the attempt before it are not counted again."""
     sim = training(replace_lost=False)
     sim.kill_rank("w2")
     here = sim.pods["w0"]
@@ -75,7 +77,8 @@ def test_a_killed_rank_restarts_in_place_in_the_same_generation() -> None:
     assert {pod.state.incidents[0].action for pod in sim.alive()} == {"InPlace"}
 
 
-def test_ranks_that_stopped_for_a_claim_that_is_known_by_now_are_ended_and_the_job_goes_on() -> None:
+def test_ranks_stopped_for_a_known_claim_are_ended() -> None:
+    """The job continues with the next attempt."""
     sim = training()
     before = sim.training_now()
     pod = sim.pods["w0"]
@@ -89,7 +92,7 @@ def test_ranks_that_stopped_for_a_claim_that_is_known_by_now_are_ended_and_the_j
     assert sim.run(20, lambda: (t := sim.training_now()) is not None and t.world.pair > before.world.pair)
 
 
-def test_the_root_cause_is_the_exception_and_not_the_peers_that_miss_it() -> None:
+def test_root_cause_is_the_exception_not_the_peers_missing_it() -> None:
     sim = training()
     for uid in ("w0", "w2"):
         sim.kill_rank(uid, Cause.INFRASTRUCTURE, Priority.PEER_LOST)
@@ -98,7 +101,8 @@ def test_the_root_cause_is_the_exception_and_not_the_peers_that_miss_it() -> Non
     assert {incident(pod, AttemptId(1, 1)) for pod in sim.alive()} == {Cause.APPLICATION}
 
 
-def test_what_a_launcher_says_of_its_stalled_ranks_reaches_the_others_at_once_and_is_taken_back() -> None:
+def test_stalled_ranks_are_reported_to_the_others_at_once() -> None:
+    """The report is also withdrawn at once."""
     sim = training()
     stall = Stall(
         pair=AttemptId(1, 1), rank=1, activity=Activity.VOTE, step=9, silent=False, seconds=0.6, deadline=0.85
@@ -115,7 +119,7 @@ def test_what_a_launcher_says_of_its_stalled_ranks_reaches_the_others_at_once_an
     assert sim.trains_with("w0", "w1", "w2"), "nothing follows from it here"
 
 
-def test_the_other_launchers_of_the_attempt_hear_of_a_hang_and_keep_their_stacks() -> None:
+def test_other_launchers_of_the_attempt_keep_stacks_after_a_hang() -> None:
     sim = training()
     found = events.HangFound(pair=AttemptId(1, 1), message="rank 1 has been busy for 1.0 s")
     sim.feed(sim.pods["w1"], found)

@@ -49,7 +49,7 @@ def test_a_killed_rank_costs_no_step_and_writes_no_claim() -> None:
     assert set(sim.claims) == {AttemptId(1, 1)}
 
 
-def test_a_step_in_doubt_is_applied_if_all_survivors_were_prepared() -> None:
+def test_prepared_step_is_applied_if_all_survivors_prepared_it() -> None:
     sim = training()
     before = sim.training_now()
     assert before is not None
@@ -61,7 +61,7 @@ def test_a_step_in_doubt_is_applied_if_all_survivors_were_prepared() -> None:
     assert sim.training_now().base == (*made, AttemptId(1, 1))  # type: ignore[union-attr]
 
 
-def test_a_step_for_which_a_survivor_was_not_prepared_is_discarded() -> None:
+def test_step_that_a_survivor_did_not_prepare_is_discarded() -> None:
     sim = training()
     before = sim.training_now()
     assert before is not None
@@ -100,7 +100,7 @@ def test_growth_waits_until_the_newcomer_is_prepared() -> None:
     assert sim.run(10, lambda: sim.trains_with("w0", "w1", "w3"))
 
 
-def test_a_world_that_was_accepted_may_start_before_its_members_try_another() -> None:
+def test_accepted_world_may_start_before_its_members_try_another() -> None:
     sim = training()
     sim.crash("w2")
     assert sim.run(5, lambda: sim.trains_with("w0", "w1"))
@@ -122,7 +122,7 @@ def test_a_world_that_was_accepted_may_start_before_its_members_try_another() ->
     assert {(i.pair, i.failure.pod) for pod in sim.alive() for i in pod.state.incidents} == {(AttemptId(1, 1), "w2")}
 
 
-def test_a_coordinator_that_is_lost_before_its_world_starts_is_not_waited_for() -> None:
+def test_coordinator_lost_before_start_is_not_waited_for() -> None:
     sim = training()
     sim.withheld = {("w0", "start"), ("w0", "hello")}
     sim.kill_rank("w1")
@@ -132,7 +132,7 @@ def test_a_coordinator_that_is_lost_before_its_world_starts_is_not_waited_for() 
     assert sim.run(4, lambda: sim.trains_with("w1", "w2"))
 
 
-def test_the_last_holder_of_a_shard_is_in_the_world_after_two_losses_among_its_peers() -> None:
+def test_last_holder_of_a_shard_stays_after_two_losses() -> None:
     sim = training(9, replica_step=3)
     holding(sim, *"012012012")
     sim.operator_up = False
@@ -141,7 +141,8 @@ def test_the_last_holder_of_a_shard_is_in_the_world_after_two_losses_among_its_p
     assert sim.run(10, lambda: sim.trains_with("w0", "w1", "w3", "w4", "w6", "w8"))
 
 
-def test_of_two_replicas_one_goes_on_whichever_worker_is_lost_and_both_when_there_is_another() -> None:
+def test_one_of_two_replicas_continues_whichever_worker_is_lost() -> None:
+    """Both continue when a replacement is there."""
     for lost in ("w0", "w1", "w2", "w3"):
         sim = training(4, min_replicas=2, replica_step=2)
         holding(sim, *"0101")
@@ -163,7 +164,8 @@ def test_without_a_word_on_shards_the_lowest_indexes_train() -> None:
     assert sim.run(10, lambda: sim.trains_with("w0", "w1", "w3", "w4", "w6", "w7"))
 
 
-def test_a_lowest_index_without_a_shard_proposes_no_world_that_leaves_it_out() -> None:
+def test_lowest_index_without_a_shard_does_not_block_a_world() -> None:
+    """The chosen world leaves the lowest index out."""
     sim = training(9, replica_step=3)
     holding(sim, "", *"012345", "", "")
     sim.operator_up = False

@@ -20,7 +20,8 @@ def training(replicas: int = 3, **settings: object) -> Simulation:
     return sim
 
 
-def test_of_two_pods_one_lost_waits_for_the_operator_who_publishes_the_survivor() -> None:
+def test_with_one_of_two_pods_lost_the_operator_decides() -> None:
+    """The survivor waits until the operator publishes a generation with it alone."""
     sim = training(2, replace_lost=False)
     sim.operator_up = False
     sim.crash("w1")
@@ -75,7 +76,8 @@ def test_a_partition_lets_only_the_majority_train_and_heals(operator_side: str) 
     assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w2"))
 
 
-def test_a_partition_with_replacements_on_the_operators_minority_side_awaits_the_fence() -> None:
+def test_partition_with_operator_on_the_minority_awaits_a_fence() -> None:
+    """The replacements are on the minority side."""
     sim = training()
     sim.cut(["w0"], ["w1", "w2"])
     sim.cut_from_operator |= {"w1", "w2"}
@@ -91,7 +93,7 @@ def test_a_partition_with_replacements_on_the_operators_minority_side_awaits_the
     assert sim.run(30, lambda: sim.trains_with("w0", "w1", "w2"))
 
 
-def test_a_member_that_never_accepts_is_left_out_and_comes_back_when_it_heals() -> None:
+def test_member_that_never_accepts_is_left_out_until_it_recovers() -> None:
     sim = training()
     sim.deaf = {"w2"}
     sim.kill_rank("w1")
@@ -100,7 +102,7 @@ def test_a_member_that_never_accepts_is_left_out_and_comes_back_when_it_heals() 
     assert sim.run(30, lambda: sim.trains_with("w0", "w1", "w2"))
 
 
-def test_a_member_that_refuses_time_and_again_is_left_out_and_comes_back_when_it_heals() -> None:
+def test_refusing_member_is_left_out_until_it_recovers() -> None:
     sim = training()
     sim.operator_up = False
     stubborn = sim.pods["w2"]
@@ -111,7 +113,7 @@ def test_a_member_that_refuses_time_and_again_is_left_out_and_comes_back_when_it
     assert sim.run(30, lambda: sim.trains_with("w0", "w1", "w2"))
 
 
-def test_all_pods_crash_and_their_replacements_go_on_from_the_newest_commit() -> None:
+def test_after_all_pods_crash_the_newest_checkpoint_is_resumed() -> None:
     sim = training()
     committed = sim.committed()
     for uid in ("w0", "w1", "w2"):

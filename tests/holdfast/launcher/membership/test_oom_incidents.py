@@ -40,7 +40,8 @@ def ends(*told: tuple[float, str, str]) -> list[AttemptId | None]:
     return found
 
 
-def test_the_kernel_ends_a_rank_the_one_after_it_and_the_launcher() -> None:
+def test_kernel_ends_a_rank_then_another_and_the_launcher() -> None:
+    """All three ends are one incident."""
     assert ends((0.0, "OutOfMemory", "w2"), (0.4, "OutOfMemory", "w2"), (0.9, "MemberLost", "w2")) == [
         None,
         AttemptId(1, 1),
@@ -60,12 +61,12 @@ def test_the_kernel_ends_a_rank_the_one_after_it_and_the_launcher() -> None:
         ("Drained", "w2", False),
     ],
 )
-def test_only_what_befalls_the_same_pod_or_what_nobody_knows_is_part_of_it(reason: str, pod: str, part: bool) -> None:
+def test_only_the_same_pod_or_an_unknown_cause_joins_it(reason: str, pod: str, part: bool) -> None:
     (_, found) = ends((0.0, "OutOfMemory", "w2"), (1.0, reason, pod))
     assert (found == AttemptId(1, 1)) is part
 
 
-def test_a_script_that_fills_its_memory_again_after_the_default_pause_is_counted_again() -> None:
+def test_oom_after_the_default_pause_is_counted_again() -> None:
     assert ends((0.0, "OutOfMemory", "w2"), (GAP, "OutOfMemory", "w2")) == [None, None]
 
 
@@ -132,7 +133,7 @@ def exhaust(sim: Simulation) -> None:
     assert sim.run(10, lambda: sim.trains_with("w0", "w1"))
 
 
-def test_an_exhausted_container_is_counted_once_on_every_launcher() -> None:
+def test_exhausted_container_is_counted_once_on_every_launcher() -> None:
     sim = training()
     exhaust(sim)
     for uid in ("w0", "w1"):
@@ -148,7 +149,7 @@ def test_an_exhausted_container_spends_its_budget_once() -> None:
     assert all(part in (None, AttemptId(1, 1)) for parts in kept.values() for part in parts), kept
 
 
-def test_a_kill_for_memory_that_is_seen_late_stands_above_the_lost_peers_that_were_told_first() -> None:
+def test_late_oom_kill_outranks_the_lost_peers_reported_first() -> None:
     sim = training()
     sim.operator_up = False
     pod = sim.pods["w2"]

@@ -212,9 +212,8 @@ def test_a_shard_of_an_older_state_counts_for_nothing() -> None:
     step=st.integers(1, 5),
     count=st.integers(1, 4),
 )
-def test_a_world_with_shards_is_as_large_and_never_has_fewer_of_them(
-    shards: list[set[int]], step: int, count: int
-) -> None:
+def test_sharded_world_is_as_large_and_keeps_all_shards(shards: list[set[int]], step: int, count: int) -> None:
+    """The world never holds fewer shards than the world that ignores them."""
     rules, everyone = Rules(replica_step=step), members("abcdefghi"[: len(shards)])
     said = held(*("".join(str(x) for x in some if x < count) for some in shards), count=count)
     plain, chosen = largest_world(rules, everyone), largest_world(rules, everyone, said)
@@ -238,13 +237,13 @@ def test_what_a_launcher_holds_is_told_and_read() -> None:
     assert m.from_json(older) == m.Hello()
 
 
-def test_a_launcher_holds_what_its_ranks_have_of_the_newest_state() -> None:
+def test_launcher_holds_the_shards_its_ranks_have_of_the_newest() -> None:
     parts = [held("0")["a"], *held("1", "2", attempt=2).values()]
     assert together(parts) == HeldShards(pair=AttemptId(1, 2), count=3, shards=frozenset({1, 2}))
     assert together([]) is None
 
 
-def test_a_rank_holds_the_shard_that_it_says_when_its_state_is_in_place() -> None:
+def test_rank_holds_the_shard_it_reports_with_its_state() -> None:
     rank = Rank(slot=0, local_rank=0, started_at=0.0, pair=AttemptId(1, 2))
     connection: Any = None
     for shard, wanted in (({"index": 1, "count": 4}, frozenset({1})), (None, None)):

@@ -43,7 +43,7 @@ def test_no_word_of_rules_is_as_before() -> None:
     assert not Restart().ignores(failure(code=2))
 
 
-def test_a_rule_that_only_the_operator_can_judge_ends_what_launchers_know() -> None:
+def test_operator_only_rule_ends_the_list_the_launchers_know() -> None:
     known = restart(rule(**CODE_2), rule(name="gpu", onGpuErrors={"xids": [79]}), rule(name="hang", onHang=True))
     assert [rule.name for rule in known.rules] == ["mine"]
     assert known.elsewhere
@@ -143,5 +143,5 @@ def test_a_cause_that_a_rule_changes_spends_the_other_budget() -> None:
     assert not fail(training(rule("InPlace", cause="Application", **asked), budgets=(NEVER,)), 1)
 
 
-def test_budgets_are_left_to_the_operator_where_only_it_can_know_the_cause() -> None:
+def test_budgets_are_the_operators_for_operator_only_causes() -> None:
     assert fail(training(rule(name="gpu", onGpuErrors={"xids": [79]}), budgets=(NEVER,)), 1)

@@ -16,7 +16,7 @@ def training(replicas: int = 3, **settings: object) -> Simulation:
     return sim
 
 
-def test_three_shrink_to_two_without_the_operator_and_grow_back_with_it() -> None:
+def test_three_shrink_to_two_without_operator_and_grow_with_it() -> None:
     sim = training()
     sim.operator_up = False
     sim.crash("w2")
@@ -32,7 +32,7 @@ def test_three_shrink_to_two_without_the_operator_and_grow_back_with_it() -> Non
     assert [member.pod_uid for member in sim.status.members] == ["w0", "w1", "w3"]
 
 
-def test_survivors_wait_for_a_replacement_before_they_shrink_if_they_are_told_to() -> None:
+def test_survivors_wait_for_a_replacement_first_if_configured() -> None:
     sim = training(shrink_after=10.0, replace_lost=False)
     sim.crash("w2")
     assert not sim.run(8, lambda: sim.trains_with("w0", "w1"))
@@ -60,7 +60,8 @@ def test_the_wait_ends_though_the_lowest_index_is_the_lost_one() -> None:
     assert sim.run(10, lambda: sim.trains_with("w1", "w2"))
 
 
-def test_the_wait_for_a_replacement_ends_though_a_member_that_never_accepts_is_asked_again_meanwhile() -> None:
+def test_wait_for_a_replacement_ends_despite_a_refusing_member() -> None:
+    """A member that never accepts is asked again during the wait."""
     sim = training(shrink_after=10.0)
     sim.deaf = {"w2"}
     sim.kill_rank("w1")
@@ -97,7 +98,7 @@ def test_nobody_is_taken_in_before_a_checkpoint_has_ended() -> None:
     assert sim.run(10, lambda: sim.trains_with("w0", "w1", "w3"))
 
 
-def test_nobody_stops_for_a_newcomer_before_all_have_heard_of_its_generation() -> None:
+def test_growth_waits_until_all_know_the_new_generation() -> None:
     sim = training()
     sim.crash("w2")
     assert sim.run(5, lambda: sim.trains_with("w0", "w1"))

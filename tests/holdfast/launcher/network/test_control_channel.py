@@ -140,7 +140,7 @@ def test_a_peer_that_says_nothing_is_silent() -> None:
     asyncio.run(play())
 
 
-def test_a_peer_that_beats_no_more_is_unheard_long_before_it_is_dead() -> None:
+def test_peer_without_heartbeats_is_unheard_long_before_dead() -> None:
     async def play() -> None:
         heard = Heard()
         a = await channel("a", heard, 60.0)

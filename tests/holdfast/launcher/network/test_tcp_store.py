@@ -29,7 +29,7 @@ async def _until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_store_outlives_the_proposals_of_others_for_as_long_as_its_attempt_trains() -> None:
+def test_store_outlives_other_proposals_while_its_attempt_trains() -> None:
     """Closed by the first of them, it would be missed by the commit that the attempt ends with."""
 
     def connect(master: Master) -> Any:
@@ -63,9 +63,8 @@ def test_a_store_outlives_the_proposals_of_others_for_as_long_as_its_attempt_tra
     assert [pair for pair, _ in lost] == [AttemptId(2, 3)]
 
 
-def test_a_store_is_served_beside_a_file_with_the_name_of_a_standard_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_starts_next_to_a_file_named_like_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file has the name of a module of the standard library."""
     (tmp_path / "queue.py").write_text("raise RuntimeError('a file of the user')")
     monkeypatch.chdir(tmp_path)
 
@@ -84,7 +83,7 @@ def test_a_store_is_served_beside_a_file_with_the_name_of_a_standard_module(
     assert asyncio.run(play()) == b"here"
 
 
-def test_a_store_that_never_comes_to_be_ends_the_launcher_and_is_not_tried_for_ever(
+def test_store_that_never_starts_ends_the_launcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(

@@ -81,7 +81,7 @@ def test_a_child_whose_words_find_no_room_is_read_to_its_end() -> None:
     assert list(tail) == ["first", "last"]
 
 
-def test_a_pause_of_the_launcher_takes_no_time_from_who_copies_last_words() -> None:
+def test_launcher_pause_takes_no_time_from_copying_last_output() -> None:
     """While nobody here has a CPU one wait goes by, and the copier needs another one."""
 
     class Copier:

@@ -33,7 +33,7 @@ def test_an_incomplete_library_is_removed(half: Path, tmp_path: Path, content: b
     assert not half.exists()
 
 
-def test_what_is_complete_is_kept_and_so_are_files_of_other_kinds(half: Path, tmp_path: Path) -> None:
+def test_complete_libraries_and_other_kinds_of_files_are_kept(half: Path, tmp_path: Path) -> None:
     half.write_bytes(LIBRARY)
     others = [tmp_path / "ab" / f"{KEY}.main.cpp", tmp_path / "ab" / f"{KEY}.py", tmp_path / "locks" / "cab.so"]
     for other in others:

@@ -88,7 +88,7 @@ def test_a_script_that_uses_the_loop_speaks_holdfast(tmp_path: Path, source: str
         "\0",
     ],
 )
-def test_a_script_that_does_not_use_it_or_cannot_be_read_does_not(tmp_path: Path, source: str) -> None:
+def test_script_without_the_loop_or_unreadable_does_not(tmp_path: Path, source: str) -> None:
     (tmp_path / "train.py").write_text(source)
     assert not speaks([sys.executable, str(tmp_path / "train.py")])
 
@@ -146,7 +146,7 @@ def main():
     )
 
 
-def test_files_of_the_users_own_are_followed_but_count_for_nothing_themselves(tmp_path: Path) -> None:
+def test_user_files_are_followed_but_do_not_count_themselves(tmp_path: Path) -> None:
     """Also through relative imports, packages, and a circle."""
     package = tmp_path / "mine"
     package.mkdir()

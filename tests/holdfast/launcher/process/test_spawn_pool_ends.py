@@ -77,7 +77,7 @@ def test_a_script_that_went_bad_fails_as_in_an_interpreter(bench: Bench, source:
     assert warm == zygote == fresh
 
 
-def test_nothing_that_a_killed_rank_started_is_left_when_it_counts_as_ended(bench: Bench) -> None:
+def test_no_child_of_a_killed_rank_is_left_at_its_end(bench: Bench) -> None:
     """In its group, in a session of its own, and a grandchild whose parent has ended; forked, or another program."""
     argv = bench.script(
         """

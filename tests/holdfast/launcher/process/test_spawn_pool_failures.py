@@ -128,9 +128,10 @@ def test_nothing_is_left_of_a_launcher_that_was_killed(bench: Bench) -> None:
     assert b"warm zygote" in said
 
 
-def test_where_an_import_starts_a_thread_new_interpreters_stand_by(
+def test_interpreters_are_on_standby_if_an_import_starts_threads(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """New interpreters are started instead of forks."""
     bench.module("busy", "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
     argv = bench.script("import busy, heavy, threading; assert threading.active_count() == 2")
 

@@ -18,7 +18,7 @@ THEIRS = "glibc.malloc.arena_max=2"
         pytest.param(THEIRS, f"{THEIRS}:{OURS}", id="something else is said"),
     ],
 )
-def test_the_c_library_is_told_from_where_on_to_copy_past_the_cache(said: str | None, found: str) -> None:
+def test_c_library_gets_the_size_at_which_copies_skip_the_cache(said: str | None, found: str) -> None:
     base = {} if said is None else {"GLIBC_TUNABLES": said}
     assert tunables(base) == {"GLIBC_TUNABLES": found}
 

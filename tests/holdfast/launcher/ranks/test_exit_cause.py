@@ -110,9 +110,7 @@ def test_last_words_that_are_no_tracebacks_tell_of_no_exception(
         ("KeyError: 'OutOfMemoryError'", False),
     ],
 )
-def test_an_exception_for_want_of_memory_counts_as_out_of_memory_however_it_was_seen(
-    text: str, is_memory: bool
-) -> None:
+def test_memory_exception_is_out_of_memory_however_it_is_seen(text: str, is_memory: bool) -> None:
     cause, reason = (Cause.OOM, "OutOfMemory") if is_memory else (Cause.APPLICATION, "Exception")
     frame = '  File "train.py", line 7, in <module>'
     printed = judge(RankEnd(rank=1, pid=31, returncode=1, traceback=(frame, text)), PLACE)
@@ -121,7 +119,7 @@ def test_an_exception_for_want_of_memory_counts_as_out_of_memory_however_it_was_
         assert (failure.cause, failure.reason, failure.priority) == (cause, reason, Priority.EXCEPTION)
 
 
-def test_the_cause_is_the_last_tracebacks_exception_and_not_what_a_framework_prints_after_it() -> None:
+def test_cause_is_the_last_traceback_not_later_framework_output() -> None:
     traceback = ["Traceback (most recent call last):", '  File "train.py", line 5, in <module>', "    run()"]
     error = ["RuntimeError: the device is not there", "its message has two lines"]
     advice = ["", "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace."]
@@ -158,7 +156,7 @@ def test_a_mistake_of_the_program_is_known_by_its_type_and_place(text: str, line
     assert Failure.from_json(failure.to_json()) == failure
 
 
-def test_what_torch_warns_of_as_a_process_ends_is_not_why_it_does() -> None:
+def test_warnings_of_torch_at_exit_are_not_the_cause() -> None:
     warning = "[W1124 21:40:48.798360530 socket.cpp:207] [c10d] The hostname of the client socket is not known."
     assert termination_log.last_lines(["ValueError: x", warning, f"[rank0]:{warning}"]) == ("ValueError: x",)
 
@@ -210,7 +208,7 @@ def test_without_a_cgroup_nothing_is_blamed_on_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("as_text", [True, False])
-def test_of_a_huge_error_file_and_of_its_lines_the_beginning_is_kept(tmp_path: Path, *, as_text: bool) -> None:
+def test_huge_error_file_and_its_lines_are_cut_to_the_beginning(tmp_path: Path, *, as_text: bool) -> None:
     huge = "ValueError: " + "x" * 300_000
     told = huge if as_text else {"message": huge, "extraInfo": {"py_callstack": f"Traceback\n{huge}"}}
     (tmp_path / "rank-0.json").write_text(json.dumps({"message": told}))

@@ -11,9 +11,11 @@ from holdfast.launcher.ranks.rank_socket import AgentSocket
 DEADLINE = 240.0
 
 
-def test_a_rank_that_sends_a_line_nested_beyond_reason_is_disconnected_and_others_are_heard(
+def test_rank_sending_a_deeply_nested_line_is_disconnected(
     short_path: Path,
 ) -> None:
+    """Messages of the other ranks are still received."""
+
     async def play() -> None:
         heard: list[int] = []
         unhandled: list[dict[str, object]] = []

@@ -41,7 +41,7 @@ def in_world(pod: Any, attempt: int) -> Callable[[], bool]:
     )
 
 
-def test_the_survivor_keeps_its_process_and_its_place_and_the_dead_is_replaced(cluster: Any, wait_for: Wait) -> None:
+def test_survivor_keeps_its_process_and_the_dead_is_replaced(cluster: Any, wait_for: Wait) -> None:
     pod = training(cluster, wait_for)
     before = {rank["localRank"]: rank["pid"] for rank in pod.ranks}
     os.kill(before[0], signal.SIGKILL)
@@ -74,7 +74,7 @@ def test_a_rank_that_cannot_go_on_is_replaced(cluster: Any, wait_for: Wait) -> N
     assert len(pod.status["incidents"]) == 1
 
 
-def test_a_rank_that_falls_asleep_is_found_and_ended_and_what_all_did_is_kept(cluster: Any, wait_for: Wait) -> None:
+def test_sleeping_rank_is_found_and_ended_without_losing_steps(cluster: Any, wait_for: Wait) -> None:
     pod = training(cluster, wait_for, ASLEEP="1")
     before = {rank["localRank"]: rank["pid"] for rank in pod.ranks}
     wait_for(in_world(pod, 2), lambda: f"the next attempt {cluster.tail()}")
@@ -89,7 +89,7 @@ def test_a_rank_that_falls_asleep_is_found_and_ended_and_what_all_did_is_kept(cl
     wait_for(lambda: not (pod.run_dir / "board" / "1").exists(), "its board is gone with it")
 
 
-def test_an_interpreter_that_takes_its_time_to_end_is_judged_by_its_exit_code(cluster: Any, wait_for: Wait) -> None:
+def test_slow_interpreter_exit_is_judged_by_its_exit_code(cluster: Any, wait_for: Wait) -> None:
     """It has hung up: others wait for it meanwhile, and it is not taken for hung."""
     pod = training(cluster, wait_for, ENDS="1")
     wait_for(in_world(pod, 2), lambda: f"the next attempt {cluster.tail()}")
@@ -168,7 +168,7 @@ def test_a_process_that_stood_by_takes_its_place(cluster: Any, wait_for: Wait) -
     assert a.status["incidents"] == []
 
 
-def test_a_process_that_died_standing_by_is_replaced_and_nobody_minds(cluster: Any, wait_for: Wait) -> None:
+def test_process_dying_on_standby_is_replaced_without_effect(cluster: Any, wait_for: Wait) -> None:
     a, b = standing_by(cluster, wait_for)
     (ready,) = said(cluster, 0, "ready", "b")
     os.kill(ready["pid"], signal.SIGKILL)

@@ -38,9 +38,7 @@ class Names:
 
 
 @pytest.mark.parametrize("error", [socket.EAI_NONAME, socket.EAI_AGAIN])
-def test_a_name_without_an_address_yet_is_waited_for_and_named_once(
-    error: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_name_without_an_address_is_waited_for_and_logged_once(error: int, caplog: pytest.LogCaptureFixture) -> None:
     assert Names(20, error).resolve() == ["10.0.0.5"]
     (text,) = caplog.messages
     assert "gpu-1: the name has no address yet" in text

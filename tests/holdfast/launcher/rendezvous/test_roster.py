@@ -109,7 +109,7 @@ def shards(*hosts: Host) -> dict[int, Any]:
     return found
 
 
-def test_a_sharded_model_gets_the_shards_of_killed_ranks_back_bit_for_bit(start: Start) -> None:
+def test_sharded_model_gets_shards_of_killed_ranks_back_exactly(start: Start) -> None:
     """Two replicas of two under one launcher; who dies is known by the slot of its process."""
     words = ("--nproc-per-node", "4", "--warm-processes", "none", "--", sys.executable)
     script = (str(JOB_SCRIPTS / "sharded.py"), "--steps", "10", "--faults")
@@ -122,7 +122,8 @@ def test_a_sharded_model_gets_the_shards_of_killed_ranks_back_bit_for_bit(start:
 
 
 @pytest.mark.thorough
-def test_of_a_sharded_model_the_rank_that_sleeps_in_forward_hangs_and_its_mate_waits(start: Start) -> None:
+def test_in_a_sharded_model_the_rank_asleep_in_forward_hangs(start: Start) -> None:
+    """The other rank of its shard group waits."""
     words = ("--nproc-per-node", "4", "--warm-processes", "none", "--", sys.executable)
     host = start(*words, str(JOB_SCRIPTS / "sharded.py"), "--steps", "14", "--faults", "asleep:1:8")
     assert host.process.wait(DEADLINE) == 0, host.log.read_text()
@@ -133,9 +134,7 @@ def test_of_a_sharded_model_the_rank_that_sleeps_in_forward_hangs_and_its_mate_w
 
 
 @pytest.mark.thorough
-def test_a_replica_across_hosts_waits_for_the_host_it_lacks_and_goes_on_from_memory(
-    start: Start, wait_for: Wait
-) -> None:
+def test_replica_across_hosts_waits_for_its_host_and_continues(start: Start, wait_for: Wait) -> None:
     """Of two replicas of two hosts each, one is lost: those that are left are no majority, and keep their shards."""
     run = ("--nnodes", "2:4", "--replica-step", "2", "--warm-processes", "none")
     script = (sys.executable, str(JOB_SCRIPTS / "sharded.py"), "--steps", "30", "--pause", "0.1")
@@ -165,7 +164,7 @@ def test_a_lost_host_is_left_behind_and_a_new_one_taken_in(start: Start, wait_fo
     wait_for(saw(third, "training with 2 of 2 workers"), "two train again")
 
 
-def test_more_hosts_than_wanted_stand_by_and_take_a_lost_ones_place(start: Start, wait_for: Wait) -> None:
+def test_extra_hosts_are_on_standby_and_replace_a_lost_one(start: Start, wait_for: Wait) -> None:
     words = ("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--", sys.executable)
     first = start(*words, str(SCRIPTS / "speaks.py"))
     wait_for((first.run_dir / "status.json").exists, "the endpoint is there")
@@ -244,9 +243,7 @@ def in_one_folder(start: Start, memory: Path, wait_for: Wait) -> tuple[Host, Hos
 
 
 @pytest.mark.thorough
-def test_a_second_run_in_a_folder_is_refused_while_the_first_one_trains(
-    in_one_folder: tuple[Host, Host], memory: Path
-) -> None:
+def test_second_run_in_a_folder_is_refused_during_the_first(in_one_folder: tuple[Host, Host], memory: Path) -> None:
     """It would begin above the first one's claims, and what that commits from then on would be lost."""
     first, second = in_one_folder
     assert second.process.wait(DEADLINE) == 2

@@ -51,7 +51,7 @@ def test_a_roster_waits_for_all_then_for_the_last_call() -> None:
     assert [member.uid for member in full.published[0].members] == ["a", "b"]
 
 
-def test_a_shrink_that_the_launchers_make_is_not_published_and_any_other_is() -> None:
+def test_shrink_by_the_launchers_is_not_published_others_are() -> None:
     three = roster(1, 3).joined(joined("a"), 0).joined(joined("b"), 0).joined(joined("c"), 0).publish(0)
     two = three.left("c", 5.0).publish(5.0)
     assert len(two.published) == 1
@@ -61,7 +61,7 @@ def test_a_shrink_that_the_launchers_make_is_not_published_and_any_other_is() ->
     assert one.gone(7.0 + GONE_SECONDS) == ["b", "c"]
 
 
-def test_previous_generations_are_listed_from_the_one_that_started() -> None:
+def test_previous_generations_start_with_the_one_that_started() -> None:
     grown = roster(1, 2).joined(joined("a"), 0).publish(40.0).joined(joined("b"), 41.0).publish(41.0)
     document = grown.document(Record(started=AttemptId(1, 4)), now=41.0, revision=3)
     assert document["generation"] == 2
@@ -71,7 +71,7 @@ def test_previous_generations_are_listed_from_the_one_that_started() -> None:
     assert later["acknowledged"] == [{"generation": 1, "attempt": 4}]
 
 
-def test_claims_of_another_run_are_left_behind_by_a_generation_above_them() -> None:
+def test_generation_starts_above_the_claims_of_another_run() -> None:
     claim = Claim(pair=AttemptId(4, 2), job_uid="older", publication="p", from_step=7)
     alone = roster(1, 1).joined(joined("a"), 0).publish(0).found([claim]).publish(1.0)
     document = alone.document(Record(started=AttemptId(1, 1)), now=1.0, revision=2)

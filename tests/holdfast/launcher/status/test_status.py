@@ -69,7 +69,7 @@ def test_credentials_are_redacted_whatever_their_scheme(text: str) -> None:
     assert "IOSFODNN7EXAMPLE" not in shown
 
 
-def test_of_many_incidents_without_an_operator_the_oldest_are_told_first() -> None:
+def test_without_an_operator_the_oldest_incidents_come_first() -> None:
     failure = Failure(cause=Cause.APPLICATION, reason="Exception", message="", priority=Priority.EXCEPTION)
     pairs = [AttemptId(1, number) for number in range(1, 100)]
     incidents = tuple(Incident(pair=pair, failure=failure, action=Remedy.WAIT, detected=1.0) for pair in pairs)

@@ -143,9 +143,7 @@ def memory_of(cluster: Any, name: str) -> Path:
     return Path(cluster.shared.parent / f"memory-{name}")
 
 
-def test_a_rank_then_a_node_then_both_nodes_are_lost_and_each_time_the_state_goes_on_bit_for_bit(
-    cluster: Any, wait_for: Wait
-) -> None:
+def test_losses_of_a_rank_a_node_and_both_nodes_keep_all_bits(cluster: Any, wait_for: Wait) -> None:
     """The rank dies when it begins to commit in memory what all have applied, and from which none returned."""
     chaos = cluster.shared / "chaos"
     chaos.mkdir()
@@ -183,9 +181,7 @@ def test_a_rank_then_a_node_then_both_nodes_are_lost_and_each_time_the_state_goe
 
 
 @pytest.mark.thorough
-def test_ranks_that_are_killed_at_any_moment_take_no_step_along_from_which_one_had_returned(
-    cluster: Any, wait_for: Wait
-) -> None:
+def test_ranks_killed_at_any_moment_lose_no_returned_step(cluster: Any, wait_for: Wait) -> None:
     """In its forward pass, its vote, or while a commit is made, sent, sealed or read."""
     chance = random.Random(7)
     job = Job(cluster, wait_for, WARM="2")
@@ -202,9 +198,8 @@ def test_ranks_that_are_killed_at_any_moment_take_no_step_along_from_which_one_h
 
 
 @pytest.mark.thorough
-def test_a_notice_sends_the_last_step_to_another_node_too_though_none_is_due_there_and_tells_why(
-    cluster: Any, wait_for: Wait
-) -> None:
+def test_notice_copies_the_last_step_to_another_node(cluster: Any, wait_for: Wait) -> None:
+    """No copy is due at that step. The log states the reason."""
     every = {
         "HOLDFAST_CHECKPOINT_DIR": str(cluster.shared / "checkpoints"),
         "HOLDFAST_MEMORY_INTERVAL": "200",

@@ -46,7 +46,7 @@ def names(folder: Path) -> list[CheckpointName]:
     return sorted(FolderStore(folder).commits(), key=lambda name: name.step)
 
 
-def test_what_was_told_last_arrives_after_the_launcher_said_goodbye(shared: Path, tmp_path: Path) -> None:
+def test_last_message_arrives_after_the_launcher_closed(shared: Path, tmp_path: Path) -> None:
     first, last = names(shared)
     arrived: list[CheckpointName] = []
     settings = UploadSettings(url=f"file://{tmp_path}/object", interval_seconds=3600)
@@ -68,7 +68,7 @@ def test_what_was_told_last_arrives_after_the_launcher_said_goodbye(shared: Path
 
 
 @pytest.mark.integration
-def test_it_finds_endpoint_region_and_credentials_in_its_environment(
+def test_endpoint_region_and_credentials_come_from_environment(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from holdfast_testbed.fakes.s3 import s3_server
@@ -91,7 +91,7 @@ def test_it_finds_endpoint_region_and_credentials_in_its_environment(
         assert open_store(url).commits() == tuple(arrived)
 
 
-def test_a_failure_is_counted_and_logged_once_however_often_it_is_tried(
+def test_repeated_upload_failure_is_logged_once(
     shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "object").write_text("in the way")
@@ -123,7 +123,7 @@ def test_a_child_that_is_killed_is_replaced_with_the_next_commit(shared: Path, t
     assert uploads.counts.failures == {"Process": 1}
 
 
-def test_a_store_that_cannot_be_opened_is_told_a_few_times_and_then_left_alone(shared: Path) -> None:
+def test_store_that_cannot_be_opened_is_logged_a_few_times(shared: Path) -> None:
     uploads = Uploads(UploadSettings(url="no-such-scheme://x/y"), shared, lambda _: None)
 
     async def act() -> None:
