@@ -75,7 +75,7 @@ def test_ten_steps_in_a_row_that_are_not_finite_end_the_script(solo: Make) -> No
     assert run.job.committed_step == 10
 
 
-def test_a_script_with_its_own_loader_makes_a_step_a_call_and_saves_when_it_says(solo: Make, tmp_path: Path) -> None:
+def test_own_loader_makes_one_step_per_call_and_saves_on_request(solo: Make, tmp_path: Path) -> None:
     run = solo(tmp_path)
     made = parts()
     run.job.manage(**made)
@@ -93,7 +93,8 @@ def test_a_metric_that_is_no_number_is_refused(solo: Make) -> None:
         solo(None).job.save(metrics={"loss": float("nan")})
 
 
-def test_a_rank_without_samples_weighs_nothing_and_a_step_without_any_is_refused(solo: Make) -> None:
+def test_rank_without_samples_has_no_weight(solo: Make) -> None:
+    """A step without any samples is refused."""
     job = solo(None).job
     made = parts()
     job.manage(**made)
@@ -147,7 +148,7 @@ def test_a_step_without_its_batch_is_refused(solo: Make) -> None:
         job.step(made["model"](batch).mean())
 
 
-def test_state_that_cannot_be_saved_is_refused_before_the_first_step(solo: Make, tmp_path: Path) -> None:
+def test_unsavable_state_is_refused_before_the_first_step(solo: Make, tmp_path: Path) -> None:
     class Odd:
         def state_dict(self) -> dict[str, Any]:
             return {"open": sys.stdout}

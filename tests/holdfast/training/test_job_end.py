@@ -29,7 +29,7 @@ def test_the_last_step_is_durable_before_done_is_said(solo: Make, tmp_path: Path
     assert (tmp_path / "step-7.g1.a1" / "MANIFEST.json").exists()
 
 
-def test_a_finished_job_that_starts_again_makes_no_step_and_is_done(solo: Make, tmp_path: Path) -> None:
+def test_finished_job_that_starts_again_makes_no_step(solo: Make, tmp_path: Path) -> None:
     train(solo(tmp_path).job, 7)
     again = solo(tmp_path)
     assert train(again.job, 7) == []
@@ -38,9 +38,10 @@ def test_a_finished_job_that_starts_again_makes_no_step_and_is_done(solo: Make, 
 
 
 @pytest.mark.parametrize("most", [3, 4, 6])
-def test_a_run_that_is_resumed_at_or_past_its_end_is_done_at_once_and_says_so(
+def test_run_resumed_at_or_past_its_end_is_done_at_once(
     solo: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, most: int
 ) -> None:
+    """The log reports that nothing is left to do."""
     train(solo(tmp_path).job, 4)
     again = solo(tmp_path)
     assert [step for step, _ in train(again.job, most)] == list(range(5, most + 1))
@@ -48,7 +49,7 @@ def test_a_run_that_is_resumed_at_or_past_its_end_is_done_at_once_and_says_so(
     assert ("step 4 is past max_steps 3" in caplog.text) == (most == 3)
 
 
-def test_a_script_with_its_own_loader_ends_with_a_commit_of_its_last_step(solo: Make, tmp_path: Path) -> None:
+def test_own_loader_ends_with_a_checkpoint_of_its_last_step(solo: Make, tmp_path: Path) -> None:
     run = solo(tmp_path)
     made = parts()
     run.job.manage(**made)
@@ -92,7 +93,7 @@ def test_a_script_that_fails_is_not_done(solo: Make, tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("words", "code"), [(("3",), 0), (("3", "loss is negative"), 1)])
-def test_the_end_of_a_process_commits_its_last_step_also_if_the_script_failed(
+def test_process_end_saves_the_last_step_even_on_script_failure(
     tmp_path: Path, words: tuple[str, ...], code: int
 ) -> None:
     environ = {**os.environ, "HOLDFAST_CHECKPOINT_DIR": str(tmp_path)}

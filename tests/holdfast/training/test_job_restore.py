@@ -33,7 +33,7 @@ def test_a_run_that_was_cut_goes_on_to_the_bit(solo: Make, tmp_path: Path) -> No
     assert again.job.audit().seen.count == 100
 
 
-def test_settings_of_the_script_that_a_checkpoint_replaces_are_named(
+def test_script_settings_replaced_by_a_checkpoint_are_named(
     solo: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(solo(tmp_path, interval="1").job, 20, stop_at=2)
@@ -57,9 +57,7 @@ class Tokens:
         self.seen = state["seen"]
 
 
-def test_a_run_that_is_cut_again_and_again_has_the_rates_and_counts_of_an_undisturbed_one(
-    solo: Make, tmp_path: Path
-) -> None:
+def test_repeatedly_interrupted_run_has_undisturbed_rates(solo: Make, tmp_path: Path) -> None:
     """MultiStepLR keeps its milestones in a Counter, and looks at it when its turn comes."""
 
     def made(folder: Path, stop_at: int) -> list[tuple[int, float, float, int]]:
@@ -84,7 +82,7 @@ def test_a_run_that_is_cut_again_and_again_has_the_rates_and_counts_of_an_undist
     assert {line[0]: line for line in cut} == {line[0]: line for line in undisturbed}
 
 
-def test_averaged_weights_that_the_optimizer_updates_are_as_in_an_undisturbed_run(solo: Make, tmp_path: Path) -> None:
+def test_averaged_weights_equal_those_of_an_undisturbed_run(solo: Make, tmp_path: Path) -> None:
     """The docs say so: after `job.step` the checkpoint of the step is made already, and lacks one update."""
 
     def made(folder: Path, stop_at: int) -> dict[str, Any]:
@@ -105,7 +103,7 @@ def test_averaged_weights_that_the_optimizer_updates_are_as_in_an_undisturbed_ru
     assert all(torch.equal(cut[name], value) for name, value in undisturbed.items())
 
 
-def test_the_best_commits_by_what_the_script_measured_stay_also_over_a_restart(solo: Make, tmp_path: Path) -> None:
+def test_best_checkpoints_by_metric_stay_over_a_restart(solo: Make, tmp_path: Path) -> None:
     """A commit that the interval made of this very step is there before the script measures: the next one tells."""
     losses = {2: 0.5, 4: 0.1, 6: 0.7, 8: 0.2, 10: 0.4}
 
@@ -147,7 +145,7 @@ class Asks:
         self.heard.append(self.job.world_size)
 
 
-def test_a_managed_object_may_ask_for_its_place_while_it_is_restored(solo: Make, tmp_path: Path) -> None:
+def test_managed_object_may_ask_for_its_world_during_restore(solo: Make, tmp_path: Path) -> None:
     first = solo(tmp_path).job
     first.manage(**parts(), asks=Asks(first))
     first.save()
@@ -157,7 +155,7 @@ def test_a_managed_object_may_ask_for_its_place_while_it_is_restored(solo: Make,
     assert asks.heard == [1]
 
 
-def test_a_foreign_claim_is_told_and_the_attempt_waits_for_its_end(solo: Make, tmp_path: Path) -> None:
+def test_foreign_claim_is_reported_and_the_attempt_waits_to_end(solo: Make, tmp_path: Path) -> None:
     run = solo(tmp_path, pair=AttemptId(1, 1))
     other = Claim(pair=AttemptId(7, 1), job_uid="other", publication="x", from_step=0)
     write_claim(tmp_path, other)
@@ -201,7 +199,7 @@ def test_a_restore_says_to_the_launcher_how_exact_it_is(solo: Make, tmp_path: Pa
 SCALED = Elasticity(batch="scaled", learning_rate="linear", reference_world_size=2, warmup_steps=4)
 
 
-def test_a_scaled_job_takes_its_own_batch_and_rate_and_keeps_both_over_a_restore(solo: Make, tmp_path: Path) -> None:
+def test_scaled_job_keeps_its_batch_and_rate_over_a_restore(solo: Make, tmp_path: Path) -> None:
     """A world of one, for a reference of two: half the batch, half the rate."""
     for steps in (3, 6):
         run = solo(tmp_path)

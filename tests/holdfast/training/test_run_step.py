@@ -37,7 +37,7 @@ def trainer(**changes: Any) -> holdfast.Trainer:
 
 
 @pytest.mark.parametrize("error", BROKEN, ids=repr)
-def test_a_broken_collective_is_a_lost_peer_once_the_launchers_say_so(error: Exception) -> None:
+def test_broken_collective_is_a_lost_peer_once_launchers_agree(error: Exception) -> None:
     said, later = CancelToken(), CancelToken()
     said.set("rank 1 is gone")
     assert exception_reporter.lost(error, cancel=said, alone=False) == "rank 1 is gone"
@@ -45,15 +45,16 @@ def test_a_broken_collective_is_a_lost_peer_once_the_launchers_say_so(error: Exc
     assert exception_reporter.lost(error, cancel=later, alone=False) == "rank 2 is gone"
 
 
-def test_a_broken_collective_of_which_the_launchers_say_nothing_is_the_scripts_own(
+def test_broken_collective_without_a_report_is_a_script_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The launchers report no lost peer."""
     monkeypatch.setattr(exception_reporter, "_WORD_SECONDS", 0.2)
     assert not exception_reporter.lost(BROKEN[0], cancel=CancelToken(), alone=False)
 
 
 @pytest.mark.parametrize("error", OWN, ids=repr)
-def test_an_error_of_the_script_is_not_waited_for_and_never_a_lost_peer(error: Exception) -> None:
+def test_script_error_is_not_waited_for_and_is_no_lost_peer(error: Exception) -> None:
     cancel = CancelToken()
     began = time.monotonic()
     assert not exception_reporter.lost(error, cancel=cancel, alone=False)
@@ -63,7 +64,7 @@ def test_an_error_of_the_script_is_not_waited_for_and_never_a_lost_peer(error: E
     assert not exception_reporter.lost(error, cancel=cancel, alone=False)
 
 
-def test_an_error_in_fn_is_raised_as_it_is_and_the_batch_may_be_tried_again(solo: Make) -> None:
+def test_error_in_fn_is_raised_unchanged_and_batch_is_repeatable(solo: Make) -> None:
     run, made = solo(None), parts()
     run.job.manage(**made)
     bad = ValueError("a bad batch")

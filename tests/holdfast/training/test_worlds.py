@@ -63,7 +63,8 @@ def test_state_that_differs_between_ranks_is_told_once_by_name(launcher: Any, tm
     assert ("'reader' is managed, and its state on rank 1 is not that of rank 0" in launcher.output()[0]) == own
 
 
-def test_ranks_with_different_models_are_refused_before_anything_is_averaged(launcher: Any, tmp_path: Path) -> None:
+def test_ranks_with_different_models_are_refused_at_the_start(launcher: Any, tmp_path: Path) -> None:
+    """Nothing is averaged before the refusal."""
     launcher.start(2, tmp_path / "tier", "--wider-in-slot", "1")
     assert all(launcher.finish()), "torch's own abort would be a signal"
     for slot in (0, 1):
@@ -78,9 +79,8 @@ def _flat(value: Any) -> list[float]:
     return [value] if isinstance(value, float) else [x for item in value for x in _flat(item)]
 
 
-def test_a_request_that_reaches_one_rank_is_a_commit_of_all_and_quiesce_ends_the_steps(
-    launcher: Any, tmp_path: Path
-) -> None:
+def test_request_to_one_rank_is_a_checkpoint_of_all_ranks(launcher: Any, tmp_path: Path) -> None:
+    """`quiesce` ends the steps."""
     root = tmp_path / "tier"
     launcher.start(3, root, "--steps", "100000", "--pause", "0.002")
     launcher.wait("the first steps", lambda: all(len(launcher.of(rank, "step")) > 2 for rank in range(3)))
@@ -139,7 +139,7 @@ def test_an_exception_of_the_script_is_told_with_its_last_lines(launcher: Any, t
     assert "ValueError: loss is negative" in launcher.output()[1]
 
 
-def test_nobody_misses_a_rank_that_exits_before_its_launcher_can_see_how(launcher: Any, tmp_path: Path) -> None:
+def test_peers_lose_an_exiting_rank_only_after_it_has_ended(launcher: Any, tmp_path: Path) -> None:
     launcher.start(2, tmp_path / "tier", "--exit-at", "2")
     launcher.wait("the other one to miss it", lambda: bool(launcher.of(0, "peerLost")))
     missed = time.monotonic()  # one clock for all processes

@@ -80,7 +80,7 @@ def names(root: Path) -> set[str]:
     return {path.name for path in root.glob("step-*")}
 
 
-def test_the_last_step_is_committed_as_it_was_before_the_step_that_failed(solo: Make, tmp_path: Path) -> None:
+def test_last_step_is_saved_as_it_was_before_the_failed_step(solo: Make, tmp_path: Path) -> None:
     run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(3)
@@ -117,9 +117,7 @@ def test_what_is_durable_already_is_not_committed_again(solo: Make, tmp_path: Pa
     assert run.launcher.of("lastCommit") == []
 
 
-def test_steps_that_were_passed_over_count_and_the_weights_are_those_of_the_last_good_one(
-    solo: Make, tmp_path: Path
-) -> None:
+def test_skipped_steps_count_and_the_last_good_weights_are_saved(solo: Make, tmp_path: Path) -> None:
     run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(2)
@@ -141,9 +139,7 @@ def poison(script: Script) -> None:
     script.model[1].weight.data[0, 1] = torch.nan
 
 
-def test_weights_that_are_not_finite_end_the_script_at_once_and_are_never_committed(
-    solo: Make, tmp_path: Path
-) -> None:
+def test_non_finite_weights_end_the_script_and_are_never_saved(solo: Make, tmp_path: Path) -> None:
     run = solo(tmp_path, interval="2", pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(2)
@@ -157,9 +153,8 @@ def test_weights_that_are_not_finite_end_the_script_at_once_and_are_never_commit
 
 
 @pytest.mark.parametrize("full_every", [1, 4], ids=["full", "delta"])
-def test_a_save_of_weights_that_are_not_finite_fails_by_name_and_replaces_nothing(
-    solo: Make, tmp_path: Path, full_every: int
-) -> None:
+def test_save_of_non_finite_weights_fails_and_replaces_nothing(solo: Make, tmp_path: Path, full_every: int) -> None:
+    """The message names the tensor."""
     run = solo(tmp_path, keep_last=1, pair=AttemptId(1, 1), full_every=full_every)
     script = Script(run.job)
     script.make(2)
@@ -176,7 +171,7 @@ def test_a_save_of_weights_that_are_not_finite_fails_by_name_and_replaces_nothin
     assert run.job.save()
 
 
-def test_a_job_whose_weights_are_not_finite_on_purpose_is_told_to_freeze_them(solo: Make, tmp_path: Path) -> None:
+def test_intentional_non_finite_weights_get_advice_to_freeze(solo: Make, tmp_path: Path) -> None:
     run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(1)
@@ -188,7 +183,7 @@ def test_a_job_whose_weights_are_not_finite_on_purpose_is_told_to_freeze_them(so
     assert run.job.save(), "whoever mends the weights after all may save again"
 
 
-def test_an_outage_of_the_storage_is_no_weight_that_is_not_finite(solo: Make, tmp_path: Path) -> None:
+def test_storage_outage_does_not_count_as_non_finite_weights(solo: Make, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     run = solo(root, pair=AttemptId(1, 1))
     script = Script(run.job)
@@ -201,7 +196,7 @@ def test_an_outage_of_the_storage_is_no_weight_that_is_not_finite(solo: Make, tm
     assert [run.job.save(), run.job.save()] == [False, False], "of three in a row only two are for the weights"
 
 
-def test_a_state_that_cannot_be_read_is_not_committed_and_the_launcher_hears_of_the_end(
+def test_unreadable_state_is_not_saved_and_the_end_is_reported(
     solo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As after an error of the GPU."""
@@ -218,7 +213,7 @@ def test_a_state_that_cannot_be_read_is_not_committed_and_the_launcher_hears_of_
     assert "step 2 is not committed: the state cannot be read" in caplog.text
 
 
-def test_numbers_that_are_not_finite_may_be_saved_where_they_are_no_weights(solo: Make, tmp_path: Path) -> None:
+def test_non_finite_numbers_that_are_no_weights_may_be_saved(solo: Make, tmp_path: Path) -> None:
     run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.model.register_buffer("mask", torch.full((3,), -torch.inf))
@@ -256,7 +251,7 @@ def averaged(script: Script, swap: Swap) -> Iterator[None]:
 
 
 @swaps
-def test_a_state_in_which_averaged_weights_stand_is_not_committed(
+def test_state_with_averaged_weights_in_place_is_not_saved(
     solo: Make, tmp_path: Path, swap: Swap, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = solo(tmp_path, interval="2", pair=AttemptId(1, 1))
@@ -283,9 +278,7 @@ def test_averaged_weights_that_were_taken_back_cost_no_commit(solo: Make, tmp_pa
     assert committed(run) == [3]
 
 
-def test_a_save_while_averaged_weights_stand_in_the_model_is_refused_in_an_evaluation(
-    solo: Make, tmp_path: Path
-) -> None:
+def test_save_in_evaluation_with_averaged_weights_is_refused(solo: Make, tmp_path: Path) -> None:
     run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(3)
@@ -296,7 +289,7 @@ def test_a_save_while_averaged_weights_stand_in_the_model_is_refused_in_an_evalu
         assert run.job.save(metrics={"val_loss": 1.0})
 
 
-def test_a_save_of_weights_that_the_script_changed_elsewhere_is_made_and_told(
+def test_save_of_weights_the_script_changed_is_made_and_logged(
     solo: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It may clip them after each step, and is the one that asks for the save."""
@@ -325,7 +318,7 @@ class Tears(torch.optim.SGD):
         return None
 
 
-def test_a_state_that_the_optimizer_left_half_way_is_not_committed(solo: Make, tmp_path: Path) -> None:
+def test_state_of_a_half_finished_optimizer_step_is_not_saved(solo: Make, tmp_path: Path) -> None:
     run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job, Tears)
     script.fail(lambda: script.make(5))
@@ -333,7 +326,7 @@ def test_a_state_that_the_optimizer_left_half_way_is_not_committed(solo: Make, t
     assert names(tmp_path) == set()
 
 
-def test_a_state_of_which_an_object_was_at_work_on_itself_is_not_committed(solo: Make, tmp_path: Path) -> None:
+def test_state_of_an_object_during_its_own_update_is_not_saved(solo: Make, tmp_path: Path) -> None:
     run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(2)
@@ -365,7 +358,8 @@ def test_two_ranks_that_both_fail_commit_and_leave_only_then(launcher: Any, tmp_
     assert found.manifest.world_size == 2
 
 
-def test_a_rank_that_fails_alone_commits_nothing_and_the_other_keeps_the_state(launcher: Any, tmp_path: Path) -> None:
+def test_single_failed_rank_saves_nothing(launcher: Any, tmp_path: Path) -> None:
+    """The other rank keeps the state."""
     launcher.start(2, tmp_path / "tier", "--raise-at", "3")
     assert launcher.processes[1].wait() == 1
     launcher.wait("the survivor to leave", lambda: bool(launcher.of(0, "left")))
@@ -415,7 +409,7 @@ def test_who_comes_after_the_others_gave_up_saves_nothing_either(connect: Callab
     assert ask(connect, {1: whole}, 2) == {1: ()}
 
 
-def test_a_rank_for_which_its_launcher_waits_does_not_look_for_others(
+def test_rank_its_launcher_waits_for_does_not_look_for_others(
     connect: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(final_checkpoint, "LOOK_SECONDS", 3600.0)

@@ -57,7 +57,7 @@ def test_no_other_interval_costs_less(stall: float, mtbf: float, aside: float) -
 
 
 @given(stall=stalls, mtbf=times)
-def test_the_optimum_solves_dalys_equation_and_stays_within_a_failures_time(stall: float, mtbf: float) -> None:
+def test_optimum_solves_dalys_equation_within_the_failure_time(stall: float, mtbf: float) -> None:
     best = optimum(stall, mtbf)
     assert 0 < best <= mtbf
     if stall < 10 * mtbf:
@@ -65,7 +65,7 @@ def test_the_optimum_solves_dalys_equation_and_stays_within_a_failures_time(stal
 
 
 @given(stall=stalls, mtbf=times, factor=st.floats(1.01, 100))
-def test_who_stalls_longer_or_fails_more_seldom_commits_more_seldom(stall: float, mtbf: float, factor: float) -> None:
+def test_longer_stalls_and_rarer_failures_lengthen_the_interval(stall: float, mtbf: float, factor: float) -> None:
     assert optimum(stall * factor, mtbf) >= optimum(stall, mtbf)
     assert optimum(stall, mtbf * factor) >= optimum(stall, mtbf)
 
@@ -78,7 +78,7 @@ def test_dalys_closed_form_is_near_while_stalls_are_short(stall: float, mtbf: fl
     assert abs(higher_order(stall, mtbf) - optimum(stall, mtbf)) <= abs(first_order - optimum(stall, mtbf)) + 1e-9
 
 
-def test_a_job_that_stalls_longer_than_it_lives_commits_once_a_failure() -> None:
+def test_stall_longer_than_the_failure_time_saves_once_a_failure() -> None:
     assert optimum(1e6, 60.0) == 60.0
     assert higher_order(1e6, 60.0) == 60.0
 
@@ -96,7 +96,7 @@ def test_the_choice_is_within_its_bounds(saves: list[tuple[float, float]], mtbf:
     assert LEAST_SECONDS <= chosen <= max(MOST_SECONDS, longest)
 
 
-def test_a_choice_is_told_when_it_changes_and_says_what_it_follows_from() -> None:
+def test_new_choice_is_logged_with_its_inputs_when_it_changes() -> None:
     cadence = Cadence()
     first = cadence.choose(DAY)
     assert (first.seconds, first.news) == (FIRST_SECONDS, True)
@@ -109,7 +109,7 @@ def test_a_choice_is_told_when_it_changes_and_says_what_it_follows_from() -> Non
     assert cadence.choose(DAY / 24).news is True
 
 
-def test_a_commit_that_failed_is_tried_again_at_once_and_then_ever_less_often() -> None:
+def test_failed_checkpoint_is_retried_at_once_then_less_often() -> None:
     assert [retry_after(failed) for failed in range(1, 9)] == [
         0,
         1,
@@ -130,7 +130,7 @@ def test_one_slow_commit_changes_nothing() -> None:
     assert round(cadence.choose(DAY).seconds) == 294
 
 
-def test_a_commit_is_never_due_before_the_last_one_can_be_durable() -> None:
+def test_checkpoint_is_never_due_before_the_last_can_be_durable() -> None:
     cadence = Cadence()
     cadence.took(stall=0.01, write=4000.0)
     assert cadence.choose(DAY).seconds == 4000.0
@@ -159,7 +159,7 @@ def test_time_that_passes_is_counted_once() -> None:
     assert lived.told(LauncherFailures(id="a", failures=1, seconds=60.0)).seconds == 60.0
 
 
-def test_what_was_lived_through_travels_as_json_and_rubbish_is_nothing() -> None:
+def test_history_travels_as_json_and_invalid_input_is_empty() -> None:
     lived = Failures().told(LauncherFailures(id="a", failures=3, seconds=10.0))
     assert Failures.from_optional(lived.to_json()) == lived
     for rubbish in (None, {}, [], {"count": "many", "seconds": 1, "heard": None}, {"count": -1, "seconds": 1.0}):

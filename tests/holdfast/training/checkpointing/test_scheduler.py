@@ -83,9 +83,8 @@ def told(run: Any) -> list[tuple[int, str, tuple[str, ...]]]:
     return [(body["step"], body["result"], tuple(body["ids"])) for body in run.launcher.of("checkpoint")]
 
 
-def test_steps_go_on_while_the_disk_writes_and_the_request_is_answered_when_it_is_durable(
-    solo: Make, disk: Gate, tmp_path: Path
-) -> None:
+def test_steps_continue_while_the_disk_writes(solo: Make, disk: Gate, tmp_path: Path) -> None:
+    """The request is answered when the checkpoint is durable."""
     run = solo(tmp_path)
     steps = Steps(run.job)
     run.launcher.wanted = Requests(checkpoint=("touch",))
@@ -104,9 +103,8 @@ def test_steps_go_on_while_the_disk_writes_and_the_request_is_answered_when_it_i
     assert told(run) == [(1, "Committed", ("touch",))], "one request, one commit"
 
 
-def test_a_commit_that_is_held_to_a_bandwidth_is_let_go_when_somebody_asks_for_another(
-    solo: Make, tmp_path: Path
-) -> None:
+def test_requested_checkpoint_lifts_the_limit_of_the_running_one(solo: Make, tmp_path: Path) -> None:
+    """The running checkpoint is limited to a bandwidth."""
     run = solo(tmp_path, interval="1", bytes_per_second=1)
     steps = Steps(run.job, width=1 << 20)  # of several parts, of which the first may pass at once
     steps.make()
@@ -119,9 +117,10 @@ def test_a_commit_that_is_held_to_a_bandwidth_is_let_go_when_somebody_asks_for_a
 
 
 @pytest.mark.parametrize("how", ["interval", "save"])
-def test_who_must_leave_is_answered_by_the_commit_of_the_last_step_and_by_none_before(
+def test_leaving_rank_is_answered_by_the_last_step_only(
     solo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
+    """No earlier checkpoint answers its request."""
     run = solo(tmp_path, interval="2" if how == "interval" else "1000")
     steps, stepped = Steps(run.job), TrainState.stepped
 
@@ -142,7 +141,7 @@ def test_who_must_leave_is_answered_by_the_commit_of_the_last_step_and_by_none_b
     assert told(run) == [(2, "Committed", (how,) if how == "interval" else ()), (3, "Committed", ("aws-1",))]
 
 
-def test_who_must_leave_is_answered_where_no_step_follows_the_last_commit(solo: Make, tmp_path: Path) -> None:
+def test_leaving_rank_is_answered_without_a_step_after_its_save(solo: Make, tmp_path: Path) -> None:
     run = solo(tmp_path)
     Steps(run.job).make()
     run.launcher.wanted = Requests(quiesce=("aws-1",))
@@ -165,7 +164,7 @@ def test_what_is_written_is_the_state_of_its_step(solo: Make, disk: Gate, tmp_pa
         assert bytes(found.tensors[f"model/{name}"]) == tensor.numpy().tobytes()
 
 
-def test_a_second_save_waits_for_the_first_and_the_wait_is_a_stall(solo: Make, disk: Gate, tmp_path: Path) -> None:
+def test_second_save_waits_for_the_first_and_counts_as_a_stall(solo: Make, disk: Gate, tmp_path: Path) -> None:
     run = solo(tmp_path, interval="1")
     steps = Steps(run.job)
     steps.make()
@@ -180,7 +179,7 @@ def test_a_second_save_waits_for_the_first_and_the_wait_is_a_stall(solo: Make, d
 
 
 @pytest.mark.parametrize("how", ["save", "close"])
-def test_a_save_that_was_asked_for_and_the_end_of_the_job_wait_until_it_is_durable(
+def test_requested_save_and_job_end_wait_until_it_is_durable(
     solo: Make, disk: Gate, tmp_path: Path, how: str
 ) -> None:
     run = solo(tmp_path)
@@ -197,9 +196,7 @@ def test_a_save_that_was_asked_for_and_the_end_of_the_job_wait_until_it_is_durab
     assert (tmp_path / "step-1.g1.a1" / "MANIFEST.json").exists()
 
 
-def test_a_script_that_fails_leaves_when_the_save_that_is_on_its_way_is_durable(
-    solo: Make, disk: Gate, tmp_path: Path
-) -> None:
+def test_failing_script_leaves_when_its_running_save_is_durable(solo: Make, disk: Gate, tmp_path: Path) -> None:
     run = solo(tmp_path, interval="2")
     Steps(run.job).make(3)
     leaves = threading.Thread(target=lambda: run.job.close(failed=lambda: True))
@@ -211,9 +208,8 @@ def test_a_script_that_fails_leaves_when_the_save_that_is_on_its_way_is_durable(
     assert run.launcher.of("done") == []
 
 
-def test_a_script_that_fails_does_not_wait_for_a_save_whose_attempt_is_over(
-    solo: Make, disk: Gate, tmp_path: Path
-) -> None:
+def test_failing_script_does_not_wait_for_a_stale_save(solo: Make, disk: Gate, tmp_path: Path) -> None:
+    """The attempt of the save is over."""
     run = solo(tmp_path, interval="2")
     Steps(run.job).make(3)
     run.launcher.cancel.set("a peer is lost")
@@ -221,9 +217,8 @@ def test_a_script_that_fails_does_not_wait_for_a_save_whose_attempt_is_over(
     assert told(run) == []
 
 
-def test_a_save_that_fails_is_told_with_its_file_and_the_next_one_is_made(
-    solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_failed_save_is_reported_with_its_file(solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The next save succeeds."""
     run = solo(tmp_path)
     steps = Steps(run.job)
     steps.make()
@@ -243,9 +238,8 @@ def test_a_save_that_fails_is_told_with_its_file_and_the_next_one_is_made(
     assert [result for _, result, _ in told(run)] == ["Committed", "Failed", "Committed"]
 
 
-def test_what_is_on_its_way_when_the_attempt_ends_moves_nothing_and_is_asked_for_anew(
-    solo: Make, disk: Gate, tmp_path: Path
-) -> None:
+def test_save_running_at_the_attempt_end_is_requested_again(solo: Make, disk: Gate, tmp_path: Path) -> None:
+    """The interrupted save changes nothing."""
     run = solo(tmp_path, interval="1000")
     run.launcher.moves_on = True
     steps = Steps(run.job)
@@ -289,9 +283,7 @@ def staged(rank: int, step: int, data: bytes, size: int = 2) -> Staged:
     return stage(snapshot, Arena(), Planner(), rank=rank, size=size)
 
 
-def test_ranks_commit_through_the_store_and_leave_nothing_of_earlier_saves_in_it(
-    store: TCPStore, tmp_path: Path
-) -> None:
+def test_ranks_save_through_the_store_and_clean_up_after_saves(store: TCPStore, tmp_path: Path) -> None:
     def rank(number: int) -> list[SaveResult]:
         client = client_of(store, CancelToken())
         made = []
@@ -311,7 +303,7 @@ def test_ranks_commit_through_the_store_and_leave_nothing_of_earlier_saves_in_it
     assert not any(store.check([f"saves/{number}/1/0"]) for number in (1, 2))
 
 
-def test_a_peer_lost_in_the_middle_of_a_save_leaves_nothing_half_done(store: TCPStore, tmp_path: Path) -> None:
+def test_peer_lost_during_a_save_leaves_nothing_half_done(store: TCPStore, tmp_path: Path) -> None:
     cancel = CancelToken()
     exchange = StoreExchange(client_of(store, cancel), rank=0, size=2, number=1)
     saving = Saving(lambda: writer.commit(tmp_path, staged(0, 1, b"x" * 100), exchange, check=cancel.check))

@@ -32,9 +32,10 @@ def at_the_fifth_failure(monkeypatch: pytest.MonkeyPatch, then: Callable[[], flo
     monkeypatch.setattr(scheduler, "retry_after", lambda failed: then() if failed == 5 else 0.0)
 
 
-def test_an_outage_of_the_storage_is_told_and_costs_a_healthy_run_nothing(
+def test_storage_outage_is_reported_and_costs_no_steps(
     solo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The run is healthy otherwise, and continues."""
     monkeypatch.setattr(scheduler, "retry_after", lambda failed: 0.0)
     root = tmp_path / "tier"
     run = solo(root, interval="2")
@@ -53,7 +54,7 @@ def test_an_outage_of_the_storage_is_told_and_costs_a_healthy_run_nothing(
     assert run.launcher.of("done") == [{"step": 20}]
 
 
-def test_a_commit_that_failed_is_tried_again_before_the_next_one_is_due(solo: Make, tmp_path: Path) -> None:
+def test_failed_checkpoint_is_retried_before_the_next_is_due(solo: Make, tmp_path: Path) -> None:
     root = tmp_path / "tier"
     run = solo(root, interval="1000")
     made = parts()
@@ -91,7 +92,7 @@ def test_the_end_of_the_attempt_ends_the_wait_for_storage(
     assert (run.job.committed_step, run.launcher.of("done")) == (2, [])
 
 
-def test_a_request_that_a_failed_save_did_not_answer_is_answered_later(solo: Make, tmp_path: Path) -> None:
+def test_request_unanswered_by_a_failed_save_is_answered_later(solo: Make, tmp_path: Path) -> None:
     root = tmp_path / "tier"
     run = solo(root)
     made = parts()
@@ -108,7 +109,7 @@ def test_a_request_that_a_failed_save_did_not_answer_is_answered_later(solo: Mak
     assert told == [(2, "Failed"), (3, "Committed")]
 
 
-def test_a_new_request_does_not_wait_for_the_next_try_of_a_failed_commit(
+def test_new_request_does_not_wait_for_the_next_retry(
     solo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "retry_after", lambda failed: 3600.0)

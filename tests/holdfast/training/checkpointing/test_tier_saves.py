@@ -42,12 +42,12 @@ class Run:
             self.scheduler.commit_now(tier, step, lambda: cast(Any, None), asked=asked)
 
 
-def test_training_does_not_go_on_without_a_first_save_that_there_is_no_room_for() -> None:
+def test_training_stops_if_the_first_save_has_no_capacity() -> None:
     with pytest.raises(NoRoomError, match="too small"):
         Run(FULL).save(2)
 
 
-def test_a_worker_that_must_leave_leaves_although_there_is_no_room() -> None:
+def test_leaving_worker_leaves_although_there_is_no_capacity() -> None:
     run = Run(FULL)
     run.save(3, asked=True)
     assert [(one["result"], one["cause"], one["tier"]) for one in run.told] == [("Failed", "Full", "memory")]
@@ -57,7 +57,8 @@ def test_nothing_is_saved_at_a_step_that_is_not_due() -> None:
     Run().save(3)
 
 
-def test_the_same_trouble_is_told_once_and_a_copy_that_failed_is_the_peers(caplog: pytest.LogCaptureFixture) -> None:
+def test_same_error_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A failed copy counts for the peer tier."""
     run = Run(FAILED, FAILED, SaveResult(committed=True), FAILED)
     with caplog.at_level(logging.ERROR):
         for step in (2, 4, 6, 8):
@@ -70,7 +71,8 @@ def test_the_same_trouble_is_told_once_and_a_copy_that_failed_is_the_peers(caplo
     assert caplog.text.count("could not be saved on the memory tier (Network): lost") == 2
 
 
-def test_a_background_save_is_put_off_while_others_write_and_ends_training_with_the_next_if_nothing_fits() -> None:
+def test_background_save_is_postponed_while_others_write() -> None:
+    """If nothing fits, the next background save ends training."""
     run = Run(FULL, in_background=True)
     scheduler = run.scheduler
     assert scheduler.due_beside(1, busy=False) is None

@@ -42,7 +42,7 @@ def test_shares_differ_by_at_most_one_sample(batch: int, world: int, cursor: int
 
 
 @given(size=SIZES, batch=BATCHES, worlds=st.lists(WORLDS, min_size=1, max_size=12), seed=st.integers(0, 2**32))
-def test_a_run_that_changes_its_world_sees_each_sample_once_an_epoch(
+def test_run_with_changing_worlds_sees_each_sample_once_an_epoch(
     size: int, batch: int, worlds: list[int], seed: int
 ) -> None:
     position = Position(fingerprint="f", seed=seed)
@@ -56,9 +56,7 @@ def test_a_run_that_changes_its_world_sees_each_sample_once_an_epoch(
 
 
 @given(size=st.integers(2, 60), steps=st.integers(1, 5), data=st.data())
-def test_the_audit_tells_a_sample_that_was_skipped_and_another_seen_twice(
-    size: int, steps: int, data: st.DataObject
-) -> None:
+def test_audit_finds_skipped_and_repeated_samples(size: int, steps: int, data: st.DataObject) -> None:
     cursor = size * steps
     right = expected_audit(size=size, seed=1, cursor=cursor)
     skipped, doubled = data.draw(st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)))

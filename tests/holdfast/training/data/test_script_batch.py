@@ -56,7 +56,7 @@ def test_the_next_batch_ends_the_wait_for_a_save() -> None:
 
 
 @pytest.mark.parametrize("saves_first", [True, False])
-def test_a_world_that_ends_while_the_script_holds_a_batch_loses_its_step_and_one_save(saves_first: bool) -> None:
+def test_world_ending_with_a_held_batch_loses_a_step_and_a_save(saves_first: bool) -> None:
     batch = without_world(held())
     if saves_first:
         assert (batch.skip_save(), batch.take()) == (True, None)
@@ -65,7 +65,8 @@ def test_a_world_that_ends_while_the_script_holds_a_batch_loses_its_step_and_one
     assert batch.state is BatchState.NONE
 
 
-def test_a_world_that_ends_in_a_save_loses_no_other_one_unless_a_step_is_to_come() -> None:
+def test_world_ending_in_a_save_loses_no_other_save() -> None:
+    """If a step is still to come, one more save is lost."""
     batch = without_world(ScriptBatch())
     batch.end_world_in_save()
     assert not batch.skip_save()
@@ -74,7 +75,7 @@ def test_a_world_that_ends_in_a_save_loses_no_other_one_unless_a_step_is_to_come
     assert batch.skip_save()
 
 
-def test_a_step_that_is_lost_stays_lost_when_the_next_world_ends_too() -> None:
+def test_lost_step_stays_lost_when_the_next_world_ends_too() -> None:
     batch = without_world(held())
     assert batch.skip_save()
     without_world(batch).end_world_in_save()

@@ -75,7 +75,7 @@ def planned(sharded: Any, tmp_path: Path) -> dict[int, Any]:
 
 
 @pytest.mark.thorough
-def test_kills_at_every_point_of_a_step_leave_the_bits_of_a_planned_run(
+def test_kills_at_every_point_of_a_step_keep_planned_results(
     sharded: Any, tmp_path: Path, planned: dict[int, Any]
 ) -> None:
     faults = f"forward:1:{ORPHANED_AT},forward:2:{ORPHANED_AT},backward:5:6,vote:4:8,optimizer:3:11"
@@ -101,7 +101,7 @@ def test_kills_at_every_point_of_a_step_leave_the_bits_of_a_planned_run(
     [(4, "forward:3:3"), (6, "backward:3:3,vote:2:5,optimizer:5:8")],
     ids=["2 x 2", "3 x 2"],
 )
-def test_a_rank_that_is_replaced_leaves_the_bits_of_an_undisturbed_run(
+def test_replaced_rank_gives_bits_of_an_undisturbed_run(
     sharded: Any, tmp_path: Path, ranks: int, faults: str
 ) -> None:
     """The other phases, at either number of replicas; the world keeps its size."""
@@ -118,9 +118,7 @@ def test_a_rank_that_is_replaced_leaves_the_bits_of_an_undisturbed_run(
     assert {message["source"] for slot in world for message in sharded.of(slot, "restored")[-1:]} == {"memory"}
 
 
-def test_one_shard_that_is_not_finite_ends_all_ranks_at_once_and_is_not_committed(
-    sharded: Any, tmp_path: Path
-) -> None:
+def test_non_finite_shard_ends_all_ranks_and_is_not_saved(sharded: Any, tmp_path: Path) -> None:
     sharded.start(2, tmp_path / "tier", "--steps", str(STEPS), "--faults", "poison:0:3")
     assert sharded.finish() == [1, 1], sharded.output()
     said = {slot: sharded.of(slot, "exception")[0] for slot in (0, 1)}
@@ -130,7 +128,7 @@ def test_one_shard_that_is_not_finite_ends_all_ranks_at_once_and_is_not_committe
     assert list((tmp_path / "tier").glob("step-*")) == []
 
 
-def test_a_replica_trains_as_a_whole_model_does_and_its_commit_loads_into_one(
+def test_replica_trains_like_a_full_model_and_loads_into_one(
     sharded: Any, tmp_path: Path, solo: Any, net: Any
 ) -> None:
     sharded.start(2, tmp_path / "tier", "--steps", str(STEPS))
@@ -167,7 +165,8 @@ def test_a_shard_that_is_in_no_memory_comes_from_the_checkpoint(sharded: Any, tm
     assert {message["step"] > 0 for message in restored} == {True}
 
 
-def test_who_waits_for_its_mates_while_it_computes_waits_to_the_hang_detector() -> None:
+def test_waiting_in_compute_counts_as_waiting_for_hang_detection() -> None:
+    """The rank waits for the other ranks of its shard group."""
     meter = Meter()
     sharding = Sharding(2, torch.device("cpu"), meter)
     seen = []
@@ -234,7 +233,7 @@ def test_a_model_without_real_weights_is_refused(solo: Any) -> None:
         solo(None).job.fully_shard(layers().to("meta"), size=2)
 
 
-def test_a_sharded_model_that_is_used_too_early_says_what_to_call(solo: Any) -> None:
+def test_sharded_model_used_too_early_names_the_call_to_make(solo: Any) -> None:
     job, model = solo(None).job, layers()
     job.fully_shard(model, size=2)
     with pytest.raises(UsageError, match=r"call job\.manage"):

@@ -81,7 +81,7 @@ def _numbers(gradients: Sequence[torch.Tensor | None]) -> list[list[float] | Non
 # With real ranks
 
 
-def test_uneven_shares_of_a_batch_average_to_the_gradient_of_the_whole(members: Any) -> None:
+def test_uneven_batch_shares_average_to_the_full_gradient(members: Any) -> None:
     torch.manual_seed(0)
     body, extra = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
     samples = torch.arange(48.0).reshape(8, 6) / 48
@@ -101,7 +101,7 @@ def test_uneven_shares_of_a_batch_average_to_the_gradient_of_the_whole(members: 
 # Order
 
 
-def test_buckets_are_launched_in_one_order_whatever_the_order_of_backward() -> None:
+def test_buckets_are_launched_in_one_order_for_any_backward() -> None:
     """An order of use that differs between ranks must not differ in what they launch."""
     launched = []
     for order in itertools.permutations(range(3)):
@@ -165,7 +165,7 @@ def test_a_complex_parameter_is_averaged() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_parameters_of_several_types_travel_in_buckets_of_their_own(dtype: torch.dtype) -> None:
+def test_parameters_of_each_dtype_travel_in_separate_buckets(dtype: torch.dtype) -> None:
     parameters = [_parameter(1.0), torch.nn.Parameter(torch.ones(3, dtype=dtype)), _parameter(1.0)]
     step, twin = _attached(parameters)
     step(sum((p.sum().float() for p in parameters), torch.zeros(())))
@@ -245,7 +245,8 @@ def test_a_discarded_step_leaves_nothing_and_gets_other_buckets() -> None:
     assert _numbers(gradients) == [[10.0]]
 
 
-def test_nothing_is_launched_after_the_first_error_and_finish_raises_it() -> None:
+def test_after_the_first_error_nothing_is_launched() -> None:
+    """`finish` raises the error."""
     parameters = [_parameter(1.0) for _ in range(3)]
     step, twin = _attached(parameters, bucket_bytes=4)
     twin.failing = True
@@ -258,7 +259,7 @@ def test_nothing_is_launched_after_the_first_error_and_finish_raises_it() -> Non
     assert _numbers(step(torch.cat([*parameters]).sum())) == [[2.0]] * 3
 
 
-def test_backward_ends_at_the_next_gradient_when_the_attempt_is_over() -> None:
+def test_backward_ends_at_the_next_gradient_after_the_attempt() -> None:
     """The peers cannot form the next world without this rank, and a large model's backward takes seconds."""
     first, second = _parameter(1.0), _parameter(2.0)
     step, twin = _attached([first, second])
@@ -305,7 +306,7 @@ def test_checkpointed_activations_are_fine() -> None:
         torch.testing.assert_close(gradient, right * 2)
 
 
-def test_a_parameter_that_was_frozen_from_the_beginning_cannot_thaw() -> None:
+def test_parameter_frozen_from_the_start_cannot_be_unfrozen() -> None:
     parameter = _parameter(1.0).requires_grad_(False)
     step, _ = _attached([parameter, _parameter(1.0)])
     parameter.requires_grad_(True)
@@ -313,7 +314,7 @@ def test_a_parameter_that_was_frozen_from_the_beginning_cannot_thaw() -> None:
         step(parameter.sum())
 
 
-def test_a_parameter_that_the_optimizer_got_in_mid_run_is_refused() -> None:
+def test_parameter_added_to_the_optimizer_in_mid_run_is_refused() -> None:
     parameter, later = _parameter(1.0), _parameter(1.0)
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     step, _ = _attached([parameter], optimizer=optimizer)
@@ -339,7 +340,8 @@ def test_a_model_without_weights_is_refused() -> None:
         Reducer(layer.parameters())
 
 
-def test_the_cpu_and_one_accelerator_may_share_a_model_and_two_accelerators_may_not() -> None:
+def test_cpu_and_one_accelerator_may_share_a_model() -> None:
+    """Two accelerators may not."""
     check_devices([CPU, torch.device("cuda", 0)])
     with pytest.raises(UsageError, match=r"cuda:0, cuda:1.*job\.device"):
         check_devices([torch.device("cuda", 0), torch.device("cuda", 1)])

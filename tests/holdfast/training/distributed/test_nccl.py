@@ -69,7 +69,7 @@ def test_an_aborted_operation_is_not_taken_for_a_result(communicator: Communicat
         flight.landed()
 
 
-def test_a_group_that_is_being_left_gives_no_result_before_the_abort_either(communicator: Communicator) -> None:
+def test_group_being_left_gives_no_result_before_the_abort(communicator: Communicator) -> None:
     group = Nccl(communicator, CPU)
     flight = group.all_reduce(torch.ones(1), None)
     group.lost = True
@@ -85,7 +85,7 @@ def test_an_error_of_the_library_is_raised(communicator: Communicator) -> None:
         flight.landed()
 
 
-def test_buffers_in_flight_are_kept_until_nothing_can_write_into_them(
+def test_buffers_in_flight_are_kept_until_no_write_can_happen(
     communicator: Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = Nccl(communicator, CPU)

@@ -46,7 +46,7 @@ def test_a_silent_peer_is_left_as_soon_as_the_attempt_is_over(members: Any, oper
         assert survivor["total"] == 3.0, "the survivors did not meet again"
 
 
-def test_a_peer_that_never_comes_is_not_waited_for_when_the_attempt_is_over(members: Any) -> None:
+def test_absent_peer_is_not_waited_for_after_the_attempt(members: Any) -> None:
     for survivor in members.play("meet", size=3, fault="asleep"):
         assert survivor["message"] == "the attempt is over: a peer is silent"
         assert survivor["total"] == 3.0

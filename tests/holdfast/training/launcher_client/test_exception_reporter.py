@@ -29,7 +29,7 @@ class Told(NoLauncher):
         self.told.append((kind, body))
 
 
-def test_an_exception_with_a_huge_text_fits_a_line_and_keeps_its_beginning() -> None:
+def test_huge_exception_text_is_cut_to_a_line_with_its_beginning() -> None:
     agent = Told()
     reporter = exception_reporter.Reporter(agent, lambda: 7)
     reporter._before = lambda *_: None
@@ -44,7 +44,7 @@ def test_an_exception_with_a_huge_text_fits_a_line_and_keeps_its_beginning() -> 
 
 
 @pytest.mark.parametrize("call", [torch.distributed.barrier, torch.distributed.destroy_process_group])
-def test_a_script_that_misses_a_default_process_group_is_told_the_mend(
+def test_missing_default_process_group_is_reported_with_the_fix(
     call: Callable[[], object], caplog: pytest.LogCaptureFixture
 ) -> None:
     """In torch's own words, which a release may change."""

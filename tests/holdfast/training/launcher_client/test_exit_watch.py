@@ -39,7 +39,7 @@ class Ended:
     ("thread_ends", "limit", "named_at", "ended_at"),
     [(0, 300, None, None), (5, 300, None, None), (100, 300, WARN_SECONDS, None), (1e9, 300, WARN_SECONDS, 300.0)],
 )
-def test_threads_that_keep_a_process_are_named_once_and_ended_after_the_limit(
+def test_threads_that_block_the_exit_are_named_once_then_ended(
     caplog: pytest.LogCaptureFixture, thread_ends: float, limit: float, named_at: float | None, ended_at: float | None
 ) -> None:
     script = Ended(thread_ends)
@@ -52,7 +52,8 @@ def test_threads_that_keep_a_process_are_named_once_and_ended_after_the_limit(
     assert all("ended in 290 s" in text for text in warnings)
 
 
-def test_only_threads_that_the_interpreter_waits_for_are_named_by_file_and_line() -> None:
+def test_only_blocking_threads_are_named_by_file_and_line() -> None:
+    """The interpreter waits for these threads at its exit."""
     leave = threading.Event()
 
     def work() -> None:
@@ -95,7 +96,7 @@ class Full(io.StringIO):
     [(partial(exit_now, 3), 3), (partial(exit_peer_lost, "the launcher closed its socket"), EXIT_PEER_LOST)],
     ids=["exit_now", "the launcher is gone"],
 )
-def test_a_process_that_must_end_ends_also_where_its_output_cannot_be_written(
+def test_process_that_must_end_ends_without_writable_output(
     leave: Callable[[], NoReturn], status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdout", Full())

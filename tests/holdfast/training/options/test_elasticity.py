@@ -57,9 +57,10 @@ def consumed(loader: Loader, position: Position, world: int) -> list[tuple[int, 
     share=st.integers(1, 8),
     steps=st.lists(st.tuples(WORLDS, st.booleans()), min_size=1, max_size=14),
 )
-def test_each_sample_comes_once_an_epoch_over_any_worlds_and_discarded_steps(
+def test_each_sample_is_seen_once_an_epoch_over_any_worlds(
     config: Elasticity, size: int, share: int, steps: list[tuple[int, bool]]
 ) -> None:
+    """Discarded steps make no difference."""
     loader = loader_of(config, size=size, share=share)
     position, seen = Position(fingerprint="f", seed=7), Counter[tuple[int, int]]()
     for world, committed in steps:
@@ -78,9 +79,7 @@ def test_each_sample_comes_once_an_epoch_over_any_worlds_and_discarded_steps(
 
 
 @given(world=WORLDS, reference=WORLDS, share=st.integers(1, 9))
-def test_a_scaled_batch_gives_every_rank_the_same_share_in_every_world(
-    world: int, reference: int, share: int
-) -> None:
+def test_scaled_batch_gives_equal_shares_in_every_world(world: int, reference: int, share: int) -> None:
     config = Elasticity(batch="scaled", reference_world_size=reference)
     assert global_batch(config, share * reference, world) == share * world
     loader = loader_of(config, size=99, share=share)
@@ -89,12 +88,12 @@ def test_a_scaled_batch_gives_every_rank_the_same_share_in_every_world(
 
 
 @given(world=WORLDS, batch=st.integers(1, 100))
-def test_by_default_neither_batch_nor_learning_rate_follows_the_world(world: int, batch: int) -> None:
+def test_by_default_batch_and_learning_rate_ignore_the_world(world: int, batch: int) -> None:
     assert global_batch(Elasticity(), batch, world) == batch
     assert Elasticity().factor(world) == 1.0
 
 
-def test_a_batch_that_cannot_be_shared_evenly_is_refused_when_the_loader_is_made() -> None:
+def test_unevenly_divisible_batch_is_refused_by_the_loader() -> None:
     config = Elasticity(batch="scaled", reference_world_size=4)
     with pytest.raises(UsageError, match="global_batch_size 6 is no multiple of reference_world_size 4"):
         make_loader(Numbers(9), global_batch=6, micro_batch=2, device=torch.device("cpu"), elasticity=config)
@@ -137,7 +136,7 @@ def test_a_rising_rate_warms_up_and_a_falling_one_falls_at_once() -> None:
     assert made == [1.0, 1.0, 1.25, 1.5, 1.75, 2.0, 2.0, 1.0, 1.0]
 
 
-def test_a_change_in_the_midst_of_a_warm_up_goes_on_from_where_it_is() -> None:
+def test_change_during_a_warm_up_continues_from_the_current_rate() -> None:
     optimizer = Seen(lr=1.0)
     config = Elasticity(batch="scaled", learning_rate="linear", reference_world_size=2, warmup_steps=2)
     assert steps(Scaler(optimizer, config), optimizer, [2, 4, 6, 6, 6]) == [1.0, 1.5, 2.25, 3.0, 3.0]
@@ -166,7 +165,7 @@ def test_a_restore_or_a_newcomer_goes_on_with_the_same_rates(worlds: list[int], 
     assert steps(second, after, worlds[cut:], first=cut) == expected[cut:]
 
 
-def test_what_the_scheduler_computes_does_not_depend_on_the_world() -> None:
+def test_scheduler_results_do_not_depend_on_the_world() -> None:
     def run(worlds: list[int]) -> tuple[list[float], list[float]]:
         optimizer = Seen(lr=0.1)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
@@ -184,7 +183,7 @@ def test_what_the_scheduler_computes_does_not_depend_on_the_world() -> None:
     assert made[1] == [rate * (world / 2) for rate, world in zip(alone[1], changing, strict=True)]
 
 
-def test_a_scheduler_that_reads_and_writes_the_rate_meets_its_own_values_only() -> None:
+def test_scheduler_reads_back_only_its_own_rates() -> None:
     optimizer = Seen(lr=1.0)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.0)
     scaler = Scaler(optimizer, LINEAR)
@@ -196,7 +195,7 @@ def test_a_scheduler_that_reads_and_writes_the_rate_meets_its_own_values_only() 
     assert optimizer.param_groups[0]["lr"] == 0.125
 
 
-def test_a_rate_that_is_a_tensor_changes_in_place_and_once_though_groups_share_it() -> None:
+def test_tensor_rate_changes_in_place_once_if_groups_share_it() -> None:
     rate = torch.tensor(0.3)
     optimizer = Seen([torch.nn.Parameter(torch.ones(1))], [torch.nn.Parameter(torch.ones(1))], lr=rate)
     for group in optimizer.param_groups:
@@ -207,7 +206,7 @@ def test_a_rate_that_is_a_tensor_changes_in_place_and_once_though_groups_share_i
     assert torch.equal(rate, torch.tensor(0.3))
 
 
-def test_a_rate_that_the_optimizer_sets_in_its_step_is_kept_unscaled() -> None:
+def test_rate_set_by_the_optimizer_in_its_step_stays_unscaled() -> None:
     optimizer = Seen(lr=1.0)
     scaler = Scaler(optimizer, LINEAR)
     with scaler.applied(4, 0):

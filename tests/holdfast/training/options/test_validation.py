@@ -83,7 +83,8 @@ class Temperature:
         self.value.data.copy_(state["value"])
 
 
-def test_a_parameter_that_another_managed_object_saves_may_be_trained() -> None:
+def test_parameter_saved_by_another_object_may_be_trained() -> None:
+    """The other object is managed too."""
     made, heat = model(), Temperature()
     objects = {"model": made, "optimizer": sgd(made, heat.value), "heat": heat}
     check_managed(objects, list(flatten({"heat": heat}).tensors.values()))
@@ -99,9 +100,7 @@ def test_parameters_that_nobody_steps_are_named(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize("hooked", [True, False])
-def test_averages_that_no_hook_of_the_optimizer_updates_are_named(
-    caplog: pytest.LogCaptureFixture, *, hooked: bool
-) -> None:
+def test_averages_without_an_optimizer_hook_are_named(caplog: pytest.LogCaptureFixture, *, hooked: bool) -> None:
     made = model()
     optimizer, average = sgd(made), swa_utils.AveragedModel(made).requires_grad_(False)
     if hooked:
@@ -262,7 +261,7 @@ def run(structure: Structure, first: int, end: int) -> None:
         ("a shape is changed", "changed its shape"),
     ],
 )
-def test_a_model_that_changes_in_mid_run_is_noticed_within_some_steps(kind: str, message: str) -> None:
+def test_model_changed_in_mid_run_is_detected_within_some_steps(kind: str, message: str) -> None:
     made = model()
     structure = Structure({"model": made})
     run(structure, 0, 40)

@@ -18,7 +18,7 @@ HELD = EntryReport(
 IN_DOUBT = replace(HELD, rank_state=voted(prepared(HELD.rank_state, A), A))
 
 
-def test_without_a_state_in_memory_the_plan_has_no_survivor_and_no_claim() -> None:
+def test_plan_without_state_in_memory_has_no_survivor_or_claim() -> None:
     plan = decide([NEW, NEW], B, shards=None)
     assert (plan.resolution.donor, plan.resolution.newcomers) == (None, (0, 1))
     assert (plan.assignment, plan.claimed, plan.saved_step) == (None, False, 0)
@@ -46,9 +46,7 @@ def test_a_prepared_step_that_every_survivor_has_is_applied() -> None:
     ],
     ids=["no survivor knows the claim", "another generation", "a launcher had ranks in a later attempt"],
 )
-def test_without_a_claim_of_its_own_a_memory_yields_to_a_newer_checkpoint(
-    reports: list[EntryReport], pair: AttemptId
-) -> None:
+def test_unclaimed_memory_yields_to_a_newer_checkpoint(reports: list[EntryReport], pair: AttemptId) -> None:
     plan = decide(reports, pair, shards=None)
     assert (plan.resolution.donor, plan.claimed, plan.depends_on_newest) == (0, False, True)
     older = decide(reports, pair, shards=None, newest=A)

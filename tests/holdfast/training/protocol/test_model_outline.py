@@ -60,7 +60,7 @@ def tied() -> torch.nn.Module:
     ],
     ids=["shape", "order", "name", "frozen", "dtype", "tied", "buffer"],
 )
-def test_the_first_difference_is_named_with_both_ranks_and_values(
+def test_first_difference_is_named_with_both_ranks_and_values(
     own: torch.nn.Module, other: torch.nn.Module, message: str
 ) -> None:
     both = [lines(own), lines(other)]
@@ -68,13 +68,13 @@ def test_the_first_difference_is_named_with_both_ranks_and_values(
     assert message in difference(both, 0)
 
 
-def test_parameters_that_an_optimizer_has_in_another_order_are_a_difference() -> None:
+def test_another_parameter_order_of_an_optimizer_is_a_difference() -> None:
     model = Model(a=of(2), b=of(2))
     told = difference([lines(model), lines(model, backwards=True)], 0)
     assert "rank 0 has model.a in group 0 of the optimizer, where rank 1 has model.b in group 0" in told
 
 
-def test_what_one_rank_lacks_is_named_and_the_reference_may_be_any_rank() -> None:
+def test_missing_entries_are_named_for_any_reference_rank() -> None:
     few, more = lines(torch.nn.Linear(2, 2, bias=False)), lines(torch.nn.Linear(2, 2))
     assert (
         "rank 2 has model.bias (shape (2,), torch.float32), where rank 0 has model.weight in group 0"

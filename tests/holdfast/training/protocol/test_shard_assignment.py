@@ -57,7 +57,8 @@ def test_every_replica_is_whole_and_nobody_moves_without_need(size: int, replica
         assert kept == min(replicas, held.count(shard))
 
 
-def test_a_world_that_is_not_made_of_replicas_is_refused_with_the_options_to_give() -> None:
+def test_world_that_is_no_multiple_of_replicas_is_refused() -> None:
+    """The message names the options to set."""
     with pytest.raises(UsageError, match=r"a world of 3 .* replicas of 2 .*--replica-step .*replicaStep"):
         deal([None] * 3, 2)
 
@@ -88,7 +89,7 @@ def test_a_lost_shard_comes_from_whoever_has_it() -> None:
     assert (verdict.survivors, verdict.newcomers, dealt.shards) == ((0, 1, 2), (3,), (0, 1, 0, 1))
 
 
-def test_a_step_that_all_who_are_left_were_prepared_for_is_applied() -> None:
+def test_step_that_all_remaining_ranks_prepared_is_applied() -> None:
     verdict, _ = resolve([member(doubts=True), member(8), NEWCOMER, member(doubts=True)], [0, 1, 0, 1], 2)
     assert (verdict.apply, verdict.step, verdict.survivors) == (True, 8, (0, 1, 3))
 
@@ -106,7 +107,8 @@ def test_a_shard_that_nobody_has_sends_all_to_the_checkpoint() -> None:
     assert "shard 1" in verdict.message
 
 
-def test_the_only_holder_who_did_not_vote_proves_that_the_first_step_of_an_attempt_was_not_made() -> None:
+def test_holder_without_a_vote_proves_that_no_step_was_made() -> None:
+    """The holder is the only one of its shard. The step is the first of the attempt."""
     voted = member(voted=SECOND, synced=SECOND, doubts=True)
     behind = member(voted=FIRST, synced=SECOND)
     verdict, dealt = resolve([voted, NEWCOMER, voted, behind], [0, 0, 0, 1], 2)

@@ -82,7 +82,7 @@ def test_other_intervals_are_refused_with_examples(text: str) -> None:
         Interval.parse(text)
 
 
-def test_arguments_win_over_the_environment_which_wins_over_defaults() -> None:
+def test_arguments_override_environment_overrides_defaults() -> None:
     environ = {
         "HOLDFAST_CHECKPOINT_INTERVAL": "20",
         "HOLDFAST_CHECKPOINT_KEEP": "7",

@@ -43,7 +43,7 @@ def test_of_equal_votes_the_last_synchronisation_counts() -> None:
     assert (verdict.survivors, verdict.step) == ((1,), 8)
 
 
-def test_a_state_from_a_checkpoint_is_a_newcomers_until_it_is_voted_on() -> None:
+def test_state_from_a_checkpoint_is_new_until_it_is_voted_on() -> None:
     restored = synchronised(NEWCOMER, C, 50, None)
     assert resolve([restored, READY]).survivors == (1,)
     assert resolve([voted(prepared(restored, C), C), READY]).survivors == (0,)
@@ -139,7 +139,7 @@ def test_rubbish_is_no_standing(rubbish: dict[str, object]) -> None:
         RankState.from_json(rubbish)
 
 
-def test_a_step_applied_from_a_doubt_outranks_its_attempts_others_once_it_is_affirmed() -> None:
+def test_affirmed_prepared_step_outranks_others_of_its_attempt() -> None:
     """One who never came to B stands by A's marks: before B's first vote its state could still go on."""
     outside = voted(prepared(READY, A), A)
     inside = synchronised(IN_DOUBT, B, 8, A)

@@ -79,9 +79,7 @@ def begun(launcher: Any, nodes: Nodes, root: Path) -> None:
     launcher.wait("three steps in memory", lambda: min(kept(launcher, slot) for slot in (0, 1)) >= 3)
 
 
-def test_all_rank_processes_die_and_the_last_staged_step_comes_back_from_memory(
-    launcher: Any, nodes: Nodes, tmp_path: Path
-) -> None:
+def test_last_staged_step_survives_the_death_of_all_ranks(launcher: Any, nodes: Nodes, tmp_path: Path) -> None:
     begun(launcher, nodes, tmp_path / "tier")
     for slot in (0, 1):
         process = launcher.processes.pop(slot)
@@ -95,9 +93,7 @@ def test_all_rank_processes_die_and_the_last_staged_step_comes_back_from_memory(
     went_on(launcher, last, 2, 3)
 
 
-def test_a_node_is_lost_with_its_memory_and_no_committed_step_with_it(
-    launcher: Any, nodes: Nodes, tmp_path: Path
-) -> None:
+def test_node_lost_with_its_memory_costs_no_completed_step(launcher: Any, nodes: Nodes, tmp_path: Path) -> None:
     begun(launcher, nodes, tmp_path / "tier")
     lost, stays = 0, 1
     process = launcher.processes.pop(lost)
@@ -141,9 +137,7 @@ def test_nothing_is_lost_where_memory_has_an_interval(launcher: Any, nodes: Node
 
 
 @pytest.mark.thorough
-def test_a_last_commit_lies_on_another_node_too_where_that_is_asked_for_and_not_due(
-    launcher: Any, nodes: Nodes, tmp_path: Path
-) -> None:
+def test_final_checkpoint_is_copied_when_requested_and_not_due(launcher: Any, nodes: Nodes, tmp_path: Path) -> None:
     """The worker of rank 1 leaves with its node, and with all that the shared tier had."""
     for slot in (0, 1):
         nodes.add(slot)

@@ -36,7 +36,8 @@ def test_a_newcomer_gets_the_donors_bits_and_its_side(ranks: Any) -> None:
     assert unharmed(newcomer)
 
 
-def test_several_donors_share_a_large_state_among_several_newcomers(ranks: Any) -> None:
+def test_several_donors_send_a_large_state_to_several_ranks(ranks: Any) -> None:
+    """The receiving ranks join the world."""
     said = ranks.play("large", donors=3, newcomers=2)
     assert {said[rank]["got"] for rank in (3, 4)} == {said[0]["before"]}
     # 48 MiB and a bit in 8 MiB chunks, each to both newcomers; the first donor sends two descriptions as well, the
@@ -84,7 +85,7 @@ def test_donors_that_do_not_hold_the_same_tensors_are_found(ranks: Any) -> None:
     assert said[2]["message"] == "ranks 0 and 1 do not hold the same tensors"
 
 
-def test_memory_that_was_touched_ahead_is_used_once_and_by_what_fits() -> None:
+def test_prepared_memory_is_used_once_and_only_if_it_fits() -> None:
     room = ReceiveBuffers()
     room.prepare([(torch.float32, (3, 2))])
     first, second = (room.take(TensorSpec(name=name, dtype="F32", shape=(3, 2))) for name in ("a", "b"))
@@ -108,7 +109,7 @@ SPECS = st.lists(
 ).map(lambda drawn: [TensorSpec(name=str(i), dtype=dtype, shape=(size,)) for i, (dtype, size) in enumerate(drawn)])
 
 
-def test_a_chunk_of_nothing_but_messages_of_their_own_has_tags_enough() -> None:
+def test_chunk_of_single_tensor_messages_has_enough_tags() -> None:
     layout = Layout(
         TensorSpec(name=str(i), dtype="U8", shape=(OWN_BYTES,)) for i in range(CHUNK_BYTES // OWN_BYTES + 1)
     )

@@ -72,7 +72,8 @@ def test_two_go_on_where_three_stood_and_no_step_is_lost(launcher: Any, tmp_path
     assert not list(root.glob("step-*.g1.a1")), "nothing was read from a checkpoint: there was none"
 
 
-def test_a_newcomer_gets_its_state_from_memory_and_ranks_may_change(launcher: Any, tmp_path: Path) -> None:
+def test_joining_rank_gets_its_state_from_memory(launcher: Any, tmp_path: Path) -> None:
+    """Rank numbers may change."""
     launcher.start(3, tmp_path / "tier", *SLOWLY)
     trains(launcher, 0, 1, 2, beyond=5)
     kill(launcher, 0)
@@ -84,9 +85,7 @@ def test_a_newcomer_gets_its_state_from_memory_and_ranks_may_change(launcher: An
     assert launcher.of(3, "claim") == [], "the attempt goes on under the generation's claim"
 
 
-def test_a_newcomer_with_another_model_is_refused_and_costs_the_survivors_no_step(
-    launcher: Any, tmp_path: Path
-) -> None:
+def test_joining_rank_with_another_model_is_refused_without_loss(launcher: Any, tmp_path: Path) -> None:
     launcher.start(3, tmp_path / "tier", *SLOWLY, "--wider-in-slot", "3")
     trains(launcher, 0, 1, 2, beyond=5)
     kill(launcher, 0)
@@ -116,7 +115,7 @@ def test_an_attempt_below_one_that_trained_elsewhere_claims_anew(launcher: Any, 
     assert claim["claim"]["fromStep"] == launcher.of(3, "restored")[0]["step"]
 
 
-def test_a_second_loss_while_the_state_travels_leaves_the_survivor_whole(launcher: Any, tmp_path: Path) -> None:
+def test_second_loss_during_a_transfer_keeps_the_survivor_intact(launcher: Any, tmp_path: Path) -> None:
     launcher.start(2, tmp_path / "tier", *SLOWLY)
     trains(launcher, 0, 1, beyond=5)
     kill(launcher, 1)
@@ -150,7 +149,7 @@ def test_growth_pauses_at_a_step_without_a_commit(launcher: Any, tmp_path: Path)
     assert steps(launcher, 2)[0] == at.pop() + 1
 
 
-def test_a_newcomer_that_dies_while_it_loads_costs_the_others_no_step(launcher: Any, tmp_path: Path) -> None:
+def test_joining_rank_dying_while_loading_costs_others_no_step(launcher: Any, tmp_path: Path) -> None:
     """They have given it their state, and wait until it has loaded."""
     launcher.start(2, tmp_path / "tier", *SLOWLY, "--die-loading")
     trains(launcher, 0, 1, beyond=5)
@@ -179,7 +178,8 @@ def test_a_new_generation_claims_before_its_first_step(launcher: Any, tmp_path: 
     assert claim["claim"]["fromPair"] == {"generation": 1, "attempt": 1}
 
 
-def test_a_new_generation_waits_for_its_storage_with_the_state_in_memory(launcher: Any, tmp_path: Path) -> None:
+def test_new_generation_waits_for_storage_and_keeps_the_state(launcher: Any, tmp_path: Path) -> None:
+    """The state stays in memory."""
     root, away = tmp_path / "tier", tmp_path / "away"
     launcher.start(2, root, *SLOWLY)
     trains(launcher, 0, 1, beyond=5)
@@ -198,7 +198,7 @@ def test_a_new_generation_waits_for_its_storage_with_the_state_in_memory(launche
     assert (root / "claims" / "2.1.json").exists()
 
 
-def test_one_that_is_told_to_leave_says_so_at_once_though_its_script_sleeps(launcher: Any, tmp_path: Path) -> None:
+def test_leaving_rank_reports_at_once_while_its_script_sleeps(launcher: Any, tmp_path: Path) -> None:
     launcher.start(2, tmp_path / "tier", "--steps", STEPS, "--hold-at", "2")
     trains(launcher, 0, 1, beyond=1)
     launcher.leave(1, 0, 1)
@@ -209,9 +209,7 @@ def test_one_that_is_told_to_leave_says_so_at_once_though_its_script_sleeps(laun
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_a_stopped_peer_does_not_hold_the_others_in_its_collective(
-    launcher: Any, tmp_path: Path, stopped: int
-) -> None:
+def test_stopped_peer_does_not_block_others_in_its_collective(launcher: Any, tmp_path: Path, stopped: int) -> None:
     launcher.start(2, tmp_path / "tier", *SLOWLY)
     trains(launcher, 0, 1, beyond=5)
     os.kill(launcher.processes[stopped].pid, signal.SIGSTOP)

@@ -95,7 +95,8 @@ def test_an_earlier_call_is_never_taken_for_a_later_one() -> None:
     assert [Said.from_json(value).call for value in store.values.values()] == [Call.SAVE, Call.STEP]
 
 
-def test_who_waits_for_a_mate_in_its_forward_or_evaluation_says_nothing_of_the_call_that_follows() -> None:
+def test_wait_in_forward_or_evaluation_implies_no_following_call() -> None:
+    """The rank waits for another rank of its shard group."""
     store = Store()
     ranks = world(store)
     for call in Call:

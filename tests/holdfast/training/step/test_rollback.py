@@ -123,7 +123,8 @@ def test_a_discarded_step_leaves_no_trace(
         assert same(everything(model), before)
 
 
-def test_running_statistics_come_back_though_torch_does_not_count_their_writes() -> None:
+def test_running_statistics_are_rolled_back_without_versions() -> None:
+    """torch does not count the writes to running statistics."""
     norm = torch.nn.BatchNorm1d(4)
     undo = Undo([norm])
     undo.remember()

@@ -72,7 +72,7 @@ def loss(made: dict[str, Any], batch: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def test_a_rank_that_is_asked_to_leave_while_its_optimizer_runs_is_kept(solo: Make) -> None:
+def test_rank_asked_to_leave_in_its_optimizer_step_is_kept(solo: Make) -> None:
     run, made = solo(None), parts()
     run.job.manage(**made)
     said = []
@@ -83,7 +83,7 @@ def test_a_rank_that_is_asked_to_leave_while_its_optimizer_runs_is_kept(solo: Ma
     assert run.launcher.parting().keep
 
 
-def test_an_optimizer_that_fails_half_way_is_told_though_the_script_swallows_it(solo: Make, tmp_path: Any) -> None:
+def test_half_done_optimizer_error_is_reported_even_if_caught(solo: Make, tmp_path: Any) -> None:
     run, made = solo(tmp_path), parts()
     run.job.manage(**made)
 
@@ -115,7 +115,7 @@ def test_no_scaler_applies_a_step_that_is_not_finite(solo: Make, enabled: bool) 
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_ten_steps_whose_loss_is_not_finite_end_the_script_with_a_scaler_too(solo: Make, enabled: bool) -> None:
+def test_ten_non_finite_losses_end_the_script_with_a_scaler_too(solo: Make, enabled: bool) -> None:
     run, made = solo(None), parts(scaler=torch.amp.GradScaler("cpu", enabled=enabled))
     run.job.manage(**made)
     reasons = [run.job.step(loss(made, torch.ones(3, 2)) * torch.nan).reason for _ in range(9)]
@@ -143,7 +143,7 @@ def narrow(made: dict[str, Any], limit: float) -> torch.Tensor:
     return found
 
 
-def test_gradients_that_overflow_under_a_large_scale_end_nothing_while_the_scale_falls(solo: Make) -> None:
+def test_overflow_under_a_falling_scale_does_not_end_the_script(solo: Make) -> None:
     made = parts(scaler=torch.amp.GradScaler("cpu", init_scale=2.0**24))
     run = solo(None)
     run.job.manage(**made)
@@ -190,9 +190,10 @@ def test_a_step_that_is_applied_from_a_doubt_tells_its_loss(solo: Make, monkeypa
         (False, [3, 6]),  # everyone begins the next batch, and saves
     ],
 )
-def test_a_save_after_a_step_that_ended_in_another_world_is_made_after_the_next_one(
+def test_save_after_a_step_that_ended_elsewhere_follows_the_next(
     solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, after: bool, commits: list[int]
 ) -> None:
+    """The step ended in another world."""
     run, made = solo(tmp_path, pair=AttemptId(1, 1)), parts()
     run.launcher.moves_on = True
     run.job.manage(**made)
@@ -218,9 +219,10 @@ def test_a_save_after_a_step_that_ended_in_another_world_is_made_after_the_next_
     assert run.job.audit().ok
 
 
-def test_a_save_between_a_batch_and_its_step_that_loses_a_peer_brings_the_batch_again(
+def test_save_losing_a_peer_before_a_step_repeats_the_batch(
     solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
+    """The batch is provided again."""
     run, made = solo(tmp_path, pair=AttemptId(1, 1)), parts()
     run.launcher.moves_on = True
     run.job.manage(**made)
@@ -247,7 +249,7 @@ def test_a_save_between_a_batch_and_its_step_that_loses_a_peer_brings_the_batch_
     assert run.job.audit().ok
 
 
-def test_a_commit_that_a_lost_peer_broke_off_is_made_after_the_next_step(
+def test_save_interrupted_by_a_lost_peer_follows_the_next_step(
     solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     run, made = solo(tmp_path, pair=AttemptId(1, 1), interval="4"), parts()
@@ -268,7 +270,7 @@ def test_a_commit_that_a_lost_peer_broke_off_is_made_after_the_next_step(
     assert [body["step"] for body in run.launcher.of("checkpoint")] == [5, 7], "the last one ends the loop"
 
 
-def test_a_claim_that_a_lost_peer_broke_off_is_made_in_the_next_attempt(
+def test_claim_interrupted_by_a_lost_peer_is_made_next_attempt(
     solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     run, made = solo(tmp_path, pair=AttemptId(1, 1)), parts()
@@ -294,7 +296,7 @@ def test_a_claim_that_a_lost_peer_broke_off_is_made_in_the_next_attempt(
     assert run.launcher.of("restored")[-1]["source"] == "memory"
 
 
-def test_a_second_loop_after_the_end_is_refused_while_steps_remain(solo: Make) -> None:
+def test_second_loop_after_the_end_is_refused_while_steps_remain(solo: Make) -> None:
     job = solo(None).job
     made = parts()
     job.manage(**made)
@@ -338,9 +340,10 @@ def is_converted(made: dict[str, Any]) -> None:
         (is_converted, "changed its dtype or device in mid-run"),
     ],
 )
-def test_what_averaging_cannot_follow_is_refused_at_the_next_step_and_not_applied(
+def test_change_that_averaging_cannot_follow_is_refused(
     solo: Make, change: Callable[[dict[str, Any]], None], message: str
 ) -> None:
+    """The next step raises the error, and is not applied."""
     run, made = solo(None), parts()
     made["model"].bias.requires_grad_(False)
     run.job.manage(**made)
@@ -355,7 +358,7 @@ def test_what_averaging_cannot_follow_is_refused_at_the_next_step_and_not_applie
     assert [body["name"] for body in run.launcher.of("exception")] == ["UsageError"], "nobody waits for this rank"
 
 
-def test_a_layer_that_was_managed_may_be_given_to_the_optimizer_later(solo: Make) -> None:
+def test_managed_layer_may_be_added_to_the_optimizer_later(solo: Make) -> None:
     run, made = solo(None), parts()
     made["optimizer"] = torch.optim.SGD([made["model"].weight], lr=0.01)
     run.job.manage(**made)
@@ -376,9 +379,7 @@ def own_group() -> Iterator[Callable[[], None]]:
         torch.distributed.destroy_process_group()
 
 
-def test_a_script_may_make_use_and_destroy_a_process_group_of_its_own(
-    solo: Make, own_group: Callable[[], None]
-) -> None:
+def test_script_may_use_a_process_group_of_its_own(solo: Make, own_group: Callable[[], None]) -> None:
     """While it has one, it cannot be taken into another world: nothing of torch's default group outlives a peer."""
     run, made = solo(None), parts()
     run.job.manage(**made)

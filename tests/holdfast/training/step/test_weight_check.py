@@ -41,7 +41,7 @@ def test_a_change_of_all_weights_is_seen_and_its_return(kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
-def test_what_is_lost_on_the_way_to_another_set_of_weights_and_back_is_no_change(dtype: torch.dtype) -> None:
+def test_rounding_of_a_weight_swap_and_back_is_no_change(dtype: torch.dtype) -> None:
     parameter = torch.nn.Parameter(torch.tensor([1.0, -3.0, torch.nan, 0.25], dtype=dtype))
     of = weights(parameter)
     of.remember()
@@ -62,7 +62,8 @@ def test_weights_of_another_dtype_or_number_are_changed_ones() -> None:
     assert of.changed()
 
 
-def test_of_many_weights_some_are_looked_at_and_what_is_frozen_or_not_optimized_is_not() -> None:
+def test_of_many_weights_some_are_sampled_without_frozen_ones() -> None:
+    """Weights that the optimizer does not have are left out too."""
     many = [torch.nn.Parameter(torch.zeros(2)) for _ in range(100)]
     frozen = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
     for of in (weights(*many, frozen), Weights({"model": torch.nn.Linear(2, 2)})):
