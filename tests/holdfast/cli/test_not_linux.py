@@ -9,7 +9,8 @@ from pathlib import Path
 SCRIPT = Path(__file__).parent / "scripts" / "not_linux.py"
 
 
-def test_all_can_be_imported_and_what_needs_linux_says_what_and_why(tmp_path: Path) -> None:
+def test_everything_imports_and_linux_only_parts_fail_clearly(tmp_path: Path) -> None:
+    """The error names what needs Linux, and why."""
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path / "tier")], capture_output=True, text=True, check=False
     )

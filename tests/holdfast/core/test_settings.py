@@ -54,7 +54,7 @@ def test_an_option_and_its_variable_are_read_alike(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_an_option_wins_over_its_variable_unless_the_operator_sets_it(name: str) -> None:
+def test_option_overrides_its_variable_unless_operator_sets_it(name: str) -> None:
     one = next(one for one in SETTINGS if one.name == name)
     read = with_option(name, VALUES[name], {one.variable: "s3://other"} if name == "object_url" else {})
     assert getattr(read, name) == ("s3://other" if one.variable_wins else one.read(VALUES[name]))

@@ -65,7 +65,7 @@ def test_every_step_leaves_a_mark(meter: Make, tmp_path: Path) -> None:
     assert all(mark.began <= mark.time for mark in trace.marks)
 
 
-def test_a_sharded_model_that_waits_for_its_mates_begins_no_step_anew(meter: Make, tmp_path: Path) -> None:
+def test_sharded_model_waiting_for_its_group_repeats_no_step(meter: Make, tmp_path: Path) -> None:
     waits = meter(replace(RAISE, kind=Kind.SLOW, step=1, steps=2, seconds=0.2))
     waits.enter(Activity.COMPUTE, 0)
     began = time.monotonic()

@@ -54,7 +54,7 @@ def play(sim: Simulation, dice: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", [11, *range(30, 50)])
-def test_a_world_that_is_overtaken_before_its_first_step_is_nobodys_failure(seed: int) -> None:
+def test_world_superseded_before_its_first_step_is_no_failure(seed: int) -> None:
     sim, dice = Simulation(), random.Random(seed)
     assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w2") and sim.committed() >= 2)
     sim.crash("w2")
@@ -69,7 +69,8 @@ def test_a_world_that_is_overtaken_before_its_first_step_is_nobodys_failure(seed
 
 @pytest.mark.parametrize("lost", ["w0", "w2"])
 @pytest.mark.parametrize("seed", range(25))
-def test_a_worker_that_joins_costs_no_incident_in_whatever_order_the_others_hear_of_it(lost: str, seed: int) -> None:
+def test_joining_worker_costs_no_incident_in_any_order(lost: str, seed: int) -> None:
+    """The other workers receive the new generation in any order."""
     sim, dice = Simulation(), random.Random(seed)
     assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w2") and sim.committed() >= 2)
     left = sorted({"w0", "w1", "w2"} - {lost})

@@ -171,7 +171,7 @@ def test_who_goes_on_from_below_a_dead_majority_claims_anew() -> None:
     assert "fenced by claim" in fencing.readable(doomed, sim.claims.values(), job_uid=sim.job).reason
 
 
-def test_under_the_old_claim_the_dead_majoritys_commit_would_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_claim_would_read_the_checkpoint_of_a_dead_majority(monkeypatch: pytest.MonkeyPatch) -> None:
     inherits = fencing.inherits
     monkeypatch.setattr(fencing, "inherits", lambda pair, **told: inherits(pair, **{**told, "trained": []}))
     with pytest.raises(ViolationError, match="two lines can be read"):

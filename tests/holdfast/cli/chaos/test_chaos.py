@@ -56,7 +56,7 @@ def test_faults_at_steps_lose_no_step_and_no_sample(hurt: Hurt, tmp_path: Path) 
 
 
 @pytest.mark.thorough
-def test_a_kill_at_each_point_of_a_step_loses_no_step_and_no_sample(hurt: Hurt, tmp_path: Path) -> None:
+def test_kill_at_each_point_of_a_step_loses_no_step_or_sample(hurt: Hurt, tmp_path: Path) -> None:
     points = ["data", "compute", "average", "vote", "apply", "checkpoint"]
     words = [f"rank={n % 2},step={9 * n + 8},at={point}" for n, point in enumerate(points)]
     ended = hurt(*(word for one in words for word in ("--kill", one)), "--checkpoint-interval", "6")

@@ -54,9 +54,8 @@ def test_a_folder_whose_name_only_reads_like_a_commits_is_none(holdfast: Command
     assert (folder / name).is_dir()
 
 
-def test_show_tells_what_a_commit_holds_the_newest_that_may_be_read_by_itself(
-    holdfast: Commands, folder: Path
-) -> None:
+def test_show_describes_a_checkpoint_by_default_the_newest(holdfast: Commands, folder: Path) -> None:
+    """Only a checkpoint that may be read is chosen by default."""
     write_claim(
         folder,
         Claim(pair=AttemptId(2, 1), job_uid="job-1", publication="p2", from_step=10, from_pair=AttemptId(1, 1)),

@@ -40,7 +40,8 @@ def as_dcp(model: Net, path: Path) -> Path:
     return path / "dcp"
 
 
-def test_names_of_a_wrapper_are_offered_to_be_stripped_and_a_part_of_that_name_is_kept(tmp_path: Path) -> None:
+def test_stripping_of_wrapper_prefixes_is_offered(tmp_path: Path) -> None:
+    """A part of a model that has the same name is kept."""
     inside = torch.nn.Sequential(torch.nn.Linear(2, 2))
     torch.save({f"module._orig_mod.{name}": one for name, one in inside.state_dict().items()}, tmp_path / "ddp.pt")
     other = torch.nn.Sequential(torch.nn.Linear(2, 2))
@@ -61,7 +62,7 @@ def test_a_prefix_is_stripped_of_all_names_or_of_none(tmp_path: Path, capsys: py
     assert not (tmp_path / "ckpt").exists() or not list((tmp_path / "ckpt").glob("step-*"))
 
 
-def test_a_small_file_does_not_fill_the_memory_by_a_tensor_that_lies_over_itself(
+def test_small_file_with_an_overlapping_tensor_fills_no_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nested = {"list": [torch.zeros(1).expand(20, 10**9)]}
@@ -70,7 +71,7 @@ def test_a_small_file_does_not_fill_the_memory_by_a_tensor_that_lies_over_itself
     assert "a tensor of shape [20, 1000000000] in it 80000000000" in capsys.readouterr().err
 
 
-def test_a_tensor_that_lies_over_itself_is_taken_where_it_is_small(tmp_path: Path) -> None:
+def test_small_tensor_with_overlapping_strides_is_accepted(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(1).expand(4)}, tmp_path / "in.pt")
     assert run("convert", tmp_path / "in.pt", tmp_path / "ckpt") == 0
 
@@ -119,7 +120,7 @@ def test_parts_of_a_file_become_objects_of_their_own(model: Net, tmp_path: Path)
     assert torch.equal(other.state_dict()["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
 
 
-def test_a_part_of_a_dcp_folder_is_taken_and_what_is_no_tensor_is_left_out(model: Net, tmp_path: Path) -> None:
+def test_part_of_a_dcp_folder_is_converted_without_non_tensors(model: Net, tmp_path: Path) -> None:
     from torch.distributed import checkpoint as dcp
 
     whole = {"app": {"model": model.state_dict(), "epoch": 3}, "note": "by hand"}

@@ -45,7 +45,7 @@ def test_what_would_run_code_is_refused_by_name_and_runs_nothing(
     assert not (tmp_path / "ckpt").exists()
 
 
-def test_a_flipped_bit_in_a_file_of_torch_save_is_damage_where_it_has_checksums(
+def test_flipped_bit_in_a_checksummed_torch_file_is_corruption(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     marked = torch.full((1000,), 7.0)
@@ -79,7 +79,7 @@ def test_on_a_terminal_a_conversion_shows_how_far_it_is(
 
 
 @pytest.mark.parametrize("word", ["size", "chunks", "properties"])
-def test_records_of_dcp_that_lack_what_such_records_have_are_damage(tmp_path: Path, word: str) -> None:
+def test_incomplete_dcp_records_are_corruption(tmp_path: Path, word: str) -> None:
     from torch.distributed import checkpoint as dcp
 
     dcp.save({"w": torch.ones(3)}, checkpoint_id=tmp_path / "dcp", no_dist=True)
@@ -124,7 +124,7 @@ def test_names_that_no_file_can_have_are_refused_or_changed(
 
 
 @pytest.mark.parametrize("step", [10**18, -1])
-def test_a_step_that_no_commit_can_have_is_refused_before_anything_is_written(tmp_path: Path, step: int) -> None:
+def test_invalid_step_is_refused_before_any_write(tmp_path: Path, step: int) -> None:
     torch.save({"a": torch.ones(1)}, tmp_path / "one.pt")
     assert run("convert", tmp_path / "one.pt", tmp_path / "ckpt", f"--step={step}") == 2
     assert not (tmp_path / "ckpt").exists()
@@ -152,7 +152,7 @@ def lie(metadata: Any, sizes: list[int], parts: list[tuple[int, int]]) -> None:
         ([1 << 40], [(0, 1 << 40)], "speaks of 4398046511104 bytes of tensors"),
     ],
 )
-def test_a_dcp_folder_whose_parts_leave_gaps_or_claim_more_than_there_is_is_refused(
+def test_dcp_parts_with_gaps_or_excess_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], sizes: list[int], parts: list[tuple[int, int]], told: str
 ) -> None:
     from torch.distributed import checkpoint as dcp

@@ -40,7 +40,7 @@ def test_a_damaged_commit_is_not_copied_and_leaves_nothing(holdfast: Commands, f
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_a_copy_of_a_folder_takes_what_is_good_and_names_what_is_not(
+def test_copy_of_a_folder_takes_good_ones_and_names_the_others(
     holdfast: Commands, folder: Path, tmp_path: Path, commit: Callable[..., Any]
 ) -> None:
     for step in (30, 40):
@@ -59,9 +59,10 @@ def test_a_copy_of_a_folder_takes_what_is_good_and_names_what_is_not(
 
 
 @pytest.mark.parametrize("read", ["manifest", "open"])
-def test_what_retention_deletes_while_it_is_copied_is_told_and_not_damaged(
+def test_checkpoint_deleted_during_a_copy_is_not_corrupt(
     holdfast: Commands, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str
 ) -> None:
+    """The deletion by retention is reported."""
     act = getattr(FolderStore, read)
 
     def delete_first(store: FolderStore, name: CheckpointName, *file: str) -> Any:
@@ -78,9 +79,7 @@ def test_what_retention_deletes_while_it_is_copied_is_told_and_not_damaged(
     assert not (tmp_path / "new" / "step-10.g1.a1").exists()
 
 
-def test_a_commit_of_a_newer_format_does_not_keep_others_from_being_copied(
-    holdfast: Commands, folder: Path, tmp_path: Path
-) -> None:
+def test_newer_format_does_not_prevent_copying_the_others(holdfast: Commands, folder: Path, tmp_path: Path) -> None:
     (folder / "step-20.g1.a1" / "MANIFEST.json").write_text('{"format": "of others"}')
     assert holdfast("copy", folder, tmp_path / "new") == 3
     assert "step-20.g1.a1 was not copied" in holdfast.err
@@ -109,7 +108,7 @@ def test_nothing_that_a_commit_says_moves_a_terminals_cursor(
     assert "\x1b" not in holdfast.out
 
 
-def test_a_copy_does_not_replace_another_commit_and_tells_of_a_fence(
+def test_copy_replaces_no_other_checkpoint_and_reports_a_fence(
     holdfast: Commands, folder: Path, tmp_path: Path, commit: Callable[..., Any]
 ) -> None:
     target = tmp_path / "other"
@@ -127,9 +126,10 @@ def test_a_copy_does_not_replace_another_commit_and_tells_of_a_fence(
     assert "the job of that folder will not read step-10.g1.a1: fenced by claim 2.1" in holdfast.err
 
 
-def test_what_the_claims_fence_is_not_copied_without_them_unless_it_is_named(
+def test_fenced_checkpoints_are_copied_with_claims_or_by_name(
     holdfast: Commands, folder: Path, tmp_path: Path, commit: Callable[..., Any]
 ) -> None:
+    """Other copies leave them out."""
     for pair, step, before in ((AttemptId(1, 1), 0, None), (AttemptId(2, 1), 20, AttemptId(1, 1))):
         write_claim(folder, Claim(pair=pair, job_uid="job-1", publication="p1", from_step=step, from_pair=before))
     commit(folder, 25, FIRST, AttemptId(2, 1))

@@ -29,7 +29,7 @@ class Box:
 # diff
 
 
-def test_diff_names_what_changed_and_its_code_says_whether_anything_did(
+def test_diff_names_changes_and_its_exit_code_reports_them(
     holdfast: Commands, folder: Path, commit: Callable[..., Any]
 ) -> None:
     commit(folder, 30, {"model/a": FIRST["model/a"], "model/c": b"c", "model/new": b"n"})
@@ -43,7 +43,7 @@ def test_diff_names_what_changed_and_its_code_says_whether_anything_did(
     assert holdfast("diff", folder, folder / "step-30.g1.a1") == 0
 
 
-def test_diff_finds_the_same_tensors_in_commits_that_are_divided_otherwise(
+def test_diff_finds_equal_tensors_in_different_layouts(
     holdfast: Commands, tmp_path: Path, world: Callable[..., Any], commit_by: Callable[..., Any]
 ) -> None:
     for ranks in (1, 3):
@@ -64,7 +64,7 @@ def test_diff_tells_values_that_python_takes_for_equal_apart(holdfast: Commands,
     assert found["state"] == [f"state.objects.box.{key}" for key in ("flag", "none", "whole")]
 
 
-def test_diff_compares_mappings_by_their_keys_and_tells_of_another_order(holdfast: Commands, tmp_path: Path) -> None:
+def test_diff_compares_mappings_by_key_and_reports_another_order(holdfast: Commands, tmp_path: Path) -> None:
     for name, state in (("one", {"b": 1, "a": {"y": 1, "x": 2}}), ("other", {"b": 3, "a": {"x": 2, "y": 1}, "c": 1})):
         random.seed(0)
         checkpoint.save(tmp_path / name, step=1, box=Box(state))
@@ -88,7 +88,7 @@ def test_diff_names_the_ranks_whose_random_generators_differ(holdfast: Commands,
     assert found["state"] == ["state.rank-0"]
 
 
-def test_diff_takes_no_longer_for_a_world_that_claims_to_be_endless(
+def test_diff_takes_no_longer_for_a_manifest_with_a_huge_world(
     holdfast: Commands, tmp_path: Path, commit_by: Callable[..., Any], world: Callable[..., list[Any]]
 ) -> None:
     for step in (1, 2):

@@ -64,7 +64,7 @@ def test_an_export_finds_tensors_in_mappings_that_keep_an_order(tmp_path: Path) 
     assert load_file(tmp_path / "box.safetensors").keys() == {"w", "b.z", "b.a"}
 
 
-def test_a_sharded_export_has_an_index_and_files_of_the_size_asked_for(model: Net, tmp_path: Path) -> None:
+def test_sharded_export_has_an_index_and_files_of_requested_size(model: Net, tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "ckpt", step=1, model=model)
 
     assert run("export", tmp_path / "ckpt", tmp_path / "hf", "--max-shard-size", "3kB") == 0
@@ -81,9 +81,7 @@ def test_a_sharded_export_has_an_index_and_files_of_the_size_asked_for(model: Ne
 
 
 @pytest.mark.parametrize("target", ["hf", "w.safetensors"])
-def test_what_was_exported_can_be_taken_back_though_tied_weights_are_there_once(
-    model: Net, tmp_path: Path, target: str
-) -> None:
+def test_export_can_be_imported_with_tied_weights_stored_once(model: Net, tmp_path: Path, target: str) -> None:
     size = ("--max-shard-size", "3kB") if target == "hf" else ()
     checkpoint.save(tmp_path / "ckpt", step=1, model=model)
     assert run("export", tmp_path / "ckpt", tmp_path / target, *size) == 0
@@ -94,7 +92,7 @@ def test_what_was_exported_can_be_taken_back_though_tied_weights_are_there_once(
     assert back.head.weight is back.embed.weight
 
 
-def test_an_export_whose_last_part_is_damaged_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+def test_export_with_a_corrupt_last_part_leaves_no_obstacle(tmp_path: Path) -> None:
     large = torch.nn.ParameterDict({f"p{i}": torch.zeros(3 << 20) for i in range(2)})
     file = checkpoint.save(tmp_path / "ckpt", step=1, model=large) / "rank-0.safetensors"
     good = file.read_bytes()
@@ -134,7 +132,7 @@ def test_an_export_that_cannot_be_published_whole_is_taken_back(
     assert list((tmp_path / "hf").iterdir()) == []
 
 
-def test_an_export_replaces_nothing_and_a_damaged_commit_leaves_nothing(
+def test_export_replaces_nothing_and_leaves_nothing_if_corrupt(
     model: Net, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     commit = checkpoint.save(tmp_path / "ckpt", step=1, model=model)

@@ -113,9 +113,10 @@ def bytes_in(root: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("form", ["memory:{}", "memory://{}", "{}", "memory:{}/launcher-0"])
-def test_a_memory_with_copies_of_a_neighbour_is_listed_shown_verified_and_exported_as_a_whole(
+def test_memory_with_copies_of_a_peer_is_handled_as_complete(
     holdfast: Commands, memory: Callable[..., Path], tmp_path: Path, form: str
 ) -> None:
+    """The commands list, show, verify and export it."""
     folder = memory(2, 3, copies=True)
     where, before = form.format(folder), bytes_in(folder)
     listed = holdfast.json("ls", where)
@@ -133,7 +134,7 @@ def test_a_memory_with_copies_of_a_neighbour_is_listed_shown_verified_and_export
     assert bytes_in(folder) == before, "it is only looked at"
 
 
-def test_of_a_memory_without_copies_the_own_part_is_verified_and_the_rest_named(
+def test_without_copies_own_part_is_verified_and_others_named(
     holdfast: Commands, memory: Callable[..., Path], tmp_path: Path
 ) -> None:
     where = f"memory:{memory(3, copies=False)}"
@@ -160,7 +161,7 @@ def test_a_flipped_byte_in_memory_is_damage(holdfast: Commands, memory: Callable
     assert "tensor model/a" in holdfast.out
 
 
-def test_what_the_next_commit_overwrites_meanwhile_is_gone_and_not_damaged(
+def test_checkpoint_overwritten_meanwhile_is_gone_not_corrupt(
     memory: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = memory(3, copies=True)
@@ -178,7 +179,7 @@ def test_what_the_next_commit_overwrites_meanwhile_is_gone_and_not_damaged(
     assert verify(store, CheckpointName(step=3, pair=AttemptId(1, 1))).gone
 
 
-def test_what_the_next_commit_overwrites_while_it_is_looked_for_is_gone_and_not_damaged(
+def test_checkpoint_overwritten_during_the_search_is_not_corrupt(
     memory: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = memory(3, copies=True)
@@ -200,9 +201,7 @@ def test_what_the_next_commit_overwrites_while_it_is_looked_for_is_gone_and_not_
     assert asked[0].startswith("rank-0."), "the rank whose slot is overwritten"
 
 
-def test_while_a_job_commits_each_step_nothing_of_its_memory_is_taken_for_damage(
-    memory: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_memory_is_never_corrupt_while_a_job_saves_every_step(memory: Callable[..., Path], tmp_path: Path) -> None:
     trains = threading.Thread(target=memory, args=range(1, 200), kwargs={"copies": True})
     trains.start()
     verdicts = []
@@ -237,16 +236,14 @@ def test_a_flipped_byte_on_a_disk_is_damage_with_its_tensor(holdfast: Commands, 
 
 
 @pytest.mark.parametrize("file", ["rank-0.safetensors", "rank-0.json"])
-def test_a_file_that_must_lie_beside_another_one_is_known_to_be_lost(
-    holdfast: Commands, disk: Path, file: str
-) -> None:
+def test_missing_file_that_must_accompany_another_one_is_lost(holdfast: Commands, disk: Path, file: str) -> None:
     (own_of(disk) / COMMIT / file).unlink()
     (verdict,) = holdfast.json("verify", disk, code=1)["commits"]
     assert [one["file"] for one in verdict["damage"]] == [file]
     assert "which was written beside it, is here" in verdict["damage"][0]["reason"]
 
 
-def test_a_manifest_without_any_ranks_files_is_known_to_have_lost_them(holdfast: Commands, disk: Path) -> None:
+def test_manifest_without_files_of_any_rank_has_lost_them(holdfast: Commands, disk: Path) -> None:
     for file in (own_of(disk) / COMMIT).glob("rank-*"):
         file.unlink()
     assert holdfast("verify", own_of(disk)) == 1

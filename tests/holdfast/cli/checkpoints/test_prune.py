@@ -38,7 +38,7 @@ def test_prune_says_what_would_go_and_why_and_then_does_it(
     assert [line["step"] for line in holdfast.json("ls", folder)["commits"]] == [30, 20]
 
 
-def test_prune_leaves_alone_what_is_on_its_way_to_an_object_store(holdfast: Commands, folder: Path) -> None:
+def test_prune_keeps_uploads_in_progress_to_an_object_store(holdfast: Commands, folder: Path) -> None:
     with held(folder, CheckpointName(step=10, pair=AttemptId(1, 1))):
         told = holdfast.json("prune", folder, "--keep-last", 1)["commits"]
     assert [(line["goes"], line["reason"]) for line in told] == [
@@ -53,7 +53,8 @@ def age(path: Path, hours: float) -> None:
         os.utime(one, (when, when))
 
 
-def test_prune_removes_what_killed_saves_and_deletions_left_a_day_ago(holdfast: Commands, folder: Path) -> None:
+def test_prune_removes_day_old_remains_of_killed_operations(holdfast: Commands, folder: Path) -> None:
+    """The operations are saves and deletions."""
     old, paused, resumed = (f"step-{step}.g0.a1.tmp-{'0' * 32}" for step in (7, 8, 9))
     for name in (old, paused, resumed):
         (folder / name).mkdir()

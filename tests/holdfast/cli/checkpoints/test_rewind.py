@@ -69,7 +69,7 @@ def files(root: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name != "run.lock"}
 
 
-def test_the_job_resumes_from_the_step_and_goes_on_from_what_it_saves_then(root: Path) -> None:
+def test_job_resumes_from_the_step_and_from_later_saves(root: Path) -> None:
     assert main(["rewind", str(root), "--step", "10"]) == 0
     assert (steps(root), aside(root)) == ({10}, ["step-20.g1.a1"])
     second = Run(root, 3)
@@ -80,7 +80,7 @@ def test_the_job_resumes_from_the_step_and_goes_on_from_what_it_saves_then(root:
     assert third.found.step == 10
 
 
-def test_what_later_attempts_under_the_same_claim_left_in_memory_is_fenced(root: Path) -> None:
+def test_later_attempts_of_the_same_claim_are_fenced_in_memory(root: Path) -> None:
     run = Run(root, 1, 4)
     run.enter(AttemptId(1, 9))  # it goes on from memory, under the claim of attempt 4
     assert run.engine.save_on(run.engine.tiers[0], snapshot(25, run.pair)).committed
@@ -94,7 +94,7 @@ def test_what_was_set_aside_outlives_retention(root: Path) -> None:
     assert (steps(root), aside(root)) == ({40, 50}, ["step-20.g1.a1"])
 
 
-def test_a_copy_of_a_newer_commit_and_a_late_one_are_fenced_as_well(root: Path, tmp_path: Path) -> None:
+def test_newer_copies_and_late_checkpoints_are_fenced_as_well(root: Path, tmp_path: Path) -> None:
     late = Run(root, 1, 4)
     copies = tmp_path / "copies"
     assert main(["copy", str(root), str(copies)]) == 0
@@ -105,7 +105,7 @@ def test_a_copy_of_a_newer_commit_and_a_late_one_are_fenced_as_well(root: Path, 
     assert steps(copies) == {10, 20}
 
 
-def test_a_command_that_was_killed_after_its_claim_is_given_again(
+def test_command_killed_after_its_claim_can_be_repeated(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuses(*_: object) -> None:
@@ -147,7 +147,7 @@ def forget(root: Path) -> None:
         (forget, "10", (2, "has no claims, so no job resumes from it")),
     ],
 )
-def test_what_cannot_be_resumed_from_is_refused_and_nothing_is_changed(
+def test_unusable_step_is_refused_and_nothing_is_changed(
     root: Path,
     capsys: pytest.CaptureFixture[str],
     prepare: Callable[[Path], None],
