@@ -201,7 +201,7 @@ def test_the_rules_of_retention_are_read() -> None:
     assert Rules.parse(said) == Rules(every=10000, best=(Best(metric="val_loss", count=3),))
 
 
-def test_unknown_fields_are_ignored_and_unknown_versions_refused_by_name() -> None:
+def test_unknown_fields_are_ignored_and_unknown_versions_refused() -> None:
     document = golden("membership.json")
     Membership.from_json(document | {"added": "later"})
     with pytest.raises(VersionError, match=r"membership\.json has version 2"):

@@ -132,7 +132,7 @@ def test_the_report_carries_the_status_file_unchanged() -> None:
     assert read("report.json")["launcher"] == read("status.json")
 
 
-def test_the_golden_termination_message_tells_why_the_container_ended() -> None:
+def test_golden_termination_message_names_the_exit_cause() -> None:
     terminated = {"exitCode": 1, "reason": "Error", "message": (GOLDEN / "termination.json").read_text()}
     pod = parse_pod(
         {

@@ -84,6 +84,6 @@ def test_what_is_no_membership_is_refused(data: bytes):
         membership_revision(data)
 
 
-def test_unknown_fields_are_ignored_and_what_is_no_number_becomes_null():
+def test_unknown_fields_are_ignored_and_non_numbers_become_null():
     status = parse_document(b'{"version": 1, "later": {"x": 1}, "loss": NaN, "throughput": 1e999}', "status.json")
     assert status == {"version": 1, "later": {"x": 1}, "loss": None, "throughput": None}

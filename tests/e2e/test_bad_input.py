@@ -84,7 +84,7 @@ def test_a_template_that_cannot_run_is_named(
         assert not watcher.view.is_true("Complete")
 
 
-def test_a_script_that_fails_at_import_ends_as_failed_with_its_traceback(cluster: Cluster, namespace: str) -> None:
+def test_script_failing_at_import_ends_as_failed_with_traceback(cluster: Cluster, namespace: str) -> None:
     def fail_at_import(job: Job) -> None:
         trainer(job)["command"] = ["holdfast", "run", "--", "python", "-c", "import a_module_that_is_not_there"]
 
@@ -95,7 +95,8 @@ def test_a_script_that_fails_at_import_ends_as_failed_with_its_traceback(cluster
         assert set(watcher.view.incidents_by_cause) == {"Application"}
 
 
-def test_a_checkpoint_folder_of_a_newer_format_is_refused_by_name_and_kept(cluster: Cluster, namespace: str) -> None:
+def test_checkpoint_folder_of_newer_format_is_refused_and_kept(cluster: Cluster, namespace: str) -> None:
+    """The message names the folder and its format, and nothing in the folder changes."""
     folder = cluster.checkpoint_dir(namespace) / namespace / "gpt"
     commit = folder / "step-10.g1.a1"
     commit.mkdir(parents=True)

@@ -106,7 +106,7 @@ def job(stage: DrillJob) -> Elastic:
     return job
 
 
-def test_a_spare_takes_the_place_of_a_lost_worker_and_waits_for_no_pod(job: Elastic) -> None:
+def test_spare_replaces_a_lost_worker_without_waiting_for_a_pod(job: Elastic) -> None:
     job.ask(spares=1)
     job.watcher.wait("a spare", lambda: "1 of 1 spares are on standby" in job.says("Ready"), timeout=120)
     (spare,) = job.idle()
@@ -128,7 +128,8 @@ def test_a_spare_takes_the_place_of_a_lost_worker_and_waits_for_no_pod(job: Elas
     assert cost_so_far(job.stage) == Cost()
 
 
-def test_a_lower_minimum_lets_a_job_go_on_that_takes_nobody_in_before_its_save_has_ended(job: Elastic) -> None:
+def test_lower_minimum_continues_and_growth_waits_for_the_save(job: Elastic) -> None:
+    """The replacement is admitted when the save has ended."""
     job.ask(minReplicas=WORKERS)
     before = job.watcher.view.generation
     with job.no_room():

@@ -43,7 +43,7 @@ def exporters(cluster: Cluster) -> Iterator[Exporters]:
         yield found
 
 
-def test_a_gpu_that_falls_off_the_bus_costs_its_worker_the_node_and_no_step(
+def test_gpu_off_the_bus_costs_its_worker_the_node_and_no_step(
     cluster: Cluster, namespace: str, exporters: Exporters
 ) -> None:
     cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(job_on_gpus()))
@@ -74,7 +74,7 @@ def test_a_gpu_that_falls_off_the_bus_costs_its_worker_the_node_and_no_step(
         assert "ReplaceNodeByDefault" in told(stage, "incidents[*].decision")
 
 
-def test_a_gpu_that_is_sick_before_the_start_keeps_its_gang_off_the_node(
+def test_gpu_with_early_errors_keeps_the_gang_off_its_node(
     cluster: Cluster, namespace: str, exporters: Exporters
 ) -> None:
     body = job_on_gpus()

@@ -28,7 +28,7 @@ def stage(cluster: Cluster, namespace: str) -> Iterator[DrillJob]:
         yield DrillJob(cluster=cluster, watcher=watcher, say=print)
 
 
-def test_when_all_ranks_die_training_goes_on_from_the_nodes_disks(stage: DrillJob) -> None:
+def test_when_all_ranks_die_training_resumes_from_node_disks(stage: DrillJob) -> None:
     ranks = [stage.rank_process(pod) for pod in stage.workers()]
     await_save(stage)
     volume = newest_on_the_volume(stage)

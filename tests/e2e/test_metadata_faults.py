@@ -112,9 +112,10 @@ def suffered(
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_trouble_is_no_notice_and_what_was_announced_in_it_is_passed_on_after_it(
+def test_metadata_errors_are_no_notice_and_hide_none(
     suffered: tuple[Trouble, Mapping[str, Future[Seen]]], cloud: str
 ) -> None:
+    """Errors of the metadata service are not notices. A notice that arrives during errors is passed on after them."""
     trouble, played = suffered
     seen = played[cloud].result()
     assert seen.meanwhile is None
@@ -125,7 +126,7 @@ def test_trouble_is_no_notice_and_what_was_announced_in_it_is_passed_on_after_it
     assert (seen.afterwards["source"], seen.afterwards["drain"]) == (cloud, True)
 
 
-def test_a_token_that_is_valid_no_more_is_renewed_within_the_poll(machines: tuple[Machine, ...]) -> None:
+def test_expired_token_is_renewed_within_the_poll(machines: tuple[Machine, ...]) -> None:
     (machine,) = (machine for machine in machines if machine.cloud == AWS)
 
     def expire(machine: Machine) -> tuple[Document, int]:
@@ -208,9 +209,10 @@ def test_each_kind_of_notice_asks_for_what_it_leaves_time_for(
     assert passed.statuses == (["Started"] if cloud == AZURE else [])
 
 
-def test_a_notice_that_is_withdrawn_before_it_was_heard_never_was_and_one_that_was_passed_on_stays(
+def test_notice_withdrawn_before_it_is_read_has_no_effect(
     machines: tuple[Machine, ...],
 ) -> None:
+    """A notice that was already passed on stays."""
     later = {AWS: "hibernate", GCP: "MIGRATE_ON_HOST_MAINTENANCE", AZURE: "Reboot"}
 
     def change_its_mind(machine: Machine) -> tuple[Document | None, Document, list[str]]:
@@ -267,7 +269,7 @@ def test_of_two_notices_at_once_an_interruption_stands_alone(machines: tuple[Mac
     }
 
 
-def test_two_disturbances_at_once_are_one_request_that_names_both(machines: tuple[Machine, ...]) -> None:
+def test_two_disturbances_at_once_are_one_request_naming_both(machines: tuple[Machine, ...]) -> None:
     pairs = {AWS: ("rebalance", "system-maintenance"), AZURE: ("Freeze", "Freeze")}
 
     def two(machine: Machine) -> tuple[list[str], Document]:
@@ -283,7 +285,7 @@ def test_two_disturbances_at_once_are_one_request_that_names_both(machines: tupl
         assert (request["drain"], len(request["supersedes"])) == (False, 1)
 
 
-def test_a_deadline_is_this_hosts_however_wrong_the_clouds_clock_is(machines: tuple[Machine, ...]) -> None:
+def test_deadline_uses_the_clock_of_the_host_not_of_the_cloud(machines: tuple[Machine, ...]) -> None:
     def skewed(machine: Machine) -> list[timedelta]:
         """By how much each deadline lies beyond what the cloud gives, from when the notice can have come."""
         beyond = []

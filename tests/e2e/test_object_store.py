@@ -80,7 +80,7 @@ def copied(cluster: Cluster, namespace: str, server: S3Server) -> Iterator[Copie
         yield Copied(stage=DrillJob(cluster=cluster, watcher=watcher, say=print), server=server)
 
 
-def test_copies_outlive_the_volume_and_wait_for_a_store_that_is_away(copied: Copied) -> None:
+def test_copies_outlive_the_volume_and_wait_for_an_absent_store(copied: Copied) -> None:
     stage = copied.stage
     commits_arrive(copied)
     told = lose_pods_and_volume(copied)

@@ -32,7 +32,7 @@ def priority_class(cluster: Cluster) -> Iterator[str]:
     cluster.kubectl("delete", "priorityclass", URGENT)
 
 
-def test_a_job_of_a_higher_priority_displaces_one_that_comes_back_after_it(
+def test_higher_priority_displaces_a_job_that_returns_afterwards(
     cluster: Cluster, namespace: str, priority_class: str
 ) -> None:
     nodes = json.loads(cluster.kubectl("get", "nodes", "-o", "json"))["items"]

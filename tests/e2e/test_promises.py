@@ -30,7 +30,7 @@ def test_a_fault_costs_no_more_than_promised(drill: Drill, running_job: Callable
     assert sum(job.counted.values()) == 1, f"one fault was counted otherwise: {job.counted}"
 
 
-def test_a_job_that_is_left_alone_completes_with_each_sample_seen_once(own_job: Callable[..., DrillJob]) -> None:
+def test_undisturbed_job_completes_with_each_sample_seen_once(own_job: Callable[..., DrillJob]) -> None:
     stage = own_job(max_steps=FEW_STEPS)
 
     stage.watcher.wait("completion", lambda: stage.watcher.view.is_true("Complete"), timeout=300)

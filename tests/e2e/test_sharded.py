@@ -47,9 +47,8 @@ def stage(cluster: Cluster, namespace: str) -> Iterator[DrillJob]:
         yield DrillJob(cluster=cluster, watcher=watcher, say=print)
 
 
-def test_a_lost_pod_and_a_killed_rank_cost_a_sharded_model_no_step_and_no_bit(
-    stage: DrillJob, tmp_path: Path
-) -> None:
+def test_lost_pod_and_killed_rank_cost_a_sharded_model_nothing(stage: DrillJob, tmp_path: Path) -> None:
+    """Neither a step is lost nor does a bit differ."""
     with no_room(stage.cluster):
         delete_pod(stage)
         stage.watcher.wait_for_world(2, steps=5, timeout=120)  # the lost worker's mate stands by

@@ -51,9 +51,8 @@ def exporter(cluster: Cluster) -> Iterator[ExporterServer]:
         install_chart(cluster)
 
 
-def test_a_sidecar_sleeps_nearly_all_the_time_at_idle_with_all_clouds_and_a_gpu_watched(
-    cluster: Cluster, namespace: str, exporter: ExporterServer
-) -> None:
+def test_idle_sidecar_sleeps_nearly_all_the_time(cluster: Cluster, namespace: str, exporter: ExporterServer) -> None:
+    """The sidecar watches all clouds and a GPU."""
     cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(idle_job()))
     with Watcher(cluster, namespace, IDLE_JOB) as watcher:  # which reads their metrics all the time: not below
         stage = DrillJob(cluster=cluster, watcher=watcher, say=print)

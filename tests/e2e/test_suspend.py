@@ -13,7 +13,7 @@ from holdfast_testbed.drill.faults import DrillJob, newest_commit, step_of
 pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 
-def test_a_suspended_job_goes_on_from_the_step_on_which_all_agreed(running_job: Callable[..., Any]) -> None:
+def test_suspended_job_resumes_from_the_step_all_ranks_agreed_on(running_job: Callable[..., Any]) -> None:
     job = running_job()
     stage: DrillJob = job.stage
     known = incidents(stage)

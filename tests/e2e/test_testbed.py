@@ -210,7 +210,8 @@ def test_a_process_of_a_pod_is_found_by_container_and_signalled(bed: Cluster, po
     assert not bed.signal(main[0], signal.SIGKILL), "a process that is gone is not signalled"
 
 
-def test_a_container_beyond_its_memory_is_killed_and_the_kubelet_says_why(bed: Cluster, pods: Pods) -> None:
+def test_container_beyond_its_memory_is_killed_as_oom(bed: Cluster, pods: Pods) -> None:
+    """The kubelet reports the cause."""
     pod = pods.run("greedy", "print(len(b'x' * 2**28))", until="Failed", memory="64Mi")
     terminated = pod["status"]["containerStatuses"][0]["state"]["terminated"]
     assert (terminated["reason"], terminated["exitCode"]) == ("OOMKilled", 137)
@@ -281,7 +282,7 @@ def test_a_running_cluster_is_not_replaced(bed: Cluster) -> None:
         Cluster.up(name=bed.name, nodes=2)
 
 
-def test_a_second_cluster_stands_beside_the_first_and_leaves_no_trace(bed: Cluster) -> None:
+def test_second_cluster_runs_alongside_and_leaves_no_trace(bed: Cluster) -> None:
     second = Cluster.up(name="testbed-e2e-second", nodes=1, images=False, replace=True)
     try:
         assert second.state.plan.number != bed.state.plan.number

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.e2e
 RUN = "/var/run/holdfast"
 
 
-def test_a_touch_file_leads_to_a_commit_of_all_ranks_that_is_acknowledged(running_job: Callable[..., Any]) -> None:
+def test_touch_file_triggers_an_acknowledged_checkpoint(running_job: Callable[..., Any]) -> None:
     stage: DrillJob = running_job().stage
     pod = stage.workers()[-1].name
 

@@ -31,7 +31,7 @@ def test_kubectl_scales_a_job_within_its_bounds(stage: Stage, cluster: Any) -> N
         scale(4)
 
 
-def test_a_job_grows_into_room_that_is_there_and_gives_it_back_when_told_to(stage: Stage) -> None:
+def test_job_grows_into_free_capacity_and_returns_it_on_request(stage: Stage) -> None:
     stage.nodes(3)
     player = stage.run(replicas=1, elasticity={"maxReplicas": 2, "growCooldownSeconds": 0})
     stage.wait(lambda: stage.ready_workers() == (2, 1), "it has grown")

@@ -87,7 +87,8 @@ def operator(rights: Path, cluster: Any, tmp_path_factory: pytest.TempPathFactor
         keeper.join()
 
 
-def test_an_operator_that_dies_after_each_write_loses_and_doubles_nothing(stage: Stage, operator: Mortal) -> None:
+def test_operator_dying_after_each_write_loses_nothing(stage: Stage, operator: Mortal) -> None:
+    """Nothing is created twice either."""
     stage.nodes(3)
     operator.dies = True
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})

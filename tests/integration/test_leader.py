@@ -138,7 +138,7 @@ def asked(stage: Stage, operator: Any) -> tuple[int, Any]:
         connection.close()
 
 
-def test_a_standby_goes_on_where_a_killed_leader_was_and_nothing_is_doubled(stage: Stage, operator: Pair) -> None:
+def test_standby_continues_for_a_killed_leader_without_repeats(stage: Stage, operator: Pair) -> None:
     stage.nodes(3)
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})
     assert holder(stage)[0] == operator.leader.name
@@ -164,9 +164,8 @@ def test_a_standby_goes_on_where_a_killed_leader_was_and_nothing_is_doubled(stag
     assert operator.standby.metric("holdfast_leader") == 0
 
 
-def test_jobs_that_change_while_the_leader_is_lost_are_all_gone_over_by_the_next(
-    stage: Stage, operator: Pair
-) -> None:
+def test_jobs_changed_while_the_leader_is_lost_are_reconciled(stage: Stage, operator: Pair) -> None:
+    """The next leader reconciles all of these jobs."""
     names = [f"many-{number}" for number in range(JOBS)]
     for name in names:
         stage.apply({**stage.job(name), "spec": {**stage.job(name)["spec"], "suspend": True}})
@@ -183,7 +182,7 @@ def test_jobs_that_change_while_the_leader_is_lost_are_all_gone_over_by_the_next
     operator.standby.start()
 
 
-def test_a_leader_that_slept_begins_anew_when_it_wakes_and_the_next_has_all(stage: Stage, operator: Pair) -> None:
+def test_leader_that_slept_starts_over_and_the_next_has_all_jobs(stage: Stage, operator: Pair) -> None:
     stage.nodes(2)
     player = stage.run(replicas=2)
     pods = {pod.metadata.uid for pod in stage.pods()}
@@ -260,9 +259,8 @@ def test_an_api_server_that_is_away_ends_no_operator(stage: Stage, operator: Pai
     assert other.alive()
 
 
-def test_a_leader_that_is_cut_off_is_followed_by_the_other_and_what_it_sent_late_does_nothing(
-    stage: Stage, operator: Pair, trained: Any
-) -> None:
+def test_isolated_leader_is_replaced_without_late_writes(stage: Stage, operator: Pair, trained: Any) -> None:
+    """Requests that it sent late have no effect."""
     before, cut = uids(stage), operator.leader
     began = cut.began()
     operator.proxy(cut).become(Mode.SILENT)
@@ -277,9 +275,7 @@ def test_a_leader_that_is_cut_off_is_followed_by_the_other_and_what_it_sent_late
     assert cut.metric("holdfast_leader") == 0
 
 
-def test_an_api_server_that_takes_long_for_each_call_slows_everything_and_changes_nothing(
-    stage: Stage, operator: Pair, trained: Any
-) -> None:
+def test_slow_api_server_delays_everything_and_changes_nothing(stage: Stage, operator: Pair, trained: Any) -> None:
     before = uids(stage)
     for one in (operator.leader, operator.standby):
         operator.proxy(one).delay_seconds = 2.0

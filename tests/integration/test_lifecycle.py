@@ -30,7 +30,8 @@ def running(stage: Stage) -> list[str]:
     return [pod.metadata.name for pod in stage.pods() if pod.status.phase in ("Pending", "Running")]
 
 
-def test_a_suspended_job_gives_its_pods_back_takes_a_new_template_and_goes_on(stage: Stage) -> None:
+def test_suspended_job_releases_its_pods_and_continues(stage: Stage) -> None:
+    """When the job continues, it uses a new pod template."""
     stage.nodes(2)
     stage.run(replicas=2, suspend=False)
     patch(stage, suspend=True)
@@ -48,7 +49,7 @@ def test_a_suspended_job_gives_its_pods_back_takes_a_new_template_and_goes_on(st
     assert stage.condition("Suspended")["reason"] == "JobUnsuspended"
 
 
-def test_a_job_that_ended_is_deleted_when_its_time_is_over_with_all_that_was_its(stage: Stage) -> None:
+def test_finished_job_is_deleted_after_its_ttl_with_its_objects(stage: Stage) -> None:
     stage.nodes(1)
     player = stage.run(replicas=1, ttlSecondsAfterFinished=1)
     player.stop()
@@ -70,7 +71,7 @@ def test_a_job_may_not_be_active_for_longer_than_it_was_allowed(stage: Stage) ->
     stage.wait(lambda: not running(stage), "its worker is gone")
 
 
-def test_a_job_deleted_while_the_operator_is_away_leaves_nothing_behind(stage: Stage) -> None:
+def test_job_deleted_while_the_operator_is_down_leaves_nothing(stage: Stage) -> None:
     stage.nodes(2)
     stage.run(replicas=2)
     assert "finalizers" not in stage.read()["metadata"]

@@ -94,7 +94,7 @@ def refusing_policy(stage: Stage) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("refusing_policy")
-def test_a_pod_that_a_policy_refuses_is_not_said_to_have_a_wrong_template(stage: Stage) -> None:
+def test_pod_refused_by_a_policy_does_not_blame_the_template(stage: Stage) -> None:
     stage.apply(stage.job("refused"))
     assert f"'refuses-{stage.namespace}'" in degraded(stage, "refused", "AdmissionDenied")
 
@@ -108,7 +108,7 @@ def post(stage: Stage, job: str) -> None:
 
 
 @pytest.mark.usefixtures("decodes_deep")
-def test_a_job_that_is_too_deep_or_too_large_to_be_read_is_named_and_holds_up_nobody(stage: Stage) -> None:
+def test_too_deep_or_too_large_job_is_named_and_blocks_nobody(stage: Stage) -> None:
     """The API server takes values that are nested up to 10,000 deep, and objects of 1.5 MiB."""
     stage.nodes(2)
     large = stage.job("large")
@@ -126,7 +126,8 @@ def test_a_job_that_is_too_deep_or_too_large_to_be_read_is_named_and_holds_up_no
     } == {"gpt"}
 
 
-def test_whatever_the_api_server_takes_is_answered_and_holds_up_nobody(stage: Stage) -> None:
+def test_any_accepted_resource_is_answered_and_blocks_nobody(stage: Stage) -> None:
+    """The API server accepts the resource."""
     stage.nodes(3, cpu="64")
     taken = []
     for number, spec in enumerate(drawn()):

@@ -94,7 +94,7 @@ def is_ours(stage: Stage, name: str) -> bool:
     return bool(meta.owner_references) and labels.items() <= meta.labels.items()
 
 
-def test_two_gangs_that_need_two_thirds_each_start_one_after_the_other(stage: Stage) -> None:
+def test_two_gangs_needing_two_thirds_each_start_in_turn(stage: Stage) -> None:
     stage.nodes(3, cpu="2500m")  # two workers with their sidecars on each
     for name in ("one", "two"):
         stage.apply(stage.job(name, replicas=4))
@@ -146,7 +146,7 @@ def test_a_node_without_power_loses_its_worker_to_another_node(stage: Stage) -> 
     stage.kubelets.silent.discard(victim.spec.node_name)
 
 
-def test_every_line_of_the_log_is_json_and_lines_of_a_pass_name_the_job(stage: Stage) -> None:
+def test_every_log_line_is_json_and_reconcile_lines_name_the_job(stage: Stage) -> None:
     stage.nodes(1)
     stage.run(replicas=1)
     lines = stage.operator.lines()
@@ -157,7 +157,8 @@ def test_every_line_of_the_log_is_json_and_lines_of_a_pass_name_the_job(stage: S
     assert "eyJ" not in stage.operator.log(), "a token was logged"
 
 
-def test_no_key_and_no_token_stands_in_a_log_a_status_an_event_or_a_metric(stage: Stage, cluster: Any) -> None:
+def test_no_secret_appears_in_a_log_status_event_or_metric(stage: Stage, cluster: Any) -> None:
+    """The secrets are keys and tokens."""
     stage.nodes(3)
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})
     stage.lose("gpt-w1", player)

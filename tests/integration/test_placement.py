@@ -13,7 +13,7 @@ def nodes_of(stage: Stage, name: str) -> set[str]:
     return {pod.spec.node_name for pod in stage.pods(name) if pod.spec.node_name}
 
 
-def test_a_gang_goes_to_one_zone_off_spot_capacity_and_shares_no_node(stage: Stage) -> None:
+def test_gang_uses_one_zone_off_spot_and_shares_no_node(stage: Stage) -> None:
     west = stage.nodes(2, labels={ZONE: "a"})
     spot = stage.nodes(1, labels={ZONE: "b", **SPOT})[2]
     east = stage.nodes(2, labels={ZONE: "b"})[2:]
@@ -34,7 +34,7 @@ def test_a_gang_goes_to_one_zone_off_spot_capacity_and_shares_no_node(stage: Sta
     assert {member["index"]: member["node"] for member in members}[0] == by_index[0]
 
 
-def test_a_spare_takes_a_lost_workers_place_and_another_stands_by(stage: Stage) -> None:
+def test_spare_replaces_a_lost_worker_and_another_is_on_standby(stage: Stage) -> None:
     stage.nodes(3)
     body = stage.job(replicas=2, cpu="1", elasticity={"minReplicas": 1})
     body["spec"]["workers"]["spares"] = 1
@@ -56,7 +56,7 @@ def test_a_spare_takes_a_lost_workers_place_and_another_stands_by(stage: Stage) 
     assert stage.members() == ["gpt-w0", "gpt-w2"]
 
 
-def test_a_gang_in_a_queue_starts_when_the_last_worker_is_admitted(stage: Stage) -> None:
+def test_queued_gang_starts_when_its_last_worker_is_admitted(stage: Stage) -> None:
     """Kueue is played: it takes its gate from one pod after the other, and tells it the nodes of its flavor."""
     flavor = stage.nodes(3, labels={"flavor": "reserved"})
     stage.nodes(2)

@@ -58,7 +58,7 @@ def test_a_job_is_gated_placed_published_and_ready(stage: Stage) -> None:
     assert indexes == {"gpt-w0": "0", "gpt-w1": "1", "gpt-w2": "2"}
 
 
-def test_a_lost_worker_is_replaced_under_a_new_name_and_counted_once(stage: Stage) -> None:
+def test_lost_worker_is_replaced_under_a_new_name_counted_once(stage: Stage) -> None:
     stage.nodes(3)
     before = stage.operator.metric("holdfast_incidents_total", cause="Infrastructure")
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})
@@ -85,7 +85,7 @@ def test_a_lost_worker_is_replaced_under_a_new_name_and_counted_once(stage: Stag
     assert stage.pod("gpt-w1").status.phase == "Failed", "a lost worker's pod stays for its logs"
 
 
-def test_a_node_that_fails_its_preflight_is_left_and_named_before_anything_starts(stage: Stage) -> None:
+def test_node_failing_preflight_is_left_and_named_before_start(stage: Stage) -> None:
     nodes = stage.nodes(4)
     stage.apply(stage.job(replicas=3, cpu="3", preflight={"checks": ["GPU"]}))
     stage.wait(lambda: len([pod for pod in stage.pods() if pod.spec.node_name]) == 3, "three are placed")
@@ -111,7 +111,7 @@ def test_a_node_that_fails_its_preflight_is_left_and_named_before_anything_start
     assert {event.message for event in events} == {avoided["message"]}
 
 
-def test_an_operator_killed_in_the_middle_of_a_recovery_comes_to_the_same_end(stage: Stage) -> None:
+def test_operator_killed_during_a_recovery_gives_the_same_result(stage: Stage) -> None:
     stage.nodes(3)
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})
     stage.operator.kill()
@@ -141,7 +141,7 @@ def test_a_restarted_operator_disturbs_nobody(stage: Stage) -> None:
     assert stage.status().get("incidents", []) == []
 
 
-def test_a_deleted_pod_leaves_after_a_commit_and_is_an_interruption(stage: Stage) -> None:
+def test_deleted_pod_leaves_after_a_checkpoint_as_interruption(stage: Stage) -> None:
     stage.nodes(3)
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})
     stage.core.delete_namespaced_pod("gpt-w0", stage.namespace)
@@ -153,7 +153,7 @@ def test_a_deleted_pod_leaves_after_a_commit_and_is_an_interruption(stage: Stage
     assert len(player.worlds) == 3
 
 
-def test_a_second_eviction_waits_for_the_replacement_of_the_first(stage: Stage) -> None:
+def test_second_eviction_waits_for_the_first_replacement(stage: Stage) -> None:
     stage.nodes(4)
     stage.run(replicas=3)
     policies = client.PolicyV1Api(stage.api)
@@ -199,7 +199,7 @@ def test_a_job_of_two_waits_for_the_operators_word_and_goes_on(stage: Stage) -> 
     assert stage.status()["incidentCount"] == 1
 
 
-def test_a_script_that_fails_ends_the_job_with_the_tracebacks_last_lines(stage: Stage) -> None:
+def test_failing_script_ends_the_job_with_its_traceback(stage: Stage) -> None:
     stage.nodes(1)
     left = {
         "version": 1,
@@ -224,7 +224,7 @@ def test_a_script_that_fails_ends_the_job_with_the_tracebacks_last_lines(stage: 
     assert len(stage.pods()) == 2, "nothing is made after the end"
 
 
-def test_a_rule_ends_the_job_at_once_and_says_why_everywhere_in_the_same_words(stage: Stage, cluster: Any) -> None:
+def test_rule_ends_the_job_at_once_with_one_message_everywhere(stage: Stage, cluster: Any) -> None:
     stage.nodes(1)
     labels = {"action": "FailJob", "cause": "Application", "reason": "FailJobByRule"}
     rules = [{"name": "bad-arguments", "action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}}]
@@ -247,7 +247,7 @@ def test_a_rule_ends_the_job_at_once_and_says_why_everywhere_in_the_same_words(s
     assert len(stage.pods()) == 1, "no other try was made"
 
 
-def test_a_condition_of_a_pod_that_a_rule_names_gives_its_worker_another_pod(stage: Stage) -> None:
+def test_pod_condition_named_by_a_rule_replaces_the_pod(stage: Stage) -> None:
     stage.nodes(3)
     conditions = [{"type": "example.com/Sick"}]
     rules = [{"name": "sick", "action": "RecreatePod", "cause": "Infrastructure", "onPodConditions": conditions}]

@@ -216,9 +216,8 @@ def bare_pod(stage: Stage, name: str, where: str) -> None:
     stage.wait(lambda: stage.core.read_namespaced_pod(name, stage.namespace).status.phase == "Running", "it runs")
 
 
-def test_a_budget_holds_a_drain_up_until_it_is_lifted_and_a_restart_between_loses_nothing(
-    stage: Stage, tell: Any
-) -> None:
+def test_budget_delays_a_drain_until_lifted_across_a_restart(stage: Stage, tell: Any) -> None:
+    """The restart of the operator loses nothing."""
     (sick,) = stage.nodes(1)
     bare_pod(stage, "web", sick)
     blocked = "holdfast_remediation_actions_total"
@@ -233,7 +232,7 @@ def test_a_budget_holds_a_drain_up_until_it_is_lifted_and_a_restart_between_lose
     assert node(stage, sick).spec.unschedulable
 
 
-def test_a_job_that_opted_out_stays_and_somebodys_own_cordon_is_left_alone(stage: Stage, tell: Any) -> None:
+def test_job_that_opted_out_and_foreign_cordons_are_left_alone(stage: Stage, tell: Any) -> None:
     stage.nodes(3)
     stage.run(replicas=2, nodeRemediation={"policy": "Ignore"})
     sick = stage.pod("gpt-w1").spec.node_name

@@ -174,9 +174,7 @@ def of_secrets(store: ClusterSecrets) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OF_REMEDIATION))
-def test_what_an_operator_that_only_observes_nodes_never_does_it_may_not_do(
-    refused_api: Any, namespace: str, name: str
-) -> None:
+def test_node_observing_operator_lacks_rights_it_never_uses(refused_api: Any, namespace: str, name: str) -> None:
     with pytest.raises(RejectedError, match="forbidden"):
         calls(Cluster(refused_api), namespace)[name]()
 

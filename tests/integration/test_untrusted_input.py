@@ -12,7 +12,7 @@ from stage import Stage
 SELECTOR = "holdfast.dev/job-name=gpt"
 
 
-def test_a_token_of_another_pod_or_for_another_audience_is_refused(stage: Stage) -> None:
+def test_token_of_another_pod_or_audience_is_refused(stage: Stage) -> None:
     stage.nodes(2)
     player = stage.run(replicas=2)
     one, other = sorted(player.agents.values(), key=lambda agent: agent.pod.metadata.name)
@@ -76,7 +76,7 @@ def test_a_status_of_the_future_is_read_as_far_as_it_goes(stage: Stage) -> None:
     assert complaints == []
 
 
-def test_a_resource_that_this_version_cannot_read_says_so_and_harms_nobody(stage: Stage, admin: Any) -> None:
+def test_resource_unreadable_by_this_version_harms_nobody(stage: Stage, admin: Any) -> None:
     """As after a downgrade: the stored object has a shape that this operator does not know."""
     stage.nodes(1)
     extensions = client.ApiextensionsV1Api(admin)

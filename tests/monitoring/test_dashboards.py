@@ -83,7 +83,8 @@ def chosen(expression: str) -> str:
     return expression
 
 
-def test_what_the_how_to_scrapes_has_the_labels_that_alerts_and_dashboards_count_on(server):
+def test_scraped_metrics_have_the_labels_alerts_and_panels_need(server):
+    """The scrape configuration is that of the how-to page."""
     found = [sample.labels for sample in server.query('up{job!~"dcgm-exporter|holdfast"}')]
     workers = sorted(found, key=lambda labels: labels["pod"])
     assert [{**labels, "instance": ""} for labels in workers] == [

@@ -80,7 +80,8 @@ def test_every_page_is_an_alerts_and_in_the_list() -> None:
     assert sorted(listed) == sorted(ALERTS)
 
 
-def test_xids_that_raise_an_alert_are_those_for_which_the_sidecar_advises_another_node() -> None:
+def test_alerting_xids_are_those_with_advice_to_leave_the_node() -> None:
+    """The sidecar gives the advice."""
     (listed,) = re.findall(r'xid=~"([0-9|]+)"', ALERTS["HoldfastGpuXid"]["expr"])
     advised = {xid for rule in XID_RULES if rule.action == REPLACE_NODE for xid in rule.xids}
     assert {int(xid) for xid in listed.split("|")} == advised

@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.scale, pytest.mark.thorough]
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_fleet_comes_up_is_found_again_by_a_new_operator_and_each_death_in_it_is_answered() -> None:
+def test_fleet_starts_is_recovered_and_each_death_is_answered() -> None:
+    """A new operator finds the fleet again."""
     command = [sys.executable, str(ROOT / "benchmarks" / "operator_scale.py"), "--quick", "--fleet"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=560)
     assert ran.returncode == 0, ran.stderr

@@ -35,7 +35,7 @@ def _renamed(text: str) -> str:
     return text
 
 
-def test_helm_upgrades_the_definition_keeps_it_and_adopts_it_again(cluster: Cluster, tmp_path: Path) -> None:
+def test_helm_upgrades_keeps_and_adopts_the_crd_again(cluster: Cluster, tmp_path: Path) -> None:
     name = "jobcopys.upgrade.holdfast.dev"
     chart = other_chart(tmp_path / "chart")
     (definition,) = (chart / "files").glob("*.yaml")
