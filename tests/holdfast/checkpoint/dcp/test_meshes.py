@@ -1,4 +1,4 @@
-"""DTensors cut along any dimensions, and stages of a pipeline: saved once, read by anybody in other shapes."""
+"""DTensors sharded along any dimensions, and pipeline stages, are saved once and load in any other layout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMIT = CheckpointName(step=1, pair=AttemptId(0, 1))
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, together: Callable[..., list[str]]) -> Path:
-    """What four ranks saved; they also loaded it over the mesh turned round, by rows, and in other stages."""
+    """Four ranks save these folders, and load the state over the transposed mesh, by rows, and in other stages."""
     folder = tmp_path_factory.mktemp("meshes")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [{**environment, "RANK": str(rank)} for rank in range(4)]

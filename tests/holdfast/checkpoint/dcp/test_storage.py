@@ -1,4 +1,4 @@
-"""`torch.distributed.checkpoint` with our storage: its planners and resharding, our format and verification."""
+"""`torch.distributed.checkpoint` with the storage of Holdfast: its planners, our format and verification."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "dcp_world.py"
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, together: Callable[..., list[str]]) -> Path:
-    """Two ranks' FSDP2 model and optimizer, tensors cut by columns and of one row, values: step 1, then 2 by async.
+    """Two ranks save an FSDP2 model, its optimizer, column-sharded tensors and values. Step 2 is asynchronous.
 
-    Three ranks and one have loaded it and found each bit the same.
+    Three ranks and one rank have loaded the state and found every bit equal.
     """
     folder = tmp_path_factory.mktemp("dcp")
     commands = [[sys.executable, "-W", "ignore", str(SCRIPT), str(rank), str(folder)] for rank in range(3)]
@@ -146,7 +146,7 @@ def test_copy_with_a_valid_manifest_replaces_a_corrupt_one(tmp_path: Path) -> No
 
 
 def large(seed: int | None) -> dict[str, Any]:
-    """Three chunks of tensors, none of whose ends is at a page."""
+    """Three chunks of tensors that do not end at a page boundary."""
     dice = None if seed is None else torch.Generator().manual_seed(seed)
     sizes = {"a": 2_100_003, "b": 3_333_333, "c": 17, "d": 700_001}
     return {
@@ -242,7 +242,7 @@ def test_a_tensor_of_another_dtype_is_converted(tmp_path: Path) -> None:
 
 
 class Looked(MetadataIndex):
-    """The name of a part, and how often any was looked at."""
+    """Count how often a part with this name is looked at."""
 
     times = 0
 

@@ -1,4 +1,4 @@
-"""Why a commit failed, in one word for each trouble, whoever wraps the error of the operating system."""
+"""Each failed checkpoint has one cause, whichever code wraps the error of the operating system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A manifest is exactly what was written, or damaged; another program's or a newer one is told from a damaged one."""
+"""A manifest is exactly what was written, or corrupt. Foreign and newer formats do not count as corrupt."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_bytes_are_canonical_json_for_any_record_storage(
     kind: Callable[..., dict[str, TensorRecord]],
 ) -> None:
     records = kind({"w": MANIFEST.tensors["w"], "ü/0": TensorRecord(dtype="F32", shape=(0,), chunks=())})
-    for step in (7, 8):  # the second from what was kept of the first
+    for step in (7, 8):  # the second is encoded from the cache of the first
         raw = encode(replace(MANIFEST, step=step, tensors=records))
         document = json.loads(raw)
         del document["manifestDigest"]
         assert raw == sealed(document)
         assert decode(raw) == replace(MANIFEST, step=step, tensors=dict(records))
         assert encode(decode(raw)) == raw
-        assert encode(replace(decode(raw), tensors=dict(records))) == raw  # and not only as its text was kept
+        assert encode(replace(decode(raw), tensors=dict(records))) == raw  # not only from the cached text
 
 
 def test_records_are_checked_again_when_a_file_is_shorter() -> None:

@@ -1,4 +1,4 @@
-"""A safetensors header that passes names every byte of the data once; whatever else it claims is refused unread."""
+"""A valid safetensors header names every byte of the data once. Other headers are refused before the data is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files are valid safetensors, aligned and without gaps; replicated tensors are written once, by all ranks."""
+"""Files are valid safetensors, aligned and without gaps. All ranks share the writing of replicated tensors."""
 
 from __future__ import annotations
 

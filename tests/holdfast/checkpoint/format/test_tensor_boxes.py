@@ -1,4 +1,4 @@
-"""Boxes make a tensor up, each element once, or are refused; where their elements lie in it is what slicing says."""
+"""Boxes cover each element of a tensor once, or are refused. Their elements lie where slicing finds them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_runs_of_a_box_are_its_elements_in_its_own_order(grid: tuple[tuple[i
 
 
 def told(*parts: dict[str, tuple[tuple[int, ...], Box]]) -> list[RankReport]:
-    """Ranks that have these boxes of tensors of these shapes."""
+    """Build ranks that hold these boxes of tensors with these shapes."""
     return [
         RankReport(
             objects={"model": {name: {"$rows": [name, list(shape)]} for name, (shape, _) in one.items()}},
@@ -103,7 +103,7 @@ def test_what_some_ranks_have_whole_is_divided_among_these() -> None:
 
 
 def test_empty_sharded_tensor_is_written_by_one_of_its_holders() -> None:
-    """It is all there on every rank, and no box of it makes it up."""
+    """Every rank has the complete tensor, although no box covers any element."""
     nothing = ((0, 4), ((0, 0), (0, 0)))
     pieces = join(told({"w": nothing}, {"w": nothing})).shares.pieces
     assert [[piece.shape for piece in one] for one in pieces] == [[(0, 4)], []]

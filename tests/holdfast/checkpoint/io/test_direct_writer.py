@@ -1,4 +1,4 @@
-"""An image or a stream becomes a file, byte for byte, with its digests, on any file system; a failure names it."""
+"""A buffer or a stream is written byte for byte with its digests on any file system. Errors name the file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def image_of(nbytes: int) -> memoryview:
 
 
 def holds(path: Path, data: memoryview, record: FileRecord) -> bool:
-    """Whether the file is these bytes, and its record says so."""
+    """Return whether the file has these bytes and its record matches."""
     digest = xxhash.xxh3_128_hexdigest
     chunks = tuple(digest(data[at : at + CHUNK_BYTES]) for at in range(0, data.nbytes, CHUNK_BYTES))
     said = FileRecord(nbytes=data.nbytes, digest=digest(data), chunks=chunks)
@@ -54,7 +54,7 @@ def holds(path: Path, data: memoryview, record: FileRecord) -> bool:
 
 
 def set_flags_refused(fd: int, command: int, flags: int = 0) -> int:
-    """A file system that has no O_DIRECT."""
+    """Simulate a file system without O_DIRECT."""
     if command == fcntl.F_SETFL:
         raise OSError(errno.EINVAL, "Invalid argument")
     return 0
@@ -86,7 +86,7 @@ def test_disk_refusing_direct_io_gets_the_same_bytes_via_cache(
     def refusing(fd: int, data: Any, offset: int) -> int:
         if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
             raise OSError(errno.EINVAL, "Invalid argument")
-        return pwrite(fd, data[: len(data) // 2 + 1], offset)  # and takes less than it was given
+        return pwrite(fd, data[: len(data) // 2 + 1], offset)  # and writes less than requested
 
     monkeypatch.setattr(os, "pwrite", refusing)
     image = image_of(CHUNK_BYTES + 5)
@@ -135,7 +135,7 @@ def test_exactly_the_requested_number_of_writes_is_in_flight(
 
 
 def test_forked_process_does_not_share_or_corrupt_the_buffer(tmp_path: Path) -> None:
-    """As a data loader's workers are: the pages stay the parent's own, and stay there."""
+    """The workers of a data loader are such processes. The pages stay with the parent."""
     image = image_of(CHUNK_BYTES)
     child = os.fork()
     if child == 0:
@@ -150,7 +150,7 @@ def test_forked_process_does_not_share_or_corrupt_the_buffer(tmp_path: Path) -> 
 
 
 def mappings() -> list[tuple[int, int, list[str]]]:
-    """Where each mapping of this process begins and ends, and its flags."""
+    """Return the start, end and flags of each memory mapping of this process."""
     found, begin, end = [], 0, 0
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first = line.split()[0]

@@ -1,4 +1,4 @@
-"""A disk that is full or may not be written: the save fails with its reason, and what was committed stays."""
+"""A save to a full or read-only disk fails with its reason, and the published checkpoints stay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs need
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of one mebibyte."""
+    """A real file system of 1 MiB."""
     folder = tmp_path / "small"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "holdfast-test", folder], check=True)
@@ -35,7 +35,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def nobody() -> Iterator[Path]:
-    """A folder that a user without any rights reaches."""
+    """A folder that a user without privileges can reach."""
     with tempfile.TemporaryDirectory() as above:
         Path(above).chmod(0o755)
         folder = Path(above) / "commits"
@@ -64,7 +64,7 @@ def test_no_space_fails_the_save_and_gives_the_space_back(small: Path, commit: C
 
 
 def test_no_space_at_any_point_never_leaves_half_a_commit(small: Path, commit: Callable[..., Any]) -> None:
-    """The disk fills up a little earlier each time, so that each write of a save meets it once."""
+    """Each round, the disk fills up a little earlier, so that each write of a save fails once."""
     assert commit(small, 1, {"w": b"first"}).committed
     outcomes = set()
     for step, spare in enumerate(range(0, 40960, 4096), start=2):

@@ -1,4 +1,4 @@
-"""Fresh memory: where it lies, of which pages it is, and that what was read is the same in either."""
+"""New buffers use the expected pages and addresses, and the bytes read into them do not depend on that."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_memory_lies_to_its_page_as_the_file_does(offset: int, nbytes: int) -> N
 def test_large_pages_are_asked_for_where_whole_ones_fit() -> None:
     view = fresh(5 * MIB)
     assert "hg" in flags_at(address_of(view))
-    assert "hg" not in flags_at(address_of(view) + 4 * MIB)  # the last one would be a fifth full
+    assert "hg" not in flags_at(address_of(view) + 4 * MIB)  # the last huge page would be a fifth full
     assert "hg" not in flags_at(address_of(fresh(MIB)))
 
 
@@ -46,7 +46,7 @@ def test_pages_are_there_once_they_were_fetched() -> None:
 @needs_large_pages
 def test_small_pages_are_asked_for_once_large_ones_come_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = count()
-    monkeypatch.setattr(time, "thread_time", lambda: next(clock))  # each look a second after the last
+    monkeypatch.setattr(time, "thread_time", lambda: next(clock))  # each check a second after the previous one
     views = [fresh(16 * MIB), fresh(4 * MIB)]
     ahead = Ahead(told(views))
     with ahead:
@@ -80,7 +80,7 @@ def test_what_is_restored_is_what_was_saved(tmp_path: Path, monkeypatch: pytest.
 
 
 def flags_at(address: int) -> list[str]:
-    """Of the mapping that has this address."""
+    """Return the flags of the mapping with this address."""
     here = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first = line.split()[0]
@@ -93,5 +93,5 @@ def flags_at(address: int) -> list[str]:
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE

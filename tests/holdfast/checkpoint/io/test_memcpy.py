@@ -1,4 +1,4 @@
-"""Bytes that several threads move arrive, all of them and no others, whatever their sizes and places."""
+"""Several threads copy all bytes and no others, for all sizes and offsets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_no_split_block_is_too_short_for_non_temporal_stores() -> None:
 
 
 def laid_out(tensor: torch.Tensor) -> bytes:
-    """As `fill` puts it into a file, at an odd place."""
+    """Lay the tensor out as `fill` does in a file, at an odd offset."""
     flat = flatten_values({"box": tensor})
     ((spec,), (saved,)) = flat.specs, flat.tensors.values()
     room = memoryview(bytearray(spec.nbytes + 3))

@@ -1,4 +1,4 @@
-"""Writers that are held to a bandwidth, and let go when somebody is in a hurry."""
+"""Writers are limited to a bandwidth, and the limit is lifted when somebody needs the checkpoint soon."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import PeerLostError
 
 MIB = 1 << 20
-# So slow that a test which waited for it would never end.
+# So slow that a test that waits for the limit never ends.
 STANDSTILL = 0.001
 
 
 class Clock:
-    """Time that passes by sleeping."""
+    """A clock that advances by sleeping."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -105,7 +105,7 @@ def test_an_urgent_save_is_not_held_back_and_the_next_one_is(tmp_path: Path) -> 
 
 
 def stands_still(saving: Saving) -> bool:
-    """Whether it does not end in a time in which it would, if nothing held it back."""
+    """Return whether the writer is still blocked after a time that suffices without a limit."""
     time.sleep(1)
     return not saving.ended
 

@@ -1,4 +1,4 @@
-"""Of a chunk of which only a part is wanted, only the slices around it are read; nothing depends on their digests."""
+"""To read a part of a chunk, only the slices around it are read. No result depends on their digests."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_an_empty_file_is_looked_for_all_the_same() -> None:
 
 
 class Counted(FolderStore):
-    """Remembers how many bytes were read of which file."""
+    """Count the bytes read from each file."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -117,7 +117,7 @@ class Counted(FolderStore):
 
 @pytest.fixture
 def data() -> dict[str, bytes]:
-    """Four tensors of which none begins or ends with a chunk."""
+    """Four tensors that neither begin nor end at a chunk boundary."""
     return {f"w{number}": os.urandom(5_000_001) for number in range(4)}
 
 
@@ -205,7 +205,7 @@ def test_a_slice_that_is_bad_in_one_copy_comes_from_another(
         byte = file.read(1)[0]
         file.seek(4096 + 1_000_000)
         file.write(bytes([byte ^ 4]))
-    (tmp_path / "second" / name / SLICES).unlink()  # the digests of the one serve for the other
+    (tmp_path / "second" / name / SLICES).unlink()  # the digests of one chunk are valid for the other
     rows = dict.fromkeys(data, (999990, 1000100))
     found = restore(stores, Alone(), select=lambda _: rows)
     assert found.loaded is not None

@@ -1,4 +1,4 @@
-"""Threads that also work when the interpreter has begun to end."""
+"""The threads also work after the interpreter has started to exit."""
 
 from __future__ import annotations
 

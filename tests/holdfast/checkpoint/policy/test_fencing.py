@@ -1,4 +1,4 @@
-"""Which commits count: the table of what a claim makes unreadable, and whose claims bind."""
+"""Which checkpoints are readable: the table of what a claim fences, and which claims bind a job."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_same_generation_of_another_publication_is_foreign() -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[Claim], list[tuple[Commit, tuple[AttemptId, ...]]]]:
-    """Attempts that each restore what is readable, claim, and commit; some commits land only at the end."""
+    """Attempts restore what is readable, claim, and save. Some checkpoints are published only at the end."""
     claims: list[Claim] = []
     written: list[tuple[Commit, tuple[AttemptId, ...]]] = []
     late: list[tuple[Commit, tuple[AttemptId, ...]]] = []
@@ -207,7 +207,7 @@ def test_whatever_lands_late_only_one_line_is_readable(
     assert all(longest[: len(line)] == line for line in lines)
 
 
-# Claims that nobody needs any more
+# Claims that are no longer needed
 
 pairs = st.builds(AttemptId, st.integers(1, 3), st.integers(1, 4))
 commits = st.builds(lambda step, pair: Commit(step=step, pair=pair, job_uid=JOB), st.integers(0, 6), pairs)
@@ -302,7 +302,7 @@ lines = st.lists(st.tuples(pairs, st.integers(1, 9), pairs), min_size=1, max_siz
 def test_the_commit_that_the_highest_claim_continues_is_readable(
     drawn: list[tuple[AttemptId, int, AttemptId]],
 ) -> None:
-    """Whatever claims of lower attempts landed, and whenever."""
+    """This holds for all claims of lower attempts, whenever they are written."""
     claims = [
         Claim(pair=pair, job_uid=JOB, publication="p", from_step=step, from_pair=origin)
         for pair, step, origin in drawn
@@ -317,7 +317,7 @@ def test_the_commit_that_the_highest_claim_continues_is_readable(
 
 
 def test_the_late_claim_of_an_ended_line_cuts_off_nothing() -> None:
-    """3.1 commits step 100, 3.2 restored 50 and is stuck before its claim lands, 4.1 restores 100."""
+    """3.1 saves step 100, 3.2 restored 50 and is stuck before it claims, 4.1 restores 100."""
     commits = [commit(50, 1, 1), commit(100, 3, 1)]
     claims = [FIRST, claim(3, 1, 50, AttemptId(1, 1)), claim(4, 1, 100, AttemptId(3, 1))]
     late = claim(3, 2, 50, AttemptId(1, 1))
@@ -326,7 +326,7 @@ def test_the_late_claim_of_an_ended_line_cuts_off_nothing() -> None:
 
 
 def test_a_claim_that_lands_late_makes_no_other_superfluous() -> None:
-    """2.2 restored 50 like 2.1, and claims after 3.1. Without the claim of 2.1, a late commit of 1.1 would count."""
+    """2.2 restored 50 like 2.1, and claims after 3.1. Without the claim of 2.1, late saves of 1.1 would count."""
     early, top = claim(2, 1, 50, AttemptId(1, 1)), claim(3, 1, 100, AttemptId(2, 1))
     late = claim(2, 2, 50, AttemptId(1, 1))
     assert superfluous([FIRST, early, late, top], late) == ()

@@ -1,7 +1,7 @@
-"""Commits made under a claim that was inherited are looked after like those made under one's own.
+"""Checkpoints of an inherited claim are treated like those of an attempt with its own claim.
 
-An attempt that goes on from memory in its generation writes no claim, so `claims/` says nothing of its pair. Whatever
-keeps its manifests from being read must not make its commits somebody else's.
+An attempt that continues from memory in its generation writes no claim, so its attempt ID is not in `claims/`. An
+unreadable manifest must not assign its checkpoints to another job.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def commits(root: Path) -> set[str]:
 
 @pytest.fixture(params=[AttemptId(1, 1), AttemptId(1, 3)], ids=["own claim", "inherited claim"])
 def pair(request: pytest.FixtureRequest) -> AttemptId:
-    """The attempt whose commits are there; that of the claim is 1.1."""
+    """The attempt that wrote the checkpoints. The claim is that of 1.1."""
     assert isinstance(request.param, AttemptId)
     return request.param
 
 
 @pytest.fixture
 def root(tmp_path: Path, pair: AttemptId) -> Path:
-    """Steps 30, 40 and 50 of an attempt, under the claim 1.1."""
+    """Steps 30, 40 and 50 of an attempt, under the claim of 1.1."""
     folder = tmp_path / "ckpt"
     engine = entered(folder, AttemptId(1, 1))
     engine.restore()
@@ -115,7 +115,7 @@ def test_training_does_not_start_over_without_readable_manifests(
 
 
 def test_unreadable_copies_are_no_reason_to_start_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The volume is lost, and so are the rights to what was copied."""
+    """The volume is lost, and the copies have no read permission."""
     copies = root.rename(root.with_name("copies"))
     read = FolderStore.manifest
 
@@ -150,7 +150,7 @@ def test_corrupt_manifest_is_moved_aside_and_its_step_reported(root: Path, pair:
 
 
 def misread(patch: pytest.MonkeyPatch, step: int, times: int) -> list[int]:
-    """Manifests of one step come damaged so many times; how often still."""
+    """Corrupt the manifests of one step on the first reads. Return the number of corrupt reads left."""
     left, read = [times], FolderStore.manifest
 
     def damaged(store: FolderStore, name: CheckpointName) -> Manifest:
@@ -167,7 +167,7 @@ def misread(patch: pytest.MonkeyPatch, step: int, times: int) -> list[int]:
 def test_retention_keeps_a_checkpoint_whose_manifest_it_misreads(
     root: Path, pair: AttemptId, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """With deltas a manifest is read back after each commit. A misreading is no reason to let go of it, nor kept."""
+    """With deltas, a manifest is read back after each save. A corrupt read must not delete a checkpoint."""
     engine = entered(root, pair, keep_last=2, full_every=4)
     for step in (60, 70):
         assert engine.save(snapshot(step, pair)).committed
@@ -206,7 +206,7 @@ def test_unreadable_foreign_checkpoint_is_kept_and_reported_once(
     assert caplog.text.count("retention leaves step-50.g9.a1 alone") == 1
 
 
-# By hand
+# Manual commands
 
 
 def test_prune_keeps_the_last_ones_and_lets_the_others_go(root: Path, holdfast: Commands) -> None:
@@ -241,7 +241,7 @@ def test_prune_deletes_nothing_after_an_attempt_has_claimed(root: Path, job: str
 
 
 def test_prune_keeps_checkpoints_above_the_last_known_attempt(root: Path, holdfast: Commands) -> None:
-    """Of a later generation, or of another job: neither goes on under the claim that is there."""
+    """The newer checkpoints are of a later generation or of another job, which the existing claim does not cover."""
     engine = entered(root, AttemptId(2, 1), keep_last=9)
     assert engine.save(snapshot(60, AttemptId(2, 1))).committed
     engine.enter(Attempt(pair=AttemptId(1, 4), job_uid="job-2", publication="p1", run_id="run"), Alone())

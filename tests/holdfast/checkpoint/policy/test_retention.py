@@ -1,4 +1,4 @@
-"""Which commits go: a union of rules that only ever keeps more than the last ones, never less."""
+"""Retention rules form a union. A rule can only keep more than the last N checkpoints, never fewer."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_last_checkpoint_of_each_calendar_day_stays_for_n_days() -> None:
 def test_the_last_one_of_each_week_stays_from_monday_on() -> None:
     entries = [entry(10_000 - age, hours_ago=age) for age in range(0, 24 * 40, 24)]
     weeks = sorted(kept(entries, "weekly=3"))
-    # Sundays 15:00 of the two weeks before: 3 and 10 days back.
+    # Sundays 15:00 of the two previous weeks: 3 and 10 days ago.
     assert weeks == [10_000 - 24 * 10, 10_000 - 24 * 3, 10_000]
 
 
@@ -149,7 +149,7 @@ def test_checkpoint_with_an_unreadable_manifest_stays() -> None:
 def test_unreadable_manifest_does_not_count_as_complete() -> None:
     claims = (Claim(pair=ONE, job_uid=JOB, publication="p1", from_step=0),)
     entries = [entry(10), entry(20), entry(30), unread(40)]
-    assert sorted(kept(entries, "", last=2, claims=claims)) == [10, 20, 30, 40]  # of 40 any may be a part
+    assert sorted(kept(entries, "", last=2, claims=claims)) == [10, 20, 30, 40]  # 40 may depend on any of them
     assert sorted(kept([*entries, entry(50), entry(60)], "", last=2, claims=claims)) == [40, 50, 60]
 
 
@@ -171,7 +171,7 @@ def test_fenced_commits_go_whatever_the_rules_say() -> None:
     assert [(d.commit.step, d.reason) for d in decisions if d.goes] == [(20, "fenced: it is never read")]
 
 
-# What always holds
+# Invariants
 
 moments = st.floats(min_value=-30, max_value=24 * 100)
 pairs = st.sampled_from([AttemptId(1, 1), AttemptId(1, 2), AttemptId(2, 1)])
@@ -252,11 +252,11 @@ def test_rules_never_take_what_must_stay(
         for e in entries
         if e.name in goes & readable
     )
-    # What was decided once is decided for good: nothing more goes while nothing changes.
+    # Decisions are permanent: nothing more is deleted while nothing changes.
     assert gone(rules, stays) == set()
 
 
-# The text of rules
+# Syntax of rules
 
 
 def test_rules_are_read_and_said_in_the_same_words() -> None:

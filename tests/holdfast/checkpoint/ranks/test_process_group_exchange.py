@@ -1,4 +1,4 @@
-"""Ranks of a script's own process group save their shards together, each row once, and load them in other shapes."""
+"""Ranks of a script's process group save their shards together, each row once, and load them in other layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not the same on all ranks is told by name: of what is replicated, only one rank's would be kept."""
+"""Values that differ between ranks are reported by name: a checkpoint keeps replicated values from one rank only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Kept:
 
 
 def committed(world: World, root: Path, state: State, size: int = 3) -> list[SaveResult]:
-    """Each rank's own `state(rank)`, managed as "loader" beside what all have."""
+    """Save `state(rank)` of each rank as "loader", in addition to the shared state."""
 
     def one(exchange: Exchange) -> SaveResult:
         objects = {"loader": Kept(state(exchange.rank)), "ema": Kept({"decay": 0.9, "w": torch.ones(3)})}

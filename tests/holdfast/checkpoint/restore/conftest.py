@@ -14,7 +14,7 @@ from holdfast import checkpoint
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Two good commits: 10 and 20."""
+    """Two complete checkpoints: steps 10 and 20."""
     folder = tmp_path / "tier"
     for step in (10, 20):
         checkpoint.save(folder, step=step, **objects(float(step)))

@@ -1,4 +1,4 @@
-"""Any change under a true seal is taken or refused."""
+"""Any change under a valid seal is accepted or refused."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.main import Exit, main
 from holdfast.core.errors import DamagedError, UnknownFormatError
 
-# Anything
+# Arbitrary changes
 
 
 def survives(root: Path) -> None:
-    """A load is refused by a typed error, or gives a whole state; nothing lies outside that was not there."""
+    """Load the checkpoint: a typed error or a complete state is valid. No file outside of the folder changes."""
     around = outside(root)
     fresh = objects(0.0)
     try:
@@ -47,7 +47,7 @@ def survives(root: Path) -> None:
 
 @pytest.fixture
 def again(root: Path) -> Callable[[], Path]:
-    """The newest commit as it was, whatever became of it in the example before."""
+    """Restore the newest checkpoint that the previous example changed."""
     good = {path.name: path.read_bytes() for path in (root / NEWEST).iterdir()}
 
     def put_back() -> Path:

@@ -1,4 +1,4 @@
-"""Headers, links and states made to do harm are refused and change nothing."""
+"""Malicious headers, links and states are refused and change nothing."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_file_with_no_room_for_a_header_is_damage(root: Path) -> None:
             decode((root / NEWEST / "MANIFEST.json").read_bytes())  # its tensors are outside of the file
 
 
-# Entries of the folder
+# Folder entries
 
 
 @pytest.mark.parametrize("name", ["MANIFEST.json", TENSORS, "rank-0.json"])
@@ -124,7 +124,7 @@ def test_another_commit_under_a_newer_name_is_not_taken_for_it(root: Path) -> No
 
 @pytest.mark.parametrize("raw", [b"null", b"[]", b"5", b"[" * 3_000, b'{"version":1}', b""])
 def test_what_is_no_claim_stops_a_load_and_says_so(root: Path, raw: bytes) -> None:
-    """A fence must not be overlooked."""
+    """A fence must not be ignored."""
     (root / "claims").mkdir()
     (root / "claims" / "1.1.json").write_bytes(raw)
     with pytest.raises(ClaimError, match=r"1\.1\.json is not a claim that this release can read"):
@@ -133,7 +133,7 @@ def test_what_is_no_claim_stops_a_load_and_says_so(root: Path, raw: bytes) -> No
 
 
 def test_a_zombies_commit_is_not_read_whatever_its_name_says(root: Path, commit: Callable[..., Any]) -> None:
-    """Above its successor's claim by step; and renamed, above it by attempt too."""
+    """Its step is above that of the successor's claim. If renamed, its attempt ID is too."""
     for pair, origin in ((AttemptId(1, 1), None), (AttemptId(1, 2), AttemptId(1, 1))):
         write_claim(root, Claim(pair=pair, job_uid="job-1", publication="p1", from_step=30, from_pair=origin))
     commit(root, 30, {"w": b"good"}, AttemptId(1, 1))
@@ -149,7 +149,7 @@ def test_a_zombies_commit_is_not_read_whatever_its_name_says(root: Path, commit:
     assert "is that of step 40, attempt 1.1" in found.quarantined[0].reason
 
 
-# What is whole and asks for nonsense: a state that no object takes
+# Complete checkpoints with invalid content: a state that no object accepts
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Manifests made to do harm, sealed like good ones, are damage."""
+"""Malicious manifests with a valid seal count as corrupt."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_what_is_no_manifest_is_damage(root: Path, raw: bytes, why: str) -> None
 
 def test_a_manifest_of_a_size_that_none_has_is_not_read(root: Path) -> None:
     with (root / NEWEST / "MANIFEST.json").open("wb") as file:
-        file.truncate(LARGEST + 1)  # holes: it takes no room
+        file.truncate(LARGEST + 1)  # holes: the file uses no disk space
     falls_back(root, "more than it can have")
 
 
@@ -122,7 +122,7 @@ def test_small_file_claiming_many_tensors_does_not_fill_memory(root: Path) -> No
     falls_back(root, "two tensors share bytes")
 
 
-# What it says to torch.distributed.checkpoint
+# Content for torch.distributed.checkpoint
 
 
 W = "state|dcp|tensors|w"
@@ -152,7 +152,7 @@ LIES: list[tuple[str, Json, str]] = [
 
 @pytest.fixture(params=[False, True], ids=["whole", "apart"])
 def through_dcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
-    """As now, and as in earlier releases: boxes that are tensors of their own."""
+    """Read boxes as stored now, and as in earlier releases, in which each box is a tensor."""
     with monkeypatch.context() as earlier:
         if request.param:
             earlier.setattr(writer, "tiles", lambda size, boxes: False)

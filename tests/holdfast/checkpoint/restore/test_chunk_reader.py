@@ -1,4 +1,4 @@
-"""Chunks are read in pieces that cover them, whole pages without a copy; rows come out as they were."""
+"""Chunks are read in pieces that cover them, and complete pages are read without a copy. Rows equal those written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GAP, SIZE = some.integers(0, 300 * KIB), some.integers(1, 900 * KIB)
 
 @some.composite
 def extents(draw: Callable[..., Any]) -> list[Extent]:
-    """Wanted ranges around a chunk, in order, some of them in memory that lies as the file does."""
+    """Draw requested ranges around a chunk, in order. Some of them have the memory layout of the file."""
     found, at = [], 0
     for gap, size, shift in draw(some.lists(some.tuples(GAP, SIZE, some.sampled_from([0, 16])), max_size=8)):
         begin, at = at + gap, at + gap + size
@@ -63,7 +63,7 @@ def test_chunk_is_covered_once_by_page_aligned_direct_pieces(extents: list[Exten
 
 @pytest.fixture(scope="module")
 def tensors() -> dict[str, bytes]:
-    """Some of many chunks, some of a few bytes, none of a size that fits a page."""
+    """Tensors of many chunks and of a few bytes. No size is a multiple of the page size."""
     sizes = {
         "a/large": 2 * CHUNK_BYTES + 777,
         "a/small": 5,
@@ -118,7 +118,7 @@ def test_more_files_than_the_open_limit_are_read(
 
 
 class Counted(FolderStore):
-    """Remembers which bytes were read."""
+    """Remember which bytes were read."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -143,7 +143,7 @@ def test_only_the_slices_that_hold_wanted_rows_are_read(
     store = Counted(tmp_path)
     restore([store], Alone(), select=lambda _: {"a": (CHUNK_BYTES, CHUNK_BYTES + 10)})
     read = [entry for entry in store.read if entry[0] == "rank-0.safetensors"]
-    assert {offset // PAGE for _, offset, _ in read} == {0, CHUNK_BYTES // PAGE + 1}  # the header, and what is wanted
+    assert {offset // PAGE for _, offset, _ in read} == {0, CHUNK_BYTES // PAGE + 1}  # the header and the read bytes
     header = 8 + PAGE  # its length, then all of it; then both are read to be verified
     assert sum(nbytes for _, _, nbytes in read) == header + 2 * PAGE
 
@@ -161,7 +161,7 @@ def test_ranks_reading_only_their_rows_find_all_corruption(
         old = file.read(1)
         file.seek(place)
         file.write(bytes([old[0] ^ 2]))
-    half = len(data) // 2  # and nobody wants the first bytes
+    half = len(data) // 2  # no rank requests the first bytes
 
     def read(exchange: Exchange) -> Any:
         rows = {"a": (99, half) if exchange.rank == 0 else (half, len(data))}

@@ -1,4 +1,4 @@
-"""Whatever is bad is caught, named, moved to quarantine and never deleted; the next older commit is used."""
+"""Corruption is found, named and moved to quarantine, and nothing is deleted. The previous checkpoint is used."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def doubled(folder: Path, file: Path) -> None:
 
 
 def swapped(folder: Path, file: Path) -> None:
-    """A manifest with another sealed one: what has no seal is a foreign format, and stops the job by name."""
+    """Replace the manifest by another sealed one. Without a seal, its format is foreign, and ends the job by name."""
     if file.name == "MANIFEST.json":
         file.write_bytes(file.read_bytes().replace(b'"step":20', b'"step":10'))
         return
@@ -139,7 +139,7 @@ def missing(folder: Path, file: Path) -> None:
 
 
 def linked(folder: Path, file: Path) -> None:
-    """To the very same bytes: they can change behind the commit's back."""
+    """Link to the same bytes, which can change without the checkpoint."""
     file.rename(folder.parent / f"elsewhere-{file.name}")
     file.symlink_to(folder.parent / f"elsewhere-{file.name}")
 
@@ -271,7 +271,7 @@ def test_other_things_in_the_folder_are_left_alone(root: Path) -> None:
 
 
 def test_a_pickle_is_never_opened(root: Path) -> None:
-    """A file that runs code when unpickled lies beside, and in the place of, what is read."""
+    """A file that runs code when it is unpickled lies alongside, or in place of, a file that is read."""
     bomb = b"cposix\nsystem\n(S'touch " + str(root / "owned").encode() + b"'\ntR."
     for name in ("rank-0.pt", "data.pkl", ".metadata"):
         (root / NEWEST / name).write_bytes(bomb)

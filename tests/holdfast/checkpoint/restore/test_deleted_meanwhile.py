@@ -1,4 +1,4 @@
-"""A reader that is slower than retention: what was deleted meanwhile is not damaged, and a newer commit is there."""
+"""Retention deletes a checkpoint while it is read: the checkpoint is not corrupt, and a newer one is used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read(root: Path, exchange: Exchange) -> Restored:
 
 @pytest.fixture
 def slow(tmp_path: Path, commit: Commit, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Before a file of a step that stands here is opened, the job has committed a newer one and kept only that."""
+    """Before a file of an existing step is opened, the job saves a newer step and deletes all others."""
     steps: list[int] = []
     opened = FolderStore.open
 

@@ -1,4 +1,4 @@
-"""What one rank reads badly: it is read again before anything is moved aside, and no rank's word alone is enough."""
+"""If one rank reads corrupt data, the data is read again before a move. The result of one rank is not enough."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EVER = 1 << 30
 
 @dataclass
 class Machine:
-    """What stands between a store and a rank that reads it: `flips` times it hands over one byte that is wrong."""
+    """The host between a store and a rank. It returns one wrong byte `flips` times."""
 
     flips: int = 0
     blind: str = ""
@@ -46,7 +46,7 @@ class Machine:
 
 
 class Source(FolderSource):
-    """A file as that machine reads it."""
+    """A file as read on that host."""
 
     def __init__(self, path: Path, machine: Machine) -> None:
         super().__init__(path)
@@ -61,7 +61,7 @@ class Source(FolderSource):
 
 
 class Store(FolderStore):
-    """A folder as that machine reads it."""
+    """A folder as read on that host."""
 
     def __init__(self, root: Path, machine: Machine) -> None:
         super().__init__(root)
@@ -80,7 +80,7 @@ class Store(FolderStore):
 
 
 class Files(Store):
-    """Only files are read badly, manifests are not."""
+    """Corrupt the reads of files, but not of manifests."""
 
     def manifest(self, name: CheckpointName) -> Manifest:
         return FolderStore.manifest(self, name)
@@ -88,7 +88,7 @@ class Files(Store):
 
 @pytest.fixture
 def root(tmp_path: Path, commit: Callable[..., Any]) -> Path:
-    """Two commits, both whole."""
+    """Two complete checkpoints."""
     commit(tmp_path / "shared", 10, OLD)
     commit(tmp_path / "shared", 20, NEW)
     return tmp_path / "shared"
@@ -204,7 +204,7 @@ def test_a_manifest_that_one_rank_alone_reads_badly_stays(
         machine = Machine()
         store = Store(root, machine)
         if exchange.rank == bad:
-            machine.flips = 2  # read again it is no better; the files are
+            machine.flips = 2  # a second read is not better; the files are intact
         return restore([store, FolderStore(root.parent / "none")], exchange, job_uid="job-1")
 
     assert [(one.step, one.quarantined) for one in world(2, read)] == [(20, ())] * 2
@@ -235,7 +235,7 @@ def test_corruption_one_rank_reads_is_confirmed_by_another(
 
 
 def test_an_error_of_a_volume_that_passes_costs_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A soft mount gives EIO for what its server could not answer in time."""
+    """A soft mount reports EIO if its server does not answer in time."""
     real, left = os.preadv, [1]
 
     def hiccup(fd: int, buffers: Sequence[Any], offset: int, *rest: Any) -> int:
@@ -251,7 +251,7 @@ def test_an_error_of_a_volume_that_passes_costs_nothing(root: Path, monkeypatch:
 
 
 class Box:
-    """Anything with a state."""
+    """An object with a state."""
 
     def state_dict(self) -> Any:
         return {"x": 1}
@@ -265,7 +265,7 @@ class Box:
 def test_reader_of_a_foreign_folder_moves_nothing_unconfirmed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, jobs: bool
 ) -> None:
-    """Somebody evaluates. Whether the file or the machine is bad, that process alone cannot know."""
+    """The reader evaluates. That process alone cannot decide whether the file or the host is faulty."""
     for step in (10, 20):
         checkpoint.save(tmp_path, step=step, box=Box())
     if jobs:

@@ -1,5 +1,4 @@
-"""Changed inputs from others are read right or refused: claims, slots, digests of slices, both sides of the protocol
-between launchers, files of other formats."""
+"""Mutated inputs are read correctly or refused: claims, slots, slice digests, peer messages, foreign files."""
 
 from __future__ import annotations
 
@@ -72,7 +71,7 @@ def claim(folder: Path, changes: Changes) -> str:
 
 
 def page(folder: Path, changes: Changes) -> str:
-    """The bytes of a slot as they are, under whatever seal that leaves."""
+    """Mutate the bytes of a slot. The seal may become invalid."""
     return slot_of(folder, altered(slot(), [(place % 3000, *rest) for place, *rest in told_apart(changes)[1]]))
 
 
@@ -98,7 +97,7 @@ def sliced() -> dict[str, bytes]:
 
 
 def slices(folder: Path, changes: Changes) -> str:
-    """Those that are not as they were: passed over, or the commit is refused; no byte of it is taken for another."""
+    """Mutate slice digests: they are ignored, or the checkpoint is refused. No byte is read as another one."""
     values, edits = told_apart(changes)
     good = sliced()
     head, _, digests = good["rank-0.slices"].partition(b"\n")
@@ -153,7 +152,7 @@ REQUESTS: list[dict[str, Any]] = [
 
 
 def requests(folder: Path, changes: Changes) -> str:
-    """To a server, from one that holds the key: requests that are changed, and what follows them in other bytes."""
+    """Mutate requests to a server from a client with the key, and the bytes that follow them."""
     values, edits = told_apart(changes)
     first = changes[0][0]
     request = mutated(copy.deepcopy(REQUESTS[first % len(REQUESTS)]), values)
@@ -163,7 +162,7 @@ def requests(folder: Path, changes: Changes) -> str:
 
 
 def greetings(folder: Path, changes: Changes) -> str:
-    """To a server, from a stranger."""
+    """Mutate greetings to a server from a client without the key."""
     raw = of_json({"nonce": "0" * 32, "mac": "0" * 64}, changes)
     return said_to_server(folder, framed(raw) if changes[0][0] % 2 else raw, known=False)
 
@@ -178,11 +177,11 @@ def said_to_server(folder: Path, raw: bytes, *, known: bool) -> str:
         if known:
             wire.send({"nonce": "n", "mac": proof(KEY, "client", nonce, "n")})
             wire.receive()
-        with suppress(OSError):  # it may have hung up already
+        with suppress(OSError):  # the server may have closed the connection
             connection.sendall(raw)
             connection.shutdown(socket.SHUT_WR)
         answer = b""
-        with suppress(ConnectionError):  # reset: it had not read all that was sent
+        with suppress(ConnectionError):  # reset: the server had not read everything that was sent
             while part := connection.recv(1 << 16):
                 answer += part
         connection.close()
@@ -208,7 +207,7 @@ ANSWERS: dict[str, Any] = {
 
 
 def answers(folder: Path, changes: Changes) -> str:
-    """To a client, from one that holds the key and answers in its own way; or from one that does not hold it."""
+    """Mutate answers to a client, from a server with or without the key."""
     values, edits = told_apart(changes)
     wanted = sorted(ANSWERS)[changes[0][0] % len(ANSWERS)]
     changed = mutated({wanted: copy.deepcopy(ANSWERS[wanted])}, values) if values else ANSWERS
@@ -255,7 +254,7 @@ def answers_by(listening: socket.socket, said: dict[str, Any], wanted: str, edit
                 connection.sendall(raw)
                 return
             connection.sendall(altered(raw, edits))
-            connection.shutdown(socket.SHUT_WR)  # nobody waits for what was cut off
+            connection.shutdown(socket.SHUT_WR)  # nobody waits for the part that was cut off
 
         send("greeting")
         theirs = wire.receive()["nonce"]
@@ -272,7 +271,7 @@ def answers_by(listening: socket.socket, said: dict[str, Any], wanted: str, edit
 
 
 def pt(folder: Path, changes: Changes) -> str:
-    """The whole file, or the pickle in it under a true checksum."""
+    """Mutate the complete file, or the pickle in it under a valid checksum."""
     raw, edits = sources()["pt"]["w.pt"], told_apart(changes)[1]
     inside = changes[0][0] % 4
     raw = zipped(raw, "data.pkl", lambda data: altered(data, edits)) if inside else altered(raw, edits)
@@ -293,7 +292,7 @@ def safetensors(folder: Path, changes: Changes) -> str:
 
 
 def dcp_folder(folder: Path, changes: Changes) -> str:
-    """The records, or now and then the tensors."""
+    """Mutate the records, and sometimes the tensors."""
     files, edits = sources()["dcp"], told_apart(changes)[1]
     other = next(name for name in files if name != ".metadata")
     name = ".metadata" if changes[0][0] % 4 else other
@@ -324,8 +323,10 @@ KEPT = [(name, said, changes) for name in TARGETS for said, changes in CORPUS[na
 
 @pytest.mark.parametrize(("name", "said", "changes"), KEPT, ids=[f"{name}-{said}" for name, said, _ in KEPT])
 def test_each_known_fuzzing_finding_is_replayed(tmp_path: Path, name: str, said: str, changes: Changes) -> None:
-    """Functions may change, and with them the corpus; not the kind of error, by which others decide. Where a change
-    of what torch writes leads is torch's."""
+    """Code changes may move an error, but not change its type, which callers use.
+
+    Errors that torch raises for its own files may change.
+    """
     found = TARGETS[name][0](tmp_path, changes)
     assert name in ("pt", "bin", "dcp") or found.partition(":")[0] == said.partition(":")[0]
 

@@ -1,4 +1,4 @@
-"""Inputs that claim more than they hold take no memory."""
+"""Inputs that claim more than they contain take no memory."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.cli.checkpoints.formats import memory_limit
 from holdfast.core.errors import CheckpointError, DamagedError
 
-# What asks for much in few bytes, or for something else than to be read
+# Small inputs that request much memory or another action than a read
 
 
 def bytearrays(count: int) -> bytes:
-    """`torch.load` may make these with weights alone."""
+    """`torch.load` may create these with `weights_only=True`."""
     return b"\x80\x02cbuiltins\nbytearray\n\x8a\x05" + count.to_bytes(5, "little") + b"\x85R."
 
 
 def doubled(times: int) -> bytes:
-    """Bytes in hexadecimal digits, those in hexadecimal digits, and so on."""
+    """Nest bytes in hexadecimal digits repeatedly, which doubles their size each time."""
     once = b"c_codecs\nencode\n"
     return (
         b"\x80\x02"
@@ -73,7 +73,7 @@ def test_small_pickle_claiming_10_gb_is_refused_without_memory(
 
 
 def legacy(raw: bytes) -> bytes:
-    """As torch wrote it before 1.6: four pickles, of which the last is what was saved."""
+    """The format of torch before 1.6: four pickles, the last of which is the saved object."""
     before = b"".join(pickle.dumps(one, 2) for one in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}))
     return before + raw
 

@@ -1,4 +1,4 @@
-"""Restoring from several stores: the newest step's good copies, file by file, wherever they lie."""
+"""A restore from several stores combines the intact files of the newest step, wherever they are."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def flip(path: Path) -> None:
 
 @pytest.fixture
 def roots(tmp_path: Path, commit: Callable[..., Any]) -> list[Path]:
-    """Two stores with the same two commits."""
+    """Two stores with the same two checkpoints."""
     commit(tmp_path / "first", 10, OLD)
     commit(tmp_path / "first", 20, NEW)
     shutil.copytree(tmp_path / "first", tmp_path / "second")
@@ -109,7 +109,7 @@ def test_unreachable_store_is_skipped_unless_it_is_the_only_one(
 
 
 def node_stores(tmp_path: Path, world: Callable[..., list[Any]], commit_by: Callable[..., Any]) -> Path:
-    """Step 20 on two nodes' own disks, each with its own rank's files; step 10 in what they share."""
+    """Step 20 on the disks of two nodes, each with the files of its own rank. Step 10 is in the shared store."""
     shared = tmp_path / "shared"
     for step, tensors in ((10, OLD), (20, NEW)):
         root = shared if step == 10 else tmp_path / "all"

@@ -1,4 +1,4 @@
-"""A folder that is not the one that was meant."""
+"""Restoring from another folder than the intended one."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from holdfast.checkpoint.saving.incremental import Chain
 
 @pytest.fixture
 def lossy(tmp_path: Path) -> tuple[Path, list[State]]:
-    """Step 1 is full; in 2 and 3 all weights moved a little, and some of them far."""
+    """Step 1 is full. In steps 2 and 3 all weights changed a little, and some of them a lot."""
     chain, states = Chain(every=8, threshold=1e-3), [weights()]
     for step in (2, 3):
         drifted = {**states[-1], "weight": states[-1]["weight"] + np.float32(2e-4)}
@@ -27,7 +27,7 @@ def lossy(tmp_path: Path) -> tuple[Path, list[State]]:
 
 @pytest.fixture
 def chained(tmp_path: Path) -> tuple[Path, Tensors]:
-    """Steps 1 (full), 2 and 3; 2 changed `wide`, 3 changed `narrow`, and each row 39 of `wide`."""
+    """Steps 1 (full), 2 and 3. Step 2 changed `wide`. Step 3 changed `narrow`, and every 39th row of `wide`."""
     tensors, chain = fresh(), Chain(every=8)
     for step, (name, at) in enumerate([("wide", 0), ("wide", 5 * BLOCK), ("narrow", 7)], start=1):
         touch(tensors, name, at)

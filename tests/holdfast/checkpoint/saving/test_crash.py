@@ -1,8 +1,8 @@
-"""A real process, killed at every system call by which it changes the disk or waits for it.
+"""A real process is killed at every system call that changes the disk or waits for it.
 
-Between two such calls the disk does not change, so a kill anywhere leaves what one of these leaves. After each kill
-the next attempt must find a whole commit (the older or the newer one, the newer one if it was announced), claim,
-commit, and leave nothing half done behind.
+Between two such calls the disk does not change, so these kills cover a kill at any moment. After each kill the next
+attempt must find a complete checkpoint (the newer one if it was announced), claim, save, and leave nothing
+unfinished.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(STRACE is None, reason="there is no strace, and 
 
 
 def attempt(root: Path, number: int, *steps: int, strace: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Its bytecode is its own: where another test's process brings some, fewer files are opened than were counted."""
+    """Use a separate bytecode folder: bytecode of other tests would reduce the number of opened files."""
     command = [sys.executable, str(SCRIPT), str(root), str(number), *map(str, steps)]
     prefix = [str(STRACE), "-f", *strace] if strace else []
     bytecode = {"PYTHONPYCACHEPREFIX": str(root.parent / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
@@ -47,7 +47,7 @@ def attempt(root: Path, number: int, *steps: int, strace: tuple[str, ...] = ()) 
 
 
 def traced(root: Path, trace: Path) -> tuple[list[Call], Counter[str]]:
-    """The calls of attempt 2 between its marks, and how many of each kind came before."""
+    """Return the calls of attempt 2 between its marks, and the number of earlier calls of each kind."""
     ended = attempt(root, 2, 20, strace=("-o", str(trace)))
     assert ended.stdout == "committed 20\n"
     calls = list(calls_in(trace.read_text()))
@@ -60,7 +60,7 @@ def traced(root: Path, trace: Path) -> tuple[list[Call], Counter[str]]:
 
 @pytest.fixture
 def earlier(tmp_path: Path) -> Path:
-    """What attempt 1 left: commits of steps 5 and 10, of which attempt 2 will let go of one."""
+    """The result of attempt 1: checkpoints of steps 5 and 10. Attempt 2 will delete one of them."""
     root = tmp_path / "earlier"
     ended = attempt(root, 1, 5, 10)
     assert ended.stdout == "committed 5\ncommitted 10\n", ended.stderr
@@ -68,7 +68,7 @@ def earlier(tmp_path: Path) -> Path:
 
 
 def fresh(earlier: Path, number: int) -> Path:
-    """A copy whose path has the same length, so that the calls are the same."""
+    """Copy to a path of the same length, so that the calls are equal."""
     root = earlier.with_name(f"trial{number:010d}")
     shutil.rmtree(root, ignore_errors=True)
     return Path(shutil.copytree(earlier, root))
@@ -88,7 +88,7 @@ def test_a_kill_at_any_system_call_leaves_a_whole_commit(earlier: Path, tmp_path
 
 
 def killed_at(earlier: Path, name: str, number: int) -> int:
-    """The step of the commit that attempt 2 leaves when it is killed there."""
+    """Return the step of the checkpoint that attempt 2 leaves when it is killed at this call."""
     root = fresh(earlier, 1 + threading.get_native_id())
     inject = f"inject={name}:signal=KILL:when={number}"
     ended = attempt(root, 2, 20, strace=("-o", "/dev/null", "-e", f"trace={name}", "-e", inject))
@@ -103,7 +103,7 @@ def killed_at(earlier: Path, name: str, number: int) -> int:
 
 
 def goes_on(root: Path, where: str) -> None:
-    """The next attempt claims, commits, and cleans up what the killed one left."""
+    """The next attempt claims, saves, and removes the remains of the killed one."""
     one_attempt.run(root, AttemptId(1, 3), [30])
     assert newest(root).step == 30, where
     left = [p.name for p in root.rglob("*") if ".tmp-" in p.name or p.name.endswith(".deleted")]
@@ -112,14 +112,14 @@ def goes_on(root: Path, where: str) -> None:
 
 
 def position(calls: list[Call], name: str, pattern: str) -> int:
-    """Where the one call is that matches."""
+    """Return the position of the only matching call."""
     found = [i for i, call in enumerate(calls) if call.name == name and re.search(pattern, call.text)]
     assert len(found) == 1, (name, pattern, found)
     return found[0]
 
 
 def synced(calls: list[Call], opened: int, *, before: int) -> int:
-    """Where the file or folder that was opened by this call is fsynced, before it is closed again."""
+    """Return the position at which the file or folder opened by this call is fsynced, before it is closed."""
     names = [call.name for call in calls[opened:before]]
     assert "fsync" in names
     at = names.index("fsync")
@@ -159,7 +159,7 @@ def test_writes_fsyncs_and_renames_are_in_crash_safe_order(earlier: Path, tmp_pa
     order = [claim, claimed, begun, *shards, manifest, written, sealed, named, parent, announced]
     assert order == sorted(order)
     folder_synced = [call for call in calls[sealed:named] if call.name in ("openat", "fsync")]
-    assert len(folder_synced) == 2  # the folder that now holds the manifest
+    assert len(folder_synced) == 2  # the folder that now contains the manifest
     assert synced(calls, parent, before=announced) < announced
 
 

@@ -1,9 +1,8 @@
-"""Commits as jobs make them, in the background, by one rank or two, large or as deltas: a real process is killed at
-system calls by which it changes the disk.
+"""A real process is killed during checkpoints of jobs: asynchronous, by one or two ranks, full or as deltas.
 
-After each kill the commit before is whole, bit for bit, or the new one is; nothing torn is taken for whole; and the
-next attempt commits and cleans up. By the trace, all that a commit is made of is durable before it is seen.
-`test_crash.py` has the claim, and a commit that the caller makes.
+After each kill the previous checkpoint or the new one is complete, bit for bit, and no torn one counts as complete.
+The next attempt saves and cleans up. The trace shows that all parts of a checkpoint are durable before it is visible.
+`test_crash.py` covers claims, and checkpoints that the caller writes itself.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ pytestmark = pytest.mark.skipif(STRACE is None, reason="there is no strace, and 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is committed, by how many ranks, and whether the second one is killed when it hears that the first is."""
+    """The kind of checkpoint, the number of ranks, and whether the second rank is killed when the first one ends."""
 
     kind: str
     ranks: int = 1
@@ -55,35 +54,35 @@ class Case:
 
     @property
     def steps(self) -> list[int]:
-        """Those of attempt 2, of which the last is traced. A delta needs one before it."""
+        """Return the steps of attempt 2. The last one is traced. A delta needs one before it."""
         return [15, 20] if self.kind == "deltas" else [20]
 
     @property
     def before(self) -> int:
-        """The newest step when that one begins."""
+        """Return the newest step when the traced one starts."""
         return [10, *self.steps][-2]
 
     def wanted(self, root: Path, attempt: int, steps: Sequence[int]) -> dict[str, Any]:
-        """As the helper is asked for it."""
+        """Return the request to the helper."""
         own = {"kind": self.kind, "ranks": self.ranks, "fated": self.fated}
         return {"root": str(root), "attempt": attempt, "steps": list(steps), **own}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How ranks ended: by which signal or code, and what each had said."""
+    """How the ranks ended: the signal or code, and the output of each."""
 
     statuses: list[int]
     said: list[str]
 
     @property
     def announced(self) -> bool:
-        """Whether one of them took the step for durable."""
+        """Return whether a rank reported the step as durable."""
         return any("committed 20" in said for said in self.said)
 
 
 class Helper:
-    """Forks ranks."""
+    """A process that forks ranks."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -91,7 +90,7 @@ class Helper:
         )
 
     def run(self, wanted: dict[str, Any], strace: Callable[[list[int]], list[str]] | None = None) -> Ended:
-        """An attempt, whose last step is traced."""
+        """Run an attempt and trace its last step."""
         started = self._ask(json.dumps(wanted))
         assert all("ready" in said for said in started["said"]) or strace is None, started
         with traced(strace(started["pids"]) if strace else []):
@@ -111,7 +110,7 @@ class Helper:
 
 @contextmanager
 def traced(options: list[str]) -> Iterator[None]:
-    """By strace, from the beginning of the block to the end of the processes."""
+    """Trace with strace from the start of the block to the end of the processes."""
     if not options:
         yield
         return
@@ -135,7 +134,7 @@ def at(pids: Sequence[int]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def helper() -> Iterator[Callable[[], Helper]]:
-    """One for each thread that asks."""
+    """One helper for each thread that requests one."""
     made: dict[int, Helper] = {}
     yield lambda: made.setdefault(threading.get_ident(), Helper())
     for one in made.values():
@@ -144,7 +143,7 @@ def helper() -> Iterator[Callable[[], Helper]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What an earlier attempt left, what the next one makes of it undisturbed, and by which calls."""
+    """The state that an earlier attempt left, the result of the next one without a fault, and its system calls."""
 
     case: Case
     earlier: Path
@@ -152,14 +151,14 @@ class Scene:
     calls: list[Call]
 
     def fresh(self, number: int) -> Path:
-        """What was left, again. Files of commits are never written again, so that links are copies."""
+        """Copy the earlier state. Files of checkpoints are never rewritten, so links suffice."""
         root = self.earlier.with_name(f"trial-{number}")
         shutil.rmtree(root, ignore_errors=True)
         return Path(shutil.copytree(self.earlier, root, copy_function=os.link))
 
 
 def content(root: Path, step: int | None = None) -> tuple[int, Any]:
-    """What an attempt goes on from that starts now: its step, and every bit of it."""
+    """Return the step and every bit from which an attempt that starts now resumes."""
     found = restore(root, Alone(), claims=list_claims(root), job_uid="job-1", step=step)
     assert found.loaded is not None
     assert found.quarantined == ()
@@ -202,7 +201,7 @@ def test_all_of_a_commit_is_durable_before_it_is_seen(
 
 
 def unsafe(calls: list[Call], root: Path, made: set[str]) -> list[str]:
-    """What was not durable when it could be seen."""
+    """Return what was not durable when it became visible."""
     (named,) = [call for call in calls if call.name == "rename" and call.paths[1:] == (f"{root}/step-20.g1.a2",)]
     folder = named.paths[0]
     (sealed,) = [call for call in calls if call.name == "rename" and call.paths[1:] == (f"{folder}/MANIFEST.json",)]
@@ -229,7 +228,7 @@ def unsafe(calls: list[Call], root: Path, made: set[str]) -> list[str]:
 
 
 def synced(calls: list[Call], path: str, after: int, before: int) -> bool:
-    """Whether an fsync of it began after the one and ended before the other."""
+    """Return whether an fsync of the file started after the one call and ended before the other."""
     syncs = [call for call in calls if call.name == "fsync" and call.paths == (path,) and call.value == 0]
     return any(call.begun > after and call.ended < before for call in syncs)
 
@@ -275,7 +274,7 @@ def test_a_kill_at_a_system_call_leaves_a_whole_commit(
 
 
 def threads_of(scene: Scene, victim: int, folder: Path, helper: Helper) -> list[Call]:
-    """The calls of one rank."""
+    """Return the system calls of one rank."""
     if scene.case.ranks == 1:
         return scene.calls
     root, trace = scene.fresh(1), folder / "trace-of-one"
@@ -287,7 +286,7 @@ def threads_of(scene: Scene, victim: int, folder: Path, helper: Helper) -> list[
 
 
 def killed_at(scene: Scene, victim: int, point: tuple[str, int], helper: Helper) -> tuple[int, bool]:
-    """The step of the commit that is left when a rank is killed there, and whether it was."""
+    """Return the step that is left when a rank is killed at this call, and whether it was killed."""
     (name, number), case = point, scene.case
     root = scene.fresh(2 + threading.get_native_id())
     where = f"rank {victim} of {case} killed at {name} {number}"
@@ -307,7 +306,7 @@ def killed_at(scene: Scene, victim: int, point: tuple[str, int], helper: Helper)
 
 
 def goes_on(root: Path, case: Case, where: str) -> None:
-    """The next attempt claims, commits, and cleans up what the killed one left."""
+    """The next attempt claims, saves, and removes the remains of the killed one."""
     ranks.run(case.wanted(root, 3, [30]), Alone())
     assert content(root)[0] == 30, where
     left = [p.name for p in root.rglob("*") if ".tmp-" in p.name or p.name.endswith(".deleted")]

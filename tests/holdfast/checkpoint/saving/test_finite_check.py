@@ -1,4 +1,4 @@
-"""Whether the weights in a file are finite, told while its bytes pass by."""
+"""Writing a file determines whether its weights are finite."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZE = 1000
 
 
 def inspect(dtype: str, weights: set[str], *, blocks: int = 1, **tensors: torch.Tensor) -> None:
-    """A file of these tensors, cut into so many blocks."""
+    """Write these tensors in this number of blocks."""
     plan = plan_shard([whole(TensorSpec(name=n, dtype=dtype, shape=(SIZE,))) for n in sorted(tensors)], metadata={})
     data = bytes(plan.offsets[0]) + b"".join(
         tensors[piece.spec.name].view(torch.uint8).numpy().tobytes() for piece in plan.pieces
@@ -38,7 +38,7 @@ def inspect(dtype: str, weights: set[str], *, blocks: int = 1, **tensors: torch.
 
 
 def extremes(dtype: str) -> torch.Tensor:
-    """Numbers that are finite, among them the largest and the smallest."""
+    """Finite numbers, including the largest and the smallest."""
     limits = torch.finfo(DTYPES[dtype])
     edge = [limits.max, limits.min, limits.tiny, -limits.tiny, 0.0, -0.0]
     return torch.tensor([*edge, *[0.5] * (SIZE - len(edge))], dtype=torch.float64).to(DTYPES[dtype])
@@ -54,7 +54,7 @@ def test_the_largest_numbers_are_finite(dtype: str, blocks: int) -> None:
 @pytest.mark.parametrize("value", ["nan", "-nan", "inf", "-inf"])
 def test_one_number_is_found_wherever_it_is(dtype: str, value: str) -> None:
     number = torch.tensor(float(value), dtype=torch.float64).to(DTYPES[dtype])
-    if dtype == "F8_E4M3":  # which has no infinities
+    if dtype == "F8_E4M3":  # the dtype has no infinities
         number = torch.tensor(float("nan")).copysign(torch.tensor(float(value))).to(DTYPES[dtype])
     good = extremes(dtype)
     for place, blocks, name in product((0, SIZE // 2, SIZE - 1), (1, 7), "ab"):

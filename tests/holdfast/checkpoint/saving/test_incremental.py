@@ -1,4 +1,4 @@
-"""Deltas: few bytes where little changes, and each commit of a chain is complete."""
+"""Deltas are small if little changes, and each checkpoint of a chain is complete."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from holdfast.core.errors import UsageError
 World = Callable[..., list[Any]]
 
 
-# What they hold
+# Content
 
 changes = st.lists(
     st.lists(st.tuples(st.sampled_from(["wide", "narrow", "huge", "scalar"]), st.floats(0, 0.999)), max_size=6),
@@ -132,7 +132,7 @@ def test_a_chain_has_a_bound() -> None:
             Chain(every=every)
 
 
-# What is lost
+# Losses
 
 
 def lost(root: Path) -> dict[str, str]:
@@ -158,7 +158,7 @@ def test_base_of_a_long_chain_is_read_from_its_own_manifest(tmp_path: Path) -> N
 
 def test_base_of_other_checkpoints_is_not_moved_away(chained: tuple[Path, Tensors]) -> None:
     root, tensors = chained
-    flip(root / "step-1.g1.a1" / "rank-0.json", 0)  # which no delta reads
+    flip(root / "step-1.g1.a1" / "rank-0.json", 0)  # no delta reads this part
     assert restore(root, Alone(), step=1).loaded is None
     assert verify(FolderStore(root), CheckpointName(step=1, pair=ONE)).damaged
     assert not FolderStore(root).quarantine(CheckpointName(step=1, pair=ONE), "one bit")

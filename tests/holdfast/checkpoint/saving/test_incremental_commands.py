@@ -1,4 +1,4 @@
-"""What copies, uploads and commands do with deltas."""
+"""Copies, uploads and commands with deltas."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from holdfast.cli.checkpoints.access.progress_bar import progress
 from holdfast.cli.checkpoints.copy import Uncopied, copy, copy_all, lineage
 from holdfast.cli.main import main
 
-# Elsewhere
+# Copies
 
 
 def test_an_upload_takes_along_what_it_stands_on_and_keeps_it(tmp_path: Path) -> None:

@@ -82,11 +82,11 @@ def test_without_being_asked_for_there_are_none(tmp_path: Path) -> None:
     assert manifest(tmp_path, 2).version == 1
 
 
-# Beside a memory tier
+# With a memory tier
 
 
 def beside_memory(root: Path, attempt: int = 1) -> CheckpointManager:
-    """An engine whose steps lie whole in memory and as deltas in the folder; it has looked at both."""
+    """A manager with complete steps in memory and deltas in the folder. It has already read both."""
     memory = root / "memory"
     memory.mkdir(exist_ok=True)
     me = Neighbour(node="a", pod="a", host="127.0.0.1", port=1)
@@ -103,7 +103,7 @@ def beside_memory(root: Path, attempt: int = 1) -> CheckpointManager:
 
 @pytest.fixture
 def both(tmp_path: Path) -> tuple[Path, Tensors]:
-    """Steps 1 and 2, each in memory and durable; of 2 the durable files hold little."""
+    """Steps 1 and 2, each in memory and durable. The durable files of step 2 are small."""
     job, tensors = beside_memory(tmp_path), fresh()
     job.restore()
     job.claim(step=0, pair=None)
@@ -181,7 +181,7 @@ def bytes_of(root: Path, step: int) -> int:
 
 
 def adapted(rank: int) -> tuple[Any, Any]:
-    """A frozen model with a LoRA adapter on each of its layers, and Adam for these."""
+    """A frozen model with a LoRA adapter on each layer, and Adam for the adapters."""
     torch = pytest.importorskip("torch")
 
     class Layer(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""Sparse differences: what is restored is within the threshold, and what may not be inexact is exact."""
+"""Sparse patches: restored values are within the threshold, and values that must be exact are exact."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ FLOATS = {"cut", "double", "half", "brain"}
 
 
 def random_state(random: np.random.Generator, scale: float, before: State | None, odd: int) -> State:
-    """The state before, moved by about `scale`, with some numbers that are none or at the edges of their kind."""
+    """Move the previous state by about `scale`, and set some values to NaN, infinity or the limits of their dtype."""
     state: State = {}
     for name, (dtype, shape) in FORMS.items():
         noise = random.standard_normal(shape) * scale
@@ -130,7 +130,7 @@ def test_restored_elements_are_within_the_threshold(
 def test_errors_do_not_add_up_over_a_long_chain(tmp_path: Path) -> None:
     chain, state = Chain(every=100, threshold=1e-3), weights()
     for step in range(1, 31):
-        state = {**state, "weight": state["weight"] + np.float32(4e-4)}  # all of it, always the same way
+        state = {**state, "weight": state["weight"] + np.float32(4e-4)}  # all of it, in the same direction
         assert save(tmp_path, step, state, chain).committed
         assert_within(read(tmp_path, step), state, WEIGHT, 1e-3, {"weight"})
     sparse_ones = [step for step in range(1, 31) if manifest(tmp_path, step).version == 3]

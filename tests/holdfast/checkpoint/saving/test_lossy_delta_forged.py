@@ -1,4 +1,4 @@
-"""Patches that no save makes are refused with a typed error."""
+"""Forged patches are refused with a typed error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from holdfast.cli.checkpoints.access.commit_reader import Content
 from holdfast.cli.checkpoints.verify import verify
 from holdfast.core.errors import DamagedError
 
-# Made to do harm
+# Malicious content
 
 
 def sealed(document: Any) -> bytes:
@@ -38,7 +38,7 @@ def sealed(document: Any) -> bytes:
 
 
 def forge(root: Path, change: Callable[[Any, bytearray], object]) -> None:
-    """Change the newest manifest and its file, with true digests and seal."""
+    """Change the newest manifest and its file, with valid digests and seal."""
     folder = root / "step-3.g1.a1"
     file, path = folder / "rank-0.safetensors", folder / "MANIFEST.json"
     document, data = json.loads(path.read_bytes()), bytearray(file.read_bytes())
@@ -56,7 +56,7 @@ def forge(root: Path, change: Callable[[Any, bytearray], object]) -> None:
 
 
 def refused(root: Path, why: str) -> None:
-    """The newest is refused with a typed error and little memory, and the one before restored."""
+    """The newest checkpoint is refused with a typed error and little memory, and the previous one is restored."""
     tracemalloc.start()
     try:
         verdict = verify(FolderStore(root), CheckpointName(step=3, pair=ONE))
@@ -106,7 +106,7 @@ def of_integers(document: Any, _: bytearray) -> None:
 
 
 def huge(document: Any, _: bytearray) -> None:
-    """A file of 10 GB, by its record, in which a patch of 10 GB would lie, and a tensor that it would fit."""
+    """A file record of 10 GB, a patch of 10 GB in it, and a tensor that fits the patch."""
     nbytes = 10 << 30
     document["files"]["rank-0.safetensors"] = {"bytes": nbytes, "chunks": ["0" * 32] * (nbytes // CHUNK_BYTES)}
     patch_of(document).update(count=300 * 512, values=5 << 30)

@@ -1,4 +1,4 @@
-"""What damage costs a chain of sparse differences, and what commands say of one."""
+"""What corruption costs a chain of sparse patches, and what the commands print for one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from holdfast.cli.checkpoints.diff import diff
 from holdfast.cli.main import main
 from holdfast.core.errors import UnknownFormatError
 
-# What is lost, and what is kept
+# Losses
 
 
 def lost(root: Path) -> dict[str, str]:
@@ -176,7 +176,7 @@ def test_tied_and_wrapped_weights_are_found_and_frozen_are_not() -> None:
     assert trained(objects, flatten(objects)) == {"net/embed.weight"}
 
 
-# What is said of it
+# Commands
 
 
 def test_a_restore_and_show_say_that_a_state_is_not_exact(
@@ -220,7 +220,7 @@ def test_release_without_patch_support_refuses_them_by_name(
     assert not (root / "quarantine").exists()
 
 
-# Elsewhere
+# Copies
 
 
 def test_copies_uploads_and_exports_have_what_a_restore_has(

@@ -1,4 +1,4 @@
-"""Every rank knows where all tensors lie in the files of all; rank 0 sees to it that they agree."""
+"""Every rank knows the position of all tensors in the files of all ranks. Rank 0 checks that their plans agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of a world of three: two of them save through torch.distributed.checkpoint, then all load, then one alone.
+"""One rank of three: two ranks save through torch.distributed.checkpoint, then all ranks load, then one rank alone.
 
 Two save with cached plans as well, and three try to load while one of them does not see the newest checkpoint.
 
@@ -25,7 +25,7 @@ COLUMNS = torch.arange(40.0).reshape(5, 8)
 
 
 def trained(mesh, *, seed):
-    """A model and its optimizer after a step, sharded over the mesh if there is one."""
+    """Return a model and its optimizer after one step, sharded over the mesh if there is one."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Linear(10, 3))
     if mesh is not None:
@@ -38,7 +38,7 @@ def trained(mesh, *, seed):
 
 
 def state_of(model, optimizer, mesh, *, filled):
-    """What is saved, or a place for it."""
+    """Return the state to save, or the buffers to load it into."""
     weights, moments = get_state_dict(model, optimizer)
     columns = COLUMNS if filled else torch.zeros_like(COLUMNS)
     row = columns[:1].clone()
@@ -53,7 +53,7 @@ def state_of(model, optimizer, mesh, *, filled):
 
 
 def whole(state):
-    """Every value by its path, tensors gathered."""
+    """Return every value by its path, with complete tensors."""
     if isinstance(state, dict):
         return {f"{k}/{path}": v for k, one in state.items() for path, v in whole(one).items()}
     if isinstance(state, list):
@@ -80,7 +80,7 @@ def save(mesh, folder):
 
 
 def save_with_cached_plans(mesh, folder):
-    """Five saves of other numbers; each must be a checkpoint with its own numbers."""
+    """Save five times with different values. Each checkpoint must have its own values."""
     rank, group, writer = dist.get_rank(), mesh.get_group(), StorageWriter(folder)
     for step in range(1, 6):
         rows = distribute_tensor(COLUMNS * step, mesh, [Shard(0)])
@@ -96,7 +96,7 @@ def save_with_cached_plans(mesh, folder):
 
 
 def load_unlike(folder):
-    """The second rank does not see the newest checkpoint: nobody loads anything."""
+    """The second rank does not find the newest checkpoint, so that no rank loads any."""
     found = catalog.list_commits
     if dist.get_rank() == 1:
         catalog.list_commits = lambda root: [name for name in found(root) if name.step == 1]
@@ -144,7 +144,7 @@ def main():
 
 
 main()
-# Rarely an interpreter that ends is aborted (SIGABRT), most likely by gloo's threads, which hold tensors still
+# In rare cases, an interpreter is aborted at exit (SIGABRT), probably by threads of gloo that still hold tensors
 # (pytorch#179291).
 sys.stdout.flush()
 os._exit(0)

@@ -1,4 +1,4 @@
-"""One rank of two that save together. Rank 1 leaves without a word before the second step, or in the middle of it."""
+"""One of two ranks that save together. Rank 1 exits without a message before or during the second step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of four: DTensors cut along any dimensions of any meshes, and stages of a pipeline, saved by one call."""
+"""One of four ranks: DTensors sharded along any dimensions of any meshes, and pipeline stages, saved by one call."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def feed_forward(seed: int) -> torch.nn.Sequential:
 
 
 def in_two_dimensions(net: torch.nn.Sequential, mesh: DeviceMesh) -> torch.nn.Sequential:
-    """Tensor parallelism, and FSDP2 over it."""
+    """Apply tensor parallelism, and FSDP2 over it."""
     parallelize_module(net, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    fully_shard(net, mesh=mesh["data"]).set_force_sum_reduction_for_comms(True)  # gloo has no mean
+    fully_shard(net, mesh=mesh["data"]).set_force_sum_reduction_for_comms(True)  # gloo does not support the mean
     return net
 
 
@@ -44,7 +44,7 @@ def whole(thing: object) -> object:
 
 
 def tensors(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, object]]:
-    """All of a state, whole. Every rank calls it."""
+    """Return all tensors of a state, complete. Every rank must call it."""
     yield from ((name, whole(one)) for name, one in net.state_dict().items())
     for number, state in optimizer.state_dict()["state"].items():
         yield from ((f"{number}.{name}", whole(one)) for name, one in sorted(state.items()))
@@ -92,7 +92,7 @@ def tensor_parallel(folder: Path, group: dist.ProcessGroup) -> None:
 
 
 def odd_cuts(folder: Path, group: dist.ProcessGroup) -> None:
-    """Uneven ones, empty ones, on meshes of several shapes; scalars and whole tensors beside them."""
+    """Uneven and empty shards on meshes of several shapes, in addition to scalars and replicated tensors."""
     line = init_device_mesh("cpu", (4,), mesh_dim_names=("line",))
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("up", "across"))
 
@@ -132,7 +132,7 @@ def odd_cuts(folder: Path, group: dist.ProcessGroup) -> None:
 
 
 class Tied(torch.nn.Module):
-    """Five rows over four ranks: the last one has none, neither of what is tied nor of what only looks like it."""
+    """Five rows over four ranks: the last rank has no row of the tied weights, or of those that only look tied."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ def tied(folder: Path, group: dist.ProcessGroup) -> None:
 
 
 def stages(folder: Path, group: dist.ProcessGroup) -> None:
-    """Two stages, each on two ranks, each with an optimizer."""
+    """Two stages on two ranks each, and each stage with an optimizer."""
     stage = RANK // 2
     net = torch.nn.Linear(4, 4 + stage)
     torch.manual_seed(7 + stage)
@@ -202,6 +202,6 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     RANK = int(os.environ["RANK"])
     main(Path(sys.argv[1]))
-    # Rarely an interpreter that ends is aborted (SIGABRT), most likely by gloo's threads, which hold tensors still
+    # In rare cases, an interpreter is aborted at exit (SIGABRT), probably by threads of gloo that still hold tensors
     # (pytorch#179291).
     os._exit(0)

@@ -1,7 +1,7 @@
-"""One attempt of a job, without torch: restore, claim, commit step 20, let go of step 1. Run under strace.
+"""One attempt of a job without torch: restore, claim, save step 20, delete step 1. Runs under strace.
 
-The stat of `begin` marks where the interpreter's own start ends, which the import of numpy belongs to: a restore
-needs it, and its files would be most of the calls.
+The stat of `begin` marks the end of the interpreter's start, which includes the import of numpy: a restore needs it,
+and its files would be most of the calls.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def snapshot(step: int, pair: AttemptId) -> Snapshot:
 
 
 def run(root: Path, pair: AttemptId, steps: list[int], announce: Callable[[int], object] = lambda step: None) -> int:
-    """The step from which the attempt went on; then it commits `steps`."""
+    """Return the step from which the attempt resumed, then save `steps`."""
     attempt = Attempt(pair=pair, job_uid="job-1", publication="p1", run_id="run")
     engine = CheckpointManager(root, keep_last=2, resume=Resume.ALWAYS, on_foreign=print)
     engine.enter(attempt, Alone())

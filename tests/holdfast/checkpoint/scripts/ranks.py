@@ -1,8 +1,8 @@
-"""Ranks of an attempt of a job, without torch. Each is forked from this process, which has loaded all they need; it
-looks, claims, waits to be traced, and then commits a step as a job does: `begin`, and the rest by a thread.
+"""Ranks of an attempt of a job without torch, forked from this process, which has loaded all modules.
 
-A line of JSON says what is wanted. One tells the numbers of the processes, an empty one lets them go, and one tells
-how each has ended and what it said.
+Each rank restores, claims, waits until it is traced, and then saves a step as a job does: `begin` in the caller, the
+rest in a thread. A JSON line is the request. One line reports the process IDs, an empty line releases them, and one
+line reports how each rank has ended and its output.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import PeerLostError
 
 Forms = dict[str, tuple[str, tuple[int, ...]]]
-# Three chunks of 8 MiB, or of two ranks two each; and what is large enough for digests of slices, in a delta too.
+# Three chunks of 8 MiB, or two chunks each for two ranks; large enough for slice digests, also in a delta.
 LARGE: Forms = {"body": ("U8", (17, 1 << 20)), "head": ("U8", (64,))}
 SMALL: Forms = {"body": ("U8", (64, 1 << 14)), "inexact": ("F32", (64, 1 << 10))}
 KINDS: dict[str, tuple[Forms, int]] = {"large": (LARGE, 1), "deltas": (SMALL, 8)}
@@ -41,7 +41,7 @@ _PR_SET_PTRACER, _ANY = 0x59616D61, ctypes.c_ulong(-1)
 
 
 class Twins:
-    """Two ranks and a socket between them. `fated`: the one does not outlive the other."""
+    """Two ranks with a socket between them. `fated`: the one ends with the other."""
 
     size = 2
 
@@ -72,7 +72,7 @@ class Twins:
 
 
 def snapshot(kind: str, step: int, pair: AttemptId) -> Snapshot:
-    """Some rows are others at each step, and floats a little; one in a hundred is far off."""
+    """Return rows that change at each step, and floats that move a little. One in a hundred moves far."""
     forms, _ = KINDS[kind]
     state: dict[str, Any] = {}
     for name, (dtype, shape) in forms.items():
@@ -104,7 +104,7 @@ def run(
     ready: Callable[[], None] = lambda: None,
     announce: Callable[[str], None] = lambda said: None,
 ) -> None:
-    """An attempt: what it goes on from, its claim, its commits. Before the last one it is `ready`."""
+    """Run an attempt: restore, claim, and save. Report `ready` before the last step."""
     kind, steps = wanted["kind"], wanted["steps"]
     attempt = Attempt(pair=AttemptId(1, wanted["attempt"]), job_uid="job-1", publication="p1", run_id="run")
     every = KINDS[kind][1]
@@ -133,7 +133,7 @@ def run(
 
 
 def rank(wanted: dict[str, Any], exchange: Exchange, waits: int, told: int) -> None:
-    """One of them, to its end."""
+    """Run one rank to its end."""
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANY)
 
     def ready() -> None:
@@ -147,7 +147,7 @@ def rank(wanted: dict[str, Any], exchange: Exchange, waits: int, told: int) -> N
 
 
 def forked(wanted: dict[str, Any], exchange: Exchange, others: list[int]) -> tuple[int, int, int]:
-    """Its number, where it is let go, where it is heard. Of `others` it keeps nothing open."""
+    """Return the process ID, the pipe that releases it, and that of its output. Close descriptors of `others`."""
     (waits, go), (hears, told) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -166,7 +166,7 @@ def forked(wanted: dict[str, Any], exchange: Exchange, others: list[int]) -> tup
 
 
 def heard(hears: int, last: bytes = b"\n\n") -> str:
-    """What it says, to these words or to its end."""
+    """Return the output up to these words or to its end."""
     said = b""
     while not said.endswith(last) and (more := os.read(hears, 1 << 16)):
         said += more
@@ -174,7 +174,7 @@ def heard(hears: int, last: bytes = b"\n\n") -> str:
 
 
 def attempt(wanted: dict[str, Any]) -> None:
-    """All ranks of one: start them, tell that they are ready, let them go, tell how they ended."""
+    """Run all ranks of one attempt: start them, report that they are ready, release them, report how they ended."""
     ends = socket.socketpair() if wanted["ranks"] == 2 else ()
     twins = [Twins(number, one, fated=wanted["fated"]) for number, one in enumerate(ends)]
     made: list[tuple[int, int, int]] = []

@@ -1,4 +1,4 @@
-"""One rank of four: FSDP2 over a mesh of two replicas of two, saved together and loaded in other shapes."""
+"""One of four ranks: FSDP2 over a mesh of two replicas of two ranks, saved together and loaded in other layouts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def train(net: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) ->
 
 def shard(net: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
     sharded = fully_shard(net, mesh=mesh)
-    sharded.set_force_sum_reduction_for_comms(True)  # gloo has no mean
+    sharded.set_force_sum_reduction_for_comms(True)  # gloo does not support the mean
     return sharded
 
 
@@ -83,6 +83,6 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     RANK = int(os.environ["RANK"])
     main(Path(sys.argv[1]))
-    # Rarely an interpreter that ends is aborted (SIGABRT), most likely by gloo's threads, which hold tensors still
+    # In rare cases, an interpreter is aborted at exit (SIGABRT), probably by threads of gloo that still hold tensors
     # (pytorch#179291).
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Reads a Holdfast checkpoint by docs/reference/checkpoint-format.md: json, numpy, xxhash; no holdfast, no torch."""
+"""Read a Holdfast checkpoint by docs/reference/checkpoint-format.md with only json, numpy and xxhash."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-# numpy has no bfloat16 and no 8-bit floats: their bits as they are.
+# numpy has no bfloat16 and no 8-bit floats: their bits are kept.
 FORMS = "BOOL:? U8:u1 I8:i1 F8_E4M3:u1 F8_E5M2:u1 U16:<u2 I16:<i2 F16:<f2 BF16:<u2 U32:<u4 I32:<i4 F32:<f4 "
 FORMS += "U64:<u8 I64:<i8 F64:<f8 C64:<c8"
 DTYPES = dict(re.findall(r"(\w+):(\S+)", FORMS))
@@ -16,7 +16,7 @@ SEAL = re.compile(rb',"manifestDigest":"([0-9a-f]{32})"\}\n\Z')
 
 
 class UnusableError(Exception):
-    """Not what was written, or of another format."""
+    """The checkpoint is corrupt or has another format."""
 
 
 def read_manifest(commit: Path) -> dict:
@@ -58,7 +58,7 @@ def read_tensors(commit: Path, manifest: dict) -> dict:
 
 
 def build(tree: object, tensors: dict) -> object:
-    """A state dict from the tree of one object; marks that are not needed for a model's weights stay as they are."""
+    """Return a state dict from the tree of one object. Marks that a model's weights do not need stay unchanged."""
     if isinstance(tree, list):
         return [build(item, tensors) for item in tree]
     if not isinstance(tree, dict):
@@ -70,7 +70,7 @@ def build(tree: object, tensors: dict) -> object:
 
 
 def readable(manifest: dict, claims: list) -> bool:
-    """Whether the job that claimed last may go on from this commit."""
+    """Return whether the job that claimed last may resume from this checkpoint."""
     if not claims:
         return True
     job = max(claims, key=pair)["jobUID"]
