@@ -1,4 +1,4 @@
-"""Commits without torch: bytes in, bytes out, by the code that jobs use."""
+"""Checkpoints without torch: byte strings are saved and restored by the code that jobs use."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def snapshot_of(step: int, pair: AttemptId, tensors: Tensors, *, rank: int = 0) 
 
 @pytest.fixture(scope="session")
 def commit() -> Callable[..., SaveResult]:
-    """Write a commit of named byte strings."""
+    """Write a checkpoint of named byte strings."""
 
     def write(
         root: Path, step: int, tensors: Tensors, pair: AttemptId | None = None, *, rank: int = 0, metrics: Any = ()
@@ -68,7 +68,7 @@ def commit() -> Callable[..., SaveResult]:
 
 @pytest.fixture(scope="session")
 def reader() -> ModuleType:
-    """A program that reads commits by the reference page alone."""
+    """A program that reads checkpoints by the reference page only."""
     spec = importlib.util.spec_from_file_location("third_party_reader", SCRIPTS / "third_party_reader.py")
     assert spec is not None
     assert spec.loader is not None
@@ -79,7 +79,7 @@ def reader() -> ModuleType:
 
 @pytest.fixture
 def content() -> Callable[[Loaded], dict[str, bytes]]:
-    """The byte strings of a commit that was read."""
+    """Return the byte strings of a loaded checkpoint."""
 
     def read(loaded: Loaded) -> dict[str, bytes]:
         return {name: bytes(loaded.tensors[name]) for name in loaded.manifest.tensors}
@@ -88,7 +88,7 @@ def content() -> Callable[[Loaded], dict[str, bytes]]:
 
 
 class ThreadExchange:
-    """Ranks that are threads of this process: the same collectives, no network."""
+    """Ranks as threads of this process, with the same collectives and without a network."""
 
     def __init__(self, rank: int, size: int, shared: dict[str, Any]) -> None:
         self.rank = rank
@@ -108,8 +108,8 @@ class ThreadExchange:
 
 @pytest.fixture
 def world() -> Callable[..., list[Any]]:
-    """Run `act(exchange)` on every rank of a world; their results in order of ranks. A rank that fails ends the wait
-    of the others."""
+    """Run `act(exchange)` on every rank of a world, and return the results by rank. A failed rank ends the waits
+    of others."""
 
     def run(size: int, act: Callable[[Exchange], Any]) -> list[Any]:
         barrier = Barrier(size)
@@ -134,7 +134,8 @@ def world() -> Callable[..., list[Any]]:
 
 @pytest.fixture(scope="session")
 def together() -> Callable[..., list[str]]:
-    """Run processes that wait for each other, each with its environment, and insist; what each said."""
+    """Run processes that wait for each other, each with its environment. Assert that they succeed, and return
+    their output."""
 
     def run(commands: Sequence[Sequence[object]], environments: Sequence[Mapping[str, str]]) -> list[str]:
         ranks = [
@@ -151,7 +152,7 @@ def together() -> Callable[..., list[str]]:
             said = [rank.communicate(timeout=300)[0] for rank in ranks]
         finally:
             for rank in ranks:
-                rank.kill()  # of those that waited for one that is gone, none stays
+                rank.kill()  # if one is gone, none of those that waited for it stays
                 rank.wait()
         assert {rank.returncode for rank in ranks} == {0}, "\n".join(said)[-6000:]
         return said
@@ -161,7 +162,7 @@ def together() -> Callable[..., list[str]]:
 
 @pytest.fixture
 def commit_by() -> Callable[..., SaveResult]:
-    """One rank's part in a commit by a whole world."""
+    """Write the part of one rank in a checkpoint of a world."""
 
     def write(
         exchange: Exchange, root: Path, step: int, tensors: Tensors, pair: AttemptId | None = None
@@ -180,7 +181,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3_settings(s3: S3Server) -> S3Settings:
-    """A bucket of the test's own, with small parts and short pauses."""
+    """A bucket for this test, with small parts and short pauses."""
     return S3Settings(
         bucket=s3.make_bucket(f"bucket-{uuid4().hex[:12]}"),
         prefix="team/job",

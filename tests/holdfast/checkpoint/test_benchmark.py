@@ -1,4 +1,4 @@
-"""The benchmark of checkpoints runs and keeps its shape; its quick figures are judged by nobody."""
+"""The benchmark of checkpoints runs and keeps its output format. Its quick figures are not judged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent.parent
 BARS = {f"checkpoint-{number}" for number in (*range(1, 8), 12)}
-# Where a peer is not installed, or no network namespace can be made, a row says so.
+# Where a peer is not installed, or no network namespace can be created, a row says so.
 OPTIONAL = {"", "checkpoint-peer", "object-upload", "object-restore"}
 
 

@@ -1,4 +1,4 @@
-"""The drill of kills: it runs, goes on where it was stopped, and sees what it is there to see."""
+"""The kill drill runs, resumes after an interruption, and detects the faults that it exists for."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_touch_is_answered_and_disk_speed_measured_alongside(tmp_path: Path) -> 
     assert "the answer is" not in row["note"], row
 
 
-# What it looks for
+# Checks of the drill
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def note(kills: ModuleType) -> Callable[..., Any]:
 
 @pytest.fixture
 def book(note: Callable[..., Any]) -> Any:
-    """Two ranks made steps 5 and 6; step 5 was saved, and is durable."""
+    """Two ranks completed steps 5 and 6. Step 5 was saved, and is durable."""
     from _saving.job import Book
 
     made = Book()

@@ -1,4 +1,4 @@
-"""What an attempt resumes from, and how long it is readable."""
+"""What an attempt resumes from, and how long that checkpoint stays readable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.core.errors import ClaimError, UnavailableError
 
 @pytest.fixture
 def lost_volume(tmp_path: Path) -> CheckpointManager:
-    """An attempt whose shared tier is empty, while a copy of it has step 10."""
+    """An attempt with an empty shared tier and a copy of step 10."""
     Run(tmp_path / "shared", 1, 1).commits(10)
     (tmp_path / "shared").rename(tmp_path / "copies")
     engine = CheckpointManager(
@@ -71,7 +71,8 @@ def test_attempt_resumes_from_and_claims_the_newest_checkpoint(tmp_path: Path) -
 
 
 def test_checkpoints_of_an_heir_are_kept_and_expire_normally(tmp_path: Path) -> None:
-    """An attempt that goes on from memory in its generation writes no claim, and its commits are the job's own."""
+    """An attempt that continues from memory in its generation writes no claim, and its checkpoints belong to the
+    job."""
     run = Run(tmp_path, 1, 1).commits(10, 20, 30)
     heir = Attempt(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run")
     run.engine.enter(heir, Alone())

@@ -75,7 +75,7 @@ def test_claim_written_but_not_synced_is_ours_on_the_next_try(
 
 
 def test_a_claim_that_was_made_and_not_answered_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a network's file system does it: the request is sent again, and the second one finds the name taken."""
+    """A network file system may send a request twice, so that the second one finds the name taken."""
     link = os.link
 
     def twice(*names: Path) -> None:
@@ -124,7 +124,7 @@ def test_without_hard_links_a_killed_claimant_leaves_no_claim(
 def test_without_hard_links_a_killed_manual_claim_blocks_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No operator or launcher counts attempts there: the folder alone says which name is free."""
+    """No operator or launcher counts attempts here. Only the folder shows which name is free."""
     attempt = attempt_by_hand(tmp_path, Alone())
     claim = Claim(pair=attempt.pair, job_uid=attempt.job_uid, publication=attempt.publication, from_step=0)
     claimant = os.fork()
@@ -200,7 +200,7 @@ def test_resume_never_starts_at_0_and_later_attempts_resume_it(tmp_path: Path) -
 
 @pytest.mark.parametrize("pair", [AttemptId(2, 1), AttemptId(1, 1)], ids=["above ours", "under our name"])
 def test_claim_appearing_during_ours_stops_the_attempt(tmp_path: Path, pair: AttemptId) -> None:
-    """The look after the claim: whoever writes second sees the first."""
+    """The check after the claim finds it: the second writer sees the claim of the first."""
     attempt = Attempt(pair=AttemptId(1, 1), job_uid=JOB, publication="p1", run_id="run")
     reported: list[Claim] = []
     engine = CheckpointManager(tmp_path, keep_last=3, resume=Resume.ALWAYS, on_foreign=reported.extend)

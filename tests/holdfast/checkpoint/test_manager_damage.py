@@ -1,4 +1,4 @@
-"""Corrupt checkpoints and copies out of reach: training does not begin again over them."""
+"""Corrupt checkpoints and unreachable copies: training does not start over."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_training_does_not_start_over_if_everything_is_corrupt(tmp_path: Path) -
     damage(tmp_path)
     before, claimed = commits(tmp_path), list_claims(tmp_path)
 
-    for _ in range(2):  # a start again is no consent
+    for _ in range(2):  # a restart is no consent
         with pytest.raises(NoneWholeError, match=r"step-20\.g1\.a1 .*step-10\.g1\.a1 .*verify.* --quarantine"):
             entered(tmp_path).restore()
 
@@ -89,7 +89,7 @@ def test_with_keep_last_1_one_corrupt_checkpoint_stops_the_job(tmp_path: Path) -
 
 
 def test_lasting_volume_error_costs_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A soft mount whose server is away: no file can be read, and no folder be renamed."""
+    """A soft mount whose server is away: no file can be read, and no folder can be renamed."""
     Run(tmp_path, 1, 1).commits(10, 20)
 
     def away(*_: Any) -> Any:
@@ -105,7 +105,7 @@ def test_lasting_volume_error_costs_no_checkpoint(tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A store of copies that has steps 10 and 20; as often as this says it cannot be asked."""
+    """A store of copies with steps 10 and 20. It cannot be reached for this number of requests."""
     Run(tmp_path / "shared", 1, 1).commits(10, 20)
     shutil.copytree(tmp_path / "shared", tmp_path / "copies")
     times = [0]
@@ -130,7 +130,7 @@ def test_briefly_absent_copies_are_asked_before_giving_up_a_step(tmp_path: Path,
 def test_copies_that_stay_away_stop_a_job_that_has_nothing_else(tmp_path: Path, away: list[int], what: str) -> None:
     if what == "damaged":
         damage(tmp_path / "shared")
-    else:  # what stands on the volume is a zombie's, and what went on was lost with it
+    else:  # the checkpoint on the volume is of a stale attempt, and the line that continued is lost
         for folder in (tmp_path / "shared").glob("step-*"):
             shutil.rmtree(folder)
         commit = tmp_path / "copies" / "step-20.g1.a1"
@@ -146,7 +146,8 @@ def test_copies_that_stay_away_stop_a_job_that_has_nothing_else(tmp_path: Path, 
 
 
 def test_copies_that_stay_away_may_hold_what_is_corrupt_here(tmp_path: Path, away: list[int]) -> None:
-    """To continue from 10 would fence the good copy of 20, and retention would delete it. Nothing is moved either."""
+    """To resume from 10 would fence the good copy of 20, and retention would delete that copy. Nothing is moved
+    either."""
     newest = tmp_path / "shared" / "step-20.g1.a1" / "rank-0.json"
     newest.write_bytes(b"?")
     before = commits(tmp_path / "shared")
@@ -176,7 +177,7 @@ def test_absent_copies_may_hold_what_a_rolled_back_volume_had(tmp_path: Path, aw
 
 
 def test_absent_copies_may_hold_what_the_last_attempt_continued(tmp_path: Path, away: list[int]) -> None:
-    """It was read from there, and the volume has only older ones."""
+    """The last attempt read its checkpoint from the copies, and the volume has only older ones."""
     write_claim(
         tmp_path / "shared",
         Claim(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", from_step=20, from_pair=AttemptId(1, 1)),

@@ -1,4 +1,4 @@
-"""Which checkpoints a manager deletes, and what outlives an attempt."""
+"""Which checkpoints a manager deletes, and which saves outlive their attempt."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_rules_keep_more_than_the_last_ones(tmp_path: Path) -> None:
 def test_older_attempts_expire_only_after_k_newer_are_verified(tmp_path: Path) -> None:
     Run(tmp_path, 1, 1, keep_last=3).commits(10, 20, 30)
     second = Run(tmp_path, 1, 2, keep_last=3).commits(40)
-    assert len(commits(tmp_path)) == 4  # 30 was read back whole and 40 written: only two are verified
+    assert len(commits(tmp_path)) == 4  # 30 was read back completely and 40 was written: only two are verified
     second.commits(50)
     assert commits(tmp_path) == {"step-30.g1.a1", "step-40.g1.a2", "step-50.g1.a2"}
 
@@ -125,7 +125,7 @@ def test_every_rank_of_a_world_learns_of_a_foreign_claim(tmp_path: Path, world: 
 
 
 def test_late_save_is_never_half_published_after_cleanup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The successor's cleaning is at work when the old attempt comes to publish."""
+    """The successor cleans up when the old attempt publishes."""
     zombie = Run(tmp_path, 1, 1)
     published: list[bool] = []
     rmtree = shutil.rmtree
@@ -145,7 +145,7 @@ def test_late_save_is_never_half_published_after_cleanup(tmp_path: Path, monkeyp
     assert commits(tmp_path) == {"step-10.g1.a1"}
 
 
-# What a save is made of
+# Content of a save
 
 
 def test_state_that_cannot_be_copied_fails_its_save_only(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A reader of at most 100 lines, written by the format's page and without holdfast, reads what holdfast commits."""
+"""A reader of at most 100 lines, written by the format page and without holdfast, reads checkpoints of holdfast."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "third_party_reader.py"
 
 
 class Net(torch.nn.Module):
-    """Tied weights, bf16, an empty and a scalar tensor, and one that is larger than a part with a digest."""
+    """Tied weights, bf16, an empty and a scalar tensor, and a tensor larger than a part with a digest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def test_it_reads_a_commit_of_one_rank_bit_for_bit(tmp_path: Path, reader: Modul
     tensors = reader.read_tensors(commit, manifest)
 
     assert_same(reader.build(manifest["state"]["objects"]["model"], tensors), model.state_dict())
-    assert len(tensors) == len(model.state_dict()) - 1  # the tied one lies there once
+    assert len(tensors) == len(model.state_dict()) - 1  # tied weights are stored once
 
 
 def test_it_reads_a_commit_of_two_ranks_bit_for_bit(

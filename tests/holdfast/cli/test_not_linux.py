@@ -1,4 +1,4 @@
-"""What works where this is not Linux: all but what supervises processes. Simulated: the names are deleted."""
+"""On systems other than Linux, everything except process supervision works. The test deletes the names of Linux."""
 
 from __future__ import annotations
 

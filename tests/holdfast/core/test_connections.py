@@ -1,4 +1,4 @@
-"""Connections that send nothing take no place from the others."""
+"""Connections that send nothing do not use up the capacity for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The collector of garbage is held back, and afterwards is as the script had it."""
+"""Garbage collection is paused, and afterwards has the settings of the script again."""
 
 import gc
 import threading

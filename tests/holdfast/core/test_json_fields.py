@@ -1,4 +1,4 @@
-"""Dataclasses as JSON, by the types of their fields."""
+"""Dataclasses are converted to and from JSON by the types of their fields."""
 
 from __future__ import annotations
 

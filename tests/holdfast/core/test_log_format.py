@@ -1,4 +1,4 @@
-"""What a process said last tells why it ended, unless it is Holdfast's own word that all is well."""
+"""The last output of a process states why it ended, unless it is a message of Holdfast about success."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A URL where a folder is expected is refused, and no folder of that name is made."""
+"""A URL in place of a folder is refused, and no folder with that name is created."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings are declared once, and read from an option or from a variable in the same way."""
+"""Settings are declared once, and read from an option or a variable in the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rank's side: what is due is done once, by the right rank, and every step leaves a mark."""
+"""The injector in a rank runs each due fault once on the right rank, and every step leaves a mark in the trace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Make = Callable[..., Meter]
 
 @pytest.fixture
 def meter(tmp_path: Path) -> Make:
-    """A rank's meter with the listener of a `holdfast chaos` that has these faults to do."""
+    """The meter of a rank under a `holdfast chaos` with these faults."""
 
     def make(*faults: Fault, rank: int = 0) -> Meter:
         (tmp_path / "plan.json").write_text(json.dumps([fault.to_json() for fault in faults]))
@@ -38,7 +38,7 @@ def meter(tmp_path: Path) -> Make:
 
 
 def steps(meter: Meter, *numbers: int) -> None:
-    """The loop's activities for these steps."""
+    """Run the activities of the loop for these steps."""
     for number in numbers:
         for activity in (Activity.DATA, Activity.COMPUTE, Activity.AVERAGE, Activity.VOTE, Activity.APPLY):
             meter.enter(activity, number - 1)
@@ -94,7 +94,7 @@ def test_an_exception_comes_at_its_step_and_once(meter: Make, tmp_path: Path) ->
     steps(first, 1, 2)
     with pytest.raises(ChaosError, match="step 3"):
         steps(first, 3)
-    steps(meter(RAISE), 3, 4)  # the one that takes its place
+    steps(meter(RAISE), 3, 4)  # the one that replaces it
     assert [line["kind"] for line in Lines(tmp_path / "injections").fresh()] == ["exception"]
 
 
@@ -116,7 +116,7 @@ def test_an_order_is_obeyed_once(meter: Make, tmp_path: Path, kind: Kind) -> Non
 
 def test_a_slow_rank_is_slow_for_its_steps_only(meter: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(injector, "time", SimpleNamespace(sleep=slept.append))  # others sleep in this process too
+    monkeypatch.setattr(injector, "time", SimpleNamespace(sleep=slept.append))  # other threads sleep too
     steps(meter(Fault(number=1, kind=Kind.SLOW, rank=0, step=2, seconds=0.5, steps=2)), 1, 2, 3, 4, 5)
     assert slept == [0.5, 0.5]
 

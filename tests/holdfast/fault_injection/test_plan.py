@@ -1,4 +1,4 @@
-"""What `holdfast chaos` will do is known before it begins: from its words and its seed alone."""
+"""The arguments and the seed of `holdfast chaos` alone determine its faults."""
 
 from __future__ import annotations
 

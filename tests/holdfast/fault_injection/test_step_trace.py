@@ -1,4 +1,4 @@
-"""What a fault cost is read off the steps alone."""
+"""The cost of a fault follows from the trace of steps alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live state and back, bit by bit, at any world size."""
+"""State is flattened and restored bit by bit, at any world size."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHAPES = st.lists(st.integers(0, 9), max_size=3)
 
 
 def random_tensor(dtype: torch.dtype, shape: list[int], seed: int) -> torch.Tensor:
-    """Any bits, NaNs included; booleans are 0 or 1."""
+    """Return a tensor of random bits, including NaNs. Booleans are 0 or 1."""
     generator = torch.Generator().manual_seed(seed)
     size = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
     raw = torch.randint(0, 2 if dtype is torch.bool else 256, (size,), dtype=torch.uint8, generator=generator)
@@ -117,7 +117,7 @@ def same(one: Any, other: Any) -> bool:
 @given(PLAIN)
 def test_plain_values_come_back_as_they_were(value: Any) -> None:
     flat = flatten_values({"v": value}, ordered=True)
-    tree = json.loads(json.dumps(flat.tree["v"], sort_keys=True))  # as a manifest has it
+    tree = json.loads(json.dumps(flat.tree["v"], sort_keys=True))  # the form in a manifest
     assert same(unflatten(tree, lambda name: flat.tensors[name]), value)
 
 

@@ -1,4 +1,4 @@
-"""Values that are no tensors: what can be saved comes back, and what cannot is refused by name."""
+"""Values that are no tensors are restored if they can be saved, and refused by name otherwise."""
 
 from __future__ import annotations
 
@@ -149,10 +149,11 @@ class Cursor(NamedTuple):
 
 
 def test_two_wrapper_tensors_are_never_taken_for_one(tmp_path: Path) -> None:
-    """They have no memory of their own, so the second one would count as tied to the first, and be lost."""
+    """Wrapper tensors have no memory of their own. Without a check, the second one would count as tied and be
+    lost."""
     model = torch.nn.ParameterDict({name: TwoTensor(torch.randn(2), torch.randn(2)) for name in "ab"})
     with pytest.raises(StateError, match=r"model\.a is a TwoTensor"):
-        check_savable({"model": model})  # as job.manage() asks
+        check_savable({"model": model})  # the call of job.manage()
     with pytest.raises(StateError, match=r"model\.a is a TwoTensor"):
         checkpoint.save(tmp_path, step=1, model=model)
     assert list(tmp_path.iterdir()) == []
@@ -224,7 +225,7 @@ def test_all_random_generators_go_on_as_they_were() -> None:
     assert draw() == expected
 
 
-# What a script sets with torch.set_default_device
+# Settings of torch.set_default_device
 
 
 MAKERS = {"empty", "zeros", "ones", "full", "tensor", "arange", "as_tensor", "asarray", "rand", "randn", "randint"}
@@ -240,7 +241,7 @@ def test_a_save_and_a_load_take_no_memory_of_the_default_device(tmp_path: Path) 
         return model, optimizer
 
     (model, optimizer), (other, its) = trained(1), trained(2)
-    torch.set_default_device("meta")  # has no numbers: what is made there by mistake cannot be read
+    torch.set_default_device("meta")  # has no values, so that a tensor created there by mistake cannot be read
     try:
         checkpoint.save(tmp_path, step=1, model=model, optimizer=optimizer)
         checkpoint.load(tmp_path, model=other, optimizer=its)

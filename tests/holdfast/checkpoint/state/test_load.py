@@ -1,4 +1,4 @@
-"""Each kind of state comes back to the bit, on the meta device and into shards too."""
+"""Each kind of state is restored to the bit, also on the meta device and into shards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.training.distributed.fsdp import Sharding
 
 
 def whole(seed: int) -> dict[str, Any]:
-    """Everything that a training run has, in bfloat16 with an average of the weights."""
+    """The complete state of a training run in bfloat16 with an average of the weights."""
     model = net(torch.bfloat16, seed)
     optimizer = WithMasters(model.parameters(), lr=0.1)
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
@@ -37,7 +37,7 @@ def whole(seed: int) -> dict[str, Any]:
 
 
 class WithMasters(torch.optim.Optimizer):
-    """SGD on fp32 masters of bf16 weights, and a moment in fp32."""
+    """SGD on fp32 masters of bf16 weights, with a moment in fp32."""
 
     def __init__(self, parameters: Any, lr: float) -> None:
         super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.99)})
@@ -88,7 +88,7 @@ def scheduled() -> dict[str, Any]:
 
 
 def test_a_schedule_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    """MultiStepLR keeps its milestones in a Counter and asks for its elements only when its turn comes."""
+    """MultiStepLR keeps its milestones in a Counter and reads its elements only at the milestone."""
 
     def rates(objects: dict[str, Any], steps: int) -> list[float]:
         made = []
@@ -107,7 +107,7 @@ def test_a_schedule_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
     assert sorted(set(expected)) == pytest.approx([0.001, 0.01, 0.1])
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, on epochs and on a schedule without a step
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, based on epochs and on a schedule without a step
 def test_a_schedule_may_be_set_to_an_epoch_after_a_load(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
@@ -158,7 +158,7 @@ def test_of_tied_weights_one_name_is_enough(tmp_path: Path, device: str, kept: s
 
 
 def test_two_saved_tensors_do_not_become_one_tied_tensor(tmp_path: Path) -> None:
-    """One of them would be lost."""
+    """Otherwise, one of them would be lost."""
     apart, live = Tied(), Tied()
     apart.head.weight = torch.nn.Parameter(torch.ones(7, 3))
     checkpoint.save(tmp_path, step=1, model=apart)
@@ -200,7 +200,7 @@ def test_tensor_left_on_meta_is_named_and_nothing_gets_memory(tmp_path: Path) ->
 
 @pytest.fixture
 def second_of_two() -> Iterator[None]:
-    """This process is rank 1 of 2, of whom the other is nobody: enough to cut, never to gather."""
+    """This process is rank 1 of 2 without a second process, which suffices to shard, but not to gather."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", rank=1, world_size=2, store=FakeStore())

@@ -1,4 +1,4 @@
-"""A state that does not fit is refused: the message names all of it, and nothing is changed."""
+"""A state that does not fit is refused. The message names all differences, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_of_a_thousand_names_ten_are_shown(tmp_path: Path) -> None:
 
 
 def test_optimizer_with_reordered_parameters_is_refused(tmp_path: Path) -> None:
-    """Torch itself would give each the other's moments."""
+    """torch itself would exchange the moments of the parameters."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     checkpoint.save(tmp_path, step=1, model=model, optimizer=torch.optim.Adam(model.parameters()))
     turned = torch.optim.Adam([*model[1].parameters(), *model[0].parameters()])
@@ -78,11 +78,11 @@ def test_unnamed_parameter_does_not_match_a_named_one(tmp_path: Path) -> None:
 def test_the_state_of_another_kind_of_optimizer_is_refused(
     tmp_path: Path, saved: Any, given: Any, lacking: str
 ) -> None:
-    """Torch itself takes it, and the next step ends in a KeyError."""
+    """torch itself accepts the state, and the next step raises a KeyError."""
     model = net()
     optimizer = saved(model.parameters(), lr=0.1)
     train(model, optimizer)
-    checkpoint.save(tmp_path, step=1, model=model, optimizer=Values(optimizer.state_dict()))  # as a file has it
+    checkpoint.save(tmp_path, step=1, model=model, optimizer=Values(optimizer.state_dict()))  # the form in a file
     with pytest.raises(StateError, match=f"optimizer: of another kind than {lacking}"):
         checkpoint.load(tmp_path, model=model, optimizer=given(model.parameters(), lr=0.1))
 
@@ -99,7 +99,8 @@ def test_the_state_of_another_kind_of_optimizer_is_refused(
     ],
 )
 def test_optimizer_kinds_with_equal_settings_differ_by_name(tmp_path: Path, saved: str, given: str) -> None:
-    """Torch makes an AdamW of an Adam that loads the state of one; of others the next step ends in a KeyError."""
+    """torch turns an Adam that loads the state of an AdamW into one. For other optimizers the next step raises a
+    KeyError."""
     model = net()
     checkpoint.save(tmp_path, step=1, optimizer=getattr(torch.optim, saved)(model.parameters()))
     other = getattr(torch.optim, given)(model.parameters())
@@ -121,7 +122,7 @@ def test_subclass_of_a_torch_optimizer_matches_its_base(tmp_path: Path) -> None:
     assert same(mine.state_dict(), optimizer.state_dict())
 
 
-# Settings that the script has changed
+# Settings changed by the script
 
 
 def test_settings_that_a_checkpoint_replaces_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

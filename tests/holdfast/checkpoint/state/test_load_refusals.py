@@ -1,4 +1,4 @@
-"""An object that refuses its state, and what a first step adds to one."""
+"""Objects that refuse their state, and state that the first step adds to an object."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def unread(name: str) -> torch.Tensor:
 
 
 class NotMineError(Exception):
-    """Of the script's own."""
+    """An error class of the script."""
 
 
 @pytest.mark.parametrize("kind", [ValueError, AssertionError, OverflowError, OSError, NotMineError])
@@ -81,11 +81,11 @@ def test_a_module_that_takes_old_names_still_may(tmp_path: Path) -> None:
     assert torch.equal(model.new.weight, old["old"].weight)
 
 
-# What cannot be saved is known before the first step
+# Values that cannot be saved are found before the first step
 
 
 class Odd(torch.optim.SGD):
-    """Its first step puts something into the state that no checkpoint can hold."""
+    """An optimizer whose first step adds a value to the state that no checkpoint can hold."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         torch.rand(1)

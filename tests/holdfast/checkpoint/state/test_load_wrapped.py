@@ -1,4 +1,4 @@
-"""A commit of a wrapped module loads into a bare one, and back."""
+"""A checkpoint of a wrapped module loads into a bare one, and the reverse."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_listings_go_on_over_pages(s3: S3Server, s3_settings: S3Settings) -> Non
 def test_list_is_requested_again_when_a_deletion_breaks_it(
     made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
 ) -> None:
-    """versitygw answers so to a list, as a file system may below others: nothing is missing, and nothing damaged."""
+    """versitygw answers a list in this way, and its file system may do so too. Nothing is missing or corrupt."""
     upload(made, s3_store)
     proxy.plan = once(Answer(status=404, code="NoSuchKey"), lambda request: "list-type=2" in request.target)
     assert through().commits() == (made.name,)
@@ -92,7 +92,7 @@ def test_list_is_requested_again_when_a_deletion_breaks_it(
 
 @pytest.mark.integration
 def test_the_region_is_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the server refuses the first request, naming its own, and each address that is signed for large parts."""
+    """Otherwise, the server refuses the first request and each presigned address for large parts."""
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     with s3_server(tmp_path / "s3", region="eu-central-1") as server, faults(server.url) as proxy:
@@ -115,7 +115,7 @@ def test_a_missing_bucket_is_no_damage(s3_settings: S3Settings) -> None:
 def test_renewed_credentials_are_read_again(
     made: Made, s3: S3Server, s3_settings: S3Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mounted secret that was renewed while the process ran."""
+    """A mounted secret is renewed while the process runs."""
     file = tmp_path / "credentials"
     keys = list(s3.credentials.items())
     file.write_text("\n".join(["[default]", *(f"{name} = {value[::-1]}" for name, value in keys)]))
@@ -159,7 +159,7 @@ def test_empty_segment_within_a_url_is_dropped_and_reported(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A server over a file system lists such a key without it: no commit would ever be found complete."""
+    """A server over a file system lists the key without the empty segment, so no checkpoint would look complete."""
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     target = open_store(f"s3://{s3_settings.bucket}/joined//run/")

@@ -1,4 +1,4 @@
-"""Faults of an S3 server, and on the way to it: those that pass are outlived, those that last are named."""
+"""Faults of an S3 server or the network: temporary ones are retried, and lasting ones are named."""
 
 from __future__ import annotations
 

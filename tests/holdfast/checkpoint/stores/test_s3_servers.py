@@ -20,7 +20,7 @@ from holdfast_testbed.fakes.s3_faults import Answer, Proxy, Request
 
 
 def ignored(header: str, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by a server that does not know the header, or by a proxy before it."""
+    """A server or a proxy ignores a header that it does not support."""
     make = s3_module.client_of
 
     def without(request: Any, **_: Any) -> None:
@@ -112,7 +112,7 @@ def test_conditional_creation_is_used_silently_without_traces(
 def test_a_trial_that_cannot_be_deleted_hinders_nobody(
     s3_settings: S3Settings, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
 ) -> None:
-    """An uploader may have no right to delete."""
+    """An uploader may have no permission to delete."""
     proxy.plan = lambda r: Answer(status=403, code="AccessDenied") if r.method in ("POST", "DELETE") else None
     claim = Claim(pair=AttemptId(1, 1), job_uid="job", publication="p", from_step=0)
     through().keep_claim(claim)

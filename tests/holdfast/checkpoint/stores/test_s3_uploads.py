@@ -128,7 +128,7 @@ def test_writer_does_not_publish_what_an_abandoned_twin_removed(made: Made, s3_s
 def test_writer_of_an_abandoned_checkpoint_removes_its_manifest(
     published: bool, made: Made, s3_settings: S3Settings, s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process that sweeps marks the folder before it looks whether there is a manifest."""
+    """The sweep of another process marks the folder before it checks for a manifest."""
     if published:
         upload(made, s3_store)
     create, mark = S3Bucket.create, f"{s3_settings.prefix}/{made.name}/{GIVEN_UP}"

@@ -1,4 +1,4 @@
-"""Slots in memory: whatever instruction a writer is killed at, a whole commit is there, and nothing torn is read."""
+"""Slots in memory: a kill at any instruction leaves a complete checkpoint, and nothing torn is read."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def whole(store: MemoryStore, name: CheckpointName) -> bytes:
 
 
 def steps(store: MemoryStore) -> list[int]:
-    """What can be read, every byte of it compared."""
+    """Return the steps that can be read, after comparing every byte."""
     found = [name.step for name in store.commits()]
     assert all(whole(store, named(step)) == body(step) for step in found)
     assert all(store.manifest(named(step)).step == step for step in found)
@@ -79,7 +79,7 @@ def steps(store: MemoryStore) -> list[int]:
 
 
 def killed_at(line: int, act: Callable[[], Any]) -> bool:
-    """Do something in a child that is killed before this line of the writers; False if it came to its end."""
+    """Run `act` in a child that is killed before this line of the writers. Return False if the child completed."""
     child = os.fork()
     if child == 0:
         left = [line]
@@ -98,7 +98,7 @@ def killed_at(line: int, act: Callable[[], Any]) -> bool:
             act()
             os._exit(0)
         finally:
-            os._exit(1)  # never back into the tests, which are the parent's
+            os._exit(1)  # never return to the tests of the parent process
     status = os.waitpid(child, 0)[1]
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
     return os.WIFSIGNALED(status)
@@ -140,7 +140,7 @@ def test_oldest_slot_is_overwritten_unless_training_needs_it(tmp_path: Path) -> 
     assert steps(store) == [10, 11]
     commit(pair, 12, keep=11)
     assert steps(store) == [11, 12]
-    commit(pair, 13, keep=11)  # 12 was fenced: an attempt went on from 11
+    commit(pair, 13, keep=11)  # 12 was fenced: an attempt resumed from 11
     assert steps(store) == [11, 13]
 
 
@@ -251,7 +251,7 @@ def test_what_does_not_fit_later_either_is_refused_at_once(tmp_path: Path) -> No
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """On a memory volume, which says what it takes."""
+    """Slots on a memory volume, which reports its usage."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
 
@@ -259,7 +259,7 @@ def memory() -> Iterator[Path]:
 def test_replaced_slot_frees_its_memory_despite_a_forked_process(memory: Path) -> None:
     pair = SlotSet(memory, "own-0")
     commit(pair, 1)
-    held = Slot(memory / "own-0.slot-0")  # as a loader that was forked from the rank has it
+    held = Slot(memory / "own-0.slot-0")  # as a data loader forked from the rank holds it
     before = os.fstat(held.fd).st_blocks
     commit(pair, 2)
     commit(pair, 3, nbytes=3 << 20)
@@ -278,7 +278,7 @@ def test_only_one_process_writes_an_owners_slots(tmp_path: Path, monkeypatch: py
 
 
 def in_child(act: Callable[[], Any]) -> str:
-    """The beginning of what it is refused with."""
+    """Return the beginning of the error of `act` in a child process."""
     told, says = os.pipe()
     child = os.fork()
     if child == 0:
@@ -286,7 +286,7 @@ def in_child(act: Callable[[], Any]) -> str:
             os.write(says, refusal(act).encode())
             os._exit(0)
         finally:
-            os._exit(1)  # never back into the tests, which are the parent's
+            os._exit(1)  # never return to the tests of the parent process
     assert os.waitpid(child, 0)[1] == 0
     os.close(says)
     with os.fdopen(told) as answer:

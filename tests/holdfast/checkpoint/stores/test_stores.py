@@ -1,4 +1,4 @@
-"""What every store must do, played with each kind of store."""
+"""Requirements on every store, tested with each kind of store."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_bad_commit_is_moved_aside_and_a_deleted_one_is_gone(
     copy(made, name, store)
     assert store.quarantine(name, "a test says so")
     assert store.commits() == ()
-    if store.shared:  # of a node's own store, its ranks remove what is old
+    if store.shared:  # the ranks of a node remove old checkpoints from its own store
         copy(made, name, store)
         store.delete(name)
         assert store.commits() == ()

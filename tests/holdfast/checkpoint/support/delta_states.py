@@ -1,4 +1,4 @@
-"""Tensors of which little changes from save to save."""
+"""Tensors that change little between saves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ONE = AttemptId(1, 1)
 BLOCK = incremental.BLOCK_BYTES
 
 
-# Rows of a whole block, rows of which several make one, rows larger than one, a scalar, and nothing.
+# Rows of one block, several rows per block, rows larger than a block, a scalar, and an empty tensor.
 SHAPES = {"wide": (40, BLOCK), "narrow": (300, 1000), "huge": (3, 70_000), "scalar": (), "none": (0, 7)}
 
 

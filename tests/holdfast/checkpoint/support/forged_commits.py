@@ -1,4 +1,4 @@
-"""Commits that a test forges."""
+"""Forged checkpoints."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def forge(root: Path, change: Callable[[Json], Any]) -> None:
 
 
 def replace_file(root: Path, data: bytes, name: str = TENSORS) -> None:
-    """Another file in the place of one, with its true digests in the manifest."""
+    """Replace a file, with valid digests in the manifest."""
     (root / NEWEST / name).write_bytes(data)
     parts = [data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES)]
     record = {
@@ -58,7 +58,7 @@ def replace_file(root: Path, data: bytes, name: str = TENSORS) -> None:
 
 
 def reheaded(root: Path, change: Callable[[Json], Any]) -> bytes:
-    """The newest commit's tensors behind another header of the same length."""
+    """Replace the header of the newest checkpoint's tensors by one of the same length."""
     raw = (root / NEWEST / TENSORS).read_bytes()
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + length])
@@ -67,7 +67,7 @@ def reheaded(root: Path, change: Callable[[Json], Any]) -> bytes:
 
 
 def outside(root: Path) -> dict[str, bytes]:
-    """All that lies around the tier, and in it but for the commits and the quarantine."""
+    """Return everything around the tier, and in the tier except for the checkpoints and the quarantine."""
     files = [path for path in root.parent.rglob("*") if path.is_file() and not path.is_symlink()]
     return {
         str(path.relative_to(root.parent)): path.read_bytes()
@@ -77,7 +77,7 @@ def outside(root: Path) -> dict[str, bytes]:
 
 
 def falls_back(root: Path, why: str) -> None:
-    """The newest is refused for this reason, and step 10 restored."""
+    """Assert that the newest checkpoint is refused for this reason, and step 10 is restored."""
     around = outside(root)
     fresh = objects(0.0)
     with little_memory():
@@ -90,13 +90,13 @@ def falls_back(root: Path, why: str) -> None:
 
 
 def verdict(root: Path) -> Verification:
-    """What `holdfast checkpoints verify` says of the newest."""
+    """Return the output of `holdfast checkpoints verify` for the newest checkpoint."""
     store = FolderStore(root)
     return verify(store, max(store.commits(), key=lambda name: name.step))
 
 
 def setter(path: str, value: Json) -> Callable[[Json], None]:
-    """Put a value at `a/b/0/c`."""
+    """Return a function that sets the value at `a/b/0/c`."""
 
     def change(document: Json) -> None:
         *parents, last = [int(part) if part.isdigit() else part for part in path.split("|")]

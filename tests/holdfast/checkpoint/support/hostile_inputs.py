@@ -1,4 +1,4 @@
-"""What others may have written, and ways to read it."""
+"""Inputs that an attacker may have written, and functions that read them."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 @contextmanager
 def untouched(folder: Path) -> Iterator[None]:
-    """Nothing there is changed, removed or added."""
+    """Assert that no file is changed, removed or added."""
     before = tree(folder)
     yield
     assert tree(folder) == before
 
 
 def outcome(act: Callable[[], str]) -> str:
-    """What came of it: an error of the package's own, and where from. Any other error is raised: a bug."""
+    """Return the error of the package and its place. Any other error is a bug, and is raised."""
     try:
         return act()
     except HoldfastError as error:
@@ -78,14 +78,14 @@ def outcome(act: Callable[[], str]) -> str:
 
 
 def place(error: BaseException) -> str:
-    """The function of the package that raised it."""
+    """Return the function of the package that raised the error."""
     frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     last = [code for code in frames if "/src/holdfast/" in code.co_filename][-1]
     return f"{Path(last.co_filename).stem}.{last.co_name}"
 
 
 def of_json(document: Any, changes: Changes) -> bytes:
-    """A document that is changed at some places, and then its bytes at others."""
+    """Change a document at some places, and then the encoded bytes at others."""
     values, edits = told_apart(changes)
     return altered(json.dumps(mutated(copy.deepcopy(document), values)).encode(), edits)
 
@@ -102,7 +102,7 @@ BODY = bytes(range(256)) * 8
 
 @cache
 def slot() -> bytes:
-    """The beginning of one that holds a commit; after it come zeros."""
+    """Return the start of a slot with a checkpoint. Zeros follow it."""
     with TemporaryDirectory() as folder:
         plan = plan_shard([whole(TensorSpec(name="x", dtype="U8", shape=(len(BODY),)))], metadata={})
         slots = SlotSet(Path(folder), "own-0")
@@ -134,7 +134,7 @@ def slot() -> bytes:
 
 
 def resealed(raw: bytes, change: Callable[[bytes], bytes]) -> bytes:
-    """Another table in the place of the one that counts, under a true seal."""
+    """Replace the current table of a slot by another one under a valid seal."""
     sequence = int.from_bytes(raw[:8], "little")
     at = (1024, 2048)[sequence // 2 % 2]
     length = int.from_bytes(raw[at : at + 8], "little")
@@ -176,7 +176,7 @@ def framed(message: Any) -> bytes:
 
 @contextmanager
 def server(folder: Path) -> Iterator[tuple[PeerServer, list[logging.LogRecord]]]:
-    """One whose threads end only as they should, and what it logs of how connections ended."""
+    """A server whose threads must end normally. It logs how connections ended."""
     raised: list[Any] = []
     hook, threading.excepthook = threading.excepthook, raised.append
     ended: list[logging.LogRecord] = []
@@ -208,7 +208,7 @@ WEIGHTS_OF = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=tor
 
 @cache
 def sources() -> dict[str, dict[str, bytes]]:
-    """A small one of each format: its files."""
+    """A small source of each format, with its files."""
     with TemporaryDirectory() as text, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = Path(text)
@@ -227,7 +227,7 @@ def sources() -> dict[str, dict[str, bytes]]:
 
 
 def zipped(raw: bytes, name: str, change: Callable[[bytes], bytes], kind: int = zipfile.ZIP_STORED) -> bytes:
-    """Another part of this name in a file of torch.save, with its true checksum."""
+    """Replace the part of this name in a file of torch.save, with its valid checksum."""
     target = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(raw)) as old, zipfile.ZipFile(target, "w", kind) as new:
         for part in old.namelist():
@@ -236,7 +236,7 @@ def zipped(raw: bytes, name: str, change: Callable[[bytes], bytes], kind: int = 
 
 
 def converted(folder: Path, files: dict[str, bytes], name: str = "") -> str:
-    """What `holdfast checkpoints convert` makes of them: a whole commit, or nothing."""
+    """Return the result of `holdfast checkpoints convert`: a complete checkpoint, or nothing."""
     source, target = folder / "in", folder / "out"
     for file, data in files.items():
         (source / file).parent.mkdir(parents=True, exist_ok=True)

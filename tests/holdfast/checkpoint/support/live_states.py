@@ -1,4 +1,4 @@
-"""Models and states that several tests save or load."""
+"""Models and states for several tests of saving and loading."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int =
 
 
 def same(one: Any, other: Any) -> bool:
-    """Bit by bit, dtypes and types included."""
+    """Compare bit by bit, including dtypes and types."""
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, dict):
@@ -37,7 +37,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 class Values:
-    """A user's object."""
+    """An object of a user."""
 
     def __init__(self, state: Any, refuses: BaseException | None = None) -> None:
         self.state = state
@@ -52,7 +52,7 @@ class Values:
             raise self.refuses
 
 
-# Without memory yet
+# Without memory
 
 
 class Tied(torch.nn.Module):
@@ -64,7 +64,7 @@ class Tied(torch.nn.Module):
         self.norm = torch.nn.BatchNorm1d(3)
 
 
-# What does not fit
+# Misfits
 
 
 def state_of(objects: dict[str, Any]) -> Any:
@@ -72,7 +72,7 @@ def state_of(objects: dict[str, Any]) -> Any:
 
 
 class Box:
-    """Anything with a state."""
+    """An object with a state."""
 
     def __init__(self, state: Any = None) -> None:
         self.state = state

@@ -28,7 +28,7 @@ ONE = AttemptId(1, 1)
 State = dict[str, np.ndarray[Any, Any]]
 
 
-# numpy has no bfloat16 and no 8-bit floats: their bits as they are.
+# numpy has no bfloat16 and no 8-bit floats: their bits are kept.
 KINDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "I64": "<i8", "BOOL": "?"}
 
 
@@ -90,7 +90,7 @@ def weights(seed: int = 0) -> State:
 
 
 def moved(state: State, elements: int, by: float) -> State:
-    """So many elements of the weight further by so much, spread over all of it."""
+    """Move this number of elements of the weight by this amount, spread over all of it."""
     weight = state["weight"].copy()
     weight.reshape(-1)[:: weight.size // elements][:elements] += np.float32(by)
     return {**state, "weight": weight}
@@ -120,7 +120,7 @@ def patch_of(document: Any) -> Any:
 
 
 def places(*values: int) -> Callable[[Any, bytearray], None]:
-    """Others in the place of the first ones, or from the end on of the last ones."""
+    """Replace the first positions of a patch. Values above 1000 replace the last ones."""
 
     def change(document: Any, data: bytearray) -> None:
         patch = patch_of(document)

@@ -56,7 +56,7 @@ def snapshot_of(step: int, rank: int, pair: AttemptId = FIRST) -> Snapshot:
 
 
 class Nodes:
-    """One launcher a node, and one rank each."""
+    """One launcher and one rank per node."""
 
     def __init__(self, root: Path, names: str, **settings: Any) -> None:
         self.names = names
@@ -78,7 +78,7 @@ class Nodes:
         }
 
     def tier(self, exchange: Any, check: Callable[[], None] = lambda: None) -> TierRank:
-        """A rank that was started anew; the process before it is gone."""
+        """Return the tier of a restarted rank. The previous process is gone."""
         name = self.names[exchange.rank]
         if name in self.tiers:
             self.tiers[name].close()
@@ -88,7 +88,7 @@ class Nodes:
         return tier
 
     def move(self, name: str, port: int) -> None:
-        """Its memory is served elsewhere."""
+        """Serve the memory of the node at another address."""
         self.at[name] = replace(self.at[name], port=port)
         self.settings[name] = replace(self.settings[name], me=self.at[name])
 
@@ -97,7 +97,7 @@ class Nodes:
         shutil.rmtree(self.folders.pop(name))
 
     def stores(self, at: str) -> list[CheckpointStore]:
-        """As a rank there has them."""
+        """Return the stores as a rank on the node has them."""
         others = [PeerStore(Peer(self.at[name], KEY)) for name in self.servers if name != at]
         return [MemoryStore(self.folders[at]), *others]
 
@@ -107,7 +107,7 @@ class Nodes:
 
 
 def read(stores: list[CheckpointStore], name: CheckpointName) -> dict[str, bytes]:
-    """Everything, from whichever store has it, each chunk compared with the manifest."""
+    """Read the complete state from any store, and compare each chunk with the manifest."""
     manifest = next(store.manifest(name) for store in stores if name in store.commits())
     files = {file: fetch(stores, manifest, name, file) for file in manifest.files}
     return {

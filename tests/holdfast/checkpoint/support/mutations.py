@@ -1,5 +1,7 @@
-"""What a hostile input is made of: a good one, changed at some places. The corpus has those that once did harm, and
-one for each way in which a longer run was refused."""
+"""Mutations that turn a valid input into a hostile one.
+
+The corpus has the mutations that once caused errors, and one for each way in which a longer run was refused.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def places(value: Json, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def mutated(document: Json, changes: list[tuple[int, int, Json]]) -> Json:
-    """At the nth place: another value, nothing, the value twice, or that of another place."""
+    """Mutate the nth place: set another value, remove it, repeat it, or copy another place."""
     for number, kind, junk in changes:
         every = [path for path in places(document) if path]
         if not every:
@@ -40,7 +42,7 @@ def mutated(document: Json, changes: list[tuple[int, int, Json]]) -> Json:
         for part in path[:-1]:
             holder = holder[part]
         if kind == 0:
-            holder[path[-1]] = copy.deepcopy(junk)  # else a later change would be one of it too
+            holder[path[-1]] = copy.deepcopy(junk)  # a copy, because a later change must not apply to both
         elif kind == 1:
             del holder[path[-1]]
         elif isinstance(holder, list):
@@ -51,7 +53,7 @@ def mutated(document: Json, changes: list[tuple[int, int, Json]]) -> Json:
 
 
 def altered(raw: bytes, edits: list[tuple[int, str, Any]]) -> bytes:
-    """At the nth byte: other bytes, more bytes, or so many fewer."""
+    """Mutate the nth byte: replace bytes, insert bytes, or remove some."""
     for place, kind, what in edits:
         at = place % (len(raw) + 1)
         if kind == "cut":
@@ -63,7 +65,7 @@ def altered(raw: bytes, edits: list[tuple[int, str, Any]]) -> bytes:
 
 
 def told_apart(changes: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Those of a document, and those of its bytes."""
+    """Split the changes into those of a document and those of its bytes."""
     return [one for one in changes if isinstance(one[1], int)], [one for one in changes if isinstance(one[1], str)]
 
 
@@ -71,7 +73,7 @@ CORPUS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "corpus.json").
 
 
 def kept(name: str) -> Callable[[Any], Any]:
-    """Each example of the corpus, beside those that are made up."""
+    """Add each example of the corpus to the generated ones."""
 
     def added(test: Any) -> Any:
         for changes in CORPUS[name].values():
@@ -82,7 +84,7 @@ def kept(name: str) -> Callable[[Any], Any]:
 
 
 CHANGES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 2), JUNK), min_size=1, max_size=3)
-# Of bytes: numbers that claim much, what begins something else, and what pickles, zips and JSON are made of.
+# Byte values: large numbers, starts of other formats, and the elements of pickles, zips and JSON.
 PIECES = (
     "00 01 7f 80 ff 22 2c 2d 2e 3a 5b 5d 7b 7d 28 29 30 42 4a 4b 4e 52 58 62 63 68 71 72 74 75 7d 81 85 86 8a 94 "
     "ffff ffffffff 00e40b54 00e40b5402000000 ffffffffffffffff 504b0304 504b0102 4e614e"

@@ -1,4 +1,4 @@
-"""Stores of one node that a test fills with a whole checkpoint: ranks fill them part by part."""
+"""Stores of one node that a test fills with a complete checkpoint. In a job, ranks fill them part by part."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from holdfast.checkpoint.stores.memory.store import MemoryStore
 
 
 class FilledLocalStore(LocalStore):
-    """A node's disk."""
+    """The disk of a node."""
 
     def receive(self, name: CheckpointName, content: str) -> FolderIncoming:
         return FolderIncoming(own_folder(self._folder, "", 0), name)
 
 
 class FilledMemoryStore(MemoryStore):
-    """A node's memory."""
+    """The memory of a node."""
 
     def receive(self, name: CheckpointName, content: str) -> MemoryIncoming:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ class FilledMemoryStore(MemoryStore):
 
 
 class MemoryIncoming:
-    """A checkpoint on its way into one slot: its size is known only with its last file."""
+    """A checkpoint that is written to one slot. Its size is known only with its last file."""
 
     def __init__(self, folder: Path, name: CheckpointName) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Commits of jobs that manage nothing, where only their names and claims matter."""
+"""Checkpoints of jobs without managed objects, for tests that need only names and claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits that tests upload to a bucket."""
+"""Checkpoints that tests upload to a bucket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = (8 << 20) + 12345  # two parts
 
 @dataclass(frozen=True)
 class Made:
-    """A commit in a folder, and where it lies."""
+    """A checkpoint in a folder."""
 
     store: FolderStore
     name: CheckpointName
@@ -48,7 +48,7 @@ def is_whole(store: ObjectStore, made: Made) -> bool:
 
 
 def once(fault: Fault, matches: Callable[[Request], bool]) -> Callable[[Request], Fault | None]:
-    """The fault for the first request that matches, and for no other."""
+    """Return the fault for the first matching request only."""
     left = [fault]
     return lambda request: left.pop() if left and matches(request) else None
 

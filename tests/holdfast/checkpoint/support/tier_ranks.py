@@ -1,4 +1,4 @@
-"""Ranks that save on one tier, without a manager."""
+"""Ranks that save on one tier without a manager."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from holdfast.checkpoint.tiers.tier import Tier, TierWorld
 
 
 def no_check() -> None:
-    """No attempt ends."""
+    """Never end the attempt."""
 
 
 class TierRank:
-    """One rank's part of a tier, entered for one world."""
+    """The part of one rank in a tier, entered for one world."""
 
     def __init__(
         self,

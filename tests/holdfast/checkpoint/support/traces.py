@@ -1,4 +1,4 @@
-"""What strace tells of processes: their system calls, in order, also where several threads make them."""
+"""Parse strace output: the system calls of processes in order, also for several threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from holdfast_testbed.build.programs import find
 
-STRACE = find("strace")  # `make setup` brings it
+STRACE = find("strace")  # installed by `make setup`
 CHANGING = frozenset(
     """openat write pwrite64 writev fsync fdatasync close mkdir mkdirat rename renameat renameat2 link linkat
     unlink unlinkat rmdir ftruncate""".split()  # noqa: SIM905  (a list of names reads best as words)
@@ -23,7 +23,7 @@ _QUOTED = re.compile(r'"([^"]*)"')
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One that ended; `begun` and `ended` are places in the order of all that was told."""
+    """A completed call. `begun` and `ended` are positions in the trace."""
 
     thread: str
     name: str
@@ -34,14 +34,14 @@ class Call:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Those that it was given as text; of one that was given a file, that file's (`strace -y`)."""
+        """Return the paths among the arguments, or the path of the file descriptor (`strace -y`)."""
         if self.name in ("write", "pwrite64", "writev", "fsync", "fdatasync", "ftruncate", "close"):
             return tuple(_PATH.findall(self.text)[:1])
         return tuple(_QUOTED.findall(self.text))
 
 
 def calls_in(text: str) -> Iterator[Call]:
-    """A call of which strace tells in two lines, because another thread's came between, is one."""
+    """Return the calls. A call that strace prints on two lines, because of another thread, counts once."""
     begun: dict[str, tuple[int, str]] = {}
     for place, line in enumerate(text.splitlines()):
         thread, _, call = (part.strip() for part in line.partition(" "))
@@ -56,7 +56,7 @@ def calls_in(text: str) -> Iterator[Call]:
 
 
 def kill_points(calls: Iterable[Call], before: Counter[str] | None = None) -> list[tuple[str, int]]:
-    """A call by which the disk changes, and which one of its thread's it is: strace counts each thread's own."""
+    """Return the calls that change the disk, each with its number in its thread: strace counts per thread."""
     counts: dict[str, Counter[str]] = {}
     found: dict[tuple[str, int], None] = {}
     for call in calls:

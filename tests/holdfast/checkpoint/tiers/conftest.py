@@ -23,7 +23,7 @@ from holdfast.core.attempt import AttemptId, Claim
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Nodes]]:
-    """Whose greetings may take as long as they do on a busy machine."""
+    """Nodes with a long limit for greetings, for busy machines."""
     made: list[Nodes] = []
     for module in (peers, peer_server):
         monkeypatch.setattr(module, "GREETING_SECONDS", 240.0)
@@ -39,7 +39,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 @pytest.fixture
 def source(tmp_path: Path, commit: Callable[..., Any]) -> FolderStore:
-    """Three commits and a claim."""
+    """Three checkpoints and a claim."""
     root = tmp_path / "shared"
     for step in (1, 2, 3):
         commit(root, step, {"w": bytes([step]) * 1000})

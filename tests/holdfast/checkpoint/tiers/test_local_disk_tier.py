@@ -1,4 +1,5 @@
-"""Commits on the disks of several nodes: whatever is cut off, damaged or full, the newest whole one is read back."""
+"""Checkpoints on the disks of several nodes: the newest complete one is restored after kills, corruption or full
+disks."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def snapshot_of(step: int, rank: int, pair: AttemptId = FIRST, job: str = "job")
 
 
 class Disks:
-    """One for each node; `ranks` says which node a rank is on, by number."""
+    """The disk of each node. `ranks` names the node of each rank by number."""
 
     made: ClassVar[list[Disks]] = []
 
@@ -85,7 +86,7 @@ class Disks:
         return self._settings[node].folder
 
     def saves(self, exchange: Any, *snapshots: Snapshot, terms: FencingContext = TERMS) -> list[SaveResult]:
-        """By a rank that was started anew."""
+        """Save from a restarted rank."""
         node = self.ranks[exchange.rank]
         before = self.ranks[: exchange.rank].count(node)
         tier = TierRank(LocalTier(), self._settings[node], exchange, local_rank=before)
@@ -116,7 +117,7 @@ def on_all(world: World, disks: Disks, *steps: int) -> list[list[SaveResult]]:
 
 
 def part(disks: Disks, node: str, step: int, rank: int) -> Path:
-    """The file with a rank's tensors."""
+    """Return the file with the tensors of a rank."""
     (found,) = disks.folder(node).glob(f"*-own-*/step-{step}.g1.a1/rank-{rank}.safetensors")
     return found
 
@@ -193,11 +194,11 @@ def test_corrupt_part_without_a_copy_restores_an_older_step(world: World, tmp_pa
 
 
 class Dies(BaseException):
-    """The end of a rank."""
+    """Raised where a rank ends."""
 
 
 class Dying:
-    """An exchange of which rank 1 dies before it tells the others for the so manieth time."""
+    """An exchange in which rank 1 ends before its nth message to the others."""
 
     def __init__(self, exchange: Any, turn: int) -> None:
         self.rank, self.size = exchange.rank, exchange.size
@@ -225,7 +226,7 @@ def test_rank_dying_during_a_save_leaves_the_previous_checkpoint(world: World, t
     with pytest.raises(Dies):
         world(2, killed)
     (leftover,) = {path.parent.parent / f"step-2.g1.a1.tmp-{'0' * 32}" for path in [part(disks, "b", 1, 1)]}
-    leftover.mkdir()  # of one that could not even tidy up
+    leftover.mkdir()  # of a rank that could not clean up
     assert part(disks, "a", 1, 0).exists()
     assert part(disks, "b", 1, 1).exists()
     on_all(world, disks, 3)
@@ -234,7 +235,8 @@ def test_rank_dying_during_a_save_leaves_the_previous_checkpoint(world: World, t
 
 
 def test_what_a_claim_cut_off_is_not_spared(tmp_path: Path) -> None:
-    """Else a commit beyond the claim would stay for ever, and the one that training goes on from would go."""
+    """Otherwise, a checkpoint beyond the claim would stay permanently, and the one that training resumed from
+    would go."""
     disks = Disks(tmp_path, "a")
     disks.saves(Alone(), snapshot_of(9, 0))
     claim = Claim(pair=AttemptId(1, 2), job_uid="job", publication="p", from_step=3, from_pair=FIRST)

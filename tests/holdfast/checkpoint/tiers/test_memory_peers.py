@@ -1,4 +1,4 @@
-"""Copies between nodes: corrupt bytes, lost senders, strangers."""
+"""Copies between nodes: corrupt bytes, lost senders, unauthorised clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits in the memory of several nodes survive ranks and any one node."""
+"""Checkpoints in the memory of several nodes survive the loss of ranks and of any one node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capacity of the memory tier: what does not fit, and which copies make room."""
+"""Capacity of the memory tier: what does not fit, and which copies are overwritten."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_copies_for_who_sends_elsewhere_make_room_for_others(
 ) -> None:
     made = nodes("abc", limit=10 << 20)
     world(3, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2))
-    made.lose("c")  # the copies of b were there, and a has those of c
+    made.lose("c")  # it had the copies of b, and a has those of c
     made.names, made.at = "ab", {name: made.at[name] for name in "ab"}
 
     def again(exchange: Any) -> list[SaveResult]:
@@ -86,7 +86,7 @@ def test_copies_for_who_sends_elsewhere_make_room_for_others(
     assert len(list(made.folders["a"].glob("for-*.slot-?"))) == 3, "of what was kept for c, only the newest is left"
 
 
-FOUR_SLOTS = 4 * (2 << 20)  # of a half of the state
+FOUR_SLOTS = 4 * (2 << 20)  # of one half of the state
 
 
 def test_four_slots_suffice_after_a_pod_was_replaced(
@@ -98,7 +98,7 @@ def test_four_slots_suffice_after_a_pod_was_replaced(
     made.at = {name: at[name] for name in "ab"}
     world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2))
     assert sum(path.stat().st_size for path in made.folders["a"].glob("*.slot-?")) == FOUR_SLOTS
-    made.lose("b")  # what a keeps for it is half of step 2
+    made.lose("b")  # the copy on node a is half of step 2
     made.names, made.at = "ac", {name: at[name] for name in "ac"}
 
     def again(exchange: Any) -> list[SaveResult]:

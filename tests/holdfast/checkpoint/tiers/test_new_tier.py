@@ -1,4 +1,4 @@
-"""A tier is one class: the manager saves on any that is given to it, and restores from it."""
+"""A tier is one class: the manager saves to any tier that it gets, and restores from it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIRST = AttemptId(1, 1)
 
 
 class ShelfTier:
-    """A folder that is neither the job's nor one of the tiers that Holdfast has."""
+    """A folder that is neither the job's folder nor one of the tiers of Holdfast."""
 
     name = "shelf"
 
@@ -62,7 +62,7 @@ class ShelfTier:
         check: Callable[[], None] = lambda: None,
         asked: bool = False,
     ) -> SaveResult:
-        if not self.in_background:  # nothing is staged for it
+        if not self.in_background:  # nothing is staged for this tier
             image = memoryview(bytearray(-(-staged.plan.nbytes // 4096) * 4096))
             staged = replace(staged, image=image)
             staged.copy()

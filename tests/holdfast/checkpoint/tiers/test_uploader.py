@@ -1,4 +1,4 @@
-"""What is uploaded next, and what an upload replaces."""
+"""Which checkpoint is uploaded next, and which copies an upload replaces."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_old_copies_go_only_after_enough_new_ones_arrived(source: FolderStore, t
 def test_a_copy_that_a_claim_fences_stays_for_a_day(
     source: FolderStore, target: Target, tmp_path: Path, commit: Callable[..., Any]
 ) -> None:
-    """The claim may stand on an older commit for want of this one, on a volume that was rolled back."""
+    """After a rollback of the volume, the claim may be based on an older checkpoint because this one is missing."""
     root, again = tmp_path / "shared", AttemptId(2, 1)
     uploads, now = uploader(source, target, keep_last=1), 0.0
     uploads.now = lambda: now

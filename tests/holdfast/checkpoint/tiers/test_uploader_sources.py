@@ -41,7 +41,7 @@ from holdfast.launcher.tiers.upload_worker import Host
 
 
 class Busy(Pace):
-    """A job that commits again and again while a piece of a copy is on its way."""
+    """A job that saves repeatedly during each part of a copy."""
 
     def __init__(self, engine: CheckpointManager, commits: int) -> None:
         super().__init__(None)
@@ -96,7 +96,7 @@ def test_leftovers_of_a_killed_uploader_go_with_the_next_copy(tmp_path: Path, ta
     busy = Busy(training(root, keep_last=1), commits=2)
     busy.take(0)
     killed = held(root, name(2))
-    killed.__enter__()  # and never left
+    killed.__enter__()  # never left
     busy.take(0)
     assert set(FolderStore(root).commits()) == {name(2), name(4)}
     with held(root, name(4)):
@@ -138,7 +138,7 @@ def test_a_volume_that_takes_no_word_holds_up_no_copy(tmp_path: Path) -> None:
 
 
 class Deleting(Pace):
-    """Somebody deletes the commit while its first file is read."""
+    """A source whose checkpoint is deleted while its first file is read."""
 
     def __init__(self, source: FolderStore, gone: CheckpointName) -> None:
         super().__init__(None)
@@ -194,7 +194,7 @@ def test_a_commit_that_was_deleted_before_is_no_failure(source: FolderStore, tar
 
 
 class Unreadable:
-    """A folder that a network's file system cannot read once, when it is asked for the n-th time."""
+    """A folder on a network file system whose nth read fails once."""
 
     def __init__(self, inner: FolderStore, *, at: int) -> None:
         self._inner, self._left = inner, at

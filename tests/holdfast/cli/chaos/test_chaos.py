@@ -1,4 +1,4 @@
-"""A real training, hurt in every way that `holdfast chaos` knows, comes to its end with every sample seen once."""
+"""A real training completes with every sample seen once, with every fault that `holdfast chaos` injects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def hurt(tmp_path: Path, short_path: Path) -> Hurt:
 
 
 def audit(folder: Path) -> dict[str, object]:
-    """What the training's end found of its samples."""
+    """Return the sample audit at the end of the training."""
     found: dict[str, object] = json.loads((folder / "audit.json").read_text())
     return found
 

@@ -1,4 +1,4 @@
-"""Weights of other formats become commits."""
+"""Weights of other formats are converted to checkpoints."""
 
 from __future__ import annotations
 

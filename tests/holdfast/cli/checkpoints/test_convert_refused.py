@@ -1,4 +1,4 @@
-"""Files of other formats that lie, or would run code, are refused."""
+"""Files of other formats with false content or code to run are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ load_file = pytest.importorskip("safetensors.torch").load_file
 
 
 class Evil:
-    """Runs code when it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -131,7 +131,7 @@ def test_invalid_step_is_refused_before_any_write(tmp_path: Path, step: int) -> 
 
 
 def lie(metadata: Any, sizes: list[int], parts: list[tuple[int, int]]) -> None:
-    """Say that a tensor of three has other sizes, and is made up by these parts (begin, length)."""
+    """Record another size for a tensor of three elements, in these parts (start, length)."""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
     (record,) = metadata.state_dict_metadata.values()

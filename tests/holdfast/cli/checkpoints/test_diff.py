@@ -14,7 +14,7 @@ from holdfast import checkpoint
 
 
 class Box:
-    """Anything with a state."""
+    """An object with a state."""
 
     def __init__(self, state: Any) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""Commits become safetensors files."""
+"""Checkpoints are exported to safetensors files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file
 
 
-# Out
+# Export
 
 
 def test_an_export_is_what_safetensors_loads_tied_weights_once(model: Net, tmp_path: Path) -> None:

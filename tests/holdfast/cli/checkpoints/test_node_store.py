@@ -1,4 +1,5 @@
-"""`holdfast checkpoints` on one node's memory and disk: what is there, whether it is good, what cannot be known."""
+"""`holdfast checkpoints` on the memory and disk of one node: what it has, whether that is intact, and what is
+unknown."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def at(node: str, port: int = 0) -> Neighbour:
 
 @pytest.fixture
 def memory(tmp_path: Path, world: World) -> Iterator[Callable[..., Path]]:
-    """The memory of a node, as its launcher `launcher-0` keeps it, after ranks of two nodes committed steps there."""
+    """The memory of a node under `launcher-0`, after ranks of two nodes saved steps."""
     servers: list[PeerServer] = []
 
     def make(*steps: int, copies: bool) -> Path:
@@ -91,7 +92,7 @@ def memory(tmp_path: Path, world: World) -> Iterator[Callable[..., Path]]:
 
 @pytest.fixture
 def disk(tmp_path: Path, world: World) -> Path:
-    """The disk of node a, as its launcher keeps it, after ranks of two nodes committed step 3 there."""
+    """The disk of node a under its launcher, after ranks of two nodes saved step 3."""
 
     def act(exchange: Any) -> None:
         node = "ab"[exchange.rank]
@@ -190,7 +191,7 @@ def test_checkpoint_overwritten_during_the_search_is_not_corrupt(
 
     def has(name: CheckpointName, file: str) -> bool:
         found = shelf.has(name, file)
-        if not asked:  # between one file of a rank and the other
+        if not asked:  # between the two files of a rank
             for path in folder.glob("launcher-0/own-*.slot-*"):
                 path.unlink()
         asked.append(file)
@@ -211,7 +212,7 @@ def test_memory_is_never_corrupt_while_a_job_saves_every_step(memory: Callable[.
     trains.join()
     assert verdicts
     assert [verdict.damages for verdict in verdicts if verdict.damaged] == []
-    store = near_store(tmp_path / "a")  # most of those were overwritten while they were read
+    store = near_store(tmp_path / "a")  # most of them were overwritten during the read
     assert store is not None
     assert verify(store, store.commits()[-1]).whole
 

@@ -1,4 +1,4 @@
-"""The way back to an older commit: the newer ones are fenced on every tier, and none of them is deleted."""
+"""`holdfast checkpoints rewind` fences newer checkpoints on every tier, and deletes none of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.launcher.rendezvous.folder_lock import hold
 
 
 class Run:
-    """One attempt of a job, that restored and claimed."""
+    """One attempt of a job that restored and claimed."""
 
     def __init__(self, root: Path, generation: int, attempt: int = 1, *, copies: str = "") -> None:
         self.engine = CheckpointManager(
@@ -50,7 +50,7 @@ class Run:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """The newest commit leads to a failure: two attempts began at it."""
+    """The newest checkpoint leads to a failure: two attempts started from it."""
     Run(tmp_path / "ckpt", 1).commits(10, 20)
     Run(tmp_path / "ckpt", 1, 2)
     Run(tmp_path / "ckpt", 1, 3)
@@ -82,7 +82,7 @@ def test_job_resumes_from_the_step_and_from_later_saves(root: Path) -> None:
 
 def test_later_attempts_of_the_same_claim_are_fenced_in_memory(root: Path) -> None:
     run = Run(root, 1, 4)
-    run.enter(AttemptId(1, 9))  # it goes on from memory, under the claim of attempt 4
+    run.enter(AttemptId(1, 9))  # it continues from memory, under the claim of attempt 4
     assert run.engine.save_on(run.engine.tiers[0], snapshot(25, run.pair)).committed
     assert main(["rewind", str(root), "--step", "10"]) == 0
     assert Run(root, 3).found.step == 10

@@ -1,4 +1,4 @@
-"""The demo as a person runs it: its promises are kept, and nothing is left of it, whatever ends it."""
+"""The demo keeps its promises when you run it, and leaves nothing behind, however it ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEADLINE = 240.0
 
 @pytest.fixture
 def start(short_path: Path) -> Iterator[Start]:
-    """Begins a demo whose temporary folder is in the test's own."""
+    """Return a function that starts a demo whose temporary folder is in the folder of the test."""
     begun: list[subprocess.Popen[str]] = []
 
     def begin() -> subprocess.Popen[str]:
@@ -40,7 +40,7 @@ def start(short_path: Path) -> Iterator[Start]:
 
 
 def left_over(folder: Path) -> list[str]:
-    """Processes that were started with this temporary folder, and what lies in it."""
+    """Return the processes that were started with this temporary folder, and the files in it."""
     found = [str(path) for path in folder.iterdir()]
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -61,7 +61,7 @@ def is_gone(folder: Path) -> bool:
 
 @pytest.mark.thorough
 def test_nothing_is_lost_whatever_is_done(start: Start, short_path: Path) -> None:
-    """How long each fault takes is the demo's own promise, and kept on a machine with nothing else to do."""
+    """The demo limits the duration of each fault. That holds only on an idle machine, and is not checked here."""
     demo = start()
     said, _ = demo.communicate(timeout=540)
     table = said[said.index("fault  ") :].splitlines()

@@ -1,4 +1,4 @@
-"""The demo's table says what was promised, and one broken promise is enough."""
+"""The table of the demo states its promises, and one broken promise fails the demo."""
 
 from __future__ import annotations
 

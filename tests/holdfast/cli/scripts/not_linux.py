@@ -1,6 +1,6 @@
-"""Use Holdfast where the names are missing that only Linux has, in the folder that is given.
+"""Use Holdfast in the given folder without the names that only Linux has.
 
-Third-party packages are imported before: they have builds of their own for other systems.
+Third-party packages are imported earlier, because they have builds of their own for other systems.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ MISSING = {
 
 
 class CLibrary(ctypes.CDLL):
-    """Has none of the functions that are called by name."""
+    """A C library without any of the functions that are called by name."""
 
     def __getattr__(self, name):
         raise AttributeError(f"symbol {name} not found")

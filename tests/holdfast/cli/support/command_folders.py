@@ -1,4 +1,4 @@
-"""Folders of commits for the commands."""
+"""Folders of checkpoints for the commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tree(root: Path) -> dict[str, bytes]:
 
 
 def reseal(folder: Path, change: Callable[[Any], Any]) -> None:
-    """Have a commit's manifest say something else, under a seal of its own."""
+    """Change the manifest of a checkpoint and seal it again."""
     path = folder / "MANIFEST.json"
     document = json.loads(path.read_bytes())
     document.pop("manifestDigest")

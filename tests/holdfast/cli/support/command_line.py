@@ -11,7 +11,7 @@ from holdfast.cli.main import main
 
 
 class Commands:
-    """Runs `holdfast checkpoints`; keeps what it printed."""
+    """Run `holdfast checkpoints` and keep its output."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys

@@ -1,4 +1,4 @@
-"""Weights as files of other formats."""
+"""Weights in files of other formats."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def loaded(folder: Path) -> Net:
     return fresh
 
 
-# In
+# Import
 
 
 def as_pt(model: Net, path: Path) -> Path:
