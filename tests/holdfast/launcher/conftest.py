@@ -1,4 +1,4 @@
-"""Real launchers on loopback, each with a run directory as a sidecar would serve it."""
+"""Real launchers on the loopback interface, each with a run directory that a sidecar would serve."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEADLINE = 240.0
 
 
 def eventually(condition: Callable[[], Any], what: str | Callable[[], str], *, deadline: float = DEADLINE) -> Any:
-    """Wait for a condition; what it returned, once that is true."""
+    """Wait until the condition returns a true value, and return that value."""
     end = time.monotonic() + deadline
     while time.monotonic() < end:
         result = condition()
@@ -33,7 +33,7 @@ def eventually(condition: Callable[[], Any], what: str | Callable[[], str], *, d
 
 
 def _living_in(run_dir: Path) -> list[int]:
-    """Processes of this run directory, whoever started them."""
+    """Return the processes of this run directory, whichever process started them."""
     mark, found = f"HOLDFAST_RUN_DIR={run_dir}\0".encode(), []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -67,7 +67,7 @@ class Pod:
             **environ,
         }
         self._command = command
-        self._warm = environ.get("WARM", "none")  # most tests need none, and each imports torch
+        self._warm = environ.get("WARM", "none")  # most tests need none, and each of them imports torch
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -81,13 +81,13 @@ class Pod:
             )
 
     def restart(self) -> None:
-        """As the kubelet does: the same pod and volume, a new process."""
+        """Start a new process for the same pod and volume, as the kubelet does."""
         self.process.wait()
         self.process = self._start()
 
     @property
     def status(self) -> dict[str, Any]:
-        """What the launcher says of itself; empty before it says anything."""
+        """The status of the launcher, empty before the first one."""
         try:
             return json.loads((self.run_dir / "status.json").read_text())
         except FileNotFoundError:
@@ -95,18 +95,18 @@ class Pod:
 
     @property
     def world(self) -> tuple[int, int] | None:
-        """The pair that runs here."""
+        """The attempt ID that runs here."""
         world = self.status.get("world")
         return (world["generation"], world["attempt"]) if world else None
 
     @property
     def ranks(self) -> list[dict[str, Any]]:
-        """Its rank processes."""
+        """The rank processes."""
         return self.status.get("ranks", [])
 
     @property
     def step(self) -> int:
-        """The last committed step, 0 before one."""
+        """The last completed step, 0 before the first."""
         return self.status.get("committedStep") or 0
 
     @property
@@ -115,23 +115,23 @@ class Pod:
         return json.loads(self.termination_log.read_text())
 
     def wait(self, deadline: float = DEADLINE) -> int:
-        """The launcher's exit code."""
+        """Wait for the exit code of the launcher."""
         return self.process.wait(deadline)
 
     def publish(self, document: dict[str, Any]) -> None:
-        """Store a membership as the sidecar does."""
+        """Store a membership, as the sidecar does."""
         temporary = self.run_dir / ".membership"
         temporary.write_text(json.dumps(document))
         temporary.rename(self.run_dir / "membership.json")
 
     def stop(self) -> None:
-        """End it and all that it started, whatever state they are in: none writes into a folder that goes."""
+        """End the launcher and all that it started, so that nothing writes into the folder while it is removed."""
         self.process.kill()
         self.process.wait()
         eventually(lambda: not self._kill_all(), f"{self.name} is gone with all that it started")
 
     def _kill_all(self) -> list[int]:
-        """Who lived until now."""
+        """Kill all processes of the run directory, and return those that were alive."""
         alive = _living_in(self.run_dir)
         for pid in alive:
             with contextlib.suppress(ProcessLookupError):
@@ -140,7 +140,7 @@ class Pod:
 
 
 class Cluster:
-    """Several pods, and the operator's part: publishing memberships."""
+    """Several pods, and an operator that publishes memberships."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -155,7 +155,7 @@ class Cluster:
             "replicas": 3,
             "processesPerWorker": 1,
             "heartbeatSeconds": 0.25,
-            "deadAfterSeconds": 6.0,  # a machine with much to do keeps launchers waiting for seconds
+            "deadAfterSeconds": 6.0,  # on a busy machine, launchers are delayed by seconds
             "firstAttemptWaitSeconds": DEADLINE,
             "startupDeadlineSeconds": 300.0,
             "checkpoint": {"interval": "50", "keepLast": 3, "resume": "Always", "deadlineSeconds": DEADLINE},
@@ -164,7 +164,7 @@ class Cluster:
         }
 
     def script(self, name: str) -> list[str]:
-        """A rank's command."""
+        """Return the command of a rank."""
         return [sys.executable, str(SCRIPTS / name)]
 
     def launch(self, *names: str, script: str = "speaks.py", program: str = "", **environ: str) -> list[Pod]:
@@ -182,7 +182,7 @@ class Cluster:
         return pods
 
     def document(self, generation: int, *names: str, **changes: Any) -> dict[str, Any]:
-        """A membership of these pods, in this order of indexes."""
+        """Return a membership of these pods in the order of their indexes."""
         self.revision += 1
         document: dict[str, Any] = {
             "version": 1,
@@ -204,14 +204,14 @@ class Cluster:
         return document | changes
 
     def publish(self, generation: int, *names: str, **changes: Any) -> dict[str, Any]:
-        """Bring a membership to all living pods."""
+        """Publish a membership to all pods that are alive."""
         document = self.document(generation, *names, **changes)
         for pod in self.pods.values():
             pod.publish(document)
         return document
 
     def await_world(self, generation: int, *names: str, above: tuple[int, int] = (0, 0)) -> tuple[int, int]:
-        """Until these pods, and only these, run one world of the generation, above a pair; returns its pair."""
+        """Wait until exactly these pods run a world of the generation above an attempt ID. Return its attempt ID."""
         uids = [self.pods[name].uid for name in names]
 
         def formed() -> tuple[int, int] | None:
@@ -226,7 +226,7 @@ class Cluster:
         return pair
 
     def tail(self) -> str:
-        """The ends of the logs, for a message."""
+        """Return the ends of the logs for a message."""
         return "".join(f"\n--- {pod.name}\n{pod.log.read_text()[-1500:]}" for pod in self.pods.values())
 
     @staticmethod
@@ -243,7 +243,7 @@ class Cluster:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A folder in memory, as a pod's run directory is: no launcher waits for a disk that others keep busy."""
+    """A folder in memory, like the run directory of a pod, so that a busy disk delays no launcher."""
     place = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="holdfast-", dir=place if os.access(place, os.W_OK) else None) as root:
         yield Path(root)
@@ -251,7 +251,7 @@ def memory() -> Iterator[Path]:
 
 @pytest.fixture
 def cluster(memory: Path) -> Iterator[Cluster]:
-    """Launchers that are gone after the test."""
+    """Launchers that are ended after the test."""
     made = Cluster(memory)
     yield made
     for pod in made.pods.values():
@@ -260,5 +260,5 @@ def cluster(memory: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def wait_for() -> Callable[..., Any]:
-    """`eventually`, for tests."""
+    """`eventually` as a fixture."""
     return eventually

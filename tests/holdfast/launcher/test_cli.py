@@ -1,4 +1,4 @@
-"""The command line says what is wrong and what to do instead."""
+"""The command line reports what is wrong and how to fix it."""
 
 from __future__ import annotations
 

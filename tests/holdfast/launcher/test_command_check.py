@@ -1,4 +1,4 @@
-"""Commands that no attempt could run are refused before anything starts, and the message gives the one to use."""
+"""Commands that no attempt could run are refused before the start, and the message contains the right command."""
 
 from __future__ import annotations
 

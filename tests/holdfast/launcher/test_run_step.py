@@ -1,4 +1,4 @@
-"""A model that communicates in forward, under a real launcher."""
+"""A model that communicates in its forward pass, under a real launcher."""
 
 from __future__ import annotations
 

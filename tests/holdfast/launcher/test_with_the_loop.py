@@ -23,7 +23,7 @@ Wait = Callable[..., Any]
 
 
 def claims(cluster: Any) -> dict[tuple[int, int], int]:
-    """From which step each attempt went on."""
+    """Return the step from which each attempt resumed."""
     files = sorted((cluster.shared / "checkpoints" / "claims").glob("*.json"))
     found = [json.loads(file.read_text()) for file in files]
     return {(claim["generation"], claim["attempt"]): claim["fromStep"] for claim in found}
@@ -42,7 +42,7 @@ def test_three_shrink_to_two_and_grow_to_three_without_loss(cluster: Any, wait_f
     assert (incident["cause"], incident["action"]) == ("Infrastructure", "Shrink"), cluster.tail()
     assert incident["lostSteps"] is not None, str(incident) + cluster.tail()
 
-    # Once they have formed a world, the others wait for it: long enough for a look at where they are.
+    # When they have formed a world, the others wait for that rank, long enough to observe them.
     cluster.start("d", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints, LOADS_SLOWLY="3")
     previous = [{"generation": 1, "publication": "p1", "members": ["uid-a", "uid-b", "uid-c"]}]
     active = {"generation": 1, "attempt": second[1]}
@@ -57,7 +57,7 @@ def test_three_shrink_to_two_and_grow_to_three_without_loss(cluster: Any, wait_f
 
 @pytest.mark.thorough
 def test_a_growth_waits_for_the_end_of_a_save_and_loses_nothing(cluster: Any, wait_for: Wait) -> None:
-    """Ranks that were asked to part in the middle of one, and took longer than `deadlineSeconds`, were killed."""
+    """Without the wait, ranks that leave during a save longer than `deadlineSeconds` would be killed."""
     cluster.settings["checkpoint"] = {**cluster.settings["checkpoint"], "interval": "50", "deadlineSeconds": 1}
     checkpoints = str(cluster.shared / "checkpoints")
     a, b = cluster.start("a", "b", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints)
@@ -73,7 +73,7 @@ def test_a_growth_waits_for_the_end_of_a_save_and_loses_nothing(cluster: Any, wa
     active = {"generation": 1, "attempt": first[1]}
     cluster.publish(2, "a", "b", "c", active=active, previous=previous)
     wait_for(lambda: "waits to join" in cluster.pods["c"].status.get("message", ""), "the newcomer")
-    offered = time.monotonic()  # a newcomer that nobody takes in proposes a world itself after 10 s
+    offered = time.monotonic()  # a joining worker that is not admitted proposes a world itself after 10 s
     wait_for(lambda: time.monotonic() > offered + 12, "time in which it could be taken in")
     assert a.status["world"]["generation"] == 1
 
@@ -86,7 +86,7 @@ def test_a_growth_waits_for_the_end_of_a_save_and_loses_nothing(cluster: Any, wa
 
 @pytest.mark.thorough
 def test_growth_keeps_the_store_of_ranks_until_they_stop(cluster: Any, wait_for: Wait) -> None:
-    """Their commits go through it: who waited for the last one without it waited for the whole deadline."""
+    """Their checkpoints use the store. Without it, ranks would wait for the last checkpoint until the deadline."""
     cluster.settings["checkpoint"]["interval"] = "1"
     checkpoints = str(cluster.shared / "checkpoints")
     a, b = cluster.start("a", "b", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints)
@@ -129,7 +129,7 @@ def test_a_killed_rank_comes_back_from_a_warm_process(cluster: Any, wait_for: Wa
 
 
 def kills(folder: Path, *, step: int, at: Activity) -> dict[str, str]:
-    """Rank 1 is killed on its way to this step, when it begins this, and others have had the time to do so too."""
+    """Kill rank 1 at this activity of this step, after a pause in which the other ranks reach it too."""
     folder.mkdir()
     waits = Fault(number=1, kind=Kind.SLEEP, rank=1, step=step, at=at, seconds=0.3)
     ends = Fault(number=2, kind=Kind.KILL, rank=1, step=step, at=at)
@@ -257,7 +257,7 @@ def test_if_every_rank_raises_the_last_step_is_saved_first(cluster: Any, wait_fo
 
 @pytest.mark.thorough
 def test_catching_an_error_of_job_step_blocks_nobody(cluster: Any, wait_for: Wait) -> None:
-    """Its part of that step's averages never comes."""
+    """The part of that rank in the averages of the step never arrives."""
     cluster.settings["processesPerWorker"] = 2
     (a,) = cluster.start("a", script="trains.py", SWALLOWS="1")
     cluster.publish(1, "a")
@@ -324,7 +324,7 @@ def test_launcher_owned_memory_outlives_all_rank_processes(cluster: Any, wait_fo
 
 
 def test_node_disk_restores_its_newest_step_after_a_kill(cluster: Any, wait_for: Wait) -> None:
-    """As a container that is killed and started again in its pod: nothing of it is left but its volumes."""
+    """A container is killed and started again in its pod. Only its volumes are left."""
     cluster.settings["budgets"] = []
     cluster.settings["checkpoint"] = {**cluster.settings["checkpoint"], "interval": "1000000"}
     cluster.settings["processesPerWorker"] = 2
@@ -345,7 +345,7 @@ def test_node_disk_restores_its_newest_step_after_a_kill(cluster: Any, wait_for:
             os.kill(pid, signal.SIGKILL)
     a.process.wait()
     kept = [{name.step for name in list_commits(own)} for own in disk.glob("launcher-*/*-own-*")]
-    newest = max(kept[0] & kept[1])  # of one more, a rank may have published its part alone
+    newest = max(kept[0] & kept[1])  # of one more step, a rank may have published its part alone
     assert not list(checkpoints.glob("step-*")), "nothing is on the volume"
     a.restart()
     second = cluster.await_world(1, "a", above=first)
@@ -356,7 +356,7 @@ def test_node_disk_restores_its_newest_step_after_a_kill(cluster: Any, wait_for:
 
 
 def digests(cluster: Any, kind: str, step: int, pair: tuple[int, int] | None = None) -> dict[int, str]:
-    """By shard, what ranks said of their state at a step."""
+    """Return the reported state digests of a step by shard."""
     lines = [line for file in cluster.shared.glob("states-*") for line in file.read_text().split("\n")[:-1]]
     told = [json.loads(line) for line in lines]
     here = (one for one in told if (one["kind"], one["step"]) == (kind, step))

@@ -1,4 +1,4 @@
-"""A cloud's notice, the real sidecar and the real launchers, down to the incident that it is counted as."""
+"""A cloud notice, the real sidecar and the real launchers, down to the incident."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Wait = Callable[..., Any]
 
 
 class Machine:
-    """The metadata service of the machine that a pod runs on."""
+    """The metadata service of the machine of a pod."""
 
     def __init__(self, cloud: str) -> None:
         self.said = Announcement(instance_id="node-c", cloud=cloud)
         self.server = MetadataServer(Instance(lambda: self.said))
 
     def goes(self) -> None:
-        """The cloud takes the machine away."""
+        """The cloud announces that it removes the machine."""
         cloud = self.said.cloud
         self.said = self.said.announce(PREEMPTION[cloud], now=datetime.now(UTC), seconds=NOTICE_SECONDS[cloud])
 
@@ -47,7 +47,7 @@ def machine(request: Any) -> Iterator[Machine]:
 
 @pytest.fixture
 def sidecar(machine: Machine) -> Iterator[Callable[[Any], Any]]:
-    """Starts the sidecar of a pod; it needs no operator to pass a notice on."""
+    """Start the sidecar of a pod, which needs no operator to pass a notice on."""
     running: list[subprocess.Popen[bytes]] = []
 
     def start(pod: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Launchers form worlds, lose members and take them back: real processes on loopback."""
+"""Launchers form worlds, lose members and admit them again: real processes on the loopback interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Wait = Callable[..., Any]
 
 
 def is_over(pod: Any) -> bool:
-    """Whether its first incident is."""
+    """Return whether the first incident of the pod is over."""
     incidents = pod.status["incidents"]
     return bool(incidents and incidents[0]["resumedTime"])
 

@@ -1,4 +1,4 @@
-"""What ranks wrote and read back, counted once though each of them tells."""
+"""Writes and reads of ranks are counted once, although each rank reports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher's books: what no rank can see, and the sum over all places."""
+"""The ledger of the launcher: what no rank can measure, and the sum over all places."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.telemetry.rank_time import Ledger
 
 
 class Launcher:
-    """A launcher's accounts with ranks that tell it theirs, on one clock."""
+    """The accounts of a launcher and the ranks that report to it, on one clock."""
 
     def __init__(self) -> None:
         self.now = 50.0
@@ -295,6 +295,6 @@ def test_steps_that_no_state_has_any_more_are_lost_once(launcher: Launcher) -> N
         launcher.steps(1, step)
     launcher.meters[1].enter(Activity.PARKED)
     launcher.enters(1, step=2)
-    launcher.accounts.restored(2)  # so says another rank
+    launcher.accounts.restored(2)  # reported by another rank
     books = launcher.books
     assert (books["steps"], books["lostSteps"], launcher.accounts.highest) == (5, 3, 5)

@@ -1,4 +1,4 @@
-"""A rank's own books: what each second was spent on, and that nothing is lost or counted twice."""
+"""The ledger of a rank assigns each second to one activity, without gaps or duplicates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP = ((Activity.DATA, 0.1), (Activity.COMPUTE, 0.6), (Activity.AVERAGE, 0.2), 
 
 
 class Rank:
-    """A rank that does what it is told, for as long as it is told."""
+    """A rank that runs the given activities for the given durations."""
 
     def __init__(self, *, reads_take: float = 0.0) -> None:
         self.now = 1000.0
@@ -63,7 +63,7 @@ class Rank:
 
 
 def life(*, slow: Activity | None = None, evaluates: float = 0.5, saves: float = 0.2, syncs: float = 0.4) -> Rank:
-    """Three steps, a commit, an evaluation; a failure in the fourth, which is made again."""
+    """Three steps, a checkpoint and an evaluation. The fourth step fails and is repeated."""
     rank = Rank()
     rank.lines_up(syncs=syncs)
     for _ in range(3):
@@ -87,7 +87,7 @@ def test_the_time_of_a_life_is_where_it_belongs() -> None:
             "data": 6 * 0.1,
             "checkpoint": 0.2,
             "evaluation": 0.5,
-            "detection": 0.05,  # the vote that never came back
+            "detection": 0.05,  # the vote that never completed
             "restart": 0.4,
             "recompute": 0.6 + 0.2,
             "idle": 0.0,

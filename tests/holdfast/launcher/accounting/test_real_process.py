@@ -1,4 +1,4 @@
-"""The books of a real process, against clocks that it reads itself just inside and just outside of each activity."""
+"""The ledger of a real process, compared with clocks that it reads just inside and just outside of each activity."""
 
 from __future__ import annotations
 

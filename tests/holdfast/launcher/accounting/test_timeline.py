@@ -1,4 +1,4 @@
-"""The timeline: what a launcher writes, and what `holdfast timeline` makes of it, whatever became of the file."""
+"""What a launcher writes to the timeline, and what `holdfast timeline` prints for it, also from a corrupt file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ACCOUNT = {"activity": "data", "wall": 1.0, "open": 0.0, "seconds": {"productive
 
 
 class Run:
-    """A launcher's chronicle with one rank, on a clock of its own."""
+    """The timeline of a launcher with one rank, on its own clock."""
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.now = 1_769_860_800.0
@@ -50,7 +50,7 @@ class Run:
                 "worldSize": world,
             }
             self.chronicle.heard(31, "step", body)
-            self.chronicle.heard(31, "step", body)  # another rank says the same
+            self.chronicle.heard(31, "step", body)  # another rank reports the same
 
     def fails(self, message: str = "rank 1 (pid 31) was ended by SIGKILL") -> None:
         failure = Failure(

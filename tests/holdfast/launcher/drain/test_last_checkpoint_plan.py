@@ -1,4 +1,4 @@
-"""Where a last commit goes: what fits into 60 % of the notice, and never to nowhere."""
+"""The tiers of the final checkpoint: what fits into 60 % of the notice, and always at least one tier."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ OWN, OTHER = "node-a", "node-b"
 
 @st.composite
 def worlds(draw: st.DrawFn, *, due: bool = True) -> list[TierEstimate]:
-    """A job's tiers, in the order in which a last commit fills them."""
+    """Draw the tiers of a job in the order in which a final checkpoint fills them."""
     took = st.none() | st.floats(0.01, 100.0)
     memory = tier("memory", draw(took), node=OWN, due=due and draw(st.booleans()))
     peer = tier(
@@ -138,7 +138,7 @@ def test_planned_work_after_other_saves_ends_within_the_share(
     at = wait
     for one in (one for one in tiers if one.name in made.tiers):
         if one.seconds is None:
-            break  # nothing measured comes behind it where something is counted on
+            break  # nothing unmeasured follows it in a certain plan
         at += one.seconds
         assert not made.certain or at <= SHARE * notice * (1 + 1e-9)
 

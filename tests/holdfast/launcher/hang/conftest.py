@@ -1,4 +1,4 @@
-"""A world that trains."""
+"""A world that is training."""
 
 from __future__ import annotations
 

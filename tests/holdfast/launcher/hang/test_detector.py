@@ -1,4 +1,4 @@
-"""Which rank hangs, and which ones only wait."""
+"""Which rank hangs, and which ranks only wait."""
 
 from __future__ import annotations
 
@@ -152,6 +152,6 @@ def test_a_stopped_rank_is_told_from_one_that_waits_for_it(scene: Scene) -> None
 
 
 def test_of_several_late_ranks_the_silent_one_is_to_blame(scene: Scene) -> None:
-    """The others wait for it in a collective of the script's own."""
+    """The others wait for that rank in a collective of the script."""
     scene.stopped.add(1)
     assert [verdict.rank for verdict in scene.wait(5)] == [1]

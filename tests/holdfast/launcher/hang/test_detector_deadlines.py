@@ -1,4 +1,4 @@
-"""Deadlines of steps and of starts."""
+"""Deadlines of steps and of the start."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reading(*, at: float, look: float, began: float, step: int) -> Reading:
 
 @pytest.mark.parametrize("activity", [A.STARTUP, A.DATA])
 def test_script_that_never_steps_has_its_start_up_deadline(activity: Activity) -> None:
-    """It trains with the loop of its own, say, and says of that neither a step nor a phase."""
+    """For example, the script has a training loop of its own, and reports neither a step nor a phase."""
     scene = Scene()
     scene.watchdog.settings = HangSettings(startup=60, data=30)
     scene.enter(activity)
@@ -116,7 +116,7 @@ def test_hang_of_a_remote_rank_counts_for_its_successors(scene: Scene) -> None:
 
 def test_time_in_which_the_launcher_did_not_run_does_not_count(scene: Scene) -> None:
     scene.enter(A.AVERAGE, 0, 2)
-    assert scene.look(20.0) == ()  # it and the ranks came back together
+    assert scene.look(20.0) == ()  # the launcher and the ranks resumed together
     assert scene.wait(0.6) == ()
     assert scene.wait(0.5)[0].rank == 1
 
@@ -154,13 +154,13 @@ def test_settings_have_defaults_and_bad_ones_are_named() -> None:
     base=st.floats(0.01, 3.0),
     noise=st.floats(0.0, 0.3),
     share=st.floats(0.0, 1.0),
-    ranks=st.tuples(st.integers(1, 4), st.integers(0, 4)),  # here, elsewhere
+    ranks=st.tuples(st.integers(1, 4), st.integers(0, 4)),  # here, and on another launcher
     seed=st.integers(0, 2**32),
 )
 def test_stragglers_at_three_times_the_usual_step_never_hang(
     base: float, noise: float, share: float, ranks: tuple[int, int], seed: int
 ) -> None:
-    """A step ends when its slowest rank does; the launcher looks at whatever moments its tick comes."""
+    """A step ends when its slowest rank ends. The launcher checks at arbitrary moments."""
     dice = random.Random(seed)
     local, everywhere = ranks[0], sum(ranks)
     watchdog, now, look = Watchdog(), 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Ranks that left their attempt."""
+"""Ranks that have left their attempt."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_no_hurry_if_all_left_and_no_rank_here_keeps_the_state(scene: Scene) -> 
     scene.wait(0.5)
     scene.left = dict.fromkeys(scene.readings, scene.now)
     scene.awaited = False
-    assert scene.wait(8.4) == ()  # all compile again, say, and one elsewhere ran out of memory
+    assert scene.wait(8.4) == ()  # for example, all compile again, and a remote rank ran out of memory
     assert len(scene.wait(0.3)) == 3
 
 
@@ -97,7 +97,7 @@ def test_silent_rank_has_a_step_deadline_from_its_last_sign(scene: Scene) -> Non
 
 
 def test_there_is_no_hurry_when_nobody_would_be_left(scene: Scene) -> None:
-    assert scene.wait(8.4) == ()  # all compile again, say
+    assert scene.wait(8.4) == ()  # for example, all compile again
     assert len(scene.wait(0.3)) == 3
 
 

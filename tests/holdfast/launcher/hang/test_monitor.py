@@ -1,4 +1,4 @@
-"""Hangs of real processes: each is seen by its launcher's watch, and what everyone did is kept before the end."""
+"""Hangs of real processes: their launcher detects each hang, and keeps the stacks of all ranks before it ends one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Process:
 
 @dataclass
 class World:
-    """Ranks under one watch. Slots are not ranks: they count from ten."""
+    """Ranks under one hang monitor. Slots start at ten to differ from ranks."""
 
     run_dir: Path
     seconds: float = 0.03
@@ -82,7 +82,7 @@ class World:
         return self.verdicts[0]
 
     async def settle(self, slot: int, *, world_size: int = 3) -> None:
-        """Until this rank has made its steps and waits."""
+        """Wait until this rank has completed its steps and waits."""
 
         def waits() -> bool:
             reading = self.boards.read(slot)
@@ -126,9 +126,9 @@ def test_rank_that_blocks_others_hangs_and_its_stacks_are_kept(world: World, fau
     story = world.story
     assert message in story
     assert f"in {function}" in story
-    assert "holdfast-beat" in story or "activity_page.py" in story  # every thread of it, not the main one alone
-    assert "== rank 0" in story  # and its mate's
-    assert world.found == [(AttemptId(1, 1), message)]  # the other launchers keep theirs
+    assert "holdfast-beat" in story or "activity_page.py" in story  # every thread, not only the main thread
+    assert "== rank 0" in story  # and those of the other rank of its shard group
+    assert world.found == [(AttemptId(1, 1), message)]  # the other launchers keep their own
 
 
 def test_remote_hang_collects_local_stacks_and_continues(world: World) -> None:
@@ -179,7 +179,7 @@ def test_mismatched_ranks_are_distinguished_and_not_killed(world: World) -> None
 def test_rank_that_left_its_attempt_and_computes_hangs(world: World) -> None:
     async def scene() -> tuple[int, str, Cause]:
         world.start("wait", "sleep")
-        # From the start: it may be the first to fall asleep.
+        # From the start, since it may be the first to fall asleep.
         world.strays = [(world.ranks[1], time.monotonic(), True)]
         return await world.verdict()
 
@@ -256,7 +256,7 @@ def test_rank_entering_an_attempt_during_collection_is_spared(
 
     asyncio.run(scene())
     assert "rank 1 has been busy for " in world.story
-    assert world.killed == ([] if greeted else [11])  # one that was only placed there still hangs
+    assert world.killed == ([] if greeted else [11])  # a rank that only has a place there still hangs
 
 
 def test_launcher_pause_takes_no_time_from_stack_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""Several launchers judge one world: each its own ranks, by their boards and by what the others say of theirs."""
+"""Several launchers judge one world: each its own ranks, by their boards and by the reports of the other
+launchers."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ PAIR = AttemptId(1, 1)
 
 @dataclass
 class Launcher:
-    """Some ranks, a clock of its own, and what it heard of the others."""
+    """Some ranks, a clock, and the reports of the other launchers."""
 
     ranks: tuple[int, ...]
     clock: float
@@ -38,7 +39,7 @@ class Launcher:
 
 
 class World:
-    """Launchers and their ranks. Time is the simulation's; each host's clock is elsewhere."""
+    """Launchers and their ranks. The simulation has one time, and each host's clock has an offset."""
 
     def __init__(self, *ranks_of: int, latency: float = 0.01) -> None:
         numbers = count()
@@ -55,7 +56,7 @@ class World:
             self.readings[rank] = replace(self.readings[rank], activity=activity, since=self.now)
 
     def step(self) -> None:
-        """All have made a step now."""
+        """Let all ranks complete a step now."""
         for rank, was in self.readings.items():
             self.readings[rank] = replace(
                 was, activity=A.COMPUTE, since=self.now, step=was.step + 1, stepped=self.now, made=was.made + 1
@@ -67,7 +68,7 @@ class World:
             self.step()
 
     def look(self, place: int) -> tuple[HangVerdict, ...]:
-        """One launcher looks, and tells the others what they must know."""
+        """Let one launcher check its ranks, and report to the others."""
         launcher = self.launchers[place]
         told = tuple(stall for stalls in launcher.heard.values() for stall in stalls)
         seen = Observed(
@@ -85,7 +86,7 @@ class World:
         return verdicts
 
     def board(self, rank: int) -> Reading:
-        """As its launcher reads it, by the clock of their host."""
+        """Return a board as its launcher reads it, by the clock of their host."""
         if rank not in self.stopped:
             self.readings[rank] = replace(self.readings[rank], beat=self.now)
         reading = self.readings[rank]
@@ -101,7 +102,7 @@ class World:
             self.launchers[to].heard[sender] = stalls
 
     def wait(self, seconds: float) -> list[tuple[int, HangVerdict]]:
-        """All look every tenth of a second, one after the other, until somebody acts or the time is over."""
+        """Let all launchers check every 0.1 s, one after the other, until one acts or the time is over."""
         end = self.now + seconds
         while self.now < end - 1e-9:
             acts: list[tuple[int, HangVerdict]] = []
@@ -198,14 +199,14 @@ def test_what_was_taken_back_counts_no_more(world: World) -> None:
 
 
 def test_a_rank_that_shows_no_sign_of_life_is_blamed_alone(world: World) -> None:
-    """The others wait for it in a collective of the script's own, so all are late."""
+    """The others wait for that rank in a collective of the script, so all ranks are late."""
     world.stopped.add(3)
     acts = world.wait(5)
     assert [(place, verdict.rank) for place, verdict in acts] == [(2, 3)]
 
 
 def test_no_hurry_if_no_rank_of_any_launcher_would_remain(world: World) -> None:
-    assert world.wait(8.3) == []  # all compile again, say
+    assert world.wait(8.3) == []  # for example, all compile again
     assert len(world.wait(0.5)) > 0
 
 
@@ -245,7 +246,8 @@ def test_stalls_travel_with_what_launchers_say_of_themselves() -> None:
 def test_no_schedule_with_progress_is_ever_judged_hung(
     base: float, share: float, launchers: list[int], latency: float, seed: int
 ) -> None:
-    """Stragglers of three times the usual step, evaluations, slow networks; launchers look and hear when they can."""
+    """Stragglers at three times the usual step, evaluations, slow networks. Launchers check and receive at any
+    time."""
     dice = random.Random(seed)
     world, deaf = World(*launchers, latency=latency), dice.choice([0.0, 0.3])
     looks = [0.0] * len(launchers)

@@ -1,4 +1,4 @@
-"""Which GPUs a container sees."""
+"""Which GPUs a container can use."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ GPU Excluded:\t No
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A driver that lists two GPUs, and a container that may use the second."""
+    """A driver that lists two GPUs, and a container that may use the second one."""
     for minor, uuid in enumerate(
         ("GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52", "GPU-a8394b51-c086-568a-9f1a-c1e1c934c44c")
     ):

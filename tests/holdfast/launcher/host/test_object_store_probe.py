@@ -1,4 +1,4 @@
-"""Before a job starts its object store is tried: what each answer is called, and whose fault it is."""
+"""The object store is tested before a job starts: the name of each result, and the cause of each error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Ask = Callable[..., Check]
 
 @pytest.fixture
 def ask(s3: S3Server, s3_settings: S3Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ask:
-    """Tries the store as a pod would that has these variables."""
+    """Test the store as a pod with these variables does."""
 
     def asked(url: str = "", **changes: str) -> Check:
         nothing = dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), str(tmp_path / "none"))
@@ -83,7 +83,7 @@ def test_what_the_store_lacks_is_said_with_the_verdict(ask: Ask, s3: S3Server) -
 
 
 def test_store_creating_a_name_twice_is_unfit(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it promised."""
+    """The result does not depend on the features that the store claims to support."""
 
     def create(bucket: S3Bucket, key: str, data: bytes) -> bool:
         bucket.put(key, data)
@@ -96,7 +96,7 @@ def test_store_creating_a_name_twice_is_unfit(ask: Ask, monkeypatch: pytest.Monk
 
 
 def test_a_store_out_of_reach_may_be_the_nodes_fault(ask: Ask) -> None:
-    with socket.socket() as held:  # nobody listens there, and nobody else can
+    with socket.socket() as held:  # nothing listens there, and nothing else can
         held.bind(("127.0.0.1", 0))
         check = ask(AWS_ENDPOINT_URL_S3=f"http://127.0.0.1:{held.getsockname()[1]}")
     assert (check.result, check.of_the_job) == (Result.FAILED, False)

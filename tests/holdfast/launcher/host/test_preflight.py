@@ -1,4 +1,4 @@
-"""The checkpoint volume is tried before a job starts: what each fault is called, and that it is tried again."""
+"""The checkpoint volume is tested before a job starts: the name of each fault, and the repeated test."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODEST = Needs(free_bytes=1 << 20, write_bytes=1 << 10, seconds=60.0)
 
 
 class Slow:
-    """A volume whose every mebibyte takes so long, by a clock of its own."""
+    """A volume on which each MiB takes this long, by its own clock."""
 
     def __init__(self, *, write: float = 0.0, sync: float = 0.0, free: int | None = 4 << 30) -> None:
         self.clock, self.removed = 0.0, False
@@ -78,7 +78,7 @@ def test_room_and_pace_are_judged(volume: Slow, result: Result, says: str) -> No
 
 
 class Broken(Slow):
-    """A volume that may be looked at and not written."""
+    """A volume that can be read but not written."""
 
     def write(self, _: bytes) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -94,7 +94,7 @@ def test_a_volume_that_may_not_be_written_is_told_with_the_mend() -> None:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of two mebibytes."""
+    """A real file system of 2 MiB."""
     if os.geteuid() != 0:
         pytest.skip("mounting a tmpfs needs root")
     folder = tmp_path / "small"

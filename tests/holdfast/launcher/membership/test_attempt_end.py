@@ -1,4 +1,4 @@
-"""How a job, an attempt or a worker ends, and what is said about it."""
+"""How a job, an attempt or a worker ends, and what is reported."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_script_that_cannot_be_imported_ends_with_its_last_lines(cluster: Any) -
 
 
 def test_a_program_that_does_not_exist_is_named(cluster: Any) -> None:
-    """Not for good: it may be missing on this node only."""
+    """The failure is not permanent, since the program may be missing on this node only."""
     (pod,) = cluster.launch("a", program="/no/such/program")
     assert pod.wait() == 2
     assert "/no/such/program" in pod.ending["message"]
@@ -142,7 +142,7 @@ def test_sigterm_drains(cluster: Any, wait_for: Wait) -> None:
 
 
 def test_sigusr1_is_a_commit_and_training_goes_on(cluster: Any, wait_for: Wait) -> None:
-    (pod,) = cluster.start("a", EVERY="1000000")  # no commit but the one that is asked for
+    (pod,) = cluster.start("a", EVERY="1000000")  # no checkpoint except the requested one
     cluster.publish(1, "a")
     wait_for(lambda: pod.step > 3, "it trains")
     world, before = pod.world, pod.step
@@ -217,7 +217,7 @@ def test_a_launcher_that_dies_takes_its_ranks_with_it(cluster: Any, wait_for: Wa
 
 
 def alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Return whether a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -243,7 +243,7 @@ def test_a_restarted_launcher_keeps_its_promises(cluster: Any, wait_for: Wait) -
 
 
 def test_the_operators_directives_reach_the_ranks(cluster: Any, wait_for: Wait) -> None:
-    a, b, c = cluster.start("a", "b", "c", EVERY="1000000")  # no commit but the one that is asked for
+    a, b, c = cluster.start("a", "b", "c", EVERY="1000000")  # no checkpoint except the requested one
     cluster.publish(1, "a", "b", "c")
     cluster.await_world(1, "a", "b", "c")
     wait_for(lambda: min(pod.step for pod in (a, b, c)) > 3, "they train")
@@ -272,7 +272,8 @@ import argparse
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a PID namespace without more")
 def test_as_pid_1_it_heeds_a_sigterm_that_comes_while_it_starts(tmp_path: Path, wait_for: Wait) -> None:
-    """The kubelet sends it once, to a pod that is deleted at once, say; dropped, it costs the grace period."""
+    """The kubelet sends SIGTERM once, for example to a pod that is deleted immediately. If lost, it costs the
+    grace period."""
     shadow = tmp_path / "shadow"
     shadow.mkdir()
     (shadow / "argparse.py").write_text(SLOW_IMPORT)

@@ -15,7 +15,7 @@ from holdfast.launcher.membership.messages import Failure, Priority
 
 
 def training(replicas: int = 3, **settings: object) -> Simulation:
-    """A job whose workers all train and have committed something."""
+    """A job whose workers are all training and have saved a checkpoint."""
     sim = Simulation(replicas, **settings)  # type: ignore[arg-type]
     names = [f"w{number}" for number in range(replicas)]
     assert sim.run(20, lambda: sim.trains_with(*names) and sim.committed() >= 2)
@@ -112,7 +112,7 @@ def test_two_workers_on_a_noticed_node_leave_as_one_incident() -> None:
     assert before is not None
     sim.notice("w2")
     sim.run(1.5)
-    sim.notice("w3")  # its own sidecar hears of it a moment later
+    sim.notice("w3")  # its own sidecar reads it a moment later
     assert sim.run(15, lambda: sim.trains_with("w0", "w1", "w4"))
     assert [sim.pods[uid].exit_code for uid in ("w2", "w3")] == [75, 75]
     after = sim.training_now()
@@ -189,7 +189,7 @@ def test_a_drain_that_the_operator_ordered_is_no_incident() -> None:
 
 @pytest.mark.parametrize("hears", ["w1", "w2"])
 def test_member_gone_after_its_drain_checkpoint_is_not_lost(hears: str) -> None:
-    """Its launcher may hear of the commit, and say that it left, before our own rank has told us."""
+    """Its launcher may report the checkpoint and its exit before our own rank reports to us."""
     sim = training(replace_lost=False)
     pod = sim.pods[hears]
     sim.feed(sim.pods["w2"], events.DrainAsked(id="d", reason="scaled down", cause=None))
@@ -217,7 +217,8 @@ def test_drained_workers_checkpoint_their_last_step_and_leave(order: str, rounds
 
 
 def test_early_exit_of_ranks_of_a_suspended_job_is_no_loss() -> None:
-    """Before the first step there is nothing to commit: who hears first leaves, one of its ranks before the other."""
+    """Before the first step there is nothing to save. The first launcher leaves at once, one of its ranks before
+    the other."""
     sim = Simulation(3, replace_lost=False)
     assert sim.run(20, lambda: any(world.base is not None for world in sim.trainings))
     pair = sim.trainings[-1].world.pair

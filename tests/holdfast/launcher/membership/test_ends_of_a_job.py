@@ -1,4 +1,4 @@
-"""A job ends: all ranks are done, or a budget is spent."""
+"""A job ends when all ranks are done, or when a budget is spent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.launcher.membership.messages import Priority
 
 
 def training(replicas: int = 3, **settings: object) -> Simulation:
-    """A job whose workers all train and have committed something."""
+    """A job whose workers are all training and have saved a checkpoint."""
     sim = Simulation(replicas, **settings)  # type: ignore[arg-type]
     names = [f"w{number}" for number in range(replicas)]
     assert sim.run(20, lambda: sim.trains_with(*names) and sim.committed() >= 2)
@@ -26,7 +26,7 @@ def incident(pod: Pod, pair: AttemptId) -> Cause:
 
 
 def _fail_twice(first: str, second: str, *, step_between: bool = False, **settings: object) -> Simulation:
-    """The script fails in two attempts in a row; the settings allow a hundred of them."""
+    """Fail the script in two consecutive attempts. The settings allow a hundred failures."""
     budget = Budget(cause=Cause.APPLICATION, max_restarts=100, window=3600.0)
     sim = training(budgets=(budget,), replace_lost=False, **settings)
     before = sim.trainings[-1].world.pair
@@ -100,7 +100,7 @@ def test_same_error_without_a_step_ends_the_job_at_once() -> None:
     ("first", "second", "step_between"),
     [
         ("NameError at train.py:7", "NameError at train.py:8", False),
-        ("", "", False),  # a failure that a restart may cure
+        ("", "", False),  # a failure that a restart may fix
         ("ValueError at train.py:7", "ValueError at train.py:7", True),
     ],
 )

@@ -1,4 +1,4 @@
-"""Generations that are published twice, or again on an old folder, and runs without an operator."""
+"""Generations that are published twice or reused on an old folder, and runs without an operator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.launcher.rendezvous.roster import Joined, Record, Roster, RunReque
 
 
 def training(replicas: int = 3, **settings: object) -> Simulation:
-    """A job whose workers all train and have committed something."""
+    """A job whose workers are all training and have saved a checkpoint."""
     sim = Simulation(replicas, **settings)  # type: ignore[arg-type]
     names = [f"w{number}" for number in range(replicas)]
     assert sim.run(20, lambda: sim.trains_with(*names) and sim.committed() >= 2)
@@ -25,7 +25,8 @@ def training(replicas: int = 3, **settings: object) -> Simulation:
 
 
 class Endpoint:
-    """Two hosts without an operator: the launcher at the endpoint (w0) keeps the roster and tells the other."""
+    """Two hosts without an operator. The launcher at the endpoint (w0) keeps the roster and reports it to the
+    other."""
 
     def __init__(self) -> None:
         self.sim = Simulation(2, operator=False, replace_lost=False)

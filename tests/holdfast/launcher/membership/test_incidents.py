@@ -1,4 +1,4 @@
-"""What counts as an incident, and what every launcher knows of it."""
+"""What counts as an incident, and what each launcher reports about it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.telemetry.activity import Activity
 
 
 def training(replicas: int = 3, **settings: object) -> Simulation:
-    """A job whose workers all train and have committed something."""
+    """A job whose workers are all training and have saved a checkpoint."""
     sim = Simulation(replicas, **settings)  # type: ignore[arg-type]
     names = [f"w{number}" for number in range(replicas)]
     assert sim.run(20, lambda: sim.trains_with(*names) and sim.committed() >= 2)

@@ -12,7 +12,7 @@ from holdfast.launcher.membership.held_shards import HeldShards
 
 
 def training(replicas: int = 3, **settings: object) -> Simulation:
-    """A job whose workers all train and have committed something."""
+    """A job whose workers are all training and have saved a checkpoint."""
     sim = Simulation(replicas, **settings)  # type: ignore[arg-type]
     names = [f"w{number}" for number in range(replicas)]
     assert sim.run(20, lambda: sim.trains_with(*names) and sim.committed() >= 2)
@@ -20,7 +20,7 @@ def training(replicas: int = 3, **settings: object) -> Simulation:
 
 
 def holding(sim: Simulation, *shards: str) -> None:
-    """Each worker says which shards its ranks have, a digit a shard."""
+    """Let each worker report the shards of its ranks, one digit per shard."""
     count = len(set("".join(shards)))
     for number, numbers in enumerate(shards):
         held = HeldShards(pair=sim.trainings[-1].world.pair, count=count, shards=frozenset(map(int, numbers)))
@@ -108,7 +108,7 @@ def test_accepted_world_may_start_before_its_members_try_another() -> None:
     sim.replenish()
     first, newcomer = sim.pods["w0"], sim.pods["w3"]
     assert sim.run(5, lambda: "w3" in first.state.peers)
-    muted = replace(first.state.peers["w3"], muted_until=sim.now + 1000)  # as after it did not accept in time
+    muted = replace(first.state.peers["w3"], muted_until=sim.now + 1000)  # as if it had not accepted in time
     first.state = replace(first.state, peers={**first.state.peers, "w3": muted})
     assert sim.run(90, lambda: newcomer.state.proposal is not None), "it steps in, as nobody takes it in"
     sim.withheld = {("w3", "start"), ("w3", "hello")}

@@ -1,4 +1,4 @@
-"""Launchers, the coordinator or the operator are lost, or a network is partitioned."""
+"""Launchers, the coordinator or the operator are lost, or the network is partitioned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast_operator.decision.membership.candidates import Wait
 
 
 def training(replicas: int = 3, **settings: object) -> Simulation:
-    """A job whose workers all train and have committed something."""
+    """A job whose workers are all training and have saved a checkpoint."""
     sim = Simulation(replicas, **settings)  # type: ignore[arg-type]
     names = [f"w{number}" for number in range(replicas)]
     assert sim.run(20, lambda: sim.trains_with(*names) and sim.committed() >= 2)

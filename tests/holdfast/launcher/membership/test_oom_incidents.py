@@ -1,4 +1,4 @@
-"""One exhaustion of a container's memory is one incident, however many of its processes the kernel ends."""
+"""One memory exhaustion of a container is one incident, however many of its processes the kernel kills."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def failure(reason: str, pod: str) -> Failure:
 
 
 def ends(*told: tuple[float, str, str]) -> list[AttemptId | None]:
-    """Of each end of an attempt (when, what, of which pod): the pair of the incident that it is part of."""
+    """Return the attempt ID of the incident to which each end (time, reason, pod) belongs."""
     known, found = None, []
     for attempt, (at, reason, pod) in enumerate(told, start=1):
         incident = Incident(pair=AttemptId(1, attempt), failure=failure(reason, pod), action=Remedy.WAIT, detected=at)
@@ -100,7 +100,7 @@ def test_nothing_of_its_own_is_ever_swallowed(told: list[tuple[float, str, str]]
         assert reason != "OutOfMemory" or any(when <= kill < when + SPAN for when in counted), "with its own pod's"
 
 
-# Played by launchers
+# Simulated launchers
 
 
 def training(**settings: object) -> Simulation:
@@ -124,7 +124,7 @@ def in_attempt(sim: Simulation, number: int, *uids: str) -> bool:
 
 
 def exhaust(sim: Simulation) -> None:
-    """The kernel ends w2's rank, the one that takes its place, and the launcher."""
+    """Kill the rank of w2, its replacement, and the launcher, as the kernel does."""
     kill_for_memory(sim, "w2")
     assert sim.run(5, lambda: in_attempt(sim, 2, "w0", "w1", "w2"))
     kill_for_memory(sim, "w2")

@@ -1,4 +1,4 @@
-"""Rules (b) and (c) as a table, and the launchers' words on the wire."""
+"""Rules (b) and (c) as a table, and the wire format of the launchers' messages."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_message_that_cannot_be_read_is_refused(wire: dict[str, object]) -> No
 
 
 def held(*shards: str, attempt: int = 1, count: int = 3) -> dict[str, HeldShards]:
-    """What each of a, b, c… holds, a digit a shard."""
+    """Return the shards of a, b, c…, one digit per shard."""
     said = zip("abcdefghi", shards, strict=False)
     return {
         uid: HeldShards(pair=AttemptId(1, attempt), count=count, shards=frozenset(map(int, numbers)))

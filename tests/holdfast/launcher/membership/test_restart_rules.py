@@ -1,4 +1,4 @@
-"""Restart rules as launchers judge them: by the same words, and to the same end, as the operator."""
+"""Launchers judge restart rules like the operator, with the same messages and results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def failure(reason: str = "ExitCode", code: int | None = None, cause: Cause = Ca
 
 
 def restart(*rules: dict[str, Any]) -> Restart:
-    """As launchers get them from an operator with these rules in the spec."""
+    """Return the settings that an operator sends to launchers for these rules."""
     return Restart.from_settings(rules_for_launchers(parse_rules({"rules": list(rules)})))
 
 
@@ -115,7 +115,7 @@ def training(*rules: dict[str, Any], budgets: tuple[Budget, ...] = ()) -> Simula
 
 
 def fail(sim: Simulation, attempt: int) -> bool:
-    """A rank of w1 ends. Whether the next attempt trains."""
+    """End a rank of w1. Return whether the next attempt trains."""
     sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION)
     return sim.run(20, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, attempt + 1))
 

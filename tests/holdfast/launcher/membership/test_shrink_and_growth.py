@@ -1,4 +1,4 @@
-"""A world shrinks when a worker is lost and grows when one comes."""
+"""A world shrinks when a worker is lost and grows when one joins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.launcher.membership import events
 
 
 def training(replicas: int = 3, **settings: object) -> Simulation:
-    """A job whose workers all train and have committed something."""
+    """A job whose workers are all training and have saved a checkpoint."""
     sim = Simulation(replicas, **settings)  # type: ignore[arg-type]
     names = [f"w{number}" for number in range(replicas)]
     assert sim.run(20, lambda: sim.trains_with(*names) and sim.committed() >= 2)

@@ -1,4 +1,4 @@
-"""The control channel: who is let in, who is taken for dead, and who is not."""
+"""The control channel: which peers are admitted, which count as dead, and which do not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY = b"k" * 32
 
 
 class Heard:
-    """What a channel told."""
+    """The events of a channel."""
 
     def __init__(self) -> None:
         self.up: list[str] = []
@@ -166,7 +166,7 @@ def test_peer_without_heartbeats_is_unheard_long_before_dead() -> None:
 def test_a_peer_that_is_not_there_is_refused() -> None:
     async def play() -> None:
         heard = Heard()
-        with socket.socket() as deaf:  # held, so that nobody else listens there meanwhile
+        with socket.socket() as deaf:  # held, so that no other program listens there meanwhile
             deaf.bind(("127.0.0.1", 0))
             a = await channel("a", heard, 0.3)
             configure(a, {"b": deaf.getsockname()[1]}, dead_after=0.3)
@@ -180,7 +180,7 @@ def test_a_peer_that_is_not_there_is_refused() -> None:
 def test_our_own_stall_makes_nobody_look_dead() -> None:
     async def play() -> None:
         a, heard_a, b, heard_b = await pair(dead_after=0.5)
-        time.sleep(1.5)  # this very loop stands still, and with it every beat
+        time.sleep(1.5)  # this loop stands still, and with it every heartbeat
         for n in range(20):
             a.send("b", {"type": "hello", "n": n})
             b.send("a", {"type": "hello", "n": n})
@@ -240,7 +240,7 @@ def test_a_dialer_without_the_key_cannot_skip_its_proof() -> None:
         writer.write(handshake.encode({"version": 1, "podUID": "a", "to": "b", "nonce": "0" * 32}))
         answer = await handshake.read_line(reader)
         assert answer is not None
-        writer.write(handshake.encode({"mac": answer["mac"]}))  # the acceptor's own proof, sent back to it
+        writer.write(handshake.encode({"mac": answer["mac"]}))  # the acceptor's own proof, sent back to the acceptor
         await until(lambda: refused)
         assert isinstance(refused[0], AuthenticationError)
         server.close()
@@ -250,7 +250,7 @@ def test_a_dialer_without_the_key_cannot_skip_its_proof() -> None:
 
 @pytest.mark.parametrize("wrong", ["a", "b"])
 def test_who_does_not_hold_the_key_is_turned_away_and_counted(wrong: str) -> None:
-    """Of the two, a dials; with whichever the wrong key is, no channel opens."""
+    """Peer a connects to b. If either has the wrong key, no channel opens."""
 
     async def play() -> None:
         heard = {"a": Heard(), "b": Heard()}
@@ -267,7 +267,7 @@ def test_who_does_not_hold_the_key_is_turned_away_and_counted(wrong: str) -> Non
 
 
 async def _flood(port: int, count: int, opened: list[int]) -> None:
-    """Keep connections open that send nothing; each that is dropped is opened again."""
+    """Keep connections open that send nothing, and reopen each one that is dropped."""
 
     async def hold() -> None:
         while True:
@@ -284,7 +284,8 @@ async def _flood(port: int, count: int, opened: list[int]) -> None:
 
 
 def test_silent_connections_keep_no_launcher_out() -> None:
-    """More than there are places for them, all from the address of the one that is to be let in."""
+    """There are more of them than the channel has places, all from the address of the launcher that must be
+    admitted."""
 
     async def play() -> None:
         heard_a, heard_b = Heard(), Heard()

@@ -30,7 +30,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 def test_store_outlives_other_proposals_while_its_attempt_trains() -> None:
-    """Closed by the first of them, it would be missed by the commit that the attempt ends with."""
+    """If the first proposal closed the store, the final checkpoint of the attempt could not use it."""
 
     def connect(master: Master) -> Any:
         return dist.TCPStore(

@@ -1,4 +1,4 @@
-"""The pool under test, of which nothing is left afterwards."""
+"""The process pool under test, which leaves no process behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.launcher.process import spawn_pool
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """Nobody is left of it when the next test looks for its own."""
+    """No process of the pool is left when the next test counts its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(spawn_pool, "_FORK_SECONDS", PATIENCE)
     before = children()

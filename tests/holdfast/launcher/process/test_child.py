@@ -71,7 +71,7 @@ def test_a_child_is_heard_to_its_last_line() -> None:
 
 
 def test_a_child_whose_words_find_no_room_is_read_to_its_end() -> None:
-    """A pipe without a reader would end it."""
+    """A pipe without a reader would end the child."""
     read, write = os.pipe()
     os.write(write, b"first\nlast\n")
     os.close(write)
@@ -82,7 +82,7 @@ def test_a_child_whose_words_find_no_room_is_read_to_its_end() -> None:
 
 
 def test_launcher_pause_takes_no_time_from_copying_last_output() -> None:
-    """While nobody here has a CPU one wait goes by, and the copier needs another one."""
+    """One wait passes without any CPU time for this process, and the copier needs a second one."""
 
     class Copier:
         waits = 0
@@ -96,8 +96,7 @@ def test_launcher_pause_takes_no_time_from_copying_last_output() -> None:
 
 
 def test_as_pid_1_orphans_are_reaped_and_own_children_left_alone() -> None:
-    """In a PID namespace of its own, where the launcher is the one that orphans are handed to. The child makes an
-    orphan, and ends once nothing is left of that."""
+    """The launcher gets the orphans of its own PID namespace. The child creates an orphan, and ends after it."""
     if os.geteuid() != 0:
         pytest.skip("needs the right to make a PID namespace")
     words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", AS_PID_1, ORPHANS]

@@ -1,4 +1,4 @@
-"""Half a library in the compile cache is removed, and nothing that is complete or being written."""
+"""A half-written library in the compile cache is removed. Complete and unfinished ones in use stay."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from holdfast.launcher.process.compile_cache import folder, repair
 
-LIBRARY = Path(_ctypes.__file__).read_bytes()  # as a linker has written it
+LIBRARY = Path(_ctypes.__file__).read_bytes()  # as written by a linker
 KEY = "cab3hjkl"
 
 
 @pytest.fixture
 def half(tmp_path: Path) -> Path:
-    """What a killed linker leaves: space for the whole file, of which a part is written."""
+    """The result of a killed linker: space for the complete file, and only a part of its content."""
     (tmp_path / "ab").mkdir()
     (tmp_path / "locks").mkdir()
     (tmp_path / "locks" / f"{KEY}.lock").touch()

@@ -1,4 +1,4 @@
-"""What a command is, and what its script needs, is read off without running anything."""
+"""The kind of a command and the imports of its script are found without running anything."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def main():
 
 
 def test_user_files_are_followed_but_do_not_count_themselves(tmp_path: Path) -> None:
-    """Also through relative imports, packages, and a circle."""
+    """This includes relative imports, packages, and a cycle."""
     package = tmp_path / "mine"
     package.mkdir()
     (package / "__init__.py").write_text("import json")

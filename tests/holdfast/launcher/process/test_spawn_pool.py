@@ -1,4 +1,4 @@
-"""A script cannot tell how its process came to be."""
+"""A script cannot detect how its process was created."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pool_bench import SCRIPTS, Bench, children, own_memory, run
 from holdfast.launcher.process.child import Origin
 from holdfast.launcher.process.spawn_pool import Pool
 
-# What user code sees
+# What the code of the user sees
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from holdfast.launcher.process.spawn_pool import Pool
     ids=["absolute", "relative", "symlink", "options", "module"],
 )
 def test_a_script_cannot_tell_how_its_process_came_to_be(bench: Bench, words: list[str]) -> None:
-    """In the C locale, in which the interpreter itself adds a variable to its environment."""
+    """The test uses the C locale, in which the interpreter itself adds a variable to its environment."""
     for folder in (bench.folder / "sub", bench.folder / "package"):
         folder.mkdir()
         shutil.copy(SCRIPTS / "facts.py", folder)
@@ -77,7 +77,7 @@ def test_two_processes_of_one_zygote_draw_different_numbers(bench: Bench) -> Non
 
 
 def test_the_users_own_modules_run_in_the_rank_alone(bench: Bench) -> None:
-    """They may read the rank as they are imported; what they import in turn is loaded ahead."""
+    """They may read the rank at import. What they import in turn is loaded in advance."""
     (bench.folder / "own.py").write_text(
         "import heavy, os, pathlib\npathlib.Path(f'ran-{os.environ.get(\"RANK\")}').touch()"
     )
@@ -98,7 +98,7 @@ def test_the_users_own_modules_run_in_the_rank_alone(bench: Bench) -> None:
 
 @pytest.mark.thorough
 def test_torch_is_loaded_touched_and_as_new(bench: Bench) -> None:
-    """Nothing has seeded it, no thread runs, no GPU was asked for; gradients, optimizers and groups work."""
+    """torch has no seed, thread or GPU context yet. Gradients, optimizers and groups work."""
     argv = bench.script(
         """
         import json, os, pathlib, sys

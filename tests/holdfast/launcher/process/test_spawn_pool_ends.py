@@ -1,4 +1,4 @@
-"""Ends of pooled processes are those of an interpreter."""
+"""Pooled processes end like interpreters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pool_bench import Bench, eventually, gone, run
 from holdfast.launcher.process.child import Origin, ProcessExit
 from holdfast.launcher.process.spawn_pool import Pool
 
-# How they end
+# Ends
 
 ENDS = {
     "returns": "",
@@ -32,7 +32,7 @@ ENDS = {
 
 
 def test_every_end_is_reported_as_that_of_an_interpreter(bench: Bench) -> None:
-    """Also what it wrote last. Only the traceback of an interrupt shows where the process came from."""
+    """This includes the last output. Only the traceback of an interrupt shows the origin of the process."""
     cases = "import heavy, atexit, os, signal, sys, threading, time\n"
     argv = bench.script(f"{cases}exec(os.environ['HOLDFAST_CODE'])")
 
@@ -78,7 +78,7 @@ def test_a_script_that_went_bad_fails_as_in_an_interpreter(bench: Bench, source:
 
 
 def test_no_child_of_a_killed_rank_is_left_at_its_end(bench: Bench) -> None:
-    """In its group, in a session of its own, and a grandchild whose parent has ended; forked, or another program."""
+    """In its group, in its own session, and a grandchild of a parent that has ended. Forked, or another program."""
     argv = bench.script(
         """
         import heavy, os, pathlib, subprocess, sys, time
@@ -120,7 +120,7 @@ def test_no_child_of_a_killed_rank_is_left_at_its_end(bench: Bench) -> None:
 
 
 def test_what_a_script_detached_outlives_its_normal_end(bench: Bench) -> None:
-    """Such as a tracker that still sends its last records."""
+    """For example, a tracker that still sends its last records."""
     argv = bench.script(
         """
         import os, pathlib, subprocess

@@ -1,4 +1,4 @@
-"""A pool survives lost processes, and imports that fail."""
+"""A pool survives lost processes, and failed imports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BAD = {
 }
 
 
-# What goes wrong
+# Failures
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
@@ -75,7 +75,7 @@ def test_a_process_that_dies_while_it_stands_by_is_replaced(bench: Bench) -> Non
 
 
 def test_nothing_is_left_of_a_launcher_that_was_killed(bench: Bench) -> None:
-    """Neither the zygote nor those that stand by nor ranks, however they came to be."""
+    """This includes the zygote, the processes on standby and the ranks, however they were created."""
     bench.script(
         """
         import heavy, os, pathlib, time
@@ -154,7 +154,7 @@ def test_interpreters_are_on_standby_if_an_import_starts_threads(
 def test_an_import_that_fails_is_left_to_the_script(
     bench: Bench, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
-    """And said once, however many processes stand by later."""
+    """The failure is logged once, also if more processes are on standby later."""
     source, why = BAD[case]
     caplog.set_level("INFO", "holdfast.launcher.pool")
     bench.module("bad_inner", "")
@@ -211,7 +211,7 @@ def test_an_import_that_ends_the_process_is_given_up_at_last(bench: Bench, caplo
 
 
 def test_a_refill_returns_at_once_and_a_spawn_waits_for_none(bench: Bench) -> None:
-    """While imports still run, a rank is a new interpreter."""
+    """While imports are running, a rank is a new interpreter."""
     bench.module("slow", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
     argv = bench.script("if 0: import slow")
 

@@ -1,4 +1,4 @@
-"""What a rank process finds in its environment beside what torchrun sets."""
+"""The environment of a rank process in addition to the variables of torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The socket on which ranks send to their launcher."""
+"""The socket on which ranks send messages to their launcher."""
 
 from __future__ import annotations
 

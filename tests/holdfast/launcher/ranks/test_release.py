@@ -1,4 +1,4 @@
-"""A rank that is told to leave keeps its process and its state, and takes its place in the next world."""
+"""A rank that is asked to leave keeps its process and its state, and gets a place in the next world."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 def story(cluster: Any, slot: int, folder: str = ".") -> list[dict[str, Any]]:
-    """What the process of a slot said and heard."""
+    """Return what the process of a slot sent and received."""
     file = cluster.shared / folder / f"said-{slot}"
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]  # its last one may be half written
+    return [json.loads(line) for line in lines if line.endswith("\n")]  # the last line may be half written
 
 
 def said(cluster: Any, slot: int, kind: str, folder: str = ".") -> list[dict[str, Any]]:
@@ -25,7 +25,7 @@ def said(cluster: Any, slot: int, kind: str, folder: str = ".") -> list[dict[str
 
 
 def training(cluster: Any, wait_for: Wait, processes: int = 2, **environ: str) -> Any:
-    """One launcher whose ranks make steps."""
+    """One launcher whose ranks are training."""
     cluster.settings["processesPerWorker"] = processes
     (pod,) = cluster.start("a", script="keeps.py", **environ)
     cluster.publish(1, "a")
@@ -34,7 +34,7 @@ def training(cluster: Any, wait_for: Wait, processes: int = 2, **environ: str) -
 
 
 def in_world(pod: Any, attempt: int) -> Callable[[], bool]:
-    """Whether that attempt has made a step."""
+    """Return whether that attempt has completed a step."""
     return lambda: (
         pod.world == (1, attempt)
         and bool([i for i in pod.status["incidents"] if i["attempt"] == attempt - 1 and i["resumedTime"]])
@@ -90,7 +90,7 @@ def test_sleeping_rank_is_found_and_ended_without_losing_steps(cluster: Any, wai
 
 
 def test_slow_interpreter_exit_is_judged_by_its_exit_code(cluster: Any, wait_for: Wait) -> None:
-    """It has hung up: others wait for it meanwhile, and it is not taken for hung."""
+    """The rank has closed its connection. Others wait for it meanwhile, and it does not count as hung."""
     pod = training(cluster, wait_for, ENDS="1")
     wait_for(in_world(pod, 2), lambda: f"the next attempt {cluster.tail()}")
     (incident,) = pod.status["incidents"]
@@ -101,7 +101,7 @@ def test_who_dies_while_it_waits_is_only_replaced(cluster: Any, wait_for: Wait) 
     cluster.settings["backoff"] = {"initialSeconds": 5.0, "maxSeconds": 5.0}
     pod = training(cluster, wait_for, processes=3, DIES="0")
     pids = {rank["localRank"]: rank["pid"] for rank in pod.ranks}
-    os.kill(pids[2], signal.SIGABRT)  # the script's own fault: a pause before the next attempt
+    os.kill(pids[2], signal.SIGABRT)  # an error of the script: a pause before the next attempt
     wait_for(in_world(pod, 2), lambda: f"the next attempt {cluster.tail()}")
     after = {rank["localRank"]: rank["pid"] for rank in pod.ranks}
     assert after[1] == pids[1]
@@ -143,7 +143,7 @@ def test_a_growth_stops_the_others_without_ending_them(cluster: Any, wait_for: W
 
 
 def standing_by(cluster: Any, wait_for: Wait) -> tuple[Any, Any]:
-    """One trains, another is no member yet: its script is started all the same."""
+    """One launcher trains. The other is no member yet, and starts its script nevertheless."""
     (cluster.shared / "b").mkdir()
     (a,) = cluster.start("a", script="stands.py")
     (b,) = cluster.start("b", script="stands.py", TEST_DIR=str(cluster.shared / "b"))
@@ -179,7 +179,7 @@ def test_process_dying_on_standby_is_replaced_without_effect(cluster: Any, wait_
 
 
 def test_a_script_that_needs_its_place_from_the_start_gets_it(cluster: Any, wait_for: Wait) -> None:
-    """The launcher cannot read off this one that it must not stand by."""
+    """The launcher cannot detect that this script must not be on standby."""
     source = (SCRIPTS / "stands.py").read_text()
     body = "import os, time\npathlib.Path(os.environ['TEST_DIR'], 'began').touch()\ntime.sleep(2)\n"
     body += f"os.environ['RA' + 'NK']\nrunpy.run_path({str(SCRIPTS / 'keeps.py')!r}, run_name='__main__')\n"

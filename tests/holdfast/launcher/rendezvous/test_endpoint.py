@@ -1,4 +1,4 @@
-"""Launchers that look for their endpoint say what they found, and take no other program for it."""
+"""Launchers that look for their endpoint log what they found, and accept no other program there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Names:
-    """A DNS that knows a name after so many questions. Sleeping takes no time."""
+    """A DNS that resolves a name after this number of queries. Sleeping takes no time."""
 
     def __init__(self, unknown: float, error: int = socket.EAI_NONAME) -> None:
         self.asked = 0

@@ -1,4 +1,4 @@
-"""The lock on a folder of checkpoints, by itself."""
+"""The lock on a checkpoint folder."""
 
 from __future__ import annotations
 

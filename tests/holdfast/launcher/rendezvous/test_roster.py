@@ -1,4 +1,4 @@
-"""`holdfast run` without an operator: one host, and several that meet at an endpoint."""
+"""`holdfast run` without an operator: on one host, and on several that meet at an endpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEADLINE = 240.0
 
 
 class Host:
-    """A launcher started by hand."""
+    """A launcher that is started by hand."""
 
     def __init__(self, folder: Path, name: str, *words: str, **environ: str) -> None:
         self.log = folder / f"{name}.log"
@@ -40,7 +40,7 @@ class Host:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What the launcher says of itself."""
+        """The status of the launcher."""
         return dict(json.loads((self.run_dir / "status.json").read_text()))
 
 
@@ -99,7 +99,7 @@ def test_two_launchers_meet_at_an_endpoint(start: Start, memory: Path, wait_for:
 
 
 def shards(*hosts: Host) -> dict[int, Any]:
-    """By shard, the weights at the end: the same on both ranks that have it."""
+    """Return the final weights by shard. They are equal on both ranks that hold the shard."""
     said = [line for host in hosts for line in host.log.read_text().splitlines()]
     lines = [json.loads(line) for line in said if line.startswith('{"losses"')]
     found = {one["shard"]: one["weights"] for one in lines}
@@ -110,7 +110,7 @@ def shards(*hosts: Host) -> dict[int, Any]:
 
 
 def test_sharded_model_gets_shards_of_killed_ranks_back_exactly(start: Start) -> None:
-    """Two replicas of two under one launcher; who dies is known by the slot of its process."""
+    """Two replicas of two ranks under one launcher. The slot of a process identifies the killed rank."""
     words = ("--nproc-per-node", "4", "--warm-processes", "none", "--", sys.executable)
     script = (str(JOB_SCRIPTS / "sharded.py"), "--steps", "10", "--faults")
     undisturbed = start(*words, *script, "")
@@ -135,7 +135,7 @@ def test_in_a_sharded_model_the_rank_asleep_in_forward_hangs(start: Start) -> No
 
 @pytest.mark.thorough
 def test_replica_across_hosts_waits_for_its_host_and_continues(start: Start, wait_for: Wait) -> None:
-    """Of two replicas of two hosts each, one is lost: those that are left are no majority, and keep their shards."""
+    """One of two replicas of two hosts each is lost. The remaining hosts are no majority, and keep their shards."""
     run = ("--nnodes", "2:4", "--replica-step", "2", "--warm-processes", "none")
     script = (sys.executable, str(JOB_SCRIPTS / "sharded.py"), "--steps", "30", "--pause", "0.1")
     words = (*run, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--", *script)
@@ -231,7 +231,7 @@ def test_the_launcher_does_without_torch() -> None:
 
 @pytest.fixture
 def in_one_folder(start: Start, memory: Path, wait_for: Wait) -> tuple[Host, Host]:
-    """A run that trains, and a second one with the same folder of checkpoints."""
+    """A training run, and a second one with the same checkpoint folder."""
 
     def run() -> Host:
         folder = str(memory / "ckpt")
@@ -244,7 +244,7 @@ def in_one_folder(start: Start, memory: Path, wait_for: Wait) -> tuple[Host, Hos
 
 @pytest.mark.thorough
 def test_second_run_in_a_folder_is_refused_during_the_first(in_one_folder: tuple[Host, Host], memory: Path) -> None:
-    """It would begin above the first one's claims, and what that commits from then on would be lost."""
+    """The second run would start above the claims of the first, and later checkpoints of the first would be lost."""
     first, second = in_one_folder
     assert second.process.wait(DEADLINE) == 2
     said = f"has its checkpoints in {memory / 'ckpt'}: stop it, or give this run a folder of its own"

@@ -1,4 +1,4 @@
-"""What a run asks for, and the generations that its roster publishes."""
+"""The settings of a run, and the generations that its roster publishes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A model that averages over the ranks in forward. At step 20 rank 1 kills itself while rank 0 waits for it, once."""
+"""A model that averages over the ranks in its forward pass. At step 20, rank 1 kills itself once while rank 0
+waits."""
 
 import os
 import pathlib

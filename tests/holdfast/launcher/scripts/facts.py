@@ -1,4 +1,4 @@
-"""What a script can tell of the process that it runs in."""
+"""What a script can detect about its process."""
 
 import ctypes
 import faulthandler
@@ -19,7 +19,7 @@ NAMES = sorted(name for name in globals() if name.startswith("__"))
 
 
 class Local:
-    """Pickled by reference to `__main__`."""
+    """An object that is pickled by reference to `__main__`."""
 
 
 def death_signal():

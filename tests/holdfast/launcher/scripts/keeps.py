@@ -1,9 +1,9 @@
-"""A rank that outlives attempts, without torch: a step every 10 ms, its step count kept in memory.
+"""A rank without torch that outlives attempts: a step every 10 ms, and the step count in memory.
 
-What it does, it writes to `TEST_DIR/said-<slot>` as JSON lines. `STUBBORN` slots never say `left`, `TORN` ones say
-that they cannot go on, `ASLEEP` ones fall asleep at their hundredth step, `ENDS` ones hang up there, and end with 2
-some seconds later, `DIES` ones are killed as soon as they left. Started to stand by, it waits for its world. The loop
-never calls holdfast.init().
+The rank writes its events to `TEST_DIR/said-<slot>` as JSON lines. `STUBBORN` slots never send `left`. `TORN` slots
+report that they cannot continue. `ASLEEP` slots fall asleep at their hundredth step. `ENDS` slots close their
+connection at that step, and exit with 2 some seconds later. `DIES` slots are killed as soon as they left. A process
+that is started on standby waits for its world. The loop never calls holdfast.init().
 """
 
 import json

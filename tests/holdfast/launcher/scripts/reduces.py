@@ -1,4 +1,4 @@
-"""A script as people write them for torchrun."""
+"""A typical script for torchrun."""
 
 import os
 import pathlib

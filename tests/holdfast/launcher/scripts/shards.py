@@ -1,8 +1,8 @@
-"""Trains a model that is sharded over all ranks, so that nothing replicates a shard, beside weights that never
-change.
+"""Train a model that is sharded over all ranks without replicas, in addition to weights that never change.
 
-Of each rank `TEST_DIR/states-PID` says, a JSON line each, what it `applied` with a step, for which step `job.step`
-has `returned`, and what it `found` in a world that lined up; the states as digests of all their bits.
+Each rank writes JSON lines to `TEST_DIR/states-PID`: the state that it `applied` with a step, the step for which
+`job.step` has `returned`, and the state that it `found` when it entered a world. States are digests of all their
+bits.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
-"""A rank that speaks the agent socket as the loop does, without torch: a step every 30 ms until `STEPS`.
+"""A rank without torch that uses the agent socket like the loop: a step every 30 ms until `STEPS`.
 
-It keeps its place in a file of its own, as a checkpoint. Hooks for the tests are in the environment.
+The rank keeps its step in a file of its own as a checkpoint. The environment sets the hooks of the tests.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""keeps.py as the launcher sees a script with Holdfast's loop, which may be started before its world is known."""
+"""keeps.py as a script that uses Holdfast's loop, which the launcher may start before its world exists."""
 
 import pathlib
 import runpy

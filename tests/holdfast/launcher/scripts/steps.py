@@ -1,6 +1,6 @@
-"""A rank without torch: makes steps and keeps its board, as told by its arguments, until something is the matter.
+"""A rank without torch that completes steps and writes its board, until its fault happens.
 
-steps.py FOLDER SLOT SECONDS FAULT: after thirty steps of so many seconds, `FAULT` happens.
+steps.py FOLDER SLOT SECONDS FAULT: after thirty steps of this many seconds, `FAULT` happens.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ def asleep_in_the_loss() -> None:
 
 
 def straggle(meter: Meter, step: int, seconds: float) -> None:
-    """Three times as slow, now and then."""
+    """Sometimes take three times as long."""
     while True:
         meter.enter(Activity.COMPUTE, step)
         time.sleep(3 * seconds if step % 4 == 0 else seconds)

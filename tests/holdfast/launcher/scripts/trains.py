@@ -1,9 +1,9 @@
-"""Trains a line through points, slowly enough to be hurt. Once, at step 60, rank 1 does what the environment says:
+"""Fit a line through points, slowly enough for faults. Once, at step 60, the environment sets what rank 1 does:
 
 `ASLEEP`: it falls asleep. `STRAYS`: it has just killed rank 0, so that its attempt is over. `MISMATCH`: it waits for
-what rank 0 never sends. `SWALLOWS`: it gives `job.step` what is no loss, and catches the exception. `RAISES`: every
-rank raises, and the disk takes longer than launchers wait for who leaves.
-With `LOADS_SLOWLY`, whoever is given a state takes long to load it. While there is a file `hold-saves`, no save ends.
+data that rank 0 never sends. `SWALLOWS`: it passes an invalid loss to `job.step`, and catches the exception.
+`RAISES`: every rank raises, and the disk takes longer than launchers wait for ranks that leave. With `LOADS_SLOWLY`,
+ranks that receive a state take long to load it. While there is a file `hold-saves`, no save ends.
 """
 
 import contextlib

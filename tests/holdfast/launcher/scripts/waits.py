@@ -1,4 +1,4 @@
-"""A plain script: knows nothing of Holdfast, writes its environment, ends when the test says so."""
+"""A plain script without Holdfast: it writes its environment, and ends at a signal of the test."""
 
 import json
 import os
@@ -11,7 +11,7 @@ rank = os.environ["RANK"]
 count = os.environ["TORCHELASTIC_RESTART_COUNT"]
 temporary = folder / f".env-{rank}-{count}"
 temporary.write_text(json.dumps(dict(os.environ) | {"pid": os.getpid()}))
-print(f"rank {rank} runs", flush=True)  # first: who sees the file may end this process
+print(f"rank {rank} runs", flush=True)  # first, because a test that sees the file may end this process
 temporary.rename(folder / f"env-{rank}-{count}.json")
 while not (folder / "finish").exists():
     time.sleep(0.02)

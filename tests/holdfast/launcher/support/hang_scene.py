@@ -1,4 +1,4 @@
-"""A world of ranks whose activity the detectors look at."""
+"""A world of ranks whose activity the detectors watch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ A = Activity
 
 @dataclass
 class Scene:
-    """Ranks of one launcher, a clock, and the watchdog that looks at them every tenth of a second."""
+    """Ranks of one launcher, a clock, and the watchdog that checks them every 0.1 s."""
 
     ranks: int = 3
     world_size: int = 3
@@ -36,7 +36,7 @@ class Scene:
             self.begin(rank)
 
     def begin(self, rank: int, step: int = 0) -> None:
-        """A new process is at this rank."""
+        """Start a new process at this rank."""
         self.readings[rank] = Reading(
             pid=rank,
             signal=45,
@@ -69,7 +69,7 @@ class Scene:
         return self.watchdog.judge(seen, self.now)
 
     def step(self) -> None:
-        """All have made a step now."""
+        """Let all ranks complete a step now."""
         for rank, was in self.readings.items():
             self.readings[rank] = replace(
                 was, activity=A.COMPUTE, since=self.now, step=was.step + 1, stepped=self.now, made=was.made + 1
@@ -81,7 +81,7 @@ class Scene:
             self.step()
 
     def wait(self, seconds: float) -> tuple[HangVerdict, ...]:
-        """Look until somebody hangs or the time is over."""
+        """Check until a rank hangs or the time is over."""
         end = self.now + seconds
         while self.now < end - 1e-9:
             if verdicts := self.look(min(TICK, end - self.now)):

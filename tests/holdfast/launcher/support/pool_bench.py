@@ -1,4 +1,4 @@
-"""A pool of processes under test."""
+"""A process pool under test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE = 240.0
 
 
 class Bench:
-    """A folder with a script and installed modules, and a pool over them."""
+    """A folder with a script and installed modules, and a pool for them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,7 +67,7 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def over(self, argv: list[str], *, warm: int = 1) -> AsyncIterator[None]:
-        """A pool over a command, after its first run, which is always fresh."""
+        """Create a pool for a command, after its first run, which is always fresh."""
         self.pool = Pool(argv=argv, warm=warm)
         try:
             await self.run(Origin.FRESH)
@@ -88,7 +88,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process is dead, be it reaped or not."""
+    """Return whether a process is dead, reaped or not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -96,7 +96,8 @@ def gone(pid: int) -> bool:
 
 
 def children(name: str = "", parent: int | None = None) -> list[int]:
-    """Live children of a process, our own by default, whose name begins so; one that just started has no name yet."""
+    """Return live children of a process (by default this one) by prefix. A child that just started has no name
+    yet."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -108,6 +109,6 @@ def children(name: str = "", parent: int | None = None) -> list[int]:
 
 
 def own_memory(pid: int) -> int:
-    """A process's own share of what it uses (PSS), in MiB."""
+    """Return the proportional memory of a process (PSS) in MiB."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) // 1024

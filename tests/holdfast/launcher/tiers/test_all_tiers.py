@@ -1,5 +1,7 @@
-"""All tiers of one job at once: memory and a copy on another node at each step, and deltas in a folder, of a model of
-which each shard is in one rank's memory only. Whoever dies, the state that goes on is bit for bit the last one."""
+"""All tiers of one job: memory and a peer copy at each step, and deltas in a folder.
+
+Each shard of the model is in the memory of one rank only. After any loss, the state equals the last one bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,14 @@ DURABLE_EVERY = 5
 
 
 class Found(NamedTuple):
-    """What a world went on from: its step, and the last one for which `job.step` had returned on any rank."""
+    """What a world resumed from: its step, and the last step for which `job.step` had returned on any rank."""
 
     step: int
     returned: int
 
 
 class Job:
-    """Pods on nodes of their own, each with the memory of its node, and what their ranks said of their states."""
+    """Pods on separate nodes, each with the memory of its node, and the states that their ranks reported."""
 
     def __init__(self, cluster: Any, wait_for: Wait, **environ: str) -> None:
         self.cluster, self._wait, self._environ = cluster, wait_for, environ
@@ -61,7 +63,7 @@ class Job:
         return pod
 
     def replace(self, generation: int, after: WorldPair, *names: str, gone: tuple[str, ...]) -> WorldPair:
-        """As the operator does when pods are gone: the next generation, with others in their places."""
+        """Publish the next generation with other pods in place of the lost ones, as the operator does."""
         before = [f"uid-{name}" for name in self._members]
         previous = [{"generation": after[0], "publication": f"p{after[0]}", "members": before}]
         claims = [json.loads(file.read_text()) for file in (self.folder / "claims").glob("*.json")]
@@ -77,7 +79,7 @@ class Job:
         return pair
 
     def lose_nodes(self, *names: str) -> None:
-        """Launchers, ranks and memory, at one blow."""
+        """Lose launchers, ranks and memory at once."""
         for name in names:
             self.cluster.pods[name].process.kill()
         for name in names:
@@ -85,7 +87,8 @@ class Job:
             shutil.rmtree(self._memory(name))
 
     def found(self, pair: WorldPair) -> Found:
-        """Once all ranks of a world have found a state: the same step, each shard as it was when that was made."""
+        """Wait until all ranks of a world have found the same step, each shard as it was when that step was
+        applied."""
         size = PROCESSES * len(self._members)
         here = self._wait(lambda: (own := self._said("found", pair)) and len(own) >= size and own, self.cluster.tail)
         (step,) = {one["step"] for one in here}
@@ -100,7 +103,7 @@ class Job:
         return Found(step=step, returned=returned)
 
     def goes_on(self, pair: WorldPair, steps: int) -> None:
-        """By so many steps, of which each is applied as it was the first time, if it was made before."""
+        """Continue for this number of steps. Repeated steps have the same result as the first time."""
         begun = self.found(pair).step
         (first, *_) = (self.cluster.pods[name] for name in self._members)
         self._wait(lambda: first.world == pair and first.step >= begun + steps, self.cluster.tail)
@@ -110,21 +113,21 @@ class Job:
         assert all(len(digests) == 1 for digests in made.values())
 
     def ranks(self, pair: WorldPair) -> list[int]:
-        """The processes of a world."""
+        """Return the processes of a world."""
         return sorted(one["pid"] for one in self._said("found", pair))
 
     def durable(self) -> list[Manifest]:
-        """The commits in the folder, oldest first."""
+        """Return the checkpoints in the folder, oldest first."""
         return [read_manifest(self.folder, name) for name in sorted(list_commits(self.folder), key=lambda n: n.step)]
 
     def restored_from(self, pod: Any, number: int) -> str:
-        """Where the state came from after that incident, as its launcher tells."""
+        """Return the source of the state after that incident, as reported by its launcher."""
         incident = self._wait(lambda: _resumed(pod.status.get("incidents", ()), number), self.cluster.tail)
         assert incident["lostSteps"] <= 1, "but for a step that no rank had returned from"
         return str(incident["restoredFrom"])
 
     def _said(self, kind: str, pair: WorldPair | None = None) -> list[dict[str, Any]]:
-        """Whole lines only: a rank may be in the middle of one."""
+        """Return complete lines only, since a rank may be writing one."""
         texts = [file.read_text() for file in self.cluster.shared.glob("states-*")]
         lines = [json.loads(line) for text in texts for line in text.split("\n")[:-1]]
         return [one for one in lines if one["kind"] == kind and pair in (None, tuple(one["pair"]))]
@@ -139,12 +142,13 @@ def _resumed(incidents: Sequence[dict[str, Any]], number: int) -> dict[str, Any]
 
 
 def memory_of(cluster: Any, name: str) -> Path:
-    """The memory of a pod's node."""
+    """Return the memory of a pod's node."""
     return Path(cluster.shared.parent / f"memory-{name}")
 
 
 def test_losses_of_a_rank_a_node_and_both_nodes_keep_all_bits(cluster: Any, wait_for: Wait) -> None:
-    """The rank dies when it begins to commit in memory what all have applied, and from which none returned."""
+    """The rank dies when it starts to save in memory what all ranks have applied, and before `job.step` has
+    returned."""
     chaos = cluster.shared / "chaos"
     chaos.mkdir()
     dies = Fault(number=1, kind=Kind.KILL, rank=1, step=13, at=Activity.CHECKPOINT)
@@ -182,7 +186,7 @@ def test_losses_of_a_rank_a_node_and_both_nodes_keep_all_bits(cluster: Any, wait
 
 @pytest.mark.thorough
 def test_ranks_killed_at_any_moment_lose_no_returned_step(cluster: Any, wait_for: Wait) -> None:
-    """In its forward pass, its vote, or while a commit is made, sent, sealed or read."""
+    """In its forward pass, its vote, or while a checkpoint is created, sent, sealed or read."""
     chance = random.Random(7)
     job = Job(cluster, wait_for, WARM="2")
     a, _ = job.start("a"), job.start("b")
@@ -222,6 +226,6 @@ def test_notice_copies_the_last_step_to_another_node(cluster: Any, wait_for: Wai
     assert [chosen for chosen, _ in told] == ["memory and peer and shared"], cluster.tail()
     figures = r"memory: done in \d.* s, and gone with node-c; peer: done in \d.* s; shared: done in \d.* s"
     assert re.fullmatch(figures, told[0][1]), told
-    (there,) = memory_of(cluster, "a").glob("launcher-*")  # of the nodes in the order of their names, the next one
+    (there,) = memory_of(cluster, "a").glob("launcher-*")  # the next node by name
     with MemoryStore(there).open(CheckpointName(step=last, pair=AttemptId(*pair)), "rank-2.safetensors") as copy:
         assert copy.nbytes > 0

@@ -1,4 +1,5 @@
-"""The launcher's uploads: a child of its own, told of commits, whose failures are counted and hold up nothing."""
+"""The uploads of the launcher: a child process for published checkpoints, whose failures are counted and block
+nothing."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ def test_a_child_that_is_killed_is_replaced_with_the_next_commit(shared: Path, t
     uploads = Uploads(UploadSettings(url=f"file://{tmp_path}/object"), shared, arrived.append)
 
     async def act() -> None:
-        uploads.commit(CheckpointName(step=99, pair=AttemptId(9, 9)))  # is not there: nothing happens
+        uploads.commit(CheckpointName(step=99, pair=AttemptId(9, 9)))  # does not exist: nothing happens
         assert uploads._child is not None
         uploads._child.kill()
         await until(lambda: uploads._child is None)

@@ -1,4 +1,4 @@
-"""A rank that sleeps through its activities and times them itself, from within and from without; no torch."""
+"""A rank without torch that sleeps through its activities, and times them itself from inside and from outside."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A rank that speaks the agent socket and keeps books, without torch. The first process dies in its fifth step."""
+"""A rank without torch that uses the agent socket and keeps a ledger. The first process dies in its fifth step."""
 
 import json
 import os
@@ -31,8 +31,8 @@ say("restored", step=step, fromPair=None, quarantined=[])
 while step < 8:
     meter.enter(Activity.DATA, step)
     meter.enter(Activity.COMPUTE)
-    begun = time.monotonic()  # from here on it is of this step: telling the last one took time too
-    time.sleep(0.5)  # a hundredth of such a run is more than the host may stand still between two clocks
+    begun = time.monotonic()  # from here on it counts for this step: the last report took time too
+    time.sleep(0.5)  # 1 % of such a run is more than the host may pause between two clocks
     if step == 4 and not again:
         (folder / "wasted").write_text(str(time.monotonic() - begun))
         os.kill(os.getpid(), signal.SIGKILL)
