@@ -23,7 +23,7 @@ from tiers import World
 Rule = tuple[str, *tuple[int, ...]]
 Trace = tuple[Rule, ...]
 
-# The rules, each with the bounds of its numbers, and how often it comes up.
+# The rules, the bounds of their numbers, and their weights.
 STOPS, FAULTS = 14, 240
 BOUNDS: dict[str, tuple[tuple[int, ...], int]] = {
     "start": ((4, 3, STOPS, FAULTS), 4),
@@ -43,7 +43,7 @@ LONGEST = 30
 
 @dataclass(frozen=True, kw_only=True)
 class Focus:
-    """A few rules that meet each other, all equally often, and how often they stop or fail."""
+    """A few rules that affect each other, with equal weights, and the rates of stops and faults."""
 
     rules: tuple[str, ...]
     stop: float = 0
@@ -67,7 +67,7 @@ class Found:
 
     @property
     def invariant(self) -> str:
-        """Which one."""
+        """The name of the invariant."""
         return self.message.partition(":")[0]
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Found:
 
 
 def shape_of(rng: random.Random) -> Shape:
-    """Choose what the jobs of a trace have."""
+    """Choose the shape of the jobs of a trace."""
     return Shape(
         keep_last=rng.choice((1, 2, 2, 3)),
         full_every=rng.choice((1, 1, 2, 3)),
@@ -88,7 +88,7 @@ def shape_of(rng: random.Random) -> Shape:
 
 
 def trace_of(rng: random.Random) -> Trace:
-    """Choose rules. Each trace leaves some rules out and prefers others, which reaches rare combinations sooner."""
+    """Choose rules. Each trace omits some rules and prefers others, which reaches rare combinations sooner."""
     first: Rule = ("start", 2, 0, 0, 0)
     if rng.random() < 0.6:
         focus = rng.choice((CLAIMS, UPLOADS, RESTORES, REWINDS))
@@ -104,7 +104,7 @@ def trace_of(rng: random.Random) -> Trace:
 
 @dataclass(frozen=True)
 class _Chance:
-    """How often a trace chooses anything but the simplest."""
+    """How often a trace chooses a value other than the simplest."""
 
     rng: random.Random
     old: float
@@ -127,7 +127,7 @@ class _Chance:
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """A folder in memory, where an fsync costs nothing; a quiet log."""
+    """Provide a folder in memory, where an fsync costs nothing, and reduce logging."""
     memory = Path("/dev/shm")
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -208,7 +208,7 @@ def _smaller(found: Found) -> Iterator[tuple[Shape, Trace]]:
 
 
 def explore(folder: Path, seed: int, numbers: range, counts: Counts) -> tuple[int, Found] | None:
-    """Run traces of a seed; the number of the first one that violates an invariant, and the trace itself."""
+    """Run traces of a seed. Return the number of the first trace that violates an invariant, and the trace."""
     for number in numbers:
         rng = random.Random(f"{seed}-{number}")
         found = play(folder, shape_of(rng), trace_of(rng), counts)
@@ -218,6 +218,6 @@ def explore(folder: Path, seed: int, numbers: range, counts: Counts) -> tuple[in
 
 
 def parse(text: str) -> Trace:
-    """Read a trace as it is printed."""
+    """Parse a trace as it is printed."""
     value: Sequence[Rule] = ast.literal_eval(text)
     return tuple(value)

@@ -1,4 +1,4 @@
-"""What hypothesis may do to a job, one turn at a time."""
+"""The actions that hypothesis may apply to a job, one transition at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ MOST_PODS = 8
 
 
 class Job(RuleBasedStateMachine):
-    """Any order of turns and faults. The simulation checks safety at each write, the teardown liveness."""
+    """Any order of transitions and faults. The simulation checks safety at each write, and the teardown checks
+    liveness."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +41,7 @@ class Job(RuleBasedStateMachine):
         alive = self.sim.alive() or list(self.sim.pods.values())
         return alive[place % len(alive)]
 
-    # Turns
+    # Transitions
 
     @rule(count=st.integers(min_value=1, max_value=12))
     def fair_rounds(self, count: int) -> None:
@@ -182,7 +183,7 @@ class Job(RuleBasedStateMachine):
 
     @rule(place=PLACES, shards=st.frozensets(st.integers(min_value=0, max_value=1)), attempt=PLACES)
     def say_any_shards(self, place: int, shards: frozenset[int], attempt: int) -> None:
-        """What it holds, true or not: nothing that is safe may hang on it."""
+        """Report shards that may be wrong. Safety must not depend on this report."""
         held = HeldShards(pair=AttemptId(1, attempt + 1), count=2, shards=shards)
         self.pod(place).local.append(events.Holds(held=held if shards else None))
 
@@ -214,7 +215,8 @@ class Job(RuleBasedStateMachine):
 
 
 class InSteps(Job):
-    """The same with one or two replicas of two workers: only whole ones train, and one that is over stands by."""
+    """The same with one or two replicas of two workers. Only complete replicas train, and a surplus worker is on
+    standby."""
 
     @initialize(
         replicas=st.integers(min_value=1, max_value=2),

@@ -38,7 +38,8 @@ class ViolationError(AssertionError):
 
 @dataclass
 class Process:
-    """A rank process: its state, and what that is worth. `hung`: it does not say that it leaves, and is killed."""
+    """A rank process, its state and its rank state. A `hung` process does not report that it leaves, and is
+    killed."""
 
     standing: step_commit.RankState = field(default_factory=step_commit.RankState)
     line: Lineage = ()
@@ -47,7 +48,7 @@ class Process:
     hung: bool = False
 
     def apply(self) -> None:
-        """The step in doubt is made."""
+        """Apply the prepared step."""
         assert self.standing.doubt is not None
         self.origin = self.standing.doubt.pair
         self.line = (*self.line, self.origin)
@@ -85,7 +86,7 @@ class Training:
 
 @dataclass
 class Stored:
-    """A commit on the tier, with the line of steps that it stands for."""
+    """A checkpoint on the tier, with the steps that it contains."""
 
     commit: fencing.Commit
     lineage: Lineage
@@ -93,7 +94,7 @@ class Stored:
 
 @dataclass
 class Pod:
-    """A pod as the cluster has it."""
+    """A pod of the cluster."""
 
     uid: str
     node: str
@@ -117,7 +118,7 @@ class Pod:
 
 @dataclass
 class Letter:
-    """A message under way."""
+    """A message in transit."""
 
     sender: str
     to: str
@@ -125,7 +126,7 @@ class Letter:
 
 
 class SimulatedCluster:
-    """Launchers, which feed their state machines and execute the actions."""
+    """Launchers: feed their state machines, and execute the actions."""
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class SimulatedCluster:
         self.cut_links: set[frozenset[str]] = set()
         self.cut_from_operator: set[str] = set()
         self.deaf: set[str] = set()
-        self.withheld: set[tuple[str, str]] = set()  # senders and types of messages that stay under way
+        self.withheld: set[tuple[str, str]] = set()  # senders and types of messages that stay in transit
         self.trainings: list[Training] = []
         self.claims: dict[AttemptId, Claim] = {}
         self.commits: list[Stored] = []
@@ -188,7 +189,7 @@ class SimulatedCluster:
     # The cluster
 
     def new_pod(self) -> Pod:
-        """A pod under a name that was never used, with its launcher ready."""
+        """Create a pod under a new name with its launcher ready."""
         uid = f"w{self.incarnation}"
         node = f"node-{self.incarnation // self.pods_per_node}"
         self.incarnation += 1
@@ -198,22 +199,22 @@ class SimulatedCluster:
         return pod
 
     def alive(self) -> list[Pod]:
-        """Pods whose launcher runs."""
+        """Return the pods whose launcher runs."""
         return [pod for pod in self.pods.values() if pod.alive]
 
     def crash(self, uid: str) -> None:
-        """Launcher and ranks are gone without a word."""
+        """Stop the launcher and its ranks without a message."""
         pod = self.pods[uid]
         pod.alive = False
         self._end_ranks(pod)
         pod.process = None
 
     def freeze(self, uid: str) -> None:
-        """The whole pod stops; nobody can tell it from a dead one."""
+        """Stop the complete pod, which looks like a dead one."""
         self.pods[uid].frozen = True
 
     def thaw(self, uid: str) -> None:
-        """It goes on where it stopped."""
+        """Let the pod continue where it stopped."""
         self.pods[uid].frozen = False
 
     def kill_rank(
@@ -224,7 +225,7 @@ class SimulatedCluster:
         *,
         mistake: str = "",
     ) -> None:
-        """A rank process dies; its launcher lives. If it waits for a world, nobody minds."""
+        """Kill a rank process whose launcher lives. If the rank waits for a world, this has no effect on others."""
         pod = self.pods[uid]
         if pod.training is None:
             pod.process = None
@@ -239,7 +240,7 @@ class SimulatedCluster:
         pod.local.append(events.RankFailed(pair=pair, failure=failure))
 
     def restart(self, uid: str) -> None:
-        """A launcher ends without a word, its ranks with it; another starts in the pod, with what the status says."""
+        """Stop a launcher and its ranks without a message. A new launcher starts in the pod from the saved status."""
         pod = self.pods[uid]
         if not pod.alive or pod.frozen:
             return
@@ -256,51 +257,51 @@ class SimulatedCluster:
         self.feed(pod, events.Ready())
 
     def hang(self, uid: str) -> None:
-        """A rank process will not leave when it is asked to."""
+        """Let a rank process ignore requests to leave."""
         process = self.pods[uid].process
         if process is not None:
             process.hung = True
 
     def cut(self, left: Iterable[str], right: Iterable[str]) -> None:
-        """A partition between two sides."""
+        """Separate two sides of the network."""
         rights = list(right)
         self.cut_links |= {frozenset((a, b)) for a in left for b in rights if a != b}
 
     def heal(self) -> None:
-        """All links and nodes work again."""
+        """Restore all links and nodes."""
         self.cut_links.clear()
         self.cut_from_operator.clear()
         for pod in self.alive():
             pod.frozen = False
 
     def scale(self, replicas: int) -> None:
-        """Somebody changes `replicas`; the operator orders the surplus to leave."""
+        """Change `replicas`. The operator orders the surplus workers to leave."""
         self.rules = replace(self.rules, replicas=replicas, min_replicas=min(self.rules.min_replicas, replicas))
         for pod in self.alive()[replicas:]:
             if not pod.frozen:
                 self.feed(pod, events.DrainAsked(id=f"scale-{replicas}", reason="scaled down", cause=None))
 
     def drain(self, uid: str) -> None:
-        """A notice: the pod must leave."""
+        """Notify the pod that it must leave."""
         pod = self.pods[uid]
         if pod.alive and not pod.frozen:
             self.feed(pod, events.DrainAsked(id=f"notice-{uid}", reason="spot notice"))
 
     def notice(self, uid: str) -> None:
-        """The cloud says to one pod that its node goes."""
+        """Notify one pod that its node is removed."""
         pod = self.pods[uid]
         if pod.alive and not pod.frozen:
             asked = events.DrainAsked(id=f"spot-{pod.node}", reason=f"{pod.node} goes", node=pod.node)
             self.feed(pod, asked)
 
     def miss(self, uid: str, lost: str) -> None:
-        """For a moment one launcher hears nothing of another, which lives: starved, not dead."""
+        """Let one launcher lose contact with another for a moment, which is starved but not dead."""
         if self.pods[uid].view.get(lost):
             self.pods[uid].view[lost] = False
             self.feed(self.pods[uid], events.PeerDown(pod_uid=lost, how=events.How.SILENT))
 
     def linked(self, a: str, b: str) -> bool:
-        """Whether bytes can go between two launchers."""
+        """Return whether two launchers can exchange bytes."""
         one, two = self.pods.get(a), self.pods.get(b)
         if one is None or two is None or frozenset((a, b)) in self.cut_links:
             return False
@@ -309,7 +310,7 @@ class SimulatedCluster:
     # Launchers
 
     def feed(self, pod: Pod, event: events.Event) -> None:
-        """One step of a launcher, and the shell's part of its actions."""
+        """Run one step of a launcher, and execute its actions."""
         if not pod.alive or pod.frozen:
             return
         decision = state_machine.step(pod.state, event, self.now, self.weakened)
@@ -356,7 +357,7 @@ class SimulatedCluster:
             raise ViolationError(f"two worlds at once: {whole}")
 
     def _end_ranks(self, pod: Pod) -> None:
-        """From here on they vote in that world no more; they are kept, if they said so."""
+        """End the votes of these ranks in their world. Processes that report their exit from it are kept."""
         if pod.training is not None:
             pod.training.alive.discard(pod.uid)
             pod.training = None
@@ -373,7 +374,7 @@ class SimulatedCluster:
         pod.process = None
 
     def shell(self, pod: Pod) -> None:
-        """The oldest thing that the shell of a launcher has to tell it."""
+        """Deliver the oldest local event to a launcher."""
         if not pod.alive or pod.frozen or not pod.local:
             return
         event = pod.local.pop(0)
@@ -383,7 +384,7 @@ class SimulatedCluster:
         self.feed(pod, event)
 
     def look(self, pod: Pod) -> None:
-        """A launcher's channels tell it who is there."""
+        """Deliver changes of the peers' reachability to a launcher."""
         if not pod.alive or pod.frozen:
             return
         for uid in list(self.pods):
@@ -404,7 +405,7 @@ class SimulatedCluster:
                 self.feed(pod, events.PeerDown(pod_uid=uid, how=events.How.REFUSED))
 
     def deliver(self, place: int) -> None:
-        """Some message arrives, if it can; the order is nobody's promise."""
+        """Deliver one message, if possible. No order is guaranteed."""
         if not self.mail:
             return
         letter = self.mail.pop(place % len(self.mail))
@@ -419,7 +420,7 @@ class SimulatedCluster:
                 self.feed(target, events.Received(sender=letter.sender, message=letter.message))
 
     def deliver_all(self) -> None:
-        """All that is under way arrives, in order."""
+        """Deliver all messages in transit, in order."""
         for _ in range(len(self.mail)):
             self.deliver(0)
 

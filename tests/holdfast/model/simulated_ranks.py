@@ -17,19 +17,19 @@ from holdfast_operator.api import status as operator_status
 
 
 class SimulatedRanks(SimulatedCluster):
-    """Rank processes, which train, save and restore."""
+    """Rank processes that train, save and restore."""
 
     # Rank processes
 
     def together(self, training: Training) -> bool:
-        """Whether all ranks of the world can reach each other now."""
+        """Return whether all ranks of the world can reach each other now."""
         uids = training.world.uids
         if training.alive | training.finished != uids or any(self.pods[uid].frozen for uid in uids):
             return False
         return all(self.linked(a, b) for a in uids for b in uids if a < b)
 
     def train(self, training: Training) -> None:
-        """One more thing that the rank processes of a world do."""
+        """Run the next action of the rank processes of a world."""
         if not self.together(training):
             self._miss_peers(training)
         elif training.base is None:
@@ -56,7 +56,7 @@ class SimulatedRanks(SimulatedCluster):
             self._step(training)
 
     def _stops(self, training: Training) -> bool:
-        """Whether the last step need not be committed."""
+        """Return whether the last step does not need a checkpoint."""
         return self.keeps and not training.commit
 
     def _is_due(self, training: Training) -> bool:
@@ -84,7 +84,7 @@ class SimulatedRanks(SimulatedCluster):
         return bool(claims)
 
     def _restore(self, training: Training) -> None:
-        """All show what their state is worth; one goes on, and is everyone's then."""
+        """Exchange all rank states. One state is chosen and becomes the state of all ranks."""
         pair = training.world.pair
         processes = [self._process(member.pod_uid) for member in training.world.members]
         verdict = step_commit.resolve([process.standing for process in processes])
@@ -195,12 +195,12 @@ class SimulatedRanks(SimulatedCluster):
             self.vote_returns(training, uid)
 
     def may_step(self, training: Training) -> bool:
-        """Whether its members are at their work."""
+        """Return whether the members of the world are training."""
         more = len(training.steps) < self.last_step or bool(training.prepared)
         return training.checked and more and not (training.quiesced or training.finished) and self.together(training)
 
     def prepare(self, training: Training, uid: str) -> None:
-        """The averages of the next step are whole at one member, and it votes."""
+        """Complete the averages of the next step at one member, which then votes."""
         pair, process = training.world.pair, self._process(uid)
         higher = [t for t in self.trainings if t.made and t.world.pair > pair]
         if higher and not self.backups_restored:
@@ -212,7 +212,8 @@ class SimulatedRanks(SimulatedCluster):
             process.standing = step_commit.voted(step_commit.prepared(process.standing, pair), pair)
 
     def vote_returns(self, training: Training, uid: str) -> None:
-        """It can, once all have voted; also when others are dead by then, but never to one that has left."""
+        """Complete the vote at one member, after all have voted. Others may be dead by then, but this member has
+        not left."""
         pod, pair = self.pods[uid], training.world.pair
         if training.prepared != training.world.uids or uid in training.applied or uid not in training.alive:
             return
@@ -234,7 +235,7 @@ class SimulatedRanks(SimulatedCluster):
             training.prepared, training.applied = set(), set()
 
     def _save(self, training: Training) -> None:
-        """What was applied from a doubt leaves memory only after a later vote, be it one on nothing else."""
+        """Start a save. After an applied prepared step, a later vote must complete first, even an empty one."""
         if not training.made:
             for uid in training.world.uids:
                 process = self._process(uid)
@@ -242,7 +243,7 @@ class SimulatedRanks(SimulatedCluster):
         training.in_flight = training.steps
 
     def land(self, training: Training) -> None:
-        """A commit's manifest is renamed into place; maybe long after its writers died."""
+        """Publish the manifest of a checkpoint, possibly long after its writers died."""
         if training.in_flight is None:
             return
         line = training.in_flight
@@ -279,16 +280,17 @@ class SimulatedRanks(SimulatedCluster):
             pod.local.append(events.RankFailed(pair=training.world.pair, failure=failure))
 
     def _others_started(self, training: Training) -> bool:
-        """A rank waits for peers that have not started yet; one that was there and is gone is an error."""
+        """Return whether the others started: a rank waits for peers before that, and fails if they are gone after
+        it."""
         return training.base is not None
 
     def _left(self, letter: Letter) -> bool:
-        """Bytes that were flushed before an exit still arrive."""
+        """Return whether the sender has exited: bytes that it flushed before still arrive."""
         sender = self.pods[letter.sender]
         return sender.exit_code is not None and frozenset((letter.sender, letter.to)) not in self.cut_links
 
     def _watch(self, letter: Letter) -> None:
-        """Completion is said of one line only."""
+        """Check that completion is reported for one line only."""
         if letter.message.type == "complete":
             self._announce(letter.message.pair)
 
@@ -305,12 +307,12 @@ class SimulatedRanks(SimulatedCluster):
     # The tier
 
     def readable(self) -> list[Stored]:
-        """What a restore may read, newest first."""
+        """Return what a restore may read, newest first."""
         claims = self._claims()
         return [s for s in self.commits if fencing.readable(s.commit, claims, job_uid=self.job).ok]
 
     def check_line(self) -> None:
-        """All that is readable is one line, and every later claim went on from it."""
+        """Check that all readable checkpoints form one line, and every later claim continued from it."""
         readable = self.readable()
         for one in readable:
             for two in readable:
@@ -321,16 +323,16 @@ class SimulatedRanks(SimulatedCluster):
                 if one.commit.pair < pair and base[: len(one.lineage)] != one.lineage:
                     raise ViolationError(f"the zombie's commit {one.commit} is readable beside {pair}")
 
-    # What was there before, and comes back
+    # The old job, and the backup
 
     def find_old_job(self, pair: AttemptId, steps: int) -> None:
-        """The folder is an old one: another job claimed and committed there, and may still be alive somewhere."""
+        """Use an old folder with the claim and the checkpoints of another job, which may still be alive."""
         self.old_line = (pair,) * steps
         self.claims[pair] = Claim(pair=pair, job_uid="old", publication="old", from_step=0)
         self.commits.append(Stored(fencing.Commit(step=steps, pair=pair, job_uid="old"), self.old_line))
 
     def old_job_commits(self) -> None:
-        """A zombie of the old job commits one more step."""
+        """Let a stale process of the old job save one more step."""
         if self.old_line:
             pair = self.old_line[-1]
             self.old_line = (*self.old_line, pair)
@@ -339,7 +341,7 @@ class SimulatedRanks(SimulatedCluster):
             self.check_line()
 
     def old_job_claims(self, pair: AttemptId) -> None:
-        """A zombie of the old job opens an attempt, without having seen us."""
+        """Let a stale process of the old job start an attempt without knowing this job."""
         if self.old_line and pair > self.old_line[-1] and pair not in self.claims:
             self.claims[pair] = Claim(
                 pair=pair,
@@ -352,14 +354,14 @@ class SimulatedRanks(SimulatedCluster):
             self.check_line()
 
     def restore_backup(self) -> None:
-        """The cluster's state is put back to what it was at the last `keep_backup`."""
+        """Restore the state of the cluster from the last `keep_backup`."""
         if self.backup is not None:
             self.status, self.backups_restored = self.backup, self.backups_restored + 1
             for pod in self.pods.values():
                 pod.served = -1
 
     def keep_backup(self) -> None:
-        """Somebody makes a backup of the cluster."""
+        """Back up the state of the cluster."""
         self.backup = self.status
 
 

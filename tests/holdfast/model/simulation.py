@@ -1,10 +1,10 @@
 """Launchers, an operator and a shared tier in one process, driven by the production transitions.
 
 Each launcher is `holdfast.launcher.membership.state_machine.step`, the operator is
-`holdfast_operator.decision.membership.rules.decide`, and restoring goes by `holdfast.checkpoint.policy.fencing`.
-Everything between them (channels, sidecars, rank processes, time) is played here and can be cut, delayed, re-ordered,
+`holdfast_operator.decision.membership.rules.decide`, and restores use `holdfast.checkpoint.policy.fencing`.
+Everything between them (channels, sidecars, rank processes, time) is simulated, and can be cut, delayed, re-ordered,
 frozen or killed. The invariants are checked at every write. A rank process outlives its attempts, as in the product:
-what its state is worth is judged by `holdfast.training.protocol.step_commit`.
+`holdfast.training.protocol.step_commit` decides which of their states continues.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from holdfast_operator.views import reports as operator_reports
 
 
 class Simulation(SimulatedRanks):
-    """The whole job. `round()` is one fair turn of everything; the single turns are there for disorder."""
+    """The complete job. `round()` runs each transition once in a fair order. The single transitions allow any
+    order."""
 
     # The operator and the sidecars
 
     def report(self, pod: Pod) -> None:
-        """The sidecar of a pod reports, if it can."""
+        """Let the sidecar of a pod report, if it can."""
         if not pod.alive or pod.frozen or pod.uid in self.cut_from_operator:
             return
         state = pod.state
@@ -56,7 +57,7 @@ class Simulation(SimulatedRanks):
         pod.reported_at = self.now
 
     def decide(self) -> None:
-        """One pass of the operator."""
+        """Run one pass of the operator."""
         if not self.operator_up:
             return
         observed = policy.MembershipInput(
@@ -92,12 +93,12 @@ class Simulation(SimulatedRanks):
         )
 
     def prove(self, pod: Pod) -> None:
-        """The operator learns that a dead pod is dead. Never true of a living one."""
+        """Prove to the operator that a dead pod is dead. This must not be called for a pod that is alive."""
         if not pod.alive:
             pod.proved = True
 
     def replenish(self) -> None:
-        """The operator replaces what is lost to it, as far as the size allows."""
+        """Let the operator replace lost pods, up to the size of the job."""
         if not (self.operator_up and self.replace_lost) or self.completed():
             return
         here = [p for p in self.pods.values() if not p.proved and p.state.drain is None and not self._silent(p)]
@@ -108,7 +109,7 @@ class Simulation(SimulatedRanks):
         return self.now - max(pod.reported_at, pod.ready_since) > 3.0
 
     def serve(self, pod: Pod) -> None:
-        """The sidecar brings the newest membership, if it can."""
+        """Let the sidecar deliver the newest membership, if it can."""
         if self.status is None or not self.operator_up or pod.uid in self.cut_from_operator:
             return
         if pod.alive and not pod.frozen and self.status.generation and pod.served != self.status.revision:
@@ -116,20 +117,20 @@ class Simulation(SimulatedRanks):
             self.feed(pod, events.MembershipSeen(membership=self.document()))
 
     def document(self) -> Membership:
-        """The status as the launchers read it, through the wire form."""
+        """Return the status in its wire form, as the launchers read it."""
         assert self.status is not None
         return replace(Membership.from_json(_wire(self.status, self.job)), rules=self.rules)
 
     # Time
 
     def tick(self, seconds: float = 0.25) -> None:
-        """Time passes for all."""
+        """Advance the time."""
         self.now += seconds
         for pod in self.alive():
             self.feed(pod, events.Tick())
 
     def round(self) -> None:
-        """One fair turn of everything that can move."""
+        """Run each possible transition once, in a fair order."""
         for pod in list(self.pods.values()):
             self.look(pod)
         self.deliver_all()
@@ -148,7 +149,7 @@ class Simulation(SimulatedRanks):
         self.tick()
 
     def run(self, seconds: float, until: Callable[[], bool] | None = None) -> bool:
-        """Fair rounds for so long, or until something holds; says whether it did."""
+        """Run fair rounds for this time or until the condition is true. Return whether it is true."""
         end = self.now + seconds
         while self.now < end:
             if until is not None and until():
@@ -157,7 +158,8 @@ class Simulation(SimulatedRanks):
         return until is not None and until()
 
     def recover(self, seconds: float = 120.0) -> None:
-        """Liveness: with all faults mended and the dead replaced, a further step is committed, or all is said."""
+        """Check liveness: after all faults are fixed and dead pods replaced, the job saves another step or
+        completes."""
         self.heal()
         self.operator_up = True
         before = max((len(s.lineage) for s in self.readable()), default=0)
@@ -173,7 +175,7 @@ class Simulation(SimulatedRanks):
         raise ViolationError(f"nothing was committed for {seconds} s after all was mended: {self.show()}")
 
     def resume_alone(self, seconds: float = 120.0) -> bool:
-        """Liveness without an operator: if the rules allow those who live a world, they go on by themselves."""
+        """Check liveness without an operator: if the rules permit a world of the living launchers, they continue."""
         self.heal()
         self.operator_up = False
         if not self._may_go_on():
@@ -184,7 +186,7 @@ class Simulation(SimulatedRanks):
         return True
 
     def _may_go_on(self) -> bool:
-        """Whether a world of those who live would keep every rule, as all of them together know it."""
+        """Return whether a world of the living launchers would keep every rule, given their joint knowledge."""
         states = [p.state for p in self.alive()]
         newest = max((s.membership for s in states if s.membership), key=lambda m: m.newness, default=None)
         if newest is None or self.completed() or self.backups_restored:
@@ -196,33 +198,33 @@ class Simulation(SimulatedRanks):
         of = {"job_uid": self.job, "pair": pair, "publication": newest.publication}
         if fencing.foreign(self.claims.values(), known=known, **of):  # type: ignore[arg-type]
             return False
-        # Who put off its leaving may be a member of the next world; once its notice is over it leaves without one.
+        # A launcher that postponed its exit may join the next world, but leaves when its notice is over.
         stay = {s.me for s in states if s.drain is None and s.postponed is None and s.leaving is None}
         chosen = quorum.largest_world(newest.rules, [m for m in newest.members if m.pod_uid in stay])
         started = highest(*(s.started for s in states))
         return quorum.may_be(newest, frozenset(m.pod_uid for m in chosen), started).ok
 
-    # What is seen
+    # Observations
 
     def completed(self) -> bool:
-        """Whether a launcher has ended with 0."""
+        """Return whether a launcher has exited with 0."""
         return any(pod.exit_code == 0 for pod in self.pods.values())
 
     def training_now(self) -> Training | None:
-        """The world that can step now, if any."""
+        """Return the world that can step now, if any."""
         return next((t for t in self.trainings if t.alive and self.together(t) and t.checked), None)
 
     def trains_with(self, *uids: str) -> bool:
-        """Whether exactly these train now."""
+        """Return whether exactly these workers train now."""
         training = self.training_now()
         return training is not None and training.made and training.world.uids == frozenset(uids)
 
     def committed(self) -> int:
-        """The newest step that can be read."""
+        """Return the newest readable step."""
         return max((s.commit.step for s in self.readable()), default=0)
 
     def show(self) -> str:
-        """For a person who looks at a failure."""
+        """Return a description for whoever analyses a failure."""
         lines = [f"status {self.status}", f"verdict {self.verdict}"]
         for pod in self.pods.values():
             state = pod.state

@@ -1,10 +1,10 @@
-"""Ranks of one job as the protocol of one step sees them.
+"""The ranks of one job as the protocol of one step sees them.
 
-The production rules of `holdfast.training.protocol.step_commit` drive them.
-Collectives are played by what a real one can do at most: a member's vote, or average, completes only if every member
-launched it, and then still fails at any of them. A process may be killed at any point; one that is left out of a
-world goes on as a zombie until somebody kills it or lets it in. A state is the list of the averages applied to it,
-each named by its attempt and step, so that two states are the same bits if they are the same list.
+The production rules of `holdfast.training.protocol.step_commit` drive them. Simulated collectives do what real ones
+can do at most: a vote or an average completes at a member only if every member launched it, and can then still fail
+at any member. A process may be killed at any point. A process that is left out of a world continues as a stale one
+until it is killed or admitted again. A state is the list of the averages applied to it, each named by its attempt and
+step, so that equal lists mean equal bits.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NOTHING = Weakened()
 
 @dataclass(eq=False)
 class Process:
-    """A rank process. `kept` are the averages that it was prepared to apply, `attempts` whose state it had."""
+    """A rank process. `kept` are its prepared averages, and `attempts` are those whose state it had."""
 
     number: int
     standing: RankState = RankState()  # noqa: RUF009  (frozen)
@@ -62,7 +62,7 @@ class Process:
     attempts: frozenset[AttemptId] = frozenset()
 
     def tear(self) -> None:
-        """Its state is half changed."""
+        """Mark the state as half changed."""
         self.standing, self.state, self.kept, self.attempts = torn(self.standing), (), None, frozenset()
 
 
@@ -70,7 +70,8 @@ class Process:
 class Attempt:
     """A world, and what its members launched. `base` is the state that its verdict names.
 
-    A member may have left before the last one showed its standing: what counts is what it was when it `shown` it.
+    A member may have left before the last one reported its rank state, so `shown` has the process at the time of its
+    report.
     """
 
     pair: AttemptId
@@ -85,12 +86,12 @@ class Attempt:
 
     @property
     def voted(self) -> bool:
-        """Whether a member launched a vote."""
+        """Return whether a member launched a vote."""
         return any(self.votes.values())
 
 
 class Steps:
-    """All processes and attempts of a job. Each method does nothing where it cannot be; `check` follows each."""
+    """All processes and attempts of a job. A method that does not apply does nothing. `check` follows each method."""
 
     def __init__(self, ranks: int, weakened: Weakened = NOTHING) -> None:
         self.weakened = weakened
@@ -100,25 +101,25 @@ class Steps:
             self.new_process()
 
     def new_process(self) -> Process:
-        """Another rank process, without a state."""
+        """Add a rank process without a state."""
         self.processes.append(Process(len(self.processes)))
         return self.processes[-1]
 
     def alive(self) -> list[Process]:
-        """Who runs, zombies included."""
+        """Return the running processes, including stale ones."""
         return [process for process in self.processes if process.alive]
 
     # Worlds
 
     def open(self, members: Iterable[Process], *, generation: bool = False) -> Attempt:
-        """The launchers form the next world."""
+        """Form the next world of the launchers."""
         last = max(self.attempts, default=AttemptId(1, 0))
         pair = AttemptId(last.generation + 1, 1) if generation else AttemptId(last.generation, last.attempt + 1)
         self.attempts[pair] = Attempt(pair, tuple(members))
         return self.attempts[pair]
 
     def enter(self, process: Process, attempt: Attempt) -> None:
-        """A member leaves every lower attempt and shows its standing."""
+        """Let a member leave every lower attempt and report its rank state."""
         if process.alive and process in attempt.members and (process.attempt or AttemptId(0, 0)) < attempt.pair:
             process.attempt, process.broken = attempt.pair, False
             attempt.shown[process] = replace(process)
@@ -148,7 +149,7 @@ class Steps:
         return (*survivor.state, survivor.kept) if apply and survivor.kept else survivor.state
 
     def settle(self, process: Process, *, mark: bool = True) -> None:
-        """A survivor applies or forgets what it kept, and has the common state."""
+        """Let a survivor apply or discard its prepared step, and mark it as synchronised."""
         attempt = self._entered(process)
         if attempt and attempt.verdict and attempt.members.index(process) in attempt.verdict.survivors:
             if process.state != attempt.base:
@@ -159,7 +160,7 @@ class Steps:
                 self._synchronise(process, attempt, attempt.verdict)
 
     def copy(self, process: Process, *, tears: bool = False) -> None:
-        """A newcomer takes the state over from a survivor that has it, or from where a run begins."""
+        """Let a new member copy the state of a synchronised survivor, or the initial state."""
         attempt = self._entered(process)
         if not (attempt and attempt.verdict and attempt.members.index(process) in attempt.verdict.newcomers):
             return
@@ -177,7 +178,7 @@ class Steps:
             self._synchronise(process, attempt, attempt.verdict)
 
     def _entered(self, process: Process) -> Attempt | None:
-        """The attempt that it is in and whose common state it lacks."""
+        """Return the attempt that the process has entered without its common state."""
         if (
             not process.alive
             or process.broken
@@ -200,7 +201,7 @@ class Steps:
     # A step
 
     def training(self, process: Process) -> Attempt | None:
-        """The attempt in which it makes steps."""
+        """Return the attempt in which the process is training."""
         if not process.alive or process.broken or process.standing.synced is None:
             return None
         if process.standing.synced != process.attempt and not self.weakened.leave_before_showing:
@@ -208,13 +209,13 @@ class Steps:
         return self.attempts[process.standing.synced]
 
     def average(self, process: Process) -> None:
-        """It launches the averages of its next step."""
+        """Launch the averages of the next step of a process."""
         attempt = self.training(process)
         if attempt and not self._prepared(process):
             attempt.averaged.setdefault(process.standing.step, set()).add(process)
 
     def prepare(self, process: Process) -> None:
-        """All averages arrived at it."""
+        """Complete all averages of a process."""
         attempt, step = self.training(process), process.standing.step
         if attempt and not self._prepared(process) and attempt.averaged.get(step) == set(attempt.members):
             process.standing = prepared(replace(process.standing, doubt=None), attempt.pair)
@@ -224,14 +225,14 @@ class Steps:
                 self._commit(process)
 
     def vote(self, process: Process) -> None:
-        """It launches its vote."""
+        """Launch the vote of a process."""
         attempt, step = self.training(process), process.standing.step
         if attempt and self._prepared(process):
             process.standing = voted(process.standing, attempt.pair)
             attempt.votes.setdefault(step, set()).add(process)
 
     def vote_returns(self, process: Process, *, tears: bool = False) -> None:
-        """Its vote comes back; the optimizer may raise."""
+        """Complete the vote of a process. The optimizer may raise."""
         attempt, step = self.training(process), process.standing.step
         if not (attempt and attempt.votes.get(step) == set(attempt.members)):
             return
@@ -263,17 +264,17 @@ class Steps:
     # Faults
 
     def kill(self, process: Process) -> None:
-        """It is gone; what it launched stays launched."""
+        """Kill a process. The operations that it launched stay launched."""
         process.alive = False
 
     def fail(self, process: Process) -> None:
-        """A collective fails at it: it takes no further part in its attempt."""
+        """Let a collective fail at a process, which then takes no further part in its attempt."""
         process.broken = True
 
-    # What must hold
+    # Invariants
 
     def check(self) -> None:
-        """The invariant, over everything that happened so far."""
+        """Check the invariant for everything that happened so far."""
         for attempt in self.attempts.values():
             if attempt.verdict is not None:
                 self._nothing_lost(attempt)
@@ -283,7 +284,7 @@ class Steps:
                     self._same(process, other)
 
     def _nothing_lost(self, attempt: Attempt) -> None:
-        """What a vote returned for in an attempt, every world has that one of its members lived through."""
+        """Check that every world has the steps completed in any attempt that one of its members was part of."""
         for pair in attempt.lived_through:
             lost = self.attempts[pair].committed - set(attempt.base)
             for averages in lost if pair < attempt.pair else ():
@@ -291,7 +292,7 @@ class Steps:
                     raise ViolationError(f"{averages} is committed, and {attempt.pair} goes on without it")
 
     def _overtaken(self, averages: Averages, after: AttemptId, before: AttemptId) -> bool:
-        """Whether a world without any of its holders has gone on from before it, and voted since."""
+        """Return whether a world without these averages has voted between the two attempts."""
         between = (other for other in self.attempts.values() if after < other.pair < before)
         return any(other.voted and averages not in other.base for other in between)
 

@@ -45,7 +45,7 @@ class Fault:
 
 @dataclass
 class Outages:
-    """The places that nobody can reach now."""
+    """The places that cannot be reached now."""
 
     volume: Path
     away: set[str] = field(default_factory=set)
@@ -76,20 +76,20 @@ class Task:
         self._thread.start()
 
     def go(self, operations: int | None) -> None:
-        """Run until the task has made so many changes of the storage, or to its end."""
+        """Run until the task has made this number of storage changes, or to its end."""
         self._budget = operations
         self._turn.release()
         self._back.acquire()
 
     def kill(self) -> None:
-        """End the thread. Nothing that it does from now on reaches the storage."""
+        """End the thread. None of its later operations reaches the storage."""
         if not self.ended:
             self._killed = True
             self.go(None)
         self._thread.join()
 
     def touches(self, place: str, *, changes: bool) -> None:
-        """Pause, or raise what a process would see here."""
+        """Pause, or raise the error that a process would get here."""
         if self._killed:
             raise KilledError
         if changes and self.pauses:
@@ -135,7 +135,7 @@ def current() -> Task | None:
 
 @contextlib.contextmanager
 def seams(outages: Outages) -> Iterator[None]:
-    """Pass what a task does below the volume's folder through `Task.touches`."""
+    """Pass the operations of a task below the volume's folder through `Task.touches`."""
     real = {name: getattr(os, name) for name in (*_READS, *_WRITES)}
     below = f"{outages.volume}"
 
@@ -162,7 +162,7 @@ def seams(outages: Outages) -> Iterator[None]:
 
 
 class Bucket:
-    """A bucket of a dictionary."""
+    """A bucket that keeps its objects in a dictionary."""
 
     url = "mem://bucket"
     lacks: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Workers join, and news reach each launcher in an order of their own: nobody fails by that."""
+"""Workers join, and messages reach each launcher in a different order. No launcher fails because of that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TURNS = 30_000
 
 
 def disorder(sim: Simulation, dice: random.Random) -> None:
-    """One thing happens somewhere. What one launcher says to another arrives in order, and that is all."""
+    """Run one random transition. Only messages between the same two launchers keep their order."""
     pod = dice.choice(sim.alive())
     turns = {
         sim.tick: 3,
@@ -42,7 +42,7 @@ def deliver_one(sim: Simulation, dice: random.Random) -> None:
 
 
 def play(sim: Simulation, dice: random.Random) -> None:
-    """Until a world of three trains in a later generation."""
+    """Run until a world of three trains in a later generation."""
     for turn in range(TURNS):
         if turn % 500 == 0:
             sim.replenish()

@@ -34,11 +34,11 @@ def test_nor_does_any_where_workers_train_in_steps_of_two() -> None:
     run_state_machine_as_test(InSteps, settings=settings(BOUNDED, max_examples=150))  # type: ignore[no-untyped-call]
 
 
-# Each rule is needed: without it, and with the same faults, the model sees the job break.
+# Each rule is needed: without it, and with the same faults, the model finds a violation.
 
 
 def split(**weakened: Any) -> Simulation:
-    """w2 is lost, w3 takes its place in generation 2; before w1 hears of it, w1 is cut off together with w2."""
+    """w2 is lost, and w3 replaces it in generation 2. Before w1 receives it, w1 is cut off together with w2."""
     sim = Simulation(3, replace_lost=False, **weakened)
     assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w2"))
     sim.freeze("w2")
@@ -66,7 +66,7 @@ def test_without_rule_c_both_sides_train() -> None:
 
 
 def halves(**weakened: Any) -> Simulation:
-    """Four train and are cut into two and two."""
+    """Four workers train, and are partitioned into two and two."""
     sim = Simulation(4, replace_lost=False, **weakened)
     assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w2", "w3"))
     sim.operator_up = False
@@ -85,7 +85,8 @@ def test_without_the_majority_both_halves_train() -> None:
 
 
 def late_write(**weakened: Any) -> Simulation:
-    """A commit is under way when its world ends; it lands when the successor, from an older commit, has gone on."""
+    """A save is in progress when its world ends. It is published after the successor has resumed from an older
+    checkpoint."""
     sim = Simulation(3, replace_lost=False, keeps=False, **weakened)
     assert sim.run(
         20, lambda: (t := sim.training_now()) is not None and len(t.steps) == 4 and t.in_flight is not None
@@ -145,7 +146,7 @@ def test_one_fault_costs_no_claim(fault: Callable[[Simulation], tuple[str, ...]]
 
 
 def dead_majority(**weakened: Any) -> Simulation:
-    """w0 is cut off and the other three go on; their ranks die or freeze with a commit under way, and w0 is back."""
+    """w0 is cut off, and the others continue. Their ranks die or freeze during a save, and w0 returns."""
     sim = Simulation(4, replace_lost=False, **weakened)
     assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w2", "w3"))
     sim.operator_up = False

@@ -27,7 +27,7 @@ BOUNDED = settings(
 
 
 class Machine(RuleBasedStateMachine):
-    """Any order of steps, deaths, worlds, newcomers and zombies."""
+    """Any order of steps, deaths, worlds, new processes and stale processes."""
 
     weakened = NOTHING
 
@@ -51,7 +51,7 @@ class Machine(RuleBasedStateMachine):
             for member in attempt.members:
                 act(member)
 
-    # All goes well
+    # No faults
 
     @rule(place=PLACES, count=st.integers(min_value=1, max_value=3))
     def whole_steps(self, place: int, count: int) -> None:
@@ -65,7 +65,7 @@ class Machine(RuleBasedStateMachine):
     def everybody_joins(self, place: int) -> None:
         self.join(self.world(place))
 
-    # One turn of one process
+    # One transition of one process
 
     @rule(place=PLACES, who=PLACES)
     def enter(self, place: int, who: int) -> None:
@@ -128,11 +128,11 @@ def test_no_order_of_faults_loses_a_step_or_applies_one_twice() -> None:
     run_state_machine_as_test(Machine, settings=BOUNDED)  # type: ignore[no-untyped-call]
 
 
-# Each rule is needed: without it, and with the same faults, the model sees a step lost, doubled or contradicted.
+# Each rule is needed: without it, and with the same faults, a step is lost, doubled or contradicted.
 
 
 def three(weakened: Weakened) -> tuple[Steps, list[Process]]:
-    """Three ranks made one step."""
+    """Three ranks completed one step."""
     steps = Steps(3, weakened)
     world(steps, 0, 1, 2)
     together(steps, steps.average, steps.prepare, steps.vote, steps.vote_returns)

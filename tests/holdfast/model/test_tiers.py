@@ -1,4 +1,4 @@
-"""Retention deletes only what it may, and no checkpoint of a job's line is lost. `tiers` has the invariants."""
+"""Retention deletes only what it may, and no checkpoint of a job's line is lost. `tiers` defines the invariants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold of the tiers: no checkpoint is lost, and none is deleted that may not be."""
+"""The invariants of the tiers: no checkpoint is lost, and none is deleted without permission."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TierJudge(TierLedger):
     # Judging
 
     def _expected(self, process: Process) -> str | None:
-        """The newest checkpoint of the line that has an intact copy; whether it is reachable is judged later."""
+        """Return the newest checkpoint of the line with an intact copy. Whether it is reachable is judged later."""
         seen = self._look()
         line = self._line(process.job, process.resume)
         held = [name for name in line if self._where(seen, name)]
@@ -61,7 +61,7 @@ class TierJudge(TierLedger):
             raise ViolationError(f"I2: {process} reported {name} as saved, and no tier has a copy")
 
     def _freeze(self, job: str) -> None:
-        """Note what the lines of earlier jobs hold when the first attempt of this one restores."""
+        """Record the lines of earlier jobs when the first attempt of this job restores."""
         there = {name for copies in self._look().values() for name in copies}
         for other in {f"job-{number}" for number in range(1, self._jobs)} - {job} - self._frozen.keys():
             line = self._line(other, self._resume_of(other)) & there
@@ -93,13 +93,13 @@ class TierJudge(TierLedger):
             if name not in self._owned.get(job, set()):
                 return
         line = self._line(job, self._resume_of(job))
-        withdrawn = where == BUCKET and name == self._uploads and self._resumed  # by who has just published it
+        withdrawn = where == BUCKET and name == self._uploads and self._resumed  # by its publisher
         if name not in line or (withdrawn and self._intact(after, VOLUME, name)):
             return
         there = after[where].keys() | {other for place, other in self._damaged if place == where}
         mine = self._of(self._acting.pair) | self._ancestry(self._acting.head)
         damaged = {other for place, other in self._damaged if place == where}
-        seen = there | self._aside if where == VOLUME else there  # by a process that was stuck since
+        seen = there | self._aside if where == VOLUME else there  # by a process that was stuck meanwhile
         counted = line & there | mine & (seen if self._resumed else damaged)
         newer = [other for other in counted if self._place(other) > self._place(name)]
         least = self.shape.keep_last if where in SHARED else 1

@@ -1,4 +1,4 @@
-"""The processes of a job, what they wrote, and what lies on the tiers."""
+"""The processes of a job, what they wrote, and the content of the tiers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ViolationError(AssertionError):
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a job has, the same for all jobs of a trace."""
+    """The settings of a job, equal for all jobs of a trace."""
 
     keep_last: int = 2
     full_every: int = 1
@@ -100,7 +100,7 @@ class Process:
 
 @dataclass(kw_only=True)
 class Running:
-    """A task and what is done with its outcome."""
+    """A task and the function that gets its outcome."""
 
     what: str
     process: Process
@@ -117,7 +117,7 @@ Seen = dict[str, dict[str, Files]]
 
 @dataclass
 class Counts:
-    """For the report of a long run."""
+    """Counters for the report of a long run."""
 
     rules: dict[str, int] = field(default_factory=dict)
     restores: int = 0
@@ -135,7 +135,7 @@ class Counts:
 
 
 class TierLedger:
-    """What was written, by whom, and what lies where."""
+    """What was written, by which process, and the content of each tier."""
 
     def __init__(self, root: Path, shape: Shape) -> None:
         self.shape = shape
@@ -150,8 +150,8 @@ class TierLedger:
         self._ledger: dict[str, Written] = {}
         self._known: dict[str, list[Claim]] = {}  # what the operator recorded, by job
         self._durable: dict[str, CheckpointName] = {}  # the same: the newest checkpoint on the volume
-        self._owned: dict[str, set[str]] = {}  # by job: what it continued from, with ancestors
-        self._before: dict[str, set[str]] = {}  # by job: what others' lines held at its first claim
+        self._owned: dict[str, set[str]] = {}  # by job: the checkpoints that it continued from, with ancestors
+        self._before: dict[str, set[str]] = {}  # by job: the lines of other jobs at its first claim
         self._frozen: dict[str, set[str]] = {}  # by job: its line when the next job began
         self._damaged: set[tuple[str, str]] = set()
         self._gone: set[str] = set()
@@ -161,9 +161,9 @@ class TierLedger:
         self._job, self._resume, self._jobs = "", Resume.ALWAYS, 0
         self._nodes = 0
         self._rolled_back = False
-        self._unfenced = False  # a rollback removed the last copy of a claim, and with it what the claim fenced
+        self._unfenced = False  # a rollback removed the last copy of a claim, and thereby its fence
         self._seen: Seen = {}
-        self._aside: set[str] = set()  # what the way back moved to quarantine on the volume
+        self._aside: set[str] = set()  # what a rewind moved to quarantine on the volume
         self._rewinds = False
         self._acting: Process
         self._resumed = False  # whether the acting process was stuck before
@@ -171,7 +171,7 @@ class TierLedger:
 
     @contextmanager
     def running(self) -> Iterator[Self]:
-        """Have the code open the bucket, and its operations pass the seams."""
+        """Let the code open the bucket, and pass its operations through the seams."""
 
         def opened(url: str, **_: Any) -> ObjectStore:
             return ObjectStore(self._bucket, PREFIX)
@@ -287,7 +287,7 @@ class TierLedger:
         return found
 
     def _landed(self, job: str) -> tuple[Claim, ...]:
-        """The claims that are durable somewhere, and what the operator recorded for the job."""
+        """Return the claims that are durable somewhere, and those that the operator recorded for the job."""
         uploaded = [
             Claim.from_json(json.loads(data))
             for key, data in self._bucket.objects.items()
@@ -311,7 +311,7 @@ class TierLedger:
     def _resume_of(self, job: str) -> Resume:
         return next((one.resume for one in reversed(self._processes) if one.job == job), Resume.ALWAYS)
 
-    # What lies on the tiers
+    # Content of the tiers
 
     def _look(self) -> Seen:
         away, self._outages.away = self._outages.away, set()
@@ -359,7 +359,7 @@ class TierLedger:
         return good and (not below or all(self._intact(seen, where, one) for one in manifest.stands_on))
 
     def _excused(self, seen: Seen, where: str, name: str) -> bool:
-        """Whether the explorer damaged it, or what it stands on."""
+        """Return whether the explorer damaged the checkpoint or its base."""
         manifest = _manifest(seen[where].get(name, {}))
         below = manifest.stands_on if manifest else ()
         return (where, name) in self._damaged or any((where, one) in self._damaged for one in below)

@@ -182,7 +182,7 @@ class World(TierJudge):
         self._continue(running, operations)
 
     def rewind(self, which: int, stop: int) -> None:
-        """The job ends, and an administrator goes back to an older checkpoint. What is stuck may still continue."""
+        """The job ends, and an administrator rewinds to an older checkpoint. Stuck processes may still continue."""
         claims = list_claims(self._volume)
         steps = sorted({self._ledger[name].step for name in self._seen.get(VOLUME, {})}, reverse=True)
         if not claims or not steps:
@@ -263,7 +263,7 @@ class World(TierJudge):
             shutil.rmtree(self._disk(self._nodes), ignore_errors=True)
         self._tell(f"all processes stop, and node {self._nodes} lost its memory{' and its disk' if what % 2 else ''}")
 
-    # What surrounds the rules
+    # Support for the rules
 
     def after(self, *, explorer: bool) -> None:
         """Check every invariant. `explorer`: what is gone was removed by the explorer."""
@@ -280,7 +280,7 @@ class World(TierJudge):
             raise ViolationError(f"I7: {lost}, which the way back set aside, are not in quarantine")
 
     def end(self) -> None:
-        """After all outages the newest checkpoint of the line can be restored. A paused process stays killed."""
+        """After all outages, the newest checkpoint of the line can be restored. A paused process stays killed."""
         self._outages.away.clear()
         if self._processes:
             self.start(1, 0, 0, 0)
@@ -330,7 +330,7 @@ class World(TierJudge):
         return found[who % len(found)] if found else None
 
     def close(self) -> None:
-        """Give the descriptors of all processes back."""
+        """Close the descriptors of all processes."""
         for process in self._processes:
             process.engine.enter_tiers({}, (), 0, lambda: None)
 
@@ -339,7 +339,7 @@ EIO_TOO = (errno.EIO, errno.ESTALE)
 
 
 def _newness(name: CheckpointName) -> tuple[AttemptId, int]:
-    """As the operator orders checkpoints."""
+    """Return the key by which the operator orders checkpoints."""
     return name.pair, name.step
 
 
