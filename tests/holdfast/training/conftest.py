@@ -1,4 +1,4 @@
-"""Jobs in this process (a world of one), and real worlds of processes under a launcher that this test plays."""
+"""Jobs in this process (a world of one), and real worlds of processes under a launcher that the test simulates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from solo_job import Solo, make_solo
 
 @pytest.fixture
 def solo() -> Callable[..., Solo]:
-    """A job in a world of one; the same folder given again is the next attempt."""
+    """A job in a world of one. A second call with the same folder starts the next attempt."""
     return make_solo
 
 
@@ -27,7 +27,7 @@ def forks() -> Iterator[Forks]:
 
 @pytest.fixture
 def script() -> Any:
-    """The script's parts, for a world of one in this process."""
+    """The parts of a script for a world of one in this process."""
     spec = importlib.util.spec_from_file_location("train_script", SCRIPT)
     if spec is None or spec.loader is None:
         raise AssertionError(f"{SCRIPT} cannot be imported")

@@ -1,4 +1,4 @@
-"""The example runs by hand as its README says, fails once when it is asked to, and goes on where it stopped."""
+"""The example runs by hand as its README says, fails once on request, and resumes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_the_example_fails_once_and_goes_on_from_its_last_step(tmp_path: Path) -
     assert "RuntimeError: asked to fail at step 4" in failed.stderr
     again = run(tmp_path / "tier", "--inject", str(inject))
     assert again.returncode == 0, again.stderr
-    assert "goes on from step 3" in again.stderr  # a commit is due at even ones, and at a failure
+    assert "goes on from step 3" in again.stderr  # a checkpoint is due at even steps, and at a failure
     assert f"audit: exactly once ({6 * 24} samples" in again.stdout
     said = SAID.search(again.stdout)
     assert said is not None
     assert 0 < float(said["loss"]) < 9
     written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"tier", "inject.fired"}  # nothing but what goes through holdfast
+    assert written == {"tier", "inject.fired"}  # only what goes through holdfast

@@ -1,4 +1,4 @@
-"""The loop in a world of one: what a step does, what is refused, and what the launcher asks."""
+"""The loop in a world of one: what a step does, what is refused, and the requests of the launcher."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_what_is_no_loss_is_refused_at_step(solo: Make) -> None:
 
 
 def test_a_loss_whose_step_was_given_up_holds_no_graph() -> None:
-    """Its activations would stay while the step is tried again, and a large model has no memory for both."""
+    """Its activations would stay while the step is repeated, and a large model has no memory for both."""
     weight = torch.nn.Parameter(torch.ones(2))
     loss = (weight * 3).sum()
     let_go(loss)

@@ -1,4 +1,4 @@
-"""A job that starts again: what it restores, what it refuses, and what it reports of it."""
+"""A job that starts again: what it restores, what it refuses, and what it reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Make = Callable[..., Any]
 
 
 def test_a_run_that_was_cut_goes_on_to_the_bit(solo: Make, tmp_path: Path) -> None:
-    """Dropout draws from torch's generator, so this needs the generators' states too."""
+    """Dropout uses the generator of torch, so the test needs the state of the generators too."""
     expected = train(solo(tmp_path / "whole", interval="4").job, 20)
     cut = solo(tmp_path / "cut", interval="4")
     train(cut.job, 20, stop_at=10)
@@ -45,7 +45,7 @@ def test_script_settings_replaced_by_a_checkpoint_are_named(
 
 
 class Tokens:
-    """A count of the script's own."""
+    """A counter of the script."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -58,7 +58,7 @@ class Tokens:
 
 
 def test_repeatedly_interrupted_run_has_undisturbed_rates(solo: Make, tmp_path: Path) -> None:
-    """MultiStepLR keeps its milestones in a Counter, and looks at it when its turn comes."""
+    """MultiStepLR keeps its milestones in a Counter, and reads it at each milestone."""
 
     def made(folder: Path, stop_at: int) -> list[tuple[int, float, float, int]]:
         job = solo(folder, interval="1").job
@@ -83,7 +83,7 @@ def test_repeatedly_interrupted_run_has_undisturbed_rates(solo: Make, tmp_path: 
 
 
 def test_averaged_weights_equal_those_of_an_undisturbed_run(solo: Make, tmp_path: Path) -> None:
-    """The docs say so: after `job.step` the checkpoint of the step is made already, and lacks one update."""
+    """The optimizer updates them, as documented. An update after `job.step` would be missing in its checkpoint."""
 
     def made(folder: Path, stop_at: int) -> dict[str, Any]:
         one = parts()
@@ -104,7 +104,8 @@ def test_averaged_weights_equal_those_of_an_undisturbed_run(solo: Make, tmp_path
 
 
 def test_best_checkpoints_by_metric_stay_over_a_restart(solo: Make, tmp_path: Path) -> None:
-    """A commit that the interval made of this very step is there before the script measures: the next one tells."""
+    """A periodic checkpoint of the same step exists before the script measures it, so the next one records the
+    metric."""
     losses = {2: 0.5, 4: 0.1, 6: 0.7, 8: 0.2, 10: 0.4}
 
     def measure(run: Any, steps: int) -> None:
@@ -132,7 +133,7 @@ def test_another_dataset_or_seed_than_was_saved_is_refused(solo: Make, tmp_path:
 
 
 class Asks:
-    """Asks the job for its rank whenever its state is taken or given."""
+    """An object that reads the rank when it is saved, and the world size when it is restored."""
 
     def __init__(self, job: Any) -> None:
         self.job = job
@@ -183,7 +184,7 @@ def test_a_damaged_commit_is_named_to_the_launcher(solo: Make, tmp_path: Path) -
 
 
 def test_a_restore_says_to_the_launcher_how_exact_it_is(solo: Make, tmp_path: Path) -> None:
-    """Step 4 is a full commit, step 8 stands on it and leaves out what moved by less than the threshold."""
+    """Step 4 is a full checkpoint. Step 8 is a delta, and leaves out changes below the threshold."""
     deltas = {"interval": "4", "full_every": 4, "delta_threshold": 0.5}
     said = []
     for steps in (4, 8):
@@ -200,7 +201,7 @@ SCALED = Elasticity(batch="scaled", learning_rate="linear", reference_world_size
 
 
 def test_scaled_job_keeps_its_batch_and_rate_over_a_restore(solo: Make, tmp_path: Path) -> None:
-    """A world of one, for a reference of two: half the batch, half the rate."""
+    """A world of one with a reference of two: half the batch, half the rate."""
     for steps in (3, 6):
         run = solo(tmp_path)
         made = parts()

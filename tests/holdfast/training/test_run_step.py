@@ -1,4 +1,4 @@
-"""`job.run_step`: which errors of its collectives are a step tried again. `holdfast.Trainer`: the same loop."""
+"""`job.run_step`: which errors of its collectives repeat the step. `holdfast.Trainer` runs the same loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes over gloo: the same training whatever the world, and one agreed step for whatever is asked."""
+"""Real processes over gloo: the same training in any world, and one agreed step for each request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def results(launcher: Any) -> list[dict[str, Any]]:
 
 
 def alone(solo: Any, script: Any, batch: int) -> tuple[list[float], list[float], str]:
-    """The same training in this process: losses, weights, audit."""
+    """Run the same training in this process: losses, weights, audit."""
     job = solo(None).job
     torch.manual_seed(0)
     model = script.Net().to(torch.float64)
@@ -32,7 +32,7 @@ def alone(solo: Any, script: Any, batch: int) -> tuple[list[float], list[float],
         result = job.step((model(x) - y).square().mean())
         if result.committed:
             losses.append(result.loss)
-    assert model.never.item() == 1.0  # what no rank uses does not decay either
+    assert model.never.item() == 1.0  # parameters that no rank uses do not decay either
     return losses, _flat([parameter.tolist() for parameter in model.parameters()]), str(job.audit())
 
 
@@ -123,7 +123,7 @@ def test_a_killed_peer_is_told_as_that_and_nobody_is_blamed(launcher: Any, tmp_p
     (lost,) = launcher.of(0, "peerLost")
     (left,) = launcher.of(0, "left")
     assert (lost["step"], left["step"], left["keep"]) == (3, 3, True)
-    assert launcher.processes[0].poll() is None  # it waits, with all that it knows
+    assert launcher.processes[0].poll() is None  # it waits, and keeps its state
     assert launcher.of(0, "exception") == []
     assert launcher.of(0, "done") == []
 

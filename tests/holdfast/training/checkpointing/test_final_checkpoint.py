@@ -1,4 +1,4 @@
-"""A script that fails on every rank leaves its last step committed; on some, it leaves that to the others."""
+"""If a script fails on every rank, its last step is saved. If it fails on some ranks, the others keep the state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Make = Callable[..., Any]
 
 
 class Average:
-    """Of something, kept by the script."""
+    """An average that the script keeps."""
 
     def __init__(self) -> None:
         self.values = [0.0, 0.0]
@@ -42,7 +42,7 @@ class Average:
 
 
 class Script:
-    """A script with running statistics, whose steps a test makes one by one."""
+    """A script with running statistics whose steps a test runs one by one."""
 
     def __init__(self, job: Any, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW) -> None:
         torch.manual_seed(0)
@@ -60,7 +60,7 @@ class Script:
             self.job.step(self.forward())
 
     def fail(self, raises: Callable[[], Any]) -> None:
-        """As the interpreter does at the end of a script that raised."""
+        """Fail as the interpreter does at the end of a script that raised."""
         trace: TracebackType | None = None
         with pytest.raises(Exception) as raised:  # noqa: PT011
             raises()
@@ -86,7 +86,7 @@ def test_last_step_is_saved_as_it_was_before_the_failed_step(solo: Make, tmp_pat
     script.make(3)
     expected = {name: tensor.clone() for name, tensor in script.model.state_dict().items()}
     generator = torch.get_rng_state()
-    script.forward(scale=100.0)  # its running statistics and random numbers are those of no committed step
+    script.forward(scale=100.0)  # its running statistics and random numbers do not belong to any completed step
     script.fail(bad_batch)
     assert committed(run) == [3]
     assert [body["step"] for body in run.launcher.of("lastCommit")] == [3]
@@ -135,7 +135,7 @@ def test_skipped_steps_count_and_the_last_good_weights_are_saved(solo: Make, tmp
 
 
 def poison(script: Script) -> None:
-    """Of a weight, past torch's count of writes, one number."""
+    """Set one value of a weight to NaN without a write that torch counts."""
     script.model[1].weight.data[0, 1] = torch.nan
 
 
@@ -199,7 +199,7 @@ def test_storage_outage_does_not_count_as_non_finite_weights(solo: Make, tmp_pat
 def test_unreadable_state_is_not_saved_and_the_end_is_reported(
     solo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As after an error of the GPU."""
+    """An error of the GPU has this effect."""
     run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.make(2)
@@ -241,7 +241,7 @@ swaps = pytest.mark.parametrize("swap", [by_copy, past_the_count, by_memory])
 
 @contextmanager
 def averaged(script: Script, swap: Swap) -> Iterator[None]:
-    """As libraries for averages do it for an evaluation."""
+    """Swap the averaged weights in, as libraries do for an evaluation."""
     before = [parameter.detach().clone() for parameter in script.model.parameters()]
     for parameter in script.model.parameters():
         swap(parameter, 0.9 * parameter.detach())
@@ -292,7 +292,7 @@ def test_save_in_evaluation_with_averaged_weights_is_refused(solo: Make, tmp_pat
 def test_save_of_weights_the_script_changed_is_made_and_logged(
     solo: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It may clip them after each step, and is the one that asks for the save."""
+    """The script may clip its weights after each step, and it requests the save itself."""
     run = solo(tmp_path, pair=AttemptId(1, 1))
     script = Script(run.job)
     script.model.load_state_dict(script.model.state_dict())
@@ -308,7 +308,7 @@ def test_save_of_weights_the_script_changed_is_made_and_logged(
 
 
 class Tears(torch.optim.SGD):
-    """Fails after it has changed something."""
+    """An optimizer that fails after it has changed something."""
 
     def step(self, closure: Any = None) -> Any:
         super().step(closure)
@@ -367,7 +367,7 @@ def test_single_failed_rank_saves_nothing(launcher: Any, tmp_path: Path) -> None
     assert names(tmp_path / "tier") == set()
 
 
-# How they find each other
+# How ranks find each other
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The interval `Auto`: the choice is the best there is, follows what was measured; all ranks commit the same step."""
+"""The interval `Auto` is optimal and follows the measurements, and all ranks save the same step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ times = st.floats(1.0, 1e8)
 
 
 def higher_order(stall: float, mtbf: float) -> float:
-    """Daly's closed form: within 0.2 % while a stall is less than a quarter of the time to a failure."""
+    """Return Daly's closed form, exact to 0.2 % while a stall is less than a quarter of the time to a failure."""
     if stall >= 2 * mtbf:
         return mtbf
     ratio = stall / (2 * mtbf)
@@ -45,7 +45,7 @@ def higher_order(stall: float, mtbf: float) -> float:
 
 
 def wall(interval: float, stall: float, mtbf: float) -> float:
-    """What is to be least: wall time for each second of work, but for what does not depend on the interval."""
+    """Return the wall time per second of work, without the parts that do not depend on the interval."""
     return mtbf * math.expm1((interval + stall) / mtbf) / interval
 
 
@@ -177,7 +177,7 @@ def test_launchers_that_tell_no_books_change_nothing() -> None:
 
 
 class Clock:
-    """Time that a test moves."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -194,7 +194,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def chosen(log: str) -> int:
-    """The interval in seconds that was logged last."""
+    """Return the interval in seconds that was logged last."""
     return int(re.findall(r"a commit is due every (\d+) s", log)[-1])
 
 
@@ -220,7 +220,7 @@ def test_a_job_commits_when_its_own_choice_says_so(
     clock.now += FIRST_SECONDS
     step()
     assert saved() == [2]
-    step()  # takes note of how the first one ended
+    step()  # records how the first one ended
     every = chosen(caplog.text)
     assert LEAST_SECONDS <= every <= MOST_SECONDS
     clock.now += every - 1

@@ -1,4 +1,4 @@
-"""Saves that go on beside training: who need not wait for the disk does not, and nothing is durable before it is."""
+"""Asynchronous saves: calls that need no disk do not wait for it, and nothing counts as durable before it is."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PATIENCE = 240.0
 
 
 class Gate:
-    """A disk that takes nothing until it is opened; it tells who waits for it."""
+    """A disk that blocks writes until it is opened, and reports who waits for it."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -59,7 +59,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 class Steps:
-    """A job whose steps a test makes one by one."""
+    """A job whose steps a test runs one by one."""
 
     def __init__(self, job: Any, width: int = 1) -> None:
         torch.manual_seed(0)
@@ -106,12 +106,12 @@ def test_steps_continue_while_the_disk_writes(solo: Make, disk: Gate, tmp_path: 
 def test_requested_checkpoint_lifts_the_limit_of_the_running_one(solo: Make, tmp_path: Path) -> None:
     """The running checkpoint is limited to a bandwidth."""
     run = solo(tmp_path, interval="1", bytes_per_second=1)
-    steps = Steps(run.job, width=1 << 20)  # of several parts, of which the first may pass at once
+    steps = Steps(run.job, width=1 << 20)  # several parts, of which the first may pass at once
     steps.make()
     time.sleep(1)
     assert run.saving
     run.launcher.wanted = Requests(checkpoint=("touch",))
-    steps.make()  # due as well: it waits for the first one, which nothing holds up any more
+    steps.make()  # due as well: it waits for the first one, which is no longer limited
     until(lambda: len(told(run)) == 2)
     assert told(run) == [(1, "Committed", ("interval",)), (2, "Committed", ("interval", "touch"))]
 
@@ -125,7 +125,7 @@ def test_leaving_rank_is_answered_by_the_last_step_only(
     steps, stepped = Steps(run.job), TrainState.stepped
 
     def notice_comes(state: TrainState, pair: AttemptId) -> None:
-        """With the vote on the step, so that another step is made."""
+        """Send the notice with the vote on the step, so that another step follows."""
         stepped(state, pair)
         run.launcher.wanted = Requests(quiesce=("aws-1",))
 
@@ -247,7 +247,7 @@ def test_save_running_at_the_attempt_end_is_requested_again(solo: Make, disk: Ga
     steps.make()
     assert run.saving
     run.launcher.cancel.set("a peer is lost")
-    steps.make()  # enters the next attempt, and another step is made there
+    steps.make()  # enters the next attempt, and completes another step there
     assert (run.job.attempt, run.job.committed_step, run.job.durable_step) == (2, 1, 0)
     assert run.launcher.wanted.checkpoint == ("touch",)
     disk.opened.set()
@@ -258,7 +258,7 @@ def test_save_running_at_the_attempt_end_is_requested_again(solo: Make, disk: Ga
     assert (run.job.durable_step, run.launcher.wanted.checkpoint) == (2, ())
 
 
-# Over the attempt's store
+# Through the store of the attempt
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Storage that fails: training continues, and each request is answered once it is back."""
+"""If the storage fails, training continues, and each request is answered when the storage is back."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Make = Callable[..., Any]
 
 
 def spoil(root: Path) -> None:
-    """Put a file where the folder was: every save fails from now on."""
+    """Put a file in place of the folder, so that every save fails."""
     root.rename(root.with_name("away"))
     root.write_text("")
 
 
 def mend(root: Path) -> None:
-    """The folder is back."""
+    """Restore the folder."""
     root.unlink()
     root.with_name("away").rename(root)
 
 
 def at_the_fifth_failure(monkeypatch: pytest.MonkeyPatch, then: Callable[[], float]) -> None:
-    """`then` says after how many seconds it is tried again; the first ones are at once."""
+    """Retry at once, except after the fifth failure. Then, `then` returns the seconds to wait."""
     monkeypatch.setattr(scheduler, "retry_after", lambda failed: then() if failed == 5 else 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What the scheduler makes of the result of a save on a tier."""
+"""How the scheduler handles the result of a save on a tier."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAILED = SaveResult(committed=False, message="lost", cause="Network", copy_faile
 
 
 class Run:
-    """A scheduler whose tier gives the results that a test names."""
+    """A scheduler whose tier returns the results that a test sets."""
 
     def __init__(self, *results: SaveResult, in_background: bool = False) -> None:
         self.told: list[dict[str, Any]] = []

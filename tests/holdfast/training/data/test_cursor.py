@@ -1,4 +1,4 @@
-"""The samples of a step depend on the position only, whatever the world's size and wherever it was resumed."""
+"""The samples of a step depend on the position only, not on the world size or the restore."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ WORLDS = st.integers(min_value=1, max_value=9)
 
 
 def step_samples(position: Position, *, size: int, batch: int, world: int, micro: int) -> list[tuple[int, int]]:
-    """What all ranks of a world fetch for one step, rank after rank."""
+    """Return what all ranks of a world fetch for one step, in order of ranks."""
     places = [
         place
         for rank in range(world)
@@ -50,7 +50,7 @@ def test_run_with_changing_worlds_sees_each_sample_once_an_epoch(
         seen = Audit()
         for epoch, sample in step_samples(position, size=size, batch=batch, world=world, micro=3):
             seen = seen.seen(epoch, sample)
-        position = Position.from_json(position.advanced(batch, seen).to_json())  # a commit and a restore
+        position = Position.from_json(position.advanced(batch, seen).to_json())  # a save and a restore
     assert position.audit == expected_audit(size=size, seed=seed, cursor=position.cursor)
     assert position.audit.count == batch * len(worlds)
 

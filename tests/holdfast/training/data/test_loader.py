@@ -1,4 +1,4 @@
-"""Fetching: what was counted is what was fetched; bad arguments are refused with the mend."""
+"""The loader fetches exactly what it counts. Invalid arguments are refused with the fix."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The order of samples is a permutation that needs no list."""
+"""The order of samples is a permutation without a stored list."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Which calls of a script are made after its world has ended."""
+"""Which calls of a script still run after its world has ended."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_lost_step_stays_lost_when_the_next_world_ends_too() -> None:
 
 
 def test_a_save_while_the_next_world_is_announced_is_made() -> None:
-    """Every rank calls it there, also one that joins."""
+    """Every rank makes this call in the next world, also a rank that joins."""
     batch = held()
     batch.take_back()
     assert not batch.skip_save()

@@ -23,13 +23,13 @@ SCRIPT = Path(__file__).parent / "scripts" / "members.py"
 
 
 class Members:
-    """Plays cases with ranks that a helper forks."""
+    """Run cases with ranks that a helper forks."""
 
     def __init__(self) -> None:
         self._store = TCPStore(
             "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE)
         )
-        # NumPy's OpenBLAS starts a thread for each CPU when it is loaded: what has threads cannot be forked soundly.
+        # NumPy's OpenBLAS starts a thread per CPU when it is loaded. Processes with threads cannot fork safely.
         alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._helper = subprocess.Popen(
             [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=alone
@@ -39,7 +39,7 @@ class Members:
         Thread(target=self._listen, daemon=True).start()
 
     def play(self, case: str, *, size: int, fault: str = "") -> list[dict[str, Any]]:
-        """What each rank said, in one dictionary a rank, the victim's left out."""
+        """Return the output of each rank as one dictionary, without the rank that fails."""
         prefix = f"1.{next(self._prefixes)}"
         survivors = size - bool(fault)
         for rank in range(size):
@@ -51,7 +51,7 @@ class Members:
                 if said["prefix"] == prefix:
                     heard[said["rank"]].update(said)
         finally:
-            if fault != "killed" and "suffers" in heard[-1]:  # the number of one that is dead may be another's by now
+            if fault != "killed" and "suffers" in heard[-1]:  # the process ID of a dead process may have been reused
                 os.kill(heard[-1]["suffers"], signal.SIGKILL)
         return heard[:survivors]
 
@@ -79,7 +79,7 @@ class Members:
 
 @pytest.fixture(scope="session")
 def members() -> Iterator[Members]:
-    """Ranks that are forked on demand; who is stopped or asleep is ended with its case."""
+    """Ranks that are forked on demand. Stopped or sleeping ones are ended with their case."""
     made = Members()
     yield made
     made.close()

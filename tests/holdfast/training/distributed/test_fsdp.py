@@ -1,4 +1,4 @@
-"""A model sharded over replicas: a lost shard comes from another replica's memory, and no bit tells that it did."""
+"""A model sharded over replicas: a lost shard comes from another replica's memory, and every bit is equal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sharded(launcher: Any) -> Any:
 
 @pytest.fixture
 def net(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script's model and data, for a world of one in this process that shards nothing."""
+    """Return the model and data of the script, for a world of one in this process without shards."""
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     spec = importlib.util.spec_from_file_location("sharded_script", SCRIPT)
     if spec is None or spec.loader is None:
@@ -41,7 +41,7 @@ def net(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def ended(launcher: Any, *slots: int) -> dict[int, Any]:
-    """By shard, the weights at the end: the same on all who have the shard."""
+    """Return the final weights by shard, equal on all ranks that hold the shard."""
     for slot in slots:
         assert launcher.processes[slot].wait() == 0, launcher.output()
     told = [launcher.told(slot) for slot in slots]
@@ -53,7 +53,7 @@ def ended(launcher: Any, *slots: int) -> dict[int, Any]:
 
 
 def lost(launcher: Any, attempt: int, dead: list[int], *others: int) -> None:
-    """Ranks die of their faults, and the others leave the attempt."""
+    """Wait until ranks die of their faults, and the others leave the attempt."""
     for slot in dead:
         launcher.processes.pop(slot).wait()
     assert [slot for slot in others if launcher.processes[slot].poll() is not None] == [], launcher.output()
@@ -67,7 +67,7 @@ def _left(launcher: Any, slot: int, attempt: int) -> bool:
 
 @pytest.fixture
 def planned(sharded: Any, tmp_path: Path) -> dict[int, Any]:
-    """Three replicas to the step at which the other run loses one, and from there, with a commit between, two."""
+    """Run three replicas to the step of the loss in the other run, then two, with a checkpoint in between."""
     sharded.start(6, tmp_path / "planned", "--steps", str(ORPHANED_AT))
     ended(sharded, *range(6))
     sharded.start(4, tmp_path / "planned", "--steps", str(STEPS), attempt=2)
@@ -81,7 +81,7 @@ def test_kills_at_every_point_of_a_step_keep_planned_results(
     faults = f"forward:1:{ORPHANED_AT},forward:2:{ORPHANED_AT},backward:5:6,vote:4:8,optimizer:3:11"
     sharded.start(6, tmp_path / "tier", "--steps", str(STEPS), "--faults", faults)
     lost(sharded, 1, [1, 2], 0, 3, 4, 5)
-    sharded.form(2, [5, 0, 4, 3])  # orphans of two replicas, in whatever order
+    sharded.form(2, [5, 0, 4, 3])  # remaining ranks of two replicas, in any order
     lost(sharded, 2, [5], 0, 4, 3)
     sharded.form(3, [6, 0, 4, 3])
     lost(sharded, 3, [4], 6, 0, 3)
@@ -104,7 +104,7 @@ def test_kills_at_every_point_of_a_step_keep_planned_results(
 def test_replaced_rank_gives_bits_of_an_undisturbed_run(
     sharded: Any, tmp_path: Path, ranks: int, faults: str
 ) -> None:
-    """The other phases, at either number of replicas; the world keeps its size."""
+    """The remaining phases, with either number of replicas. The world keeps its size."""
     sharded.start(ranks, tmp_path / "undisturbed", "--steps", str(STEPS))
     expected = ended(sharded, *range(ranks))
     sharded.start(ranks, tmp_path / "tier", "--steps", str(STEPS), "--faults", faults)
@@ -189,7 +189,7 @@ def test_waiting_in_compute_counts_as_waiting_for_hang_detection() -> None:
     assert seen == [Activity.AVERAGE] * 2 + [Activity.EVALUATION] * 2
 
 
-# What is refused
+# Refusals
 
 
 def layers() -> torch.nn.Sequential:

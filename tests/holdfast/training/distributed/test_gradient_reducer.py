@@ -1,4 +1,4 @@
-"""Averages: what comes out of them, what they survive, and what they refuse with the mend."""
+"""Gradient averages: their results, the faults that they survive, and the errors that they report with a fix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Landed:
 
 
 class Twin(Group):
-    """A world of two in which the other rank has the very same gradients; remembers what was launched."""
+    """A world of two in which the other rank has equal gradients. It remembers what was launched."""
 
     def __init__(self) -> None:
         super().__init__(rank=0, size=2, device=CPU, cancel=CancelToken())
@@ -43,7 +43,7 @@ class Twin(Group):
 
 
 class Step:
-    """One step of a model of which every loss is one micro-batch."""
+    """One step of a model in which every loss is one micro-batch."""
 
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
@@ -102,7 +102,7 @@ def test_uneven_batch_shares_average_to_the_full_gradient(members: Any) -> None:
 
 
 def test_buckets_are_launched_in_one_order_for_any_backward() -> None:
-    """An order of use that differs between ranks must not differ in what they launch."""
+    """A different order of use on each rank must not change what they launch."""
     launched = []
     for order in itertools.permutations(range(3)):
         parameters = [_parameter(1.0), _parameter(2.0), _parameter(3.0)]
@@ -234,7 +234,7 @@ def test_averages_in_doubt_survive_into_the_next_attempt() -> None:
 
 
 def test_a_discarded_step_leaves_nothing_and_gets_other_buckets() -> None:
-    """A collective that was given up may write into its buffer at any later time."""
+    """An aborted collective may write into its buffer at any later time."""
     parameter = _parameter(1.0)
     step, twin = _attached([parameter])
     step.backward((parameter * 3).sum())
@@ -260,7 +260,7 @@ def test_after_the_first_error_nothing_is_launched() -> None:
 
 
 def test_backward_ends_at_the_next_gradient_after_the_attempt() -> None:
-    """The peers cannot form the next world without this rank, and a large model's backward takes seconds."""
+    """The peers cannot form the next world without this rank, and the backward of a large model takes seconds."""
     first, second = _parameter(1.0), _parameter(2.0)
     step, twin = _attached([first, second])
     loss = second.sum() * (first * 3).sum()
@@ -274,7 +274,7 @@ def test_backward_ends_at_the_next_gradient_after_the_attempt() -> None:
     assert _numbers(step(second.sum() * (first * 3).sum())) == [[12.0], [6.0]]
 
 
-# What is refused, with the mend
+# Refusals, with the fix
 
 
 def test_a_sparse_gradient_is_refused_after_backward() -> None:

@@ -1,4 +1,4 @@
-"""The rules of NCCL's side, with a communicator that a test plays: there is no GPU here."""
+"""The rules for NCCL with a simulated communicator, since there is no GPU here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Work:
-    """An operation: done when the test says so; an abort makes it done and successful, as NCCL's does."""
+    """An operation that ends when the test sets it. Like NCCL's, an abort makes it done and successful."""
 
     done: bool = False
     right: bool = True
@@ -31,7 +31,7 @@ class Work:
 
 @dataclass
 class Communicator:
-    """Remembers its operations and in what order it was ended."""
+    """A communicator that remembers its operations and the order of its end."""
 
     works: list[Work] = field(default_factory=list)
     events: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Collectives among real processes: what they say, and that they can be left when a peer is lost."""
+"""Collectives among real processes: their results, and the exit from them when a peer is lost."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_gloo_listens_on_the_way_to_the_store() -> None:
 def test_ranks_meet_without_a_look_up_of_their_hosts_name(
     store: int, monkeypatch: pytest.MonkeyPatch, interface: str, device: dict[str, str]
 ) -> None:
-    """A host's own name may have no address. Gloo looks it up only where it is given no device."""
+    """The host name may have no address. Gloo resolves it only if it gets no device."""
     create, created = process_group.ProcessGroupGloo.create_device, []
 
     def record(**place: str) -> Any:
@@ -132,7 +132,7 @@ def store() -> Any:
 
 
 def _both(port: int, cancel: CancelToken, *, interface: str = "") -> dict[int, Group]:
-    """The groups of two ranks that met, by rank."""
+    """Return the groups of two ranks that met, by rank."""
     groups: dict[int, Group] = {}
 
     def meet(rank: int) -> None:

@@ -1,4 +1,4 @@
-"""What a rank tells its launcher of its end fits a line of the socket, whatever the script raised."""
+"""The report of a rank about its end fits a line of the socket for every exception of the script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HUGE = "\N{GRINNING FACE}" * 1_000_000
 
 
 class Told(NoLauncher):
-    """A launcher's ear."""
+    """Receive the reports of a rank."""
 
     def __init__(self) -> None:
         super().__init__(RankPlacement(rank=0, local_rank=0, world_size=1, local_world_size=1, host="", port=None))
@@ -47,7 +47,7 @@ def test_huge_exception_text_is_cut_to_a_line_with_its_beginning() -> None:
 def test_missing_default_process_group_is_reported_with_the_fix(
     call: Callable[[], object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In torch's own words, which a release may change."""
+    """The test uses the message of torch, which a release may change."""
     agent = Told()
     reporter = exception_reporter.Reporter(agent, lambda: 7)
     reporter._before = lambda *_: None

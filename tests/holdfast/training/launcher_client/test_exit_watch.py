@@ -1,4 +1,4 @@
-"""A process whose script has ended is named, and ended, if its threads keep it. Time is a number here."""
+"""A process whose script has ended is reported and ended if its threads block the exit. The time is simulated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.training.launcher_client.exit_watch import WARN_SECONDS, exit_now,
 
 
 class Ended:
-    """A script that has ended at 0; its thread ends at `thread_ends`."""
+    """A script that has ended at time 0. Its thread ends at `thread_ends`."""
 
     def __init__(self, thread_ends: float) -> None:
         self.now = 0.0
@@ -85,7 +85,7 @@ def test_children_that_the_interpreter_waits_for_are_named() -> None:
 
 
 class Full(io.StringIO):
-    """Standard output on a disk that is full."""
+    """Standard output on a full disk."""
 
     def flush(self) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,4 +1,4 @@
-"""What a change of the world's size does to batch, samples and learning rate, and what it must leave alone."""
+"""How a change of the world size affects batch, samples and learning rate, and what must not change."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def loader_of(config: Elasticity, *, size: int, share: int) -> Loader:
 
 
 def consumed(loader: Loader, position: Position, world: int) -> list[tuple[int, int]]:
-    """What all ranks of a world fetch for one step: (epoch, sample)."""
+    """Return what all ranks of a world fetch for one step: (epoch, sample)."""
     shares = [loader.parts(position, rank=rank, world_size=world) for rank in range(world)]
     places = [place for part in itertools.chain(*shares) for place in range(part.begin, part.end)]
     return [sample_at(place, size=loader.size, seed=position.seed) for place in places]
@@ -111,7 +111,7 @@ def test_the_rule_follows_the_batch_relative_to_the_reference(rule: str, factor:
 
 
 class Seen(torch.optim.SGD):
-    """Notes the learning rates that its steps are made with."""
+    """An optimizer that records the learning rates of its steps."""
 
     def __init__(self, *groups: Any, lr: Any = 0.1) -> None:
         parameters = groups or ([torch.nn.Parameter(torch.ones(2))],)
@@ -243,7 +243,7 @@ def test_the_log_gets_the_rate_that_was_applied() -> None:
     assert Scaler(None, Elasticity()).lr is None
 
 
-# Bad input
+# Invalid input
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a script may give, what is refused, and that the refusal names the thing and the mend."""
+"""What a script may pass, what is refused, and that the error names the object and the fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.training.options.validation import Structure, check_batches, check
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What this thread logged: one that another test left may log too."""
+    """Return what this thread logged. Threads of other tests may log too."""
     return [record.getMessage() for record in caplog.records if record.thread == threading.get_ident()]
 
 
@@ -33,7 +33,7 @@ def sgd(*things: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-# What may be managed
+# Objects that may be managed
 
 
 def shared() -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_an_ordinary_job_passes_without_a_word(
 
 
 class Temperature:
-    """State without a module, saved in its own way."""
+    """State outside of modules, with its own format."""
 
     def __init__(self) -> None:
         self.value = nn.Parameter(torch.ones(1))
@@ -109,7 +109,7 @@ def test_averages_without_an_optimizer_hook_are_named(caplog: pytest.LogCaptureF
     assert [message.startswith("ema is an AveragedModel") for message in said(caplog)] == ([] if hooked else [True])
 
 
-# What may not
+# Objects that may not
 
 
 def wrapped() -> dict[str, Any]:

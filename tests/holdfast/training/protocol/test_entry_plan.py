@@ -1,4 +1,4 @@
-"""Whose state a new world continues from, under which claim, and which rank leaves because of its model."""
+"""The state from which a new world continues, its claim, and the rank that leaves because of its model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds which shard, and whose state goes on when a state is whole only with all of its shards. Pure."""
+"""The assignment of shards to ranks, and the choice of a state that is complete only with all of its shards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def member(
     return RankState(step=step, voted=voted, synced=synced, doubt=doubt)
 
 
-# Dealing
+# Assignment
 
 
 def test_a_first_world_is_dealt_in_order_of_ranks() -> None:
@@ -81,7 +81,7 @@ def test_a_commit_has_every_row_once(size: int, replicas: int, lengths: list[int
         assert [row for begin, end in found for row in range(begin, end)] == list(range(spec.shape[0]))
 
 
-# Whose state goes on
+# Choice of the state
 
 
 def test_a_lost_shard_comes_from_whoever_has_it() -> None:

@@ -1,4 +1,4 @@
-"""One maximum over the ranks carries flags and sums; every rank reads the same."""
+"""One maximum over the ranks carries flags and sums, and every rank reads the same values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which state goes on after a failure, and which changes of a standing the protocol allows."""
+"""Which state continues after a failure, and which transitions of a rank state the protocol permits."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_rubbish_is_no_standing(rubbish: dict[str, object]) -> None:
 
 
 def test_affirmed_prepared_step_outranks_others_of_its_attempt() -> None:
-    """One who never came to B stands by A's marks: before B's first vote its state could still go on."""
+    """A rank that never entered B has the marks of A: before the first vote of B, its state could still continue."""
     outside = voted(prepared(READY, A), A)
     inside = synchronised(IN_DOUBT, B, 8, A)
     assert resolve([outside, inside]).survivors == (1,), "here both are asked"

@@ -1,4 +1,4 @@
-"""Donors and newcomers: real processes that a helper forks, over real gloo."""
+"""Donors and receivers: real processes that a helper forks, with real gloo."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SCRIPT = Path(__file__).parent / "scripts" / "ranks.py"
 
 
 class Ranks:
-    """Plays transfers."""
+    """Run transfers."""
 
     def __init__(self) -> None:
         patience = timedelta(seconds=PATIENCE)
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=patience)
-        # NumPy's OpenBLAS starts a thread for each CPU when it is loaded: what has threads cannot be forked soundly.
+        # NumPy's OpenBLAS starts a thread per CPU when it is loaded. Processes with threads cannot fork safely.
         alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._helper = subprocess.Popen(
             [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=alone
@@ -45,7 +45,7 @@ class Ranks:
         kinds: dict[int, str] | None = None,
         fault: dict[str, Any] | None = None,
     ) -> dict[int, dict[str, Any]]:
-        """What each rank said; the first ones are donors. One that dies says nothing."""
+        """Return the output of each rank. The first ones are donors. A rank that dies has none."""
         prefix, size = f"1.{next(self._prefixes)}", donors + newcomers
         order = {
             "prefix": prefix,
@@ -68,7 +68,7 @@ class Ranks:
             elif one["prefix"] == prefix:
                 said[one["rank"]] = one
         self._store.set(f"{prefix}/end", "")
-        return dict(sorted(said.items()))  # not in the order in which they happened to speak
+        return dict(sorted(said.items()))  # not in the order of their messages
 
     def _next(self, said: dict[int, Any]) -> dict[str, Any]:
         try:

@@ -1,4 +1,4 @@
-"""A model of which nothing is there twice: what no rank has in memory any more comes from the nodes' memory."""
+"""A model without replicas: state that no rank has in memory is restored from the memory of the nodes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Nodes:
     def lose(self, slot: int) -> None:
         self.servers.pop(slot).close()
         folder = self._root / f"node-{slot}"
-        while folder.exists():  # who is in the middle of serving a neighbour may still make a file
+        while folder.exists():  # a rank that serves another node may still create a file
             shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
@@ -62,16 +62,16 @@ def nodes(launcher: Any, tmp_path: Path) -> Iterator[Nodes]:
 
 
 def kept(launcher: Any, slot: int) -> int:
-    """The last step that this rank knows to be committed in memory."""
+    """Return the last step of which this rank knows that it is saved in memory."""
     said = [message for message in launcher.of(slot, "checkpoint") if message["tier"] == "memory"]
     assert all(message["result"] == "Committed" for message in said), said
     return max((message["step"] for message in said), default=0)
 
 
 def begun(launcher: Any, nodes: Nodes, root: Path) -> None:
-    """One replica of two ranks, on two nodes; no commit on the shared tier, as the interval is long.
+    """Start one replica of two ranks on two nodes, without a checkpoint on the shared tier, as the interval is long.
 
-    Whoever is slower than the ranks finds them at the step at which they are held.
+    The ranks are held at a step, so that a slower test finds them there.
     """
     for slot in (0, 1):
         nodes.add(slot)
@@ -109,7 +109,8 @@ def test_node_lost_with_its_memory_costs_no_completed_step(launcher: Any, nodes:
 
 
 def went_on(launcher: Any, last: int, *slots: int) -> None:
-    """From the last step that any rank knew to be committed, or from one that was sealed and not told yet."""
+    """Assert that training resumed from the last step saved in memory, or from one that was sealed and not
+    reported yet."""
     launcher.go(HELD_AT)
     assert all(launcher.processes[slot].wait() == 0 for slot in slots), launcher.output()
     for slot in slots:
@@ -123,7 +124,7 @@ def went_on(launcher: Any, last: int, *slots: int) -> None:
 
 @pytest.mark.thorough
 def test_nothing_is_lost_where_memory_has_an_interval(launcher: Any, nodes: Nodes, tmp_path: Path) -> None:
-    """Steps since the last one in memory are made again, and every sample still counts once."""
+    """Steps since the last one in memory are repeated, and every sample still counts once."""
     for slot in (0, 1):
         nodes.add(slot)
         launcher.tiers[slot]["memory"]["interval"] = 3
@@ -138,7 +139,7 @@ def test_nothing_is_lost_where_memory_has_an_interval(launcher: Any, nodes: Node
 
 @pytest.mark.thorough
 def test_final_checkpoint_is_copied_when_requested_and_not_due(launcher: Any, nodes: Nodes, tmp_path: Path) -> None:
-    """The worker of rank 1 leaves with its node, and with all that the shared tier had."""
+    """The worker of rank 1 leaves with its node, and the shared tier loses everything."""
     for slot in (0, 1):
         nodes.add(slot)
         launcher.tiers[slot]["memory"] |= {"interval": 1000, "peerInterval": 1000}

@@ -1,4 +1,4 @@
-"""State goes from survivors to newcomers bit for bit, or the newcomer keeps what it has."""
+"""State is transferred from survivors to joining ranks bit for bit, or the receiver keeps what it has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.training.recovery.state_transfer import (
     ReceiveBuffers,
 )
 
-# Donors, newcomers, and the launch before which the last donor dies; a first donor begins with two descriptions.
+# Donors, receivers, and the launch before which the last donor dies; a first donor starts with two descriptions.
 DEATHS = [(1, 1, 0), (1, 1, 1), (1, 2, 5), (2, 2, 0), (2, 1, 2)]
 
 
@@ -40,7 +40,7 @@ def test_several_donors_send_a_large_state_to_several_ranks(ranks: Any) -> None:
     """The receiving ranks join the world."""
     said = ranks.play("large", donors=3, newcomers=2)
     assert {said[rank]["got"] for rank in (3, 4)} == {said[0]["before"]}
-    # 48 MiB and a bit in 8 MiB chunks, each to both newcomers; the first donor sends two descriptions as well, the
+    # 48 MiB and a bit in 8 MiB chunks, each to both receivers; the first donor sends two descriptions as well, the
     # others one.
     assert [said[rank]["launches"] for rank in (0, 1, 2)] == [2 * (2 + 3), 2 * (1 + 2), 2 * (1 + 2)]
 
@@ -72,7 +72,7 @@ def test_a_newcomers_death_costs_the_donor_nothing(ranks: Any) -> None:
     ("at", "which", "what"), [(1, "first", "description"), (4, "first", "chunk 2"), (2, "last", "chunk 0")]
 )
 def test_a_flipped_bit_is_found(ranks: Any, at: int, which: str, what: str) -> None:
-    """In what has a message of its own, and in what is packed."""
+    """In a tensor with its own message, and in a packed one."""
     said = ranks.play("large", fault={"rank": 0, "at": at, "act": f"flip {which}"})
     assert said[1]["error"] == "DamagedError"
     assert f"{what} of the state from rank 0" in said[1]["message"]

@@ -1,4 +1,4 @@
-"""A lost peer costs no step: survivors keep their state, line up anew, and bring newcomers to it from memory."""
+"""A lost peer costs no step: survivors keep their state, enter a new world, and send their state to joining ranks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def trains(launcher: Any, *slots: int, beyond: int) -> None:
 
 
 def left(launcher: Any, *slots: int, attempt: int = 1) -> None:
-    """The first to leave ends the attempt for all, by the launcher's word.
+    """End the attempt for all when the first rank leaves, as a launcher does.
 
-    gloo does not tell every survivor of a loss: of two, one may wait for the other, which saw it and has left.
+    gloo does not report a loss to every survivor: one of two may wait for the other, which detected it and has left.
     """
 
     def has_left(slot: int) -> bool:
@@ -37,14 +37,14 @@ def left(launcher: Any, *slots: int, attempt: int = 1) -> None:
 
 
 def kill(launcher: Any, slot: int, *, held_at: int = 20) -> None:
-    """The others go on, and meet the loss."""
+    """Kill a rank. The others continue, and detect the loss."""
     os.kill(launcher.processes[slot].pid, signal.SIGKILL)
     launcher.processes.pop(slot).wait()
     launcher.go(held_at)
 
 
 def assert_whole(launcher: Any, *slots: int) -> None:
-    """Every step once at each survivor, the same state at the end everywhere, every sample exactly once."""
+    """Assert every step once at each survivor, one final state everywhere, and every sample exactly once."""
     for step in (20, 40):
         launcher.go(step)
     for slot in slots:
@@ -78,7 +78,7 @@ def test_joining_rank_gets_its_state_from_memory(launcher: Any, tmp_path: Path) 
     trains(launcher, 0, 1, 2, beyond=5)
     kill(launcher, 0)
     left(launcher, 1, 2)
-    launcher.form(2, [3, 1, 2])  # the newcomer is rank 0, and so the coordinator
+    launcher.form(2, [3, 1, 2])  # the joining rank is rank 0, and therefore the coordinator
     assert_whole(launcher, 1, 2, 3)
     assert [message["source"] for message in launcher.of(3, "restored")] == ["memory"]
     assert launcher.of(3, "restored")[0]["step"] == steps(launcher, 3)[0] - 1 > 0
@@ -105,9 +105,7 @@ def test_an_attempt_below_one_that_trained_elsewhere_claims_anew(launcher: Any, 
     trains(launcher, 0, 1, 2, beyond=5)
     kill(launcher, 0)
     left(launcher, 1, 2)
-    launcher.trained = {
-        3: {"generation": 1, "attempt": 2}
-    }  # attempt 2 was without slots 1 and 2, and may have committed
+    launcher.trained = {3: {"generation": 1, "attempt": 2}}  # attempt 2 was without slots 1 and 2, and may have saved
     launcher.form(3, [3, 1, 2])
     assert_whole(launcher, 1, 2, 3)
     (claim,) = launcher.of(3, "claim")
@@ -123,7 +121,7 @@ def test_second_loss_during_a_transfer_keeps_the_survivor_intact(launcher: Any, 
     launcher.form(2, [2, 0])
     launcher.wait("the newcomer to arrive", lambda: bool(launcher.of(2, "hello")))
     kill(launcher, 2, held_at=40)
-    launcher.leave(2, 0)  # it may be meeting the newcomer still, and nothing tells it then
+    launcher.leave(2, 0)  # it may still be connecting to the new rank, and gets no message then
     left(launcher, 0, attempt=2)
     launcher.form(3, [0])
     assert_whole(launcher, 0)
@@ -150,7 +148,7 @@ def test_growth_pauses_at_a_step_without_a_commit(launcher: Any, tmp_path: Path)
 
 
 def test_joining_rank_dying_while_loading_costs_others_no_step(launcher: Any, tmp_path: Path) -> None:
-    """They have given it their state, and wait until it has loaded."""
+    """The survivors have sent their state, and wait until the rank has loaded it."""
     launcher.start(2, tmp_path / "tier", *SLOWLY, "--die-loading")
     trains(launcher, 0, 1, beyond=5)
     for slot in (0, 1):

@@ -1,4 +1,4 @@
-"""A script with a loop of its own, in which rank 0 makes fewer steps than the others, or saves alone."""
+"""A script with its own loop, in which rank 0 makes fewer steps than the others, or saves alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Helper that has loaded torch and forks rank processes: a fork is much cheaper than an interpreter with torch.
+"""A helper that has loaded torch and forks rank processes, which is cheaper than new interpreters.
 
-Each line of its input asks for one process: {"script", "words", "environ", "log"}. It says {"pid"}, and once that has
-ended {"pid", "code"}. A forked process is as one that was started with `python SCRIPT WORDS…`, down to its exit.
+Each line of its input requests one process: {"script", "words", "environ", "log"}. The helper prints {"pid"}, and
+after the end of the process {"pid", "code"}. A forked process behaves like one that was started with `python SCRIPT
+WORDS…`, including its exit.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def main() -> None:
 
 
 def serve() -> Order | None:
-    """Returns in forked processes, each with its order, and in the helper when nobody asks any more."""
+    """Return in forked processes with their order, and in the helper when the input ends."""
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process with threads cannot be forked soundly"
     orders = sys.stdin
     poll = select.poll()
@@ -57,10 +58,10 @@ def serve() -> Order | None:
 
 
 def forget(descriptors: list[int]) -> None:
-    """What an interpreter of its own would not have inherited."""
+    """Reset what a new interpreter would not have inherited."""
     for descriptor in descriptors:
         os.close(descriptor)
-    os.open(os.devnull, os.O_RDONLY)  # is 0, the lowest that is free
+    os.open(os.devnull, os.O_RDONLY)  # is 0, the lowest free one
 
 
 def become(order: Order) -> None:
@@ -75,7 +76,7 @@ def become(order: Order) -> None:
 
 
 def say(**what: int) -> None:
-    os.write(1, f"{json.dumps(what)}\n".encode())  # at once: ranks share what they write to
+    os.write(1, f"{json.dumps(what)}\n".encode())  # at once: ranks share their output
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A script with a loop of its own that says nothing at its end."""
+"""A script with its own loop that makes no call at its end."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from holdfast.training.step import stepper
 
 
 class Net(torch.nn.Sequential):
-    """Of sizes that two ranks cannot share evenly, with a part that only some micro-batches use."""
+    """A model whose sizes two ranks cannot share evenly, with a part that only some micro-batches use."""
 
     def __init__(self) -> None:
         super().__init__(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3), torch.nn.Linear(3, 1))
@@ -34,7 +34,8 @@ def die() -> None:
 
 
 def arm(job: Any, model: Net, optimizer: torch.optim.Optimizer, faults: str) -> None:
-    """`point:slot:step`, with commas: die there, at that many committed steps, or spoil this rank's weights."""
+    """Parse `point:slot:step`, separated by commas: die there after that step, or corrupt the weights of this
+    rank."""
     slot = os.environ["HOLDFAST_SLOT"]
     for point, step in (fault.split(":")[::2] for fault in faults.split(",") if fault.split(":")[1:2] == [slot]):
 
@@ -79,7 +80,7 @@ def main() -> None:
     args = parser.parse_args()
 
     job = holdfast.init()
-    torch.manual_seed(job.rank)  # ranks begin with different weights: rank 0's must win
+    torch.manual_seed(job.rank)  # ranks start with different weights: those of rank 0 must be used
     model = Net().to(torch.float64)
     for layer in model:
         if list(layer.parameters()):
@@ -101,7 +102,7 @@ def main() -> None:
         "weights": [parameter.to_local().tolist() for parameter in model.parameters()],
         "audit": str(job.audit()),
     }
-    os.write(1, f"{json.dumps(told)}\n".encode())  # at once: ranks share what they write to
+    os.write(1, f"{json.dumps(told)}\n".encode())  # at once: ranks share their output
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A script as a user writes it: double precision, so that worlds can be compared closely."""
+"""A typical user script in double precision, so that worlds can be compared closely."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Points:
 
 
 class Net(torch.nn.Module):
-    """With a part that only some micro-batches use, one that is never used, and idle statistics."""
+    """A model with a part that only some micro-batches use, one that is never used, and unused statistics."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Net(torch.nn.Module):
 
 
 class Fragile:
-    """Whoever takes its state over dies."""
+    """An object that ends each process that loads its state."""
 
     def state_dict(self) -> dict[str, int]:
         return {"taken": 0}
@@ -58,7 +58,7 @@ class Fragile:
 
 
 class Reader:
-    """A loader that reads files of its rank's own."""
+    """A loader that reads files of its own rank."""
 
     def __init__(self, job: Any) -> None:
         self._job = job
@@ -71,16 +71,16 @@ class Reader:
 
 
 def hold(job: Any, steps: Collection[int]) -> None:
-    """At each of these steps, until the test lets go of it: a test that is slow must not find all steps made."""
+    """Wait at each of these steps until the test releases it, so that a slow test does not miss them."""
     word = Path(os.environ["HOLDFAST_AGENT_SOCKET"]).with_name(f"go-{job.committed_step}")
     while job.committed_step in steps and not word.exists():
         time.sleep(0.01)
 
 
 def ends_late() -> None:
-    """An interpreter that takes its time, after Holdfast's own end; it says when that was over."""
+    """An interpreter that exits slowly, after the exit of Holdfast, and reports the time of that."""
     time.sleep(1.5)
-    os.write(1, f'{{"ended": {time.monotonic()}}}\n'.encode())  # at once: ranks share what they write to
+    os.write(1, f'{{"ended": {time.monotonic()}}}\n'.encode())  # at once: ranks share their output
 
 
 def main() -> None:
@@ -99,12 +99,12 @@ def main() -> None:
     parser.add_argument("--wider-in-slot", default="")
     args = parser.parse_args()
     if args.all_raise:
-        final_checkpoint.LOOK_SECONDS = 60.0  # how far apart two processes raise is the host's affair
+        final_checkpoint.LOOK_SECONDS = 60.0  # the time between the exceptions of two processes depends on the host
     if args.exit_at >= 0:
         atexit.register(ends_late)
 
     job = holdfast.init()
-    torch.manual_seed(job.rank)  # ranks begin with different weights: rank 0's must win
+    torch.manual_seed(job.rank)  # ranks start with different weights: those of rank 0 must be used
     model = Net(17 if os.environ["HOLDFAST_SLOT"] == args.wider_in_slot else 16).to(torch.float64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     more: dict[str, Any] = {"fragile": Fragile()} if args.die_loading else {}
@@ -133,7 +133,7 @@ def main() -> None:
         "statistics": model.statistics.running_mean.tolist(),
         "audit": str(job.audit()),
     }
-    os.write(1, f"{json.dumps(told)}\n".encode())  # at once: ranks share what they write to
+    os.write(1, f"{json.dumps(told)}\n".encode())  # at once: ranks share their output
 
 
 if __name__ == "__main__":

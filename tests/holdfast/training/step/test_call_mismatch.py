@@ -1,4 +1,4 @@
-"""Ranks in different calls of the job find each other out; ranks in the same ones never do."""
+"""Ranks in different calls of the job detect the mismatch. Ranks in the same call never report one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Dead(Store):
 
 @pytest.fixture(autouse=True)
 def answers_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of a thread that asks."""
+    """Read the store in the calling thread."""
     monkeypatch.setattr("holdfast.training.step.call_mismatch.run_aside", lambda ask, *words: ask(*words))
 
 
@@ -43,7 +43,7 @@ def world(store: Store, size: int = 2) -> list[Calls]:
 
 
 def wait_long(rank: Calls) -> None:
-    """Until its word is written down and it has read what stands there."""
+    """Wait until the rank has written its call and read those of the others."""
     for _ in range(3):
         rank.waited(LONG_SECONDS)
 

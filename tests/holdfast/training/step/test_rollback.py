@@ -107,7 +107,7 @@ def same(one: Any, other: Any) -> bool:
 def test_a_discarded_step_leaves_no_trace(
     kept: list[list[Callable[[Model], None]]], lost: list[Callable[[Model], None]]
 ) -> None:
-    """Whatever the steps before it did, and however often it is discarded."""
+    """The previous steps and the number of discarded attempts make no difference."""
     model = Model()
     undo = Undo([model])
     for changes in kept:
@@ -187,11 +187,11 @@ def test_the_scaler_can_be_used_again_on_the_same_step(updated: bool) -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
-    scaler.scale(weight.sum()).backward()  # makes the scale, as the steps before did
+    scaler.scale(weight.sum()).backward()  # sets the scale, as the previous steps did
     undo = Undo([], scaler)
     undo.remember()
     for _ in range(2):
-        scaler.unscale_(optimizer)  # raises if it is remembered that this was done
+        scaler.unscale_(optimizer)  # raises if this call is still recorded
         if updated:
             scaler.update()
         undo.restore()

@@ -1,4 +1,4 @@
-"""What scripts and moments do to a step: an unlucky `leave`, a swallowed exception, a scaler, a vote that is lost."""
+"""How scripts and timing affect a step: a request to leave, a caught exception, a scaler, a lost vote."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ for batch in job.batches(torch.arange(8.0).unsqueeze(1), global_batch_size=4, mi
 
 
 class Watched(torch.optim.SGD):
-    """Calls what a test wants in the middle of its step."""
+    """Run a callback of the test in the middle of its step."""
 
     inside: Callable[[], None] = staticmethod(lambda: None)
 
@@ -126,7 +126,7 @@ def test_ten_non_finite_losses_end_the_script_with_a_scaler_too(solo: Make, enab
 
 
 class Narrow(torch.autograd.Function):
-    """The identity, whose gradient overflows above a limit, as it does in half precision."""
+    """The identity, with a gradient that overflows above a limit, as in half precision."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, limit: float) -> torch.Tensor:
@@ -186,8 +186,8 @@ def test_a_step_that_is_applied_from_a_doubt_tells_its_loss(solo: Make, monkeypa
 @pytest.mark.parametrize(
     ("after", "commits"),
     [
-        (True, [4, 6]),  # a peer that had the vote lost its save with the old world: its next call is a step
-        (False, [3, 6]),  # everyone begins the next batch, and saves
+        (True, [4, 6]),  # a peer with the vote lost its save with the old world: its next call is a step
+        (False, [3, 6]),  # all ranks start the next batch, and save
     ],
 )
 def test_save_after_a_step_that_ended_elsewhere_follows_the_next(
@@ -308,7 +308,7 @@ def test_second_loop_after_the_end_is_refused_while_steps_remain(solo: Make) -> 
 
 
 def test_a_process_that_the_script_forks_ends_without_a_word(launcher: Any, tmp_path: Path) -> None:
-    """Whether by `sys.exit` or by an exception: the connection to the launcher is its parent's."""
+    """By `sys.exit` or by an exception. The connection to the launcher belongs to the parent."""
     launcher.script = tmp_path / "forks.py"
     launcher.script.write_text(FORKS)
     launcher.start(1, tmp_path / "tier")
@@ -317,7 +317,7 @@ def test_a_process_that_the_script_forks_ends_without_a_word(launcher: Any, tmp_
     assert [message["step"] for message in launcher.of(0, "done")] == [4]
 
 
-# What a script does beside the loop, and in mid-run
+# What a script does next to the loop, and in mid-run
 
 
 def thaws(made: dict[str, Any]) -> None:
@@ -372,7 +372,7 @@ def test_managed_layer_may_be_added_to_the_optimizer_later(solo: Make) -> None:
 
 @pytest.fixture
 def own_group() -> Iterator[Callable[[], None]]:
-    """A default process group of the script's own; none is left."""
+    """Provide a default process group of the script, and remove it afterwards."""
     store = torch.distributed.HashStore()
     yield lambda: torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     if torch.distributed.is_initialized():
@@ -380,7 +380,7 @@ def own_group() -> Iterator[Callable[[], None]]:
 
 
 def test_script_may_use_a_process_group_of_its_own(solo: Make, own_group: Callable[[], None]) -> None:
-    """While it has one, it cannot be taken into another world: nothing of torch's default group outlives a peer."""
+    """With such a group, a rank cannot enter another world: torch's default group does not outlive a peer."""
     run, made = solo(None), parts()
     run.job.manage(**made)
     kept = []

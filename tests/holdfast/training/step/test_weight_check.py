@@ -1,4 +1,4 @@
-"""Whether weights were changed since the last step, of parameters of every kind."""
+"""Whether weights changed since the last step, for parameters of every kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A launcher that a test plays for real rank processes."""
+"""A simulated launcher for real rank processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE = 240.0
 
 @dataclass(frozen=True)
 class Meeting:
-    """A world that is to be, and where its ranks meet."""
+    """The next world, and where its ranks meet."""
 
     generation: int
     attempt: int
@@ -37,7 +37,7 @@ class Meeting:
 
 
 class Rank:
-    """A process that the helper forked, as far as a test needs a `Popen` of it."""
+    """A process that the helper forked, with the parts of `Popen` that tests need."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -54,7 +54,7 @@ class Rank:
         return self._code
 
     def wait(self, timeout: float = PATIENCE) -> int:
-        """Its exit code, negative for a signal; all that it said is heard then."""
+        """Wait for the exit code (negative for a signal). All output has been received then."""
         if not self._ended.wait(timeout) or self._code is None:
             raise TimeoutError(f"process {self.pid} has not ended within {timeout:.0f} s")
         self.hear_out(self.pid)
@@ -67,11 +67,11 @@ class Rank:
 
 
 class Forks:
-    """Rank processes without the seconds that each would take to load torch."""
+    """Fork rank processes without the seconds that each would need to load torch."""
 
     def __init__(self) -> None:
         words = [sys.executable, str(SCRIPTS / "forks.py")]
-        # NumPy's OpenBLAS starts a thread for each CPU when it is loaded: what has threads cannot be forked soundly.
+        # NumPy's OpenBLAS starts a thread per CPU when it is loaded. Processes with threads cannot fork safely.
         alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._helper = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=alone)
         self._ranks: dict[int, Rank] = {}
@@ -107,7 +107,7 @@ class Forks:
 
 
 class Launcher:
-    """Listens where rank processes speak, starts them, moves them from world to world. By slot, what each said."""
+    """Listen for rank processes, start them, and move them between worlds. Messages are kept by slot."""
 
     def __init__(self, folder: Path, forks: Forks, *, sockets: Path) -> None:
         self._forks = forks
@@ -128,7 +128,7 @@ class Launcher:
         self._stores: list[TCPStore] = []
         self._root = folder
         self.script = SCRIPT
-        self.interval = "1000000"  # so many steps nobody makes
+        self.interval = "1000000"  # no test makes that many steps
         self._arguments: tuple[str, ...] = ()
         self.processes: dict[int, Rank] = {}
         threading.Thread(target=self._accept, daemon=True).start()
@@ -142,7 +142,7 @@ class Launcher:
                 self._listeners[pid].start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Until it ends; what was said last by a process that was killed may be half a line."""
+        """Serve a connection to its end. The last line of a killed process may be incomplete."""
         with contextlib.suppress(OSError, ValueError), connection, connection.makefile("r") as lines:
             first = json.loads(lines.readline())
             slot = first["slot"]
@@ -153,7 +153,8 @@ class Launcher:
                 self._heard(slot, json.loads(line))
 
     def _hear_out(self, pid: int) -> None:
-        """Connections are accepted in their order: after a later one, that of a process that has ended is too."""
+        """Receive all messages of an ended process. Connections are accepted in order, so a later one proves its
+        acceptance."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as later:
             later.settimeout(PATIENCE)
             later.connect(str(self.path))
@@ -197,11 +198,11 @@ class Launcher:
         return self._logs / f"rank-{slot}.log"
 
     def go(self, step: int) -> None:
-        """Let go of ranks that the script holds at this step, and of those that come there later."""
+        """Release ranks that the script holds at this step, and those that reach it later."""
         self.path.with_name(f"go-{step}").touch()
 
     def start(self, world_size: int, root: Path, *arguments: str, attempt: int = 1) -> list[Rank]:
-        """A first world: slot n has rank n."""
+        """Start a first world in which slot n has rank n."""
         self.said.clear()
         self.processes.clear()
         self._root, self._arguments = root, arguments
@@ -213,7 +214,7 @@ class Launcher:
             self.tell(slot, type="leave", generation=1, attempt=attempt, reason="a test")
 
     def form(self, attempt: int, slots: list[int], *, generation: int = 1, standby: bool = False) -> list[Rank]:
-        """The next world, of these slots in order of rank; slots without a process get one."""
+        """Form the next world of these slots in order of rank. Slots without a process get one."""
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._stores.append(store)
         meeting = Meeting(generation, attempt, len(slots), store.port)
@@ -225,7 +226,7 @@ class Launcher:
         return [self.processes[slot] for slot in slots]
 
     def stand_by(self, slot: int) -> None:
-        """A process that is told its world later."""
+        """Start a process that gets its world later."""
         environ = self._common(slot) | {"HOLDFAST_STANDBY": "1"}
         self.processes[slot] = self._spawn(slot, environ)
 
@@ -278,11 +279,11 @@ class Launcher:
         }
 
     def finish(self) -> list[int]:
-        """Wait until all ranks have ended; their exit codes, by slot."""
+        """Wait until all ranks have ended. Return their exit codes by slot."""
         return [self.processes[slot].wait() for slot in sorted(self.processes)]
 
     def told(self, slot: int) -> dict[str, Any]:
-        """What the script of a slot printed at its end."""
+        """Return what the script of a slot printed at its end."""
         for line in reversed(self._log(slot).read_text().splitlines()):
             if line.startswith('{"losses"'):
                 found: dict[str, Any] = json.loads(line)

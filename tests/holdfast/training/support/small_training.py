@@ -32,7 +32,7 @@ def parts() -> dict[str, Any]:
 
 
 def train(job: Any, steps: int, *, stop_at: int | None = None, seed: int = 3) -> list[tuple[int, float]]:
-    """Train to `steps`; `stop_at` plays a crash there."""
+    """Train to `steps`. `stop_at` simulates a crash there."""
     made = parts()
     job.manage(**made)
     losses = []
@@ -46,7 +46,7 @@ def train(job: Any, steps: int, *, stop_at: int | None = None, seed: int = 3) ->
 
 
 def told_of(run: Any, request: str, *, step: int = 0) -> None:
-    """Wait until the save of this step or a later one has answered a request, well or badly, and has ended."""
+    """Wait until the save of this step or a later one has answered a request and has ended."""
     deadline = time.monotonic() + 240
     while not any(request in body["ids"] and body["step"] >= step for body in run.launcher.of("checkpoint")):
         assert time.monotonic() < deadline
@@ -55,7 +55,7 @@ def told_of(run: Any, request: str, *, step: int = 0) -> None:
 
 
 def steps(job: Any, made: dict[str, Any], most: int) -> Iterator[int]:
-    """Each step, once it is made."""
+    """Yield each step after its completion."""
     for batch in job.batches(Numbers(), global_batch_size=4, micro_batch_size=4, max_steps=most):
         yield job.step(made["model"](batch).square().mean()).step
 

@@ -1,4 +1,4 @@
-"""A job in this process, in a world of one, under a launcher that the test plays."""
+"""A job in this process, in a world of one, under a simulated launcher."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ PATIENCE = 240.0
 
 
 class TheEnd(BaseException):
-    """A quiesced rank was ended."""
+    """Raised when a quiesced rank is ended."""
 
 
 @dataclass
 class Recorder:
-    """Plays the launcher of a job in this process: remembers what it is told, asks what a test wants asked."""
+    """Simulate the launcher of a job in this process: record its messages, and send the requests of a test."""
 
     connected: bool = True
     told: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -45,8 +45,8 @@ class Recorder:
     trained: AttemptId | None = None
     books: LauncherFailures | None = None
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    pair: AttemptId | None = None  # None: the folder says which attempt is next
-    places: int = 0  # that were given
+    pair: AttemptId | None = None  # None: the folder determines the attempt
+    places: int = 0  # the given ones
     moves_on: bool = False
     """Whether there is another attempt after a lost peer; else the rank is ended."""
     generation: int = 1  # of the attempts after the first
@@ -120,7 +120,7 @@ class Recorder:
 
 
 class WatchedManager(CheckpointManager):
-    """Remembers the saves that were begun."""
+    """A manager that remembers the saves that were started."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -139,11 +139,11 @@ class Solo:
 
     @property
     def saving(self) -> bool:
-        """Whether a save is being written."""
+        """Return whether a save is being written."""
         return self.engine is not None and not all(saving.ended for saving in self.engine.begun)
 
     def settle(self) -> None:
-        """Wait until the saves that were begun have ended: each deletes old checkpoints after its report."""
+        """Wait until the started saves have ended: each deletes old checkpoints after its report."""
         deadline = time.monotonic() + PATIENCE
         while self.saving:
             assert time.monotonic() < deadline
@@ -161,7 +161,7 @@ def make_solo(
     delta_threshold: float = 0.0,
     bytes_per_second: int | None = None,
 ) -> Solo:
-    """Make a job; the same folder given again is the next attempt."""
+    """Create a job. A second call with the same folder starts the next attempt."""
     launcher = Recorder(pair=pair)
     config = effective(
         read_environment({}),

@@ -1,4 +1,4 @@
-"""Ranks without a launcher: for each order on stdin a child is forked that plays a case and says what came of it.
+"""Ranks without a launcher: for each order on stdin, a forked child runs a case and reports the result.
 
 One process has imported torch for all of them, so that a world costs milliseconds.
 """
@@ -27,7 +27,7 @@ PATIENCE = 240.0
 
 
 class Rank:
-    """One rank of a case. The last one is the victim of its fault."""
+    """One rank of a case. The last rank is the one that fails."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.rank: int = order["rank"]
@@ -60,7 +60,8 @@ class Rank:
         )
 
     def together(self, where: str, size: int) -> None:
-        """Until so many ranks are here: who closes its connections must not be what others hear of in their waits."""
+        """Wait until this number of ranks is here, so that an exit of one rank does not disturb waits of the
+        others."""
         self._store.set(f"{where}/{self.rank}", "")
         self._store.wait([f"{where}/{rank}" for rank in range(size)])
 
@@ -68,7 +69,7 @@ class Rank:
         self.group = self.connect(self.prefix, self.size)
 
     def suffer(self) -> None:
-        """The victim's end; a peer that stays silent is reported to the others by their agents."""
+        """Run the fault of the failing rank. If the peer stays silent, the agents report it to the others."""
         if self.victim:
             self.say(suffers=os.getpid())
             if self.fault == "asleep":
@@ -78,7 +79,7 @@ class Rank:
             threading.Timer(0.1, self.cancel.set, ("a peer is silent",)).start()
 
     def survive(self) -> None:
-        """The next attempt, among those that are left."""
+        """Run the next attempt among the remaining ranks."""
         self.together("left", self.size - 1)
         self.group.abandon()
         self.meet_again()
@@ -93,7 +94,7 @@ class Rank:
 
 
 def losing(operation: Callable[[Rank], object]) -> Callable[[Rank], None]:
-    """A peer is lost at this operation; the survivors say how they heard of it, and go on."""
+    """Lose a peer at this operation. The survivors report how they detected it, and continue."""
 
     def play(rank: Rank) -> None:
         rank.meet()
@@ -112,7 +113,7 @@ def losing(operation: Callable[[Rank], object]) -> Callable[[Rank], None]:
 
 
 def nobody_comes(rank: Rank) -> None:
-    """The victim never meets the others."""
+    """The failing rank never meets the others."""
     rank.suffer()
     try:
         rank.meet()
@@ -122,7 +123,7 @@ def nobody_comes(rank: Rank) -> None:
 
 
 def backward_and_finish(rank: Rank) -> None:
-    """In backward nothing is raised, in finish it is."""
+    """Backward raises nothing, and `finish` raises the error."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
     reducer = Reducer(model.parameters(), bucket_bytes=16_000)
@@ -134,7 +135,7 @@ def backward_and_finish(rank: Rank) -> None:
 
 
 def exchange(rank: Rank) -> None:
-    """What each collective says when nobody is lost."""
+    """Report the result of each collective without a loss."""
     rank.meet()
     group = rank.group
     maximum = torch.tensor([float(rank.rank)])
@@ -164,7 +165,7 @@ def exchange(rank: Rank) -> None:
 
 
 def weighted(rank: Rank) -> None:
-    """Uneven shares of eight samples in micro-batches, and a layer that only rank 0 uses in only one of them."""
+    """Average eight samples in uneven micro-batches, with a layer that only rank 0 uses in one of them."""
     rank.meet()
     torch.manual_seed(0)
     body, extra, never = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6), torch.nn.Linear(2, 2)
@@ -207,7 +208,7 @@ CASES: dict[str, Callable[[Rank], None]] = {
 
 
 def main() -> None:
-    """Until stdin ends; a child leaves without its parent's clean-up."""
+    """Run until stdin ends. A child exits without its parent's cleanup."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:

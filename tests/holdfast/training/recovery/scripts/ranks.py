@@ -1,7 +1,7 @@
-"""Donors and newcomers without a launcher. For each order on stdin a child is forked that plays one of them.
+"""Donors and receivers without a launcher. For each order on stdin, a forked child runs one of them.
 
-One process has imported torch for all, so that a world costs milliseconds. The store's key `over` plays launchers:
-the test sets it when a rank dies, and a rank when it fails; then everyone's attempt is over.
+One process has imported torch for all, so that a world costs milliseconds. The key `over` of the store replaces
+launchers: the test sets it when a rank dies, and a rank sets it when it fails. Then the attempt is over for all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIDE = {"position": {"cursor": 640}, "counters": {"skipped": 2}}
 
 
 class Faulty:
-    """A group whose owner dies, or whose wire flips a bit, at one launch."""
+    """A group whose owner dies, or whose network flips a bit, at one launch."""
 
     def __init__(
         self, group: Group, at: int, act: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -59,7 +59,7 @@ def say(order: dict[str, Any], **what: Any) -> None:
 
 
 def client(order: dict[str, Any]) -> PrefixStore:
-    """One that waits does nothing else."""
+    """Return a client. A rank that waits does nothing else."""
     patience = timedelta(seconds=PATIENCE)
     return PrefixStore(order["prefix"], TCPStore("127.0.0.1", order["port"], is_master=False, timeout=patience))
 
@@ -70,7 +70,7 @@ def die(order: dict[str, Any]) -> NoReturn:
 
 
 def flip(tensors: Sequence[torch.Tensor], which: int) -> Sequence[torch.Tensor]:
-    """On the wire: what the sender has stays as it is."""
+    """Flip a bit in transit. The data of the sender stays unchanged."""
     flipped = [tensor.clone() for tensor in tensors]
     flipped[which][flipped[which].numel() // 2] ^= 1
     return flipped
@@ -101,7 +101,7 @@ def digest(flat: Flat) -> str:
 
 
 def play(order: dict[str, Any]) -> None:
-    """Nobody leaves before all have spoken: a connection that ends must not be what another hears of."""
+    """Run one rank. No rank exits before all have reported, so that no closed connection disturbs the others."""
     rank, donors, to = order["rank"], order["donors"], order["to"]
     store = client(order)
     cancel = CancelToken()
@@ -140,7 +140,7 @@ def play(order: dict[str, Any]) -> None:
 
 
 def owned(tensors: dict[str, torch.Tensor]) -> bool:
-    """Whether no two of them share memory."""
+    """Return whether no two tensors share memory."""
     starts = [tensor.untyped_storage().data_ptr() for tensor in tensors.values() if tensor.numel()]
     return len(set(starts)) == len(starts)
 
