@@ -359,7 +359,7 @@ class TierLedger:
         return good and (not below or all(self._intact(seen, where, one) for one in manifest.stands_on))
 
     def _excused(self, seen: Seen, where: str, name: str) -> bool:
-        """Return whether the explorer damaged the checkpoint or its base."""
+        """Return whether the explorer corrupted the checkpoint or its base."""
         manifest = _manifest(seen[where].get(name, {}))
         below = manifest.stands_on if manifest else ()
         return (where, name) in self._damaged or any((where, one) in self._damaged for one in below)

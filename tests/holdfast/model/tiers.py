@@ -5,35 +5,37 @@ node-local tiers are the real ones in folders of their own, and the object store
 `World` has one method for each rule of the explorer. The oracle keeps its own ledger: for each checkpoint the job,
 the attempt, the step, the bytes, and the checkpoint that its training continued from.
 
-The line of a job follows from the ledger and from the claims that are durable on a tier or recorded by the operator:
-the highest claim that binds the job, all checkpoints of the attempt that wrote this claim, the base that the claim
-names, and everything that the base's training continued from. A checkpoint outside of the line was written by a
-process that had been replaced, and is void. A copy is intact if all its files, and those of the checkpoints on which
-it stands, have the digests of its manifest. What the explorer damaged, rolled back or removed is not held against the
-code.
+The line of a job follows from the ledger, and from the claims that are durable on a tier or recorded by the operator.
+The line consists of the highest claim that binds the job, all checkpoints of the attempt that wrote this claim, the
+base that the claim names, and everything that the training of the base continued from. A checkpoint outside of the
+line was written by a process that had been replaced, and is void. A copy is intact if all its files, and those of the
+checkpoints that it is based on, have the digests of its manifest. Changes, rollbacks and removals by the explorer are
+no fault of the code.
 
 Invariants, checked after every step of the explorer:
 
-I1  A job deletes no checkpoint, on the volume or in the object store, that another job had written before this job's
-    first claim and that is part of the other job's line, unless this job continued from it or from a descendant.
-I2  A job deletes a checkpoint of its own line from the volume or the object store only while at least `keep_last`
-    newer ones of the line lie there, or lay there until the explorer damaged them; from a node-local tier only while
-    a newer one lies there. A checkpoint of the line that a save reported as durable lies on a tier. No intact copy
-    goes to quarantine. A restore returns the newest checkpoint of the line of which one reachable tier has an intact
-    copy, or a newer one of the line; it fails only during an outage. The same holds at the end, after all outages. A
-    process that was stuck may have looked for newer claims before: what it deletes is judged by the line of its own
-    attempt (`docs/reference/known-limits.md` names this limit).
-I3  Where a copy of the base that the highest binding claim names exists, the fences let the job read it.
-I4  What has a manifest on the volume or in the object store has all its own files with the digests of the manifest,
-    and what is of the line also those on which it stands, except where the explorer damaged them. In the object
-    store this holds when no upload of the checkpoint is stuck: one may be about to withdraw its manifest.
-I5  A restore does not continue behind a checkpoint of which a store in an outage has an intact copy: it fails.
-    After a rollback of the volume this holds up to the step that the operator knows to have been durable: nothing
-    else that a process can reach names what the volume had held.
-I6  The fences let the job read only checkpoints of its line, and a restore returns the bytes that were saved. Where a
+I1  A job deletes no checkpoint of another job's line on the volume or in the object store if the other job had
+    written the checkpoint before this job's first claim. The exception is a job that continued from this checkpoint
+    or from a descendant.
+I2  A job deletes a checkpoint of its own line from the volume or the object store only if at least `keep_last` newer
+    ones of the line are there, or were there until the explorer corrupted them. On a node-local tier, one newer
+    checkpoint suffices. A checkpoint of the line that a save reported as durable is on a tier. No intact copy goes to
+    quarantine. A restore returns the newest checkpoint of the line that has an intact copy on a reachable tier, or a
+    newer one of the line, and fails only during an outage. The same holds at the end, after all outages. A process
+    that was stuck may have looked for newer claims before, so its deletions are judged by the line of its own attempt
+    (`docs/reference/known-limits.md` names this limit).
+I3  If a copy of the base exists that the highest binding claim names, the fences let the job read this copy.
+I4  A checkpoint with a manifest on the volume or in the object store has all its own files with the digests of the
+    manifest. A checkpoint of the line also has the files of those that it is based on. Corruption by the explorer is
+    excepted. In the object store this holds if no upload of the checkpoint is stuck, because the upload may be about
+    to withdraw its manifest.
+I5  If a store in an outage has an intact copy of a newer checkpoint, a restore fails and does not continue from an
+    older one. After a rollback of the volume this holds up to the step that the operator recorded as durable: nothing
+    else within reach of a process names the previous content of the volume.
+I6  The fences let the job read only checkpoints of its line, and a restore returns the bytes that were saved. If a
     rollback removed the last copy of a claim, only the bytes are judged.
-I7  `holdfast checkpoints rewind` deletes nothing: what it takes from the volume is outside of the line that begins at
-    the chosen checkpoint, and lies in quarantine from then on.
+I7  `holdfast checkpoints rewind` deletes nothing. The checkpoints that it removes from the volume are outside of the
+    line that begins at the chosen checkpoint, and stay in quarantine.
 """
 
 from __future__ import annotations
@@ -218,7 +220,7 @@ class World(TierJudge):
         self._tell(f"the {where} is {'away' if begins else 'back'}")
 
     def damage(self, place: int, which: int, how: int) -> None:
-        """Damage a copy of one of the newest checkpoints."""
+        """Corrupt a copy of one of the newest checkpoints."""
         places = [where for where, copies in self._seen.items() if copies and where != self._memory_place()]
         if not places:
             return

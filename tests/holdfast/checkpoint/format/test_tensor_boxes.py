@@ -63,7 +63,7 @@ def test_the_runs_of_a_box_are_its_elements_in_its_own_order(grid: tuple[tuple[i
         assert found == box.reshape(-1).tolist()
 
 
-# Who writes what
+# Division of the writes
 
 
 def told(*parts: dict[str, tuple[tuple[int, ...], Box]]) -> list[RankReport]:
@@ -114,7 +114,7 @@ def test_part_held_by_no_rank_is_reported_before_any_write() -> None:
         join(told({"w": ((4, 4), ((0, 0), (4, 2)))}, {"w": ((4, 4), ((0, 3), (4, 1)))}))
 
 
-# What a manifest may say
+# Valid and invalid manifests
 
 FILES = {
     f"rank-{rank}.safetensors": FileRecord(nbytes=4096 + 32, digest="d" * 32, chunks=("c" * 32,)) for rank in (0, 1)

@@ -1,4 +1,4 @@
-"""Writers are limited to a bandwidth, and the limit is lifted when somebody needs the checkpoint soon."""
+"""Writers are limited to a bandwidth, and the limit is lifted when a request needs the checkpoint soon."""
 
 from __future__ import annotations
 

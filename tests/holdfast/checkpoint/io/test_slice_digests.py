@@ -93,7 +93,7 @@ def test_an_empty_file_is_looked_for_all_the_same() -> None:
     assert cover([], CHUNK_BYTES, 0) == [(0, 0)]
 
 
-# Commits
+# Checkpoints
 
 
 class Counted(FolderStore):

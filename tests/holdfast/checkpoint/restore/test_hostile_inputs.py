@@ -254,7 +254,7 @@ def answers_by(listening: socket.socket, said: dict[str, Any], wanted: str, edit
                 connection.sendall(raw)
                 return
             connection.sendall(altered(raw, edits))
-            connection.shutdown(socket.SHUT_WR)  # nobody waits for the part that was cut off
+            connection.shutdown(socket.SHUT_WR)  # the server does not wait for the part that was cut off
 
         send("greeting")
         theirs = wire.receive()["nonce"]

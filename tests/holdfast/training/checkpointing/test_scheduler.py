@@ -38,7 +38,7 @@ PATIENCE = 240.0
 
 
 class Gate:
-    """A disk that blocks writes until it is opened, and reports who waits for it."""
+    """A disk that blocks writes until it is opened, and reports which writers wait for it."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()

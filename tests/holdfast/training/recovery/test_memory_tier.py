@@ -62,7 +62,7 @@ def nodes(launcher: Any, tmp_path: Path) -> Iterator[Nodes]:
 
 
 def kept(launcher: Any, slot: int) -> int:
-    """Return the last step of which this rank knows that it is saved in memory."""
+    """Return the last step that this rank reported as saved in memory."""
     said = [message for message in launcher.of(slot, "checkpoint") if message["tier"] == "memory"]
     assert all(message["result"] == "Committed" for message in said), said
     return max((message["step"] for message in said), default=0)
