@@ -1,4 +1,7 @@
-"""What the operator publishes, as the launcher reads it. Pure; wire form: `tests/contract/membership.json`."""
+"""The membership document that the operator publishes, as the launcher parses it. Pure.
+
+Wire form: `tests/contract/membership.json`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from holdfast.launcher.membership.restart_rules import Restart
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Member:
-    """A worker's place in a generation and where its launcher listens. Ordered by index."""
+    """A worker's place in a generation, and the address of its launcher. Ordered by index."""
 
     index: int
     pod_uid: str
@@ -51,7 +54,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Previous(JsonFields):
-    """An earlier generation that may still hold a world; with `through`, a run of numbers never published."""
+    """An earlier generation that may still hold a world. With `through`, a range of unpublished generations."""
 
     generation: int
     publication: str
@@ -61,7 +64,7 @@ class Previous(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How many incidents of one cause a window of time may hold before the job fails."""
+    """The maximum number of incidents of one cause in a time window before the job fails."""
 
     cause: Cause
     max_restarts: int
@@ -70,7 +73,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """The effective settings by which launchers form worlds. Seconds throughout."""
+    """The effective settings by which launchers form worlds. All times are in seconds."""
 
     replicas: int = 1
     min_replicas: int = 1
@@ -94,7 +97,7 @@ class Rules:
 
     @classmethod
     def from_settings(cls, settings: Json) -> Rules:
-        """Read `membership.settings`; the last four have no setting and stay at their defaults."""
+        """Read `membership.settings`. The last four fields have no setting and keep their defaults."""
         backoff, checkpoint = settings["backoff"], settings["checkpoint"]
         return cls(
             replicas=int(settings["replicas"]),
@@ -125,7 +128,7 @@ def _budget(value: Json) -> Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Directive(JsonFields):
-    """The operator asks for a checkpoint."""
+    """A request of the operator for a checkpoint."""
 
     id: str
     reason: str = ""
@@ -134,7 +137,7 @@ class Directive(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """One revision of the operator's document. `document` is the whole of it, less the job key."""
+    """One revision of the operator's document. `document` is the complete document without the job key."""
 
     revision: int
     generation: int
@@ -158,20 +161,19 @@ class Membership:
 
     @property
     def newness(self) -> tuple[int, int]:
-        """The order of documents: a restored operator may count revisions anew, never generations."""
+        """The order of documents. A restored operator may start to count revisions again, but never generations."""
         return (self.generation, self.revision)
 
     def member(self, pod_uid: str) -> Member | None:
-        """The member that this pod is, or None."""
         return next((member for member in self.members if member.pod_uid == pod_uid), None)
 
     def to_json(self) -> Json:
-        """Return the document, as launchers share it."""
+        """Return the document in the form in which launchers share it."""
         return self.document
 
     @classmethod
     def from_json(cls, value: Json) -> Membership:
-        """Read `membership.json`; raises `DocumentError` that names what is wrong."""
+        """Read `membership.json`. Raises `DocumentError` that names the invalid part."""
         check_version(value, "membership.json")
         try:
             return _read(value)

@@ -1,4 +1,4 @@
-"""What the shell tells the core, and what the core asks of it. Pure records."""
+"""The events that the launcher feeds to the state machine, and the actions that the state machine returns. Pure."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class How(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """The control channel listens; from now on this launcher can accept proposals."""
+    """The control channel listens. From now on this launcher can accept proposals."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tick:
-    """Time has passed. At least four a second; more is harmless."""
+    """Time has passed. Feed at least four per second; more have no effect."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Whether this launcher's ranks could enter a world at once; false while processes that stand by get ready."""
+    """Whether the local ranks could enter a world at once; False while standby processes start."""
 
     prepared: bool
 
@@ -49,7 +49,7 @@ class MembershipSeen:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerUp:
-    """An authenticated channel to that pod's launcher is open (both directions work)."""
+    """An authenticated channel to that pod's launcher is open in both directions."""
 
     pod_uid: str
 
@@ -64,7 +64,7 @@ class PeerDown:
 
 @dataclass(frozen=True, kw_only=True)
 class Received:
-    """A message came over the channel of that pod."""
+    """A message arrived over the channel of that pod."""
 
     sender: str
     message: Message
@@ -72,7 +72,7 @@ class Received:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOpened:
-    """Answer to `OpenStore`."""
+    """The result of `OpenStore`."""
 
     pair: AttemptId
     master: Master
@@ -80,7 +80,7 @@ class StoreOpened:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreFailed:
-    """Answer to `OpenStore` that could not be done."""
+    """The result of `OpenStore` if the store could not be opened."""
 
     pair: AttemptId
     message: str
@@ -88,15 +88,18 @@ class StoreFailed:
 
 @dataclass(frozen=True, kw_only=True)
 class Entered:
-    """All local ranks of the pair said hello (a script that never says it: they were spawned)."""
+    """All local ranks of the attempt sent `hello`. For a script without Holdfast's loop: they were started."""
 
     pair: AttemptId
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepMade:
-    """A committed step of the attempt; `restored` is the step from which it went on (0: fresh start), `origin` where
-    that was. One a pass of the shell's loop is enough."""
+    """A completed step of the attempt.
+
+    `restored` is the step from which the attempt continued (0: a fresh start), and `origin` the source of that state.
+    One event per pass of the launcher's event loop is enough.
+    """
 
     pair: AttemptId
     step: int
@@ -106,7 +109,7 @@ class StepMade:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailed:
-    """A local rank process of the attempt failed, or said that a peer is lost."""
+    """A local rank process of the attempt failed, or reported that a peer is lost."""
 
     pair: AttemptId
     failure: Failure
@@ -114,14 +117,14 @@ class RankFailed:
 
 @dataclass(frozen=True, kw_only=True)
 class Stalled:
-    """What the other launchers must know of the ranks here to judge who hangs; all of it, each time."""
+    """The complete list of long activities of the local ranks, from which other launchers detect hangs."""
 
     stalls: tuple[Stall, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class HangFound:
-    """A rank here hangs in this attempt, says this line; it is ended once the stacks here are kept."""
+    """A local rank of this attempt hangs. The launcher ends the rank after it has saved the stacks here."""
 
     pair: AttemptId
     message: str
@@ -129,31 +132,33 @@ class HangFound:
 
 @dataclass(frozen=True, kw_only=True)
 class Holds:
-    """Which shards of a sharded model the ranks here have in memory now; None of another model."""
+    """The shards of a sharded model that the local ranks have in memory; None for another model."""
 
     held: HeldShards | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saves:
-    """Whether a rank here is in a checkpoint now."""
+    """Whether a local rank is writing a checkpoint."""
 
     saving: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quiesced:
-    """All local ranks of the pair made their last step; if a commit was asked for, it is durable. Also when nobody
-    here asked: another launcher's request reaches all ranks."""
+    """All local ranks of the attempt completed their last step, and the checkpoint is durable if one was requested.
+
+    This also happens without a local request: the request of another launcher reaches all ranks.
+    """
 
     pair: AttemptId
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalDone:
-    """Every local rank process has ended with 0, after `done` if it speaks.
+    """Every local rank process ended with 0, after `done` if it uses Holdfast's loop.
 
-    One that said hello and ended with 0 without `done` is a `RankFailed` with `Priority.ENDED_EARLY`.
+    A rank that sent `hello` and ended with 0 without `done` is a `RankFailed` with `Priority.ENDED_EARLY`.
     """
 
     pair: AttemptId
@@ -161,15 +166,17 @@ class LocalDone:
 
 @dataclass(frozen=True, kw_only=True)
 class RanksEnded:
-    """No local rank can vote in this pair or a lower one any more: its process is reaped, or *released*: it said
-    `left` and keeps its state in memory."""
+    """No local rank can vote in this attempt or a lower one any more.
+
+    Its process is reaped, or *released*: it sent `left` and keeps its state in memory.
+    """
 
     pair: AttemptId
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignClaims:
-    """A rank found claims that the membership does not know."""
+    """A rank found claims that the membership does not list."""
 
     pair: AttemptId
     claims: tuple[Claim, ...]
@@ -177,7 +184,7 @@ class ForeignClaims:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointAsked:
-    """Someone wants a commit soon (touch-file, notice, directive). An id counts once."""
+    """A checkpoint is requested, by touch file, notice or directive. Each ID counts once."""
 
     id: str
     reason: str
@@ -185,11 +192,11 @@ class CheckpointAsked:
 
 @dataclass(frozen=True, kw_only=True)
 class DrainAsked:
-    """This launcher must leave (SIGTERM, notice, touch-file with `drain`): one agreed commit first.
+    """This launcher must leave, after one agreed checkpoint (SIGTERM, notice, touch file with `drain`).
 
-    `until` (on the core's clock) ends the wait for it; None: the rules' checkpoint deadline from now.
-    `cause` None means that the operator wanted it, which is no incident. `node` is set when the whole node goes: all
-    workers of the attempt on it leave with this one.
+    `until`, on the state machine's clock, is the deadline of the checkpoint; None: the checkpoint deadline of the
+    rules, counted from now. `cause` None means that the operator requested the drain, which is no incident. `node` is
+    set if the whole node goes away: all workers of the attempt on it leave with this one.
     """
 
     id: str
@@ -230,7 +237,7 @@ Event = (
 
 @dataclass(frozen=True, kw_only=True)
 class Send:
-    """Send to a peer; drop it silently if the channel is gone."""
+    """Send to a peer. Without a channel, the message is dropped."""
 
     to: str
     message: Message
@@ -238,8 +245,10 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenStore:
-    """Open a fresh store for this attempt here; answer `StoreOpened` or `StoreFailed`. Close the others, but not that
-    of the attempt `beside` it, which still trains."""
+    """Open a new store for this attempt on this launcher, and feed `StoreOpened` or `StoreFailed`.
+
+    Close the other stores, except that of the attempt `beside`, which still trains.
+    """
 
     pair: AttemptId
     beside: AttemptId | None = None
@@ -247,9 +256,9 @@ class OpenStore:
 
 @dataclass(frozen=True, kw_only=True)
 class StartRanks:
-    """Fill this launcher's places in the world, first with the ranks that were kept. None votes in an older one.
+    """Fill this launcher's slots in the world, first with kept ranks. None of these votes in an older attempt.
 
-    `trained` is the highest attempt before this one that had ranks here, in this or an earlier life of the launcher.
+    `trained` is the highest earlier attempt with ranks here, including earlier launchers of this pod.
     """
 
     world: World
@@ -259,9 +268,11 @@ class StartRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class StopRanks:
-    """Let no local rank vote in an attempt up to this pair any more; answer `RanksEnded`. A rank that says so in time
-    keeps its state in memory, for the next `StartRanks`; any other is killed. `grace`: SIGTERM first, to a script
-    without Holdfast's loop."""
+    """Prevent local ranks from voting in this attempt and lower ones; feed `RanksEnded` afterwards.
+
+    A rank that reports `left` in time keeps its state in memory for the next `StartRanks`. Any other rank is killed.
+    `grace`: seconds after SIGTERM for a script without Holdfast's loop.
+    """
 
     pair: AttemptId
     reason: str
@@ -270,8 +281,11 @@ class StopRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class QuiesceRanks:
-    """Ask the local ranks to end their attempt at a step on which all agree; answer `Quiesced` when all said so.
-    `commit`: that step is committed to the checkpoints. Else only if some rank cannot keep its state in memory."""
+    """Request that all ranks end their attempt at an agreed step; feed `Quiesced` when all local ranks have done so.
+
+    `commit`: write a checkpoint at that step. Otherwise a checkpoint is written only if some rank cannot keep its
+    state in memory.
+    """
 
     pair: AttemptId
     id: str
@@ -281,7 +295,7 @@ class QuiesceRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestCheckpoint:
-    """Ask the local ranks for an agreed commit."""
+    """Request an agreed checkpoint from the local ranks."""
 
     pair: AttemptId
     id: str
@@ -290,7 +304,7 @@ class RequestCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class KeepStacks:
-    """A rank of another launcher hangs in this attempt, and all are about to leave it: keep what those here do."""
+    """A remote rank hangs in this attempt, which is about to end: save the stacks of the local ranks."""
 
     pair: AttemptId
     message: str
@@ -298,7 +312,7 @@ class KeepStacks:
 
 @dataclass(frozen=True, kw_only=True)
 class Exit:
-    """Leave with this code; the last action ever. Its channel is flushed and closed first."""
+    """Exit with this code. This is the last action. The channels are flushed and closed first."""
 
     code: int
     reason: str
@@ -310,7 +324,7 @@ class Exit:
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """A transition worth a line in the log."""
+    """A transition that is logged."""
 
     phase: str
     message: str

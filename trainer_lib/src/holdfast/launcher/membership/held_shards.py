@@ -1,8 +1,7 @@
-"""Which shards of a sharded model the ranks of a launcher have in memory, as launchers tell each other. Pure.
+"""The shards of a sharded model that a launcher's ranks have in memory, as launchers report them to each other. Pure.
 
-Only a preference follows from it: whom a new world takes in where not all fit (`rules.largest_world`). Whose
-state goes on is decided by the ranks themselves (`shards.resolve`): a word that is late or wrong may cost
-steps, never truth.
+The report only affects which members a new world prefers if not all fit (`rules.largest_world`). The ranks themselves
+decide which state to continue from (`shards.resolve`). A late or wrong report may cost steps, but never correctness.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from holdfast.core.json_fields import JsonFields
 
 @dataclass(frozen=True, kw_only=True)
 class HeldShards(JsonFields):
-    """Shards of a model of `count`, in the state of which the ranks were put in place in attempt `pair`."""
+    """Shards of a model with `count` shards. The ranks received this state in attempt `pair`."""
 
     pair: AttemptId
     count: int
@@ -25,7 +24,7 @@ class HeldShards(JsonFields):
 
 
 def together(parts: Iterable[HeldShards]) -> HeldShards | None:
-    """What all ranks of a launcher hold of the newest state of theirs; None if the model is not sharded."""
+    """Return the shards of the newest state that all ranks of a launcher hold; None if the model is not sharded."""
     parts = list(parts)
     newest = max((part.pair for part in parts), default=None)
     if newest is None:
@@ -37,9 +36,10 @@ def together(parts: Iterable[HeldShards]) -> HeldShards | None:
 
 
 def left_out(order: Sequence[str], room: int, held: Mapping[str, HeldShards]) -> frozenset[str] | None:
-    """Who of these stays outside a world of `room`: the last ones without whom each shard of the newest is there.
+    """Return the members outside a world of size `room`: the last ones whose shards of the newest state others hold
+    too.
 
-    None if even all of them together lack one, or if no such world was found.
+    None if all members together lack a shard, or if no such world was found.
     """
     newest = max((one.pair for one in held.values()), default=None)
     have = {uid: one.shards for uid in order if (one := held.get(uid)) is not None and one.pair == newest}

@@ -1,4 +1,4 @@
-"""What this launcher shows of itself: its `Hello` to peers, and its phase for the status."""
+"""The reports of this launcher about itself: its `Hello` to peers, and its phase in the status."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.launcher.membership.transition import Transition
 
 
 def gossip(turn: Transition) -> None:
-    """Say the whole present to all: on every change, and once a second."""
+    """Send the complete state to all peers: on every change, and once per second."""
     hello = _present(turn)
     if hello == turn.state.hello and turn.now < turn.state.hello_at + turn.rules.resend:
         return
@@ -50,7 +50,7 @@ def _present(turn: Transition) -> Hello:
 
 
 def describe(turn: Transition, waiting: acceptance.Waiting) -> None:
-    """Keep phase and message; note a new phase."""
+    """Update phase and message, and log a new phase."""
     phase, message = _phase(turn, waiting)
     if (phase, message) == (turn.state.phase, turn.state.message):
         return

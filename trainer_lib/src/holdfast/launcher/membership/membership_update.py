@@ -1,4 +1,4 @@
-"""A newer membership, and the requests in it. Rule 1."""
+"""Processes a newer membership and the requests in it. Rule 1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.launcher.membership.transition import Transition
 
 
 def see(turn: Transition, membership: Membership) -> None:
-    """Rule 1: seeing a generation changes nothing but what may be proposed and accepted."""
+    """Rule 1: a new generation only changes which worlds may be proposed and accepted."""
     known = turn.membership
     if known is not None and conflicts(known, membership.generation, membership.publication):
         turn.set(conflict=known.generation)
@@ -34,7 +34,7 @@ def conflicts(known: Membership, generation: int, publication: str) -> bool:
 
 
 def ask(turn: Transition, id_: str, reason: str) -> None:
-    """Pass a request on once; before the first step of an attempt it waits for that."""
+    """Pass a request on once. Before the first step of an attempt, the request waits for that step."""
     state = turn.state
     if id_ in state.requests:
         return

@@ -1,7 +1,7 @@
-"""What launchers say to each other, and the records that travel with it. Pure.
+"""The messages between launchers, and the records in them. Pure.
 
-Gossip is level-triggered: a `Hello` is the sender's whole present and is said again, so that any message may be
-lost, doubled or late. The launcher's control channel adds who sent it.
+Gossip is level-triggered: a `Hello` contains the sender's complete state and is repeated. So any message may be lost,
+duplicated or late. The control channel adds the sender.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.launcher.membership.held_shards import HeldShards
 
 
 class Priority(IntEnum):
-    """Which of an attempt's failures is its root: the lowest number, then the earliest."""
+    """Selects the root of an attempt's failures: the lowest number, then the earliest time."""
 
     OOM = 0
     MEMBER_LOST = 1
@@ -32,7 +32,7 @@ class Priority(IntEnum):
 
 
 class Remedy(StrEnum):
-    """What was done about an incident."""
+    """The response to an incident."""
 
     IN_PLACE = "InPlace"
     SHRINK = "Shrink"
@@ -42,9 +42,9 @@ class Remedy(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Failure(JsonFields):
-    """One thing that went wrong in an attempt, as the launcher that saw it says it.
+    """One failure in an attempt, as the launcher that detected it reports it.
 
-    `mistake`: type and place of an error in the program, which a restart does not cure; empty for any other failure.
+    `mistake`: type and place of an error in the program, which a restart does not fix; empty for any other failure.
     """
 
     cause: Cause
@@ -62,15 +62,15 @@ class Failure(JsonFields):
 
     @property
     def rank_of_root(self) -> tuple[int, float]:
-        """Sorts the root cause first."""
+        """The sort key that puts the root cause first."""
         return (self.priority, self.at)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """One failure from detection to resumption, identified by the pair that it ended.
+    """One failure from detection to resumption. Its key is the ID of the attempt that it ended.
 
-    `part_of`: the pair of the incident that it is counted with (`exhaustion`), as each launcher finds out by itself.
+    `part_of`: the attempt ID of the incident with which it is counted (`oom_incidents`). Each launcher determines it.
     """
 
     pair: AttemptId
@@ -83,7 +83,7 @@ class Incident:
     restored_from: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form between launchers (the status has its own)."""
+        """Wire form between launchers. The status has its own form."""
         return {
             "pair": self.pair.to_json(),
             "failure": self.failure.to_json(),
@@ -93,7 +93,7 @@ class Incident:
 
     @classmethod
     def from_json(cls, value: Json) -> Incident:
-        """Read the wire form; resumption is each launcher's own observation."""
+        """Read the wire form. Each launcher observes the resumption itself."""
         return cls(
             pair=AttemptId.from_json(value["pair"]),
             failure=Failure.from_json(value["failure"]),
@@ -104,17 +104,17 @@ class Incident:
 
 @dataclass(frozen=True, kw_only=True)
 class Notice(JsonFields):
-    """A node will go, as its cloud said to one of the workers there: all of them leave together."""
+    """A cloud's notice that a node will go away. One worker there receives it, and all of them leave together."""
 
     node: str
     id: str
     reason: str
-    until: float  # Unix time; all who read it are on that node, so they share its clock
+    until: float  # Unix time; only workers on that node use it, so they share its clock
 
 
 @dataclass(frozen=True, kw_only=True)
 class World(JsonFields):
-    """An attempt's members in order of index; ranks follow by this order × processes a worker."""
+    """The members of an attempt in order of index. Ranks follow from this order and the processes per worker."""
 
     pair: AttemptId
     publication: str
@@ -129,13 +129,13 @@ class World(JsonFields):
         return next(member for member in self.members if member.pod_uid == pod_uid)
 
     def position(self, pod_uid: str) -> int:
-        """The worker's place in the order of ranks (GROUP_RANK)."""
+        """Return the worker's place in the order of ranks (GROUP_RANK)."""
         return next(place for place, member in enumerate(self.members) if member.pod_uid == pod_uid)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Master(JsonFields):
-    """Where the attempt's store listens."""
+    """The address of the attempt's store."""
 
     host: str
     port: int
@@ -143,13 +143,14 @@ class Master(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Hello(JsonFields):
-    """The sender's whole present. Said on every change and once a second.
+    """The sender's complete state, sent on every change and once per second.
 
-    `failure` is what ended (or, while `draining`, will end) the sender's attempt `failed`; `left` is the last attempt
-    that is over for it. `notice` says that the sender drains because its whole node goes. `stays`: though `draining`,
-    it is in the next world too, should a failure of somebody else end its attempt now.
-    `prepared`: its ranks could enter a world at once. `stalls`: what the others must know to judge who hangs.
-    `held`: the shards of a sharded model that its ranks have in memory; None if it is not sharded.
+    `failure` is what ended (or, while `draining`, will end) the sender's attempt `failed`. `left` is the last attempt
+    that ended for the sender. `notice`: the sender drains because its whole node goes away. `stays`: although
+    `draining`, the sender would be in the next world if another worker's failure ended its attempt now.
+
+    `prepared`: its ranks could enter a world at once. `stalls`: long activities, from which the others detect hangs.
+    `held`: the shards of a sharded model that its ranks have in memory; None if the model is not sharded.
     """
 
     type: ClassVar[str] = "hello"
@@ -175,7 +176,7 @@ class Hello(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class ShareMembership(JsonFields):
-    """The newest membership that the sender knows, for a peer that knows an older one or none."""
+    """The newest membership of the sender, for a peer with an older one or none."""
 
     type: ClassVar[str] = "share"
     membership: Membership
@@ -183,7 +184,7 @@ class ShareMembership(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Propose(JsonFields):
-    """Form this world. `incident` is what ended the last one; `started` the highest pair that the sender knows."""
+    """Form this world. `incident` ended the last one. `started` is the sender's highest started attempt."""
 
     type: ClassVar[str] = "propose"
     world: World
@@ -193,7 +194,7 @@ class Propose(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Accept(JsonFields):
-    """Yes, to exactly this pair and world; all lower pairs are left and their ranks here have ended."""
+    """Accepts exactly this world. The sender has left all lower attempts, and their local ranks have ended."""
 
     type: ClassVar[str] = "accept"
     world: World
@@ -201,7 +202,7 @@ class Accept(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Refuse(JsonFields):
-    """No, and why; `highest` is what the sender accepted."""
+    """Refuses a proposal, with a reason. `highest` is the attempt that the sender accepted."""
 
     type: ClassVar[str] = "refuse"
     pair: AttemptId
@@ -211,7 +212,7 @@ class Refuse(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Start(JsonFields):
-    """All accepted: the world has started, its store listens at `master`."""
+    """All members accepted: the world has started, and its store listens at `master`."""
 
     type: ClassVar[str] = "start"
     world: World
@@ -220,7 +221,7 @@ class Start(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Confirm(JsonFields):
-    """The coordinator asks: all are done; are you still in this attempt?"""
+    """A request of the coordinator when all members are done: confirm that you are still in this attempt."""
 
     type: ClassVar[str] = "confirm"
     pair: AttemptId
@@ -228,7 +229,7 @@ class Confirm(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Confirmed(JsonFields):
-    """Still in the attempt, done, and it accepts no other while the coordinator lives."""
+    """The sender is done and still in the attempt. It accepts no other one while the coordinator lives."""
 
     type: ClassVar[str] = "confirmed"
     pair: AttemptId
@@ -236,7 +237,7 @@ class Confirmed(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Complete(JsonFields):
-    """The job is complete; said by the coordinator of the attempt that every member confirmed."""
+    """The job is complete. The coordinator of the attempt sends it after every member confirmed."""
 
     type: ClassVar[str] = "complete"
     pair: AttemptId
@@ -244,7 +245,7 @@ class Complete(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class GiveUp(JsonFields):
-    """A budget is spent: this incident ends the job."""
+    """A budget is exceeded: this incident fails the job."""
 
     type: ClassVar[str] = "giveUp"
     incident: Incident
@@ -253,7 +254,7 @@ class GiveUp(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Hang(JsonFields):
-    """A rank of the sender hangs in this attempt, and is about to be ended: keep the stacks of yours now."""
+    """A rank of the sender hangs in this attempt and will be ended: save the stacks of your ranks now."""
 
     type: ClassVar[str] = "hang"
     pair: AttemptId
@@ -262,7 +263,7 @@ class Hang(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Leaving(JsonFields):
-    """The sender exits now; its ranks have ended."""
+    """The sender exits now. Its ranks have ended."""
 
     type: ClassVar[str] = "leaving"
     code: int
@@ -287,12 +288,12 @@ _TYPES: Final = {cls.type: cls for cls in get_args(Message)}
 
 
 def to_json(message: Message) -> dict[str, Any]:
-    """Return the fields under their names, and `type`."""
+    """Return the fields by name, and `type`."""
     return {"type": message.type, **message.to_json()}
 
 
 def from_json(value: Json) -> Message:
-    """Read a message. Unknown fields are ignored; an unknown type is an error that names it."""
+    """Read a message. Unknown fields are ignored. An unknown type raises an error that names it."""
     cls = _TYPES.get(str(value.get("type")))
     if cls is None:
         raise DocumentError(f"message of unknown type {value.get('type')!r}")

@@ -1,4 +1,4 @@
-"""Peers: their channels, and what their messages change here."""
+"""The state of the peers' channels, and the effects of their messages."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from holdfast.launcher.membership.transition import Transition, lost
 
 
 def peer_up(turn: Transition, event: events.PeerUp) -> None:
-    """A channel is open: the peer gets our newest `Hello`."""
+    """A channel opened: send the newest `Hello` to the peer."""
     turn.set_peer(event.pod_uid, Peer(up=True, since=turn.now, met=True))
     if turn.state.hello is not None:
         turn.send(event.pod_uid, turn.state.hello)
 
 
 def peer_down(turn: Transition, event: events.PeerDown) -> None:
-    """A channel is lost, and with it perhaps a member of the attempt."""
+    """A channel is lost. If the peer is a member of the attempt and does not drain, the attempt fails."""
     known = turn.state.peers.get(event.pod_uid, Peer(up=False, since=turn.now))
     if known.how is not None and not known.up:
         return
@@ -54,7 +54,7 @@ def _member_lost(turn: Transition, uid: str, how: How) -> None:
 
 
 def received(turn: Transition, event: events.Received) -> None:
-    """A message of a live peer."""
+    """Process a message of a live peer."""
     if not turn.up(event.sender):
         return
     message = event.message
@@ -112,7 +112,7 @@ def _hello(turn: Transition, sender: str, hello: Hello) -> None:
 
 
 def _share(turn: Transition, sender: str, hello: Hello) -> None:
-    """Give the newest membership to who has an older one: only one sidecar needs to reach the operator."""
+    """Send the newest membership to a peer with an older one, so that one sidecar with a connection is enough."""
     membership, peer = turn.membership, turn.state.peers[sender]
     if membership is None:
         return
@@ -124,7 +124,7 @@ def _share(turn: Transition, sender: str, hello: Hello) -> None:
 
 
 def _compare(turn: Transition, sender: str, hello: Hello) -> None:
-    """What a member says of our attempt: it failed there, or was left for a higher one."""
+    """Process what a member reports about this attempt: it failed there, or was left for a higher one."""
     attempt = turn.attempt
     if hello.failed is not None and hello.failure is not None and not hello.draining:
         incidents.know_better(turn, hello.failed, hello.failure)
@@ -134,7 +134,8 @@ def _compare(turn: Transition, sender: str, hello: Hello) -> None:
     if hello.failed == pair and hello.failure is not None and not hello.draining:
         turn.fail(hello.failure)
     elif hello.left is not None and hello.left >= pair and (hello.draining or root_cause.drains(turn, attempt)):
-        # Whoever heard first that the agreed commit is made may be told to have gone before our own rank says so.
+        # Other launchers may learn first that the agreed checkpoint is durable, and leave before the local ranks
+        # report it.
         turn.set_attempt(quiesced_at=attempt.quiesced_at or turn.now)
     elif (highest(hello.accepted, _next(hello.left)) or pair) > pair and turn.state.pending is None:
         turn.fail(_moved_on(attempt.world.members, sender))

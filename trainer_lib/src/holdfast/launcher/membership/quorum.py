@@ -1,8 +1,8 @@
-"""Who may train: rules (a), (b) and (c) of `docs/reference/protocol.md`, as functions of what is known. Pure.
+"""Decides which workers may train: rules (a), (b) and (c) of `docs/reference/protocol.md`. Pure functions.
 
-Invariant: of two worlds that could both commit steps that will be read, at most one starts. (b) makes two worlds
-of one generation share a member, who leaves the lower one when it accepts the higher; (c) leaves no earlier
-generation, from the last one known to have been active, enough members to form a world behind our back.
+Invariant: of two worlds whose completed steps could both be read later, at most one starts. By rule (b), two worlds
+of one generation share a member, which leaves the lower world when it accepts the higher one. By rule (c), no earlier
+generation since the last active one has enough remaining members to form a world of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.launcher.membership.held_shards import HeldShards, left_out
 
 @dataclass(frozen=True, kw_only=True)
 class Weakened:
-    """Rules to leave out, for the tests which show that each is needed. Production leaves out none."""
+    """Rules to disable, for tests that show that each rule is necessary. Production disables none."""
 
     majority: bool = False
     older_generations: bool = False
@@ -28,7 +28,7 @@ NOTHING = Weakened()
 
 @dataclass(frozen=True)
 class QuorumDecision:
-    """Whether a world may be, and why not. `fence`: the pods whose end must be proved first."""
+    """Whether a world is permitted, and why not. `fence`: the pods that must first be proved gone."""
 
     ok: bool
     reason: str = ""
@@ -41,7 +41,7 @@ OK = QuorumDecision(True)
 def may_be(
     membership: Membership, world: frozenset[str], started: AttemptId | None, weakened: Weakened = NOTHING
 ) -> QuorumDecision:
-    """Rules (b) and (c) for a world in the membership's generation; `started` is the highest pair known to have."""
+    """Apply rules (b) and (c) to a world of this generation. `started` is the highest known started attempt."""
     size = right_size(membership, world, weakened)
     if not size.ok:
         return size
@@ -49,7 +49,7 @@ def may_be(
 
 
 def right_size(membership: Membership, world: frozenset[str], weakened: Weakened = NOTHING) -> QuorumDecision:
-    """Rule (b): a strict majority, at least `minReplicas`, in steps of `replicaStep`, all unless it may shrink."""
+    """Rule (b): a strict majority, at least `minReplicas`, a multiple of `replicaStep`, all if it may not shrink."""
     rules, members = membership.rules, membership.uids
     if not world <= members:
         return QuorumDecision(False, f"{_names(world - members)} not in generation {membership.generation}")
@@ -86,13 +86,13 @@ def no_older_world(membership: Membership, world: frozenset[str], started: Attem
 
 
 def first_to_fence(membership: Membership, started: AttemptId | None) -> int:
-    """The earliest generation that may still hold a world."""
+    """Return the earliest generation that may still hold a world."""
     known = [pair.generation for pair in (membership.active, started) if pair is not None]
     return max(known, default=1)
 
 
 def missing_generation(membership: Membership, started: AttemptId | None) -> int | None:
-    """The first generation that `previous` should list and does not."""
+    """Return the first generation that `previous` should list and does not; None if it is complete."""
     needed = first_to_fence(membership, started)
     for entry in sorted(membership.previous, key=lambda entry: entry.generation):
         last = entry.generation if entry.through is None else entry.through
@@ -104,8 +104,10 @@ def missing_generation(membership: Membership, started: AttemptId | None) -> int
 def largest_world(
     rules: Rules, candidates: Iterable[Member], held: Mapping[str, HeldShards] | None = None
 ) -> tuple[Member, ...]:
-    """As many of the candidates as `replicaStep` allows, the lowest indexes first; of a sharded model with each shard
-    that they hold, if all of them can be had."""
+    """Return as many candidates as `replicaStep` permits, the lowest indexes first.
+
+    For a sharded model, the world includes every shard that the candidates hold, if that is possible.
+    """
     ordered = sorted(candidates)
     room = len(ordered) - len(ordered) % rules.replica_step
     out = left_out([member.pod_uid for member in ordered], room, held) if held else None

@@ -1,7 +1,7 @@
-"""The job's restart rules as far as a launcher can judge them: exit codes, signals, memory, hangs. Pure.
+"""The job's restart rules that a launcher can judge: exit codes, signals, memory, hangs. Pure.
 
-The first rule that matches wins. The operator sends those before the first that only it can judge, and judges the
-same failure again by the same rules when it hears of it, so both come to the same answer.
+The first matching rule applies. The operator sends the rules that precede the first one that only the operator can
+judge. It applies the same rules to the reported failure, so both get the same result.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 FAIL_JOB = "FailJob"
 IGNORE = "Ignore"
 _SIGNALS = range(129, 193)
-# Whoever lost its peers ends with a code of its own library's choice: that tells nothing of the script.
+# A process that lost its peers exits with a code of its library, which does not describe the script's failure.
 _OF_OTHERS = frozenset({"PeerLost", "MemberLost"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What a failure must look like, and what is then done about it. What is not asked for is None or empty."""
+    """The conditions on a failure, and the action if all are met. A condition that is None or empty always holds."""
 
     name: str
     action: str
@@ -38,7 +38,7 @@ class Rule:
 
     @classmethod
     def from_json(cls, value: Json) -> Rule:
-        """Read the wire form; a cause of another version is left as it was judged."""
+        """Read the wire form. An unknown cause is ignored."""
         codes = value.get("exitCodes") or {}
         values = frozenset(map(int, codes.get("values", ())))
         cause, signals = value.get("cause"), value.get("signals")
@@ -54,7 +54,7 @@ class Rule:
         )
 
     def matches(self, failure: Failure) -> bool:
-        """Whether all that the rule asks for is so."""
+        """Whether the failure meets all conditions of the rule."""
         code = None if failure.reason in _OF_OTHERS else failure.exit_code
         asked = [
             code in self.exit_codes if self.exit_codes is not None else None,
@@ -69,14 +69,14 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """The rules, and whether there are more that only the operator can judge."""
+    """The rules. `elsewhere`: there are more, which only the operator can judge."""
 
     rules: tuple[Rule, ...] = ()
     elsewhere: bool = False
 
     @classmethod
     def from_settings(cls, settings: Json) -> Restart:
-        """From ``membership.settings``; an operator without rules sends none."""
+        """Read ``membership.settings``. An operator without rules sends none."""
         return cls(
             rules=tuple(Rule.from_json(value) for value in settings.get("rules", ())),
             elsewhere=settings.get("rulesElsewhere") is True,
@@ -86,16 +86,16 @@ class Restart:
         return first_match(self.rules, failure)
 
     def judged(self, failure: Failure) -> Failure:
-        """The failure under the cause that its rule names. Judging again changes nothing."""
+        """Return the failure with the cause that its rule names. Applying it again changes nothing."""
         rule = self.match(failure)
         return failure if rule is None or rule.cause is None else replace(failure, cause=rule.cause)
 
     def ignores(self, failure: Failure) -> bool:
-        """Whether it counts in no budget."""
+        """Whether the failure counts in no budget."""
         rule = self.match(failure)
         return rule is not None and rule.action == IGNORE
 
 
 def first_match(rules: Sequence[Rule], failure: Failure) -> Rule | None:
-    """The first rule that matches, if any does."""
+    """Return the first matching rule, or None."""
     return next((rule for rule in rules if rule.matches(failure)), None)

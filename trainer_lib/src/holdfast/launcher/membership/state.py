@@ -1,4 +1,4 @@
-"""What one launcher knows and has promised. Pure and frozen; `core.step` makes the next one."""
+"""The state of one launcher. Pure and frozen; `state_machine.step` creates the next state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.launcher.membership.oom_incidents import Exhaustion
 
 
 class Phase(StrEnum):
-    """What the launcher is doing, as its status says it."""
+    """The launcher's phase in its status."""
 
     STARTING = "Starting"
     WAITING = "Waiting"
@@ -31,7 +31,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """What is known of another launcher."""
+    """The known state of another launcher."""
 
     up: bool
     since: float
@@ -45,7 +45,7 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True)
 class Quiesce:
-    """The attempt ends after an agreed commit, for this reason."""
+    """The attempt ends at an agreed step, for this reason."""
 
     id: str
     reason: str
@@ -54,7 +54,7 @@ class Quiesce:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """The started attempt that this launcher is in. It is left by accepting a higher pair, or by its end."""
+    """The started attempt of this launcher. It ends, or the launcher leaves it by accepting a higher one."""
 
     world: World
     master: Master
@@ -73,7 +73,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Pending:
-    """A proposal on its way to being accepted: first the agreed commit, then the old ranks end."""
+    """A proposal that is being accepted: first the agreed end of the attempt, then the end of the old ranks."""
 
     world: World
     incident: Incident | None
@@ -82,7 +82,7 @@ class Pending:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """This launcher's own proposal, until it has started or given way."""
+    """This launcher's own proposal, until its world starts or the proposal is dropped."""
 
     world: World
     incident: Incident | None
@@ -95,8 +95,6 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True)
 class Drain:
-    """The drain of this launcher."""
-
     id: str
     reason: str
     until: float
@@ -106,7 +104,7 @@ class Drain:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """One launcher. What may never fall: `accepted`, `started`, `trained`, and the newness of `membership`."""
+    """The state of one launcher. `accepted`, `started`, `trained` and the newness of `membership` never decrease."""
 
     me: str
     ready: bool = False
@@ -132,7 +130,7 @@ class State:
     idle_since: float | None = None
     last: AttemptId | None = None
     last_world: World | None = None
-    ended_at: float | None = None  # since when it is the last one
+    ended_at: float | None = None  # the time at which `last` ended
     failed: AttemptId | None = None
     failure: Failure | None = None
     incidents: tuple[Incident, ...] = ()
@@ -143,7 +141,7 @@ class State:
     not_before: float = 0.0
     foreign: tuple[Claim, ...] = ()
     drain: Drain | None = None
-    postponed: Drain | None = None  # a notice whose attempt another one's failure ended: it is heeded in the next
+    postponed: Drain | None = None  # waits for the next attempt, because another worker's failure ended this one
     requests: frozenset[str] = frozenset()
     waiting_requests: tuple[tuple[str, str], ...] = ()
     confirmed: AttemptId | None = None

@@ -1,28 +1,34 @@
-"""The launcher's rules: `step(state, event, now)` is all that decides. Pure: no sockets, processes, clock, chance.
+"""The launcher's state machine: `step(state, event, now)` decides. Pure: no sockets, processes, clock or randomness.
 
-The seam to the shell (`agent.py` and what it uses) is this small:
+The interface to the rest of the launcher (`launcher.py` and the modules that it uses):
 
-- The shell feeds events (`events.py`) one after the other and does the actions of each decision in order before it
-  feeds the next. `Tick` at least four times a second. `now` is seconds since the epoch, on a clock that never goes
-  back (wall time at start + monotonic). `State.me` is the pod UID; begin with `State(me=uid)`, then `Ready`.
-- It keeps a channel open to every other member of `state.membership` and of `state.world` (see `contacts`), says
-  `PeerUp` when one is authenticated, heartbeats on it by itself, and says `PeerDown` when it closed, was silent for
-  `rules.dead_after`, or could not be opened for that long. Messages over it become `Received`; they may be lost or
-  late, never altered. After `PeerUp` again, nothing of the earlier channel arrives.
-- Events of ranks carry the pair for which the process was started (the connection's tag). Those of another pair
-  than the present attempt's are dropped here.
-- `StopRanks` is answered by `RanksEnded` when no local rank can vote in that pair or a lower one any more: its
-  process is reaped, or said `left` for it and keeps its state in memory. Never before. So a process may outlive its
-  attempt, and "no ranks of a lower pair are left" below means: none that could vote.
-- A script that does not speak (`hello` never said): feed `Entered` when its processes are spawned, `LocalDone` when
-  all ended with 0, and answer `QuiesceRanks` with `Quiesced` at once, since it cannot make an agreed commit.
-- `status.json` is made of the state: `accepted`, `started`, `world`, `phase`, `message`, `incidents`, `foreign`,
-  `lost_members(state)`; `exit` is the `Exit` action, which is the last.
-- Give-up, drain and completion end in `Exit`; the shell flushes its channels and leaves with that code.
+- The launcher feeds events (`events.py`) one by one. It carries out the actions of each decision in order before it
+  feeds the next event. It feeds `Tick` at least four times per second. `now` is seconds since the epoch on a clock
+  that never goes back (wall time at the start + monotonic time). `State.me` is the pod UID. Begin with
+  `State(me=uid)`, then feed `Ready`.
+- The launcher keeps a channel open to every other member of `state.membership` and of `state.world` (see `contacts`).
+  It feeds `PeerUp` when a channel is authenticated, and sends heartbeats on it. It feeds `PeerDown` when the channel
+  closed, was silent for `rules.dead_after`, or could not be opened for that long. Messages on the channel become
+  `Received`. They may be lost or late, but never altered. After another `PeerUp`, nothing from the earlier channel
+  arrives.
+- Events of ranks carry the attempt ID for which the process was started (the tag of its connection). Events of any
+  attempt except the current one are dropped here.
+- After `StopRanks`, the launcher feeds `RanksEnded` when no local rank can vote in that attempt or a lower one any
+  more, and never before. Each process is reaped, or has sent `left` for the attempt and keeps its state in memory. So
+  a process may outlive its attempt. Below, "no ranks of a lower attempt are left" means: none that could vote.
+- For a script without Holdfast's loop (`hello` is never sent): feed `Entered` when its processes are started, and
+  `LocalDone` when all ended with 0. Answer `QuiesceRanks` with `Quiesced` at once, since the script cannot write an
+  agreed checkpoint.
+- `status.json` is created from the state: `accepted`, `started`, `world`, `phase`, `message`, `incidents`, `foreign`,
+  `lost_members(state)`. `exit` is the `Exit` action, which is the last one.
+- A failed job, a drain and completion end in `Exit`. The launcher flushes its channels and exits with that code.
 
-Invariants, asserted after each step: `accepted`, `started` and the membership's newness never fall; ranks start
-only in the accepted world and when no others are left; an acceptance is said only when no rank of a lower pair is
-left; nothing is done after `Exit`.
+Invariants, asserted after each step:
+
+- `accepted`, `started` and the membership's newness never decrease.
+- Ranks start only in the accepted world, and only when no other ranks are left.
+- An acceptance is sent only when no rank of a lower attempt is left.
+- No action follows `Exit`.
 """
 
 from __future__ import annotations
@@ -47,14 +53,14 @@ from holdfast.launcher.membership.transition import Transition
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The next state, and what the shell must do."""
+    """The next state, and the actions for the launcher."""
 
     state: State
     actions: tuple[Action, ...]
 
 
 def step(state: State, event: Event, now: float, weakened: Weakened = NOTHING) -> Decision:
-    """Take one event in, and do all that follows from it. `weakened` is for tests of the rules."""
+    """Process one event and everything that follows from it. `weakened` is for tests of the rules."""
     if state.exit is not None:
         return Decision(state=state, actions=())
     turn = Transition(state, now, weakened)
@@ -65,7 +71,7 @@ def step(state: State, event: Event, now: float, weakened: Weakened = NOTHING) -
 
 
 def _follow(turn: Transition) -> None:
-    """Everything that follows from the state, in this order, whatever the event was."""
+    """Derive everything that follows from the state, in this order, independent of the event."""
     drain.postpone_drain(turn)
     drain.heed_postponed(turn)
     drain.settle_quiesced(turn)
@@ -93,7 +99,7 @@ def _propose(turn: Transition) -> acceptance.Waiting:
 
 
 def contacts(state: State) -> dict[str, Member]:
-    """Whom the shell keeps a channel to: the members of the newest membership and of the world here, less us."""
+    """Return the peers to keep a channel to: all other members of the newest membership and of this world."""
     known = {} if state.world is None else {member.pod_uid: member for member in state.world.members}
     if state.accepted_world is not None:
         known.update({member.pod_uid: member for member in state.accepted_world.members})
@@ -105,7 +111,7 @@ def contacts(state: State) -> dict[str, Member]:
 
 
 def lost_members(state: State) -> tuple[tuple[str, float, How], ...]:
-    """Members of the generation that this launcher takes for dead: pod UID, since when, how."""
+    """Return the members of the generation that this launcher counts as lost: pod UID, since when, how."""
     members = state.membership.uids if state.membership else frozenset()
     return tuple(
         (uid, peer.since, peer.how)
@@ -123,7 +129,7 @@ def _prepared(turn: Transition, event: events.Prepared) -> None:
 
 
 def _tick(turn: Transition, _: events.Tick) -> None:
-    """Time is in `now`."""
+    """Do nothing: the time is in `now`."""
 
 
 def _membership_seen(turn: Transition, event: events.MembershipSeen) -> None:
@@ -166,12 +172,12 @@ def _rank_failed(turn: Transition, event: events.RankFailed) -> None:
 
 
 def _stalled(turn: Transition, event: events.Stalled) -> None:
-    """Only passed on: who hangs is judged beside the core."""
+    """Pass on the stalls; the hang detectors judge them outside of the state machine."""
     turn.set(stalls=event.stalls)
 
 
 def _hang_found(turn: Transition, event: events.HangFound) -> None:
-    """Said before its attempt fails, so that the others' ranks still are where they waited when they hear it."""
+    """Broadcast a hang before its attempt fails, so that the others can save stacks while their ranks still wait."""
     attempt = turn.attempt
     if attempt is not None and attempt.world.pair == event.pair:
         for uid in attempt.world.uids - {turn.state.me}:
@@ -209,7 +215,7 @@ def _foreign_claims(turn: Transition, event: events.ForeignClaims) -> None:
     if _is_present(turn, event.pair):
         incidents.close_attempt(
             turn, foreign_claims.FOREIGN
-        )  # its ranks wait to be ended, also when we know the claims by now
+        )  # its ranks wait for their end, even if the membership lists the claims by now
 
 
 def _checkpoint_asked(turn: Transition, event: events.CheckpointAsked) -> None:
@@ -225,7 +231,6 @@ def _is_present(turn: Transition, pair: AttemptId) -> bool:
 
 
 def check_invariants(before: State, after: State, actions: list[Action]) -> None:
-    """Raise if the state breaks an invariant."""
     for name in ("accepted", "started", "trained"):
         old, new = getattr(before, name), getattr(after, name)
         if old is not None and (new is None or new < old):

@@ -1,4 +1,4 @@
-"""One step under way: the state as it becomes, and the actions so far. Pure; the only mutable thing in the core."""
+"""One step in progress: the next state and the actions so far. The only mutable object of the state machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DRAINED = "Drained"
 
 
 class Transition:
-    """What the rules work on."""
+    """The state and actions that the rules read and change."""
 
     def __init__(self, state: State, now: float, weakened: Weakened = NOTHING) -> None:
         self.state = state
@@ -35,19 +35,18 @@ class Transition:
             self.set(attempt=replace(self.state.attempt, **changes))
 
     def set_peer(self, uid: str, peer: Peer) -> None:
-        """Change what is known of a peer."""
         self.set(peers={**self.state.peers, uid: peer})
 
     def do(self, action: Action) -> None:
         self.actions.append(action)
 
     def send(self, to: str, message: Message) -> None:
-        """Say something to a peer, if it can hear."""
+        """Send a message to a peer with an open channel."""
         if to != self.state.me and self.up(to):
             self.do(Send(to=to, message=message))
 
     def broadcast(self, message: Message) -> None:
-        """Say something to all who can hear."""
+        """Send a message to all peers with an open channel."""
         for uid in sorted(self.state.peers):
             self.send(uid, message)
 
@@ -55,12 +54,10 @@ class Transition:
         self.send(to, Refuse(pair=pair, reason=reason, highest=self.state.accepted))
 
     def stop_ranks(self, reason: str) -> None:
-        """Let the local ranks leave their attempt, once."""
+        """Stop the local ranks, once."""
         if self.state.ranks is not None and not self.state.stopping:
             self.set(stopping=True)
             self.do(StopRanks(pair=self.state.ranks, reason=reason))
-
-    # What is known
 
     @property
     def membership(self) -> Membership | None:
@@ -68,12 +65,12 @@ class Transition:
 
     @property
     def rules(self) -> Rules:
-        """The job's settings, or their defaults before the first membership."""
+        """The job's settings; their defaults before the first membership."""
         return self.state.membership.rules if self.state.membership else Rules()
 
     @property
     def attempt(self) -> Attempt | None:
-        """The attempt that this launcher is in."""
+        """The current attempt of this launcher."""
         return self.state.attempt
 
     def up(self, uid: str) -> bool:
@@ -82,17 +79,17 @@ class Transition:
         return uid == self.state.me or (peer is not None and peer.up)
 
     def hello(self, uid: str) -> Hello | None:
-        """What a live peer said last."""
+        """Return the last `Hello` of a live peer."""
         peer = self.state.peers.get(uid)
         return peer.hello if peer is not None and peer.up else None
 
     def held(self, uid: str) -> HeldShards | None:
-        """Which shards of a sharded model a member has in memory, as far as is known."""
+        """Return the shards of a sharded model that a member reported to have in memory."""
         hello = self.hello(uid)
         return self.state.held if uid == self.state.me else (None if hello is None else hello.held)
 
     def usable(self, uid: str) -> bool:
-        """Whether a member may be in the next world, as far as is known: it lives, is ready, stays, and answers."""
+        """Whether a member can be in the next world: it lives, is ready, stays, and answers, as far as is known."""
         if uid == self.state.me:
             return self.state.ready and self.state.drain is None
         peer, hello = self.state.peers.get(uid), self.hello(uid)
@@ -101,7 +98,7 @@ class Transition:
         return hello.ready and (not hello.draining or self.stays(uid))
 
     def stays(self, uid: str) -> bool:
-        """Whether a draining member of the attempt that a failure of somebody else ended is in the next one too."""
+        """Whether a draining member would be in the next world, after another worker's failure ended the attempt."""
         hello, last, failure = self.hello(uid), self.state.last_world, self.state.failure
         if hello is None or not hello.stays or last is None or failure is None or self.state.attempt is not None:
             return False
@@ -114,17 +111,16 @@ class Transition:
         return uid != self.state.me and (hello is None or hello.draining)
 
     def usable_members(self) -> tuple[Member, ...]:
-        """The members of the newest generation who may be in the next world, in order of index."""
+        """Return the members of the newest generation that can be in the next world, in order of index."""
         return tuple(m for m in self.membership.members if self.usable(m.pod_uid)) if self.membership else ()
 
     def started(self) -> AttemptId | None:
-        """The highest pair known to have started, by the operator, here, or at a live peer."""
+        """Return the highest attempt that started, as the operator, this launcher or a live peer reports."""
         peers = [hello.started for uid in self.state.peers if (hello := self.hello(uid))]
         operator = self.membership.active if self.membership else None
         return highest(self.state.started, operator, *peers)
 
     def fail(self, failure: Failure) -> None:
-        """Add a failure to the attempt."""
         attempt = self.state.attempt
         if attempt is None or failure in attempt.failures:
             return
@@ -133,7 +129,7 @@ class Transition:
 
 
 def lost(member: Member, how: str, now: float) -> Failure:
-    """A member of the attempt is lost."""
+    """Return the failure for a lost member of the attempt."""
     return Failure(
         cause=Cause.INFRASTRUCTURE,
         reason="MemberLost",

@@ -1,1 +1,1 @@
-"""How attempts end. Pure. One incident stands for one ended attempt."""
+"""The end of attempts. Pure. Each ended attempt has one incident."""

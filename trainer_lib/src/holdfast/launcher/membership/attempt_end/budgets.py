@@ -1,4 +1,4 @@
-"""Restart budgets: when another attempt is no use, and the job has failed."""
+"""Restart budgets: decides when the job has failed because another attempt cannot help."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.launcher.membership.transition import Transition
 
 
 def speaks(turn: Transition, attempt: Attempt) -> bool:
-    """The lowest live member of the ended world judges its budget, for all."""
+    """Whether this launcher judges the budget for all: it has the lowest index of the ended world's live members."""
     alive = [m.pod_uid for m in attempt.world.members if turn.up(m.pod_uid)]
     return bool(alive) and alive[0] == turn.state.me
 
@@ -32,13 +32,13 @@ def give_up_if_due(turn: Transition, incident: Incident, *, again: bool) -> None
 
 
 def _forbidden(turn: Transition, failure: Failure) -> str:
-    """What a rule of the job says against another try."""
+    """Return why a restart rule of the job forbids another attempt; "" if none does."""
     rule = turn.rules.restart.match(failure)
     return f"rule {rule.name} says {FAIL_JOB}" if rule is not None and rule.action == FAIL_JOB else ""
 
 
 def _made_again(turn: Transition, failure: Failure) -> str:
-    """Why another try is no use, unless a rule of the job says what to do about this failure, here or elsewhere."""
+    """Return why a repeated error fails the job; "" if a restart rule, here or at the operator, may cover it."""
     restart = turn.rules.restart
     if restart.elsewhere or restart.match(failure) is not None:
         return ""
@@ -46,7 +46,7 @@ def _made_again(turn: Transition, failure: Failure) -> str:
 
 
 def _spent(turn: Transition, cause: Cause) -> str:
-    """Which budget is spent. Where a rule may change the cause that only the operator can judge, it judges."""
+    """Return which budget is exceeded; "" if the operator judges, because its rules may change the cause."""
     for budget in turn.rules.budgets if not turn.rules.restart.elsewhere else ():
         if budget.cause is cause and count(turn, budget) > budget.max_restarts:
             return f"more than {budget.max_restarts} incidents of cause {cause} within {budget.window:.0f} s"
@@ -54,7 +54,7 @@ def _spent(turn: Transition, cause: Cause) -> str:
 
 
 def count(turn: Transition, budget: Budget) -> int:
-    """Incidents of a cause in its window: as seen here, or as the operator counts, whichever is more."""
+    """Return the incidents of a cause in its window: the local count or the operator's count, whichever is larger."""
     state, membership = turn.state, turn.membership
     own = sum(1 for _, cause, at in state.history if cause is budget.cause and at > turn.now - budget.window)
     counted = membership.restarts.get(budget.cause, 0) if membership else 0
@@ -66,7 +66,7 @@ def count(turn: Transition, budget: Budget) -> int:
 
 
 def give_up(turn: Transition, incident: Incident, message: str) -> None:
-    """The job has failed for good."""
+    """Fail the job permanently."""
     adopt_incident(turn, incident)
     failure = incident.failure
     leave(

@@ -1,7 +1,7 @@
 """Completion of the job.
 
-Invariant: `complete` is announced only by the coordinator, when every member has confirmed that it is done and
-still in the attempt.
+Invariant: only the coordinator announces `complete`, after every member has confirmed that it is done and still in
+the attempt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LINGER = 2.0
 
 
 def complete(turn: Transition) -> None:
-    """Coordinator: when all are done, ask all once more, and only then announce it."""
+    """Coordinator: when all members are done, ask all of them once more, and announce completion only then."""
     attempt = turn.attempt
     if attempt is None or attempt.world.coordinator != turn.state.me or turn.state.leaving is not None:
         return
@@ -54,7 +54,7 @@ def _completed() -> Exit:
 
 
 def confirm(turn: Transition, sender: str, pair: AttemptId) -> None:
-    """Member: still in the attempt, done, and on no way out of it."""
+    """Member: confirm if this launcher is done, still in the attempt, and not leaving it."""
     attempt = turn.attempt
     if attempt is None or attempt.world.pair != pair or attempt.world.coordinator != sender:
         return
@@ -64,19 +64,19 @@ def confirm(turn: Transition, sender: str, pair: AttemptId) -> None:
 
 
 def confirmed_by(turn: Transition, sender: str, pair: AttemptId) -> None:
-    """Coordinator: one more member confirmed."""
+    """Coordinator: record that a member confirmed."""
     if turn.attempt is not None and turn.attempt.world.pair == pair and sender in turn.attempt.world.uids:
         turn.set(confirmations=turn.state.confirmations | {sender})
 
 
 def completed(turn: Transition, pair: AttemptId) -> None:
-    """The job is complete, says its coordinator."""
+    """The coordinator announced that the job is complete."""
     turn.set(complete=pair)
     leave(turn, _completed())
 
 
 def left(turn: Transition, sender: str, code: int) -> None:
-    """A peer says goodbye; its channel is as good as closed."""
+    """A peer sent `Leaving`. Its channel counts as closed."""
     peer = turn.state.peers.get(sender)
     if peer is None:
         return

@@ -1,4 +1,4 @@
-"""Drains: a launcher that must leave commits first, at the time on which all ranks of its attempt agree."""
+"""Drains: a launcher that must leave first takes part in a checkpoint at a step on which all ranks agree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AGREED = "all ranks agreed to end the attempt"
 
 
 def begin_drain(turn: Transition, event: DrainAsked) -> None:
-    """This launcher must leave: an agreed commit first if there is something to lose."""
+    """Begin to drain. If steps could be lost, request an agreed checkpoint first."""
     until = event.until if event.until is not None else turn.now + turn.rules.checkpoint_deadline
     known, postponed = turn.state.drain, turn.state.postponed
     if known is not None:
@@ -37,8 +37,12 @@ def _drain(turn: Transition, drain: Drain) -> None:
 
 
 def postpone_drain(turn: Transition) -> None:
-    """Another's failure ended the attempt before its agreed commit, and there is time for the next: be a member of it
-    like any other, from the moment in which the failure is known, so that the others form it with us at once."""
+    """Postpone the drain if another worker's failure ended the attempt before its agreed checkpoint, and time
+    remains.
+
+    From the time at which the failure is known, this launcher is an ordinary member of the next attempt. So the
+    others form the next world with it at once.
+    """
     drain, attempt = turn.state.drain, turn.attempt
     if drain is None or attempt is None or not (attempt.failures and would_stay(turn)):
         return
@@ -52,7 +56,7 @@ def postpone_drain(turn: Transition) -> None:
 
 
 def would_stay(turn: Transition) -> bool:
-    """Whether a failure of the attempt puts the drain off: then the others may form the next world with us."""
+    """Whether a failure of the attempt would postpone the drain, so that this launcher could be in the next world."""
     drain, attempt = turn.state.drain, turn.attempt
     if drain is None or attempt is None or drain.cause is None or turn.state.leaving is not None:
         return False
@@ -61,7 +65,7 @@ def would_stay(turn: Transition) -> bool:
 
 
 def hear_of_the_end(turn: Transition, incident: Incident | None) -> None:
-    """A proposal may come before its sender's word that the attempt failed."""
+    """Process the incident of a proposal, which may arrive before the sender's report that the attempt failed."""
     attempt = turn.attempt
     if turn.state.drain is not None and attempt is not None and incident and incident.pair == attempt.world.pair:
         turn.fail(incident.failure)
@@ -69,7 +73,7 @@ def hear_of_the_end(turn: Transition, incident: Incident | None) -> None:
 
 
 def heed_postponed(turn: Transition) -> None:
-    """Ask the next attempt for its agreed commit once it made a step; leave if there is none for us, or no time."""
+    """Drain once the next attempt has made a step. Leave if it excludes this launcher, or the time is over."""
     drain, attempt = turn.state.postponed, turn.attempt
     if drain is None or turn.state.leaving is not None:
         return
@@ -82,7 +86,7 @@ def heed_postponed(turn: Transition) -> None:
 
 
 def _trains_without_us(turn: Transition) -> bool:
-    """Whether there is no next attempt to stay for: it was published, or it trains, without this worker."""
+    """Whether a membership or a training world without this worker exists, so that it need not stay."""
     me, membership, last = turn.state.me, turn.membership, turn.state.last
     if membership is not None and membership.member(me) is None:
         return True
@@ -95,7 +99,7 @@ def _has_something_to_lose(attempt: Attempt) -> bool:
 
 
 def notice(turn: Transition) -> Notice | None:
-    """What the other workers on this node must know: it goes as a whole."""
+    """Return the notice for the other workers on this node, if the whole node goes away."""
     drain = turn.state.drain
     if drain is None or not drain.node:
         return None
@@ -103,7 +107,7 @@ def notice(turn: Transition) -> Notice | None:
 
 
 def join_drain(turn: Transition, sender: str, hello: Hello) -> None:
-    """A worker of our attempt leaves because its node goes: if it is our node too, we leave with it."""
+    """Drain if another worker of this attempt leaves because its node, which is also ours, goes away."""
     attempt, told = turn.attempt, hello.notice
     if attempt is None or told is None or not told.node or sender not in attempt.world.uids:
         return
@@ -112,7 +116,7 @@ def join_drain(turn: Transition, sender: str, hello: Hello) -> None:
 
 
 def settle_quiesced(turn: Transition) -> None:
-    """An agreed commit ended the attempt: the drained leave, the others wait a moment for the next proposal."""
+    """An agreed checkpoint ended the attempt: draining launchers leave, the others wait for the next proposal."""
     attempt = turn.attempt
     if attempt is None or attempt.quiesced_at is None or turn.state.pending is not None:
         return
@@ -130,12 +134,12 @@ def _drained(attempt: Attempt, failure: Failure, now: float) -> Incident:
 
 
 def settle_drain(turn: Transition) -> None:
-    """A draining launcher leaves when its attempt is over, has nothing to lose, or the time is up."""
+    """Leave when the attempt is over, no steps can be lost, or the deadline has passed."""
     drain, attempt = turn.state.drain, turn.attempt
     if drain is None or turn.state.leaving is not None:
         return
     waits = attempt is not None and (_has_something_to_lose(attempt) or attempt.done) and turn.now < drain.until
-    # Who only misses a peer hears first, for the moment of the settle, whether that one failed.
+    # If only lost peers are known, wait for the settle time: a report of their failure may follow.
     unsettled = attempt is not None and would_stay(turn) and _blind(attempt)
     if not waits and not unsettled:
         _break_off(turn)
@@ -150,7 +154,7 @@ def _blind(attempt: Attempt) -> bool:
 
 
 def _break_off(turn: Transition) -> None:
-    """No agreed commit ended the attempt in time: what was made since the last one is lost, and is counted."""
+    """Record an incident: without an agreed checkpoint, the steps since the last one are lost."""
     attempt, drained = turn.attempt, drain_incident(turn)
     if attempt is None or attempt.done or drained is None:
         return

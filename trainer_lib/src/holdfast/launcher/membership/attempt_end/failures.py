@@ -16,7 +16,7 @@ _SENT_AWAY = "a worker of the attempt was told to leave"
 
 
 def settle_failures(turn: Transition) -> None:
-    """End the attempt when its root cause is plain, or the others had time to say what they saw."""
+    """End the attempt when its root cause is certain, or the settle time for other reports is over."""
     attempt = turn.attempt
     if attempt is None:
         return
@@ -39,7 +39,7 @@ def settle_failures(turn: Transition) -> None:
 
 
 def _overtaken(attempt: Attempt, root: Failure) -> bool:
-    """Whether a member accepted a higher world before this one made a step: nobody failed, and nothing is lost."""
+    """Whether a member accepted a higher world before this attempt made a step. This loses nothing."""
     moved_on = any(failure.reason == MOVED_ON for failure in attempt.failures)
     return moved_on and attempt.step is None and root.priority is Priority.PEER_LOST
 

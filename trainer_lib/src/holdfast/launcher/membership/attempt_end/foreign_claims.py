@@ -1,4 +1,4 @@
-"""Claims that the membership does not know end the attempt."""
+"""Ends the attempt if the checkpoint folder has claims that the membership does not list."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FOREIGN = "there are claims that the membership does not know"
 
 
 def stop_for(turn: Transition, claims: tuple[Claim, ...]) -> None:
-    """Claims that the membership does not know: no attempt goes on beside them."""
+    """Record unknown claims, and end the attempt: no attempt may train alongside them."""
     foreign = _unknown(turn, (*turn.state.foreign, *claims))
     turn.set(foreign=foreign)
     if foreign and turn.attempt is not None:

@@ -1,4 +1,4 @@
-"""Incidents of ended attempts: one for each attempt, until a later attempt makes its first step. Rules 8 and 9."""
+"""Incidents of ended attempts. Each is open until a later attempt makes its first step. Rules 8 and 9."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REMEMBERED = 1000
 
 
 def close_attempt(turn: Transition, reason: str) -> None:
-    """The attempt is over here, for whatever reason: its ranks must leave it."""
+    """End the attempt on this launcher. Its ranks must leave the attempt."""
     if turn.attempt is not None:
         world = turn.attempt.world
         turn.set(attempt=None, last=world.pair, last_world=world, ended_at=turn.now)
@@ -23,9 +23,10 @@ def close_attempt(turn: Transition, reason: str) -> None:
 
 
 def adopt_incident(turn: Transition, incident: Incident) -> None:
-    """Record an incident under its pair; the proposer's word replaces our own first view, unless that knew better.
+    """Record an incident under its attempt ID.
 
-    What is one more end of an exhaustion of memory is told as part of it, and counts nothing by itself.
+    It replaces the local incident of this attempt, unless that one names a better cause. A further end that one
+    exhaustion of memory causes is recorded as part of that exhaustion, and is not counted.
     """
     before = next((known for known in turn.state.incidents if known.pair == incident.pair), None)
     incident = replace(incident, failure=better(before.failure if before else None, incident.failure))
@@ -46,7 +47,7 @@ def adopt_incident(turn: Transition, incident: Incident) -> None:
 
 
 def _count(turn: Transition, incident: Incident) -> None:
-    """Once, under the cause that is known best."""
+    """Count an incident once, under the best known cause."""
     state, pair, cause = turn.state, incident.pair, incident.failure.cause
     if pair in state.counted:
         turn.set(history=tuple((known, cause if known == pair else c, at) for known, c, at in state.history))
@@ -57,7 +58,7 @@ def _count(turn: Transition, incident: Incident) -> None:
 
 
 def know_better(turn: Transition, pair: AttemptId, failure: Failure) -> None:
-    """Why the last attempt ended was not known when it ended: memory was exhausted, and those who miss a peer spoke
+    """Correct the cause of the last attempt's end: memory was exhausted, but launchers that lost a peer reported
     first."""
     state = turn.state
     blind = state.failure is not None and state.failure.priority is Priority.PEER_LOST
@@ -70,7 +71,7 @@ def know_better(turn: Transition, pair: AttemptId, failure: Failure) -> None:
 
 
 def resumed(turn: Transition, event: StepMade) -> None:
-    """The first step of an attempt closes the incidents before it."""
+    """Process a step. The first step of an attempt closes the earlier incidents."""
     attempt = turn.attempt
     if attempt is None or attempt.world.pair != event.pair:
         return
@@ -91,8 +92,11 @@ def _closed(incident: Incident, incidents: tuple[Incident, ...], event: StepMade
 
 
 def _lost_steps(incident: Incident, incidents: tuple[Incident, ...], restored: int) -> int | None:
-    """Of an attempt that made no step, what is lost was made before it: by one whose incident says so and is as open,
-    or by one that ended without an incident, of which nothing is known here."""
+    """Return the number of lost steps; None if it is unknown.
+
+    An attempt without a step loses the steps of an earlier attempt. If an open incident of that attempt has a step,
+    its own count includes them. If that attempt has no incident, the count is unknown.
+    """
     if incident.failure.step is not None:
         return max(incident.failure.step - restored, 0)
     before = (known for known in incidents if known.resumed is None and known.pair < incident.pair)

@@ -1,4 +1,4 @@
-"""The exit of a launcher, only when none of its ranks is left."""
+"""The exit of a launcher, after all of its ranks have ended."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from holdfast.launcher.membership.transition import Transition
 
 
 def leave(turn: Transition, exit_: Exit, linger: float = 0.0) -> None:
-    """Exit as soon as no local rank is left and the linger is over."""
+    """Exit as soon as no local rank is left and `linger` (seconds) is over."""
     if turn.state.leaving is None:
         turn.set(leaving=exit_, leave_at=turn.now + linger, proposal=None, pending=None)
 
 
 def settle_leaving(turn: Transition) -> None:
-    """Send the reason to the peers and exit."""
+    """Send the reason to the peers and exit, if it is time."""
     leaving, leave_at = turn.state.leaving, turn.state.leave_at
     if leaving is None or turn.state.exit is not None or leave_at is None:
         return

@@ -1,4 +1,4 @@
-"""Why an attempt ended: the first of its failures, or the drain of a member."""
+"""Determines why an attempt ended: the root of its failures, or the drain of a member."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from holdfast.launcher.membership.transition import DRAINED, Transition
 
 
 def root_cause(turn: Transition, attempt: Attempt) -> Failure:
-    """The attempt's failure with the lowest priority number, the earliest of equals."""
+    """Return the failure with the lowest priority number, and of those the earliest one.
+
+    A drain of a member, or a rank that ended early, explains a lost peer and replaces it.
+    """
     root = min(attempt.failures, key=lambda failure: failure.rank_of_root)
     drained = drain_failure(turn, attempt)
     if root.priority is Priority.PEER_LOST and drained is not None:
@@ -36,7 +39,7 @@ def _someone_done(turn: Transition, attempt: Attempt) -> bool:
 
 
 def drain_failure(turn: Transition, attempt: Attempt) -> Failure | None:
-    """The drain that ends this attempt, ours or a member's, if it is an incident."""
+    """Return the drain of this launcher or of a member that ends this attempt; None if the drain is no incident."""
     own = drain_incident(turn)
     if own is not None:
         return own[1]
@@ -49,7 +52,7 @@ def drain_failure(turn: Transition, attempt: Attempt) -> Failure | None:
 
 
 def drain_incident(turn: Transition) -> tuple[AttemptId, Failure] | None:
-    """What a draining launcher says of its attempt: nothing if the operator wanted it so."""
+    """Return attempt ID and failure that a draining launcher reports; None if the operator requested the drain."""
     drain, attempt = turn.state.drain, turn.attempt
     if drain is None or drain.cause is None or attempt is None:
         return None
@@ -66,18 +69,20 @@ def drain_incident(turn: Transition) -> tuple[AttemptId, Failure] | None:
 
 
 def _leaving(world: World, me: Member, drain: Drain) -> tuple[Member, ...]:
-    """Who leaves by this drain: each of them says the same, whoever heard of it first."""
+    """Return the members that leave by this drain. All of them return the same members, in the same order."""
     return tuple(member for member in world.members if drain.node and member.node == drain.node) or (me,)
 
 
 def sent_away(turn: Transition, world: World) -> bool:
-    """Whether a member leaves because the operator wants it so: that its ranks go, one sooner than the other, is no
-    incident of those who have not heard yet that they leave too."""
+    """Whether a member leaves because the operator requested it.
+
+    Its ranks end at different times. This is no incident for members that have not received their own drain yet.
+    """
     said = [peer.hello for uid in world.uids if (peer := turn.state.peers.get(uid)) and peer.hello]
     return any(hello.draining and not hello.ready and hello.failed != world.pair for hello in said)
 
 
 def drains(turn: Transition, attempt: Attempt) -> bool:
-    """Whether somebody is on the way out of this attempt."""
+    """Whether any member is leaving this attempt."""
     said = [peer.hello for uid in attempt.world.uids if (peer := turn.state.peers.get(uid))]
     return turn.state.drain is not None or any(hello is not None and hello.draining for hello in said)

@@ -1,1 +1,1 @@
-"""How worlds are formed: who proposes what, who accepts, when a world starts. Pure."""
+"""The formation of worlds: proposals, acceptances and starts. Pure."""

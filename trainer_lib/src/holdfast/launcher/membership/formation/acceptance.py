@@ -1,7 +1,10 @@
-"""Which proposals are accepted. Pure; rules 1, 3, 4 and 7 of the protocol.
+"""Decides which proposals are accepted. Pure; rules 1, 3, 4 and 7 of the protocol.
 
-Invariants: an acceptance is sent only when no local rank of a lower attempt is left; what was accepted never falls;
-a launcher that trains in a healthy attempt gives it up only for a world that keeps all who train with it and stay.
+Invariants:
+
+- An acceptance is sent only when no local rank of a lower attempt is left.
+- The accepted attempt ID never decreases.
+- A launcher that trains in a healthy attempt leaves it only for a world that keeps all members that stay.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ Waiting = tuple[Phase, str]
 
 
 def held(turn: Transition) -> Waiting | None:
-    """Why no world at all is proposed or accepted here."""
+    """Return why this launcher proposes and accepts no world at all, or None."""
     state, membership = turn.state, turn.membership
     if not state.ready:
         return Phase.STARTING, "the control channel is not open yet"
@@ -50,7 +53,7 @@ def held(turn: Transition) -> Waiting | None:
 
 
 def known_to_have_failed(turn: Transition, pair: AttemptId) -> bool:
-    """Whether an attempt, or a later one, has failed as far as this launcher has been told."""
+    """Whether this attempt or a later one has failed, here or as live peers report."""
     own = turn.state.failed
     return (own is not None and own >= pair) or any(
         hello.failed is not None and hello.failed >= pair and not hello.draining
@@ -60,13 +63,13 @@ def known_to_have_failed(turn: Transition, pair: AttemptId) -> bool:
 
 
 def highest_accepted(turn: Transition) -> AttemptId | None:
-    """The highest attempt that was accepted, refused for a higher one, or started, here or at a live peer."""
+    """Return the highest attempt that was accepted, refused for a higher one, or started, here or at a peer."""
     peers = [hello.accepted for uid in turn.state.peers if (hello := turn.hello(uid))]
     return highest(turn.state.accepted, turn.state.refused, turn.started(), *peers)
 
 
 def consider(turn: Transition, sender: str, proposal: Propose) -> None:
-    """A proposal: refuse it, or set out to accept it."""
+    """Process a proposal: refuse it, or begin to accept it."""
     world, state = proposal.world, turn.state
     if state.accepted == world.pair and state.accepted_world == world:
         if state.pending is None:
@@ -89,7 +92,7 @@ def consider(turn: Transition, sender: str, proposal: Propose) -> None:
 
 
 def _objection(turn: Transition, proposal: Propose) -> str | None:
-    """Why this proposal is not accepted, or None."""
+    """Return why this proposal is not accepted, or None."""
     state, world, membership = turn.state, proposal.world, turn.membership
     if state.drain is not None or state.leaving is not None:
         return "leaving"
@@ -119,7 +122,7 @@ def _confirmed_to_live_coordinator(turn: Transition) -> bool:
 
 
 def _healthy(turn: Transition, proposal: Propose) -> bool:
-    """Whether our attempt goes on, as far as we and the proposer know."""
+    """Whether this launcher's attempt continues: neither this launcher nor the proposal reports a failure."""
     attempt = turn.attempt
     if attempt is None or attempt.failures:
         return False
@@ -132,14 +135,14 @@ def _still_training(turn: Transition, proposal: Propose) -> str | None:
         return None
     if attempt.done:
         return f"{attempt.world.pair} is done here"
-    if turn.state.saving and proposal.world.coordinator not in attempt.world.uids:  # who stepped in to be taken in
+    if turn.state.saving and proposal.world.coordinator not in attempt.world.uids:  # a non-member proposes
         return f"{attempt.world.pair} is in a checkpoint"
     left_out = [uid for uid in attempt.world.uids - proposal.world.uids if not turn.on_its_way_out(uid)]
     return f"{attempt.world.pair} trains, and {', '.join(sorted(left_out))} is left out" if left_out else None
 
 
 def _must_finish(turn: Transition, proposal: Propose) -> bool:
-    """Whether there is something to lose: steps were made and no agreed commit ended them."""
+    """Whether steps could be lost: some were made, and no agreed end followed."""
     attempt = turn.attempt
     if attempt is None or not _healthy(turn, proposal):
         return False
@@ -155,7 +158,7 @@ def _quiesce(turn: Transition, request: str, reason: str) -> None:
 
 
 def accept(turn: Transition) -> None:
-    """Carry a pending acceptance on: the agreed commit (or its deadline), the old ranks' end, the answer."""
+    """Continue a pending acceptance: wait for the agreed end or its deadline, end the old ranks, send the answer."""
     pending, attempt = turn.state.pending, turn.attempt
     if pending is None:
         return
@@ -174,7 +177,7 @@ def _waits_for_commit(turn: Transition, attempt: Attempt | None) -> bool:
 
 
 def _promise(turn: Transition) -> None:
-    """Rule 1: all lower pairs are left for good, from here on."""
+    """Rule 1: from here on, this launcher has left all lower attempts permanently."""
     pending = turn.state.pending
     if pending is None:
         return

@@ -1,4 +1,4 @@
-"""A proposal on its way: answers, repetitions, and the start of its world. Pure; rule 2 of the protocol."""
+"""A proposal in progress: answers, repetitions, and the start of its world. Pure; rule 2 of the protocol."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def say(turn: Transition, uids: Iterable[str]) -> None:
 
 
 def pursue(turn: Transition) -> None:
-    """Bring our own proposal to its end: started, or given up."""
+    """Advance this launcher's own proposal until its world starts or the proposal is dropped."""
     proposal = turn.state.proposal
     if proposal is None:
         return
@@ -49,7 +49,7 @@ def pursue(turn: Transition) -> None:
 
 
 def give_way(turn: Transition, pause: float) -> None:
-    """Two who propose at once must not do so for ever: the higher index looks away for longer."""
+    """Drop the proposal. A higher index waits longer, so that two proposers do not block each other."""
     place = sum(1 for member in turn.usable_members() if member.pod_uid != turn.state.me and _before(turn, member))
     turn.set(proposal=None, retry_at=turn.now + pause * (1 + place))
 
@@ -60,7 +60,7 @@ def _before(turn: Transition, member: Member) -> bool:
 
 
 def _start(turn: Transition, proposal: Proposal, master: Master) -> None:
-    """Rule 2: all accepted exactly this."""
+    """Rule 2: all members accepted exactly this world."""
     turn.set(proposal=None)
     started = Start(world=proposal.world, master=master)
     for uid in sorted(proposal.world.uids):
@@ -69,7 +69,7 @@ def _start(turn: Transition, proposal: Proposal, master: Master) -> None:
 
 
 def remind(turn: Transition) -> None:
-    """Say `Start` again to members that have not heard it."""
+    """Send `Start` again to members that have not reported it."""
     attempt = turn.attempt
     if attempt is None or attempt.world.coordinator != turn.state.me:
         return
@@ -83,7 +83,7 @@ def remind(turn: Transition) -> None:
 
 
 def accepted_by(turn: Transition, sender: str, world: World) -> None:
-    """An acceptance of our proposal; it must echo exactly what was proposed."""
+    """Record an acceptance of this launcher's proposal. It must repeat exactly the proposed world."""
     proposal = turn.state.proposal
     if proposal is not None and proposal.world == world and sender in world.uids:
         turn.set(proposal=replace(proposal, accepted=proposal.accepted | {sender}))
@@ -92,7 +92,10 @@ def accepted_by(turn: Transition, sender: str, world: World) -> None:
 
 
 def refused_by(turn: Transition, sender: str, refusal: Refuse) -> None:
-    """A refusal of our proposal: give way, look again in a moment; who refuses time and again is left out."""
+    """Process a refusal of this launcher's proposal: drop the proposal and retry later.
+
+    A member that refuses repeatedly is excluded for a while.
+    """
     turn.set(refused=highest(turn.state.refused, refusal.highest))
     proposal, peer = turn.state.proposal, turn.state.peers[sender]
     if proposal is None or proposal.world.pair != refusal.pair:
@@ -105,7 +108,7 @@ def refused_by(turn: Transition, sender: str, refusal: Refuse) -> None:
 
 
 def enter(turn: Transition, start: Start) -> None:
-    """The world has started: record it, and start our ranks if we are still in it."""
+    """Record the start of a world. Start the local ranks if this launcher is still in the world."""
     state, world = turn.state, start.world
     turn.set(started=highest(state.started, world.pair))
     fresh = state.last is None or state.last < world.pair

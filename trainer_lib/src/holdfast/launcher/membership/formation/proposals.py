@@ -1,4 +1,4 @@
-"""Which world is proposed, and when. Pure; rules 2 to 4, 6 and 7 of the protocol."""
+"""Decides which world is proposed, and when. Pure; rules 2 to 4, 6 and 7 of the protocol."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.launcher.membership.transition import Transition
 
 
 def propose(turn: Transition) -> Waiting:
-    """Propose a world if it is our turn and one is due; says what is waited for otherwise."""
+    """Propose a world if one is due and this launcher is the proposer; otherwise return the reason for the wait."""
     membership = turn.membership
     waiting = held(turn)
     if membership is None or waiting is not None:
@@ -40,7 +40,7 @@ def propose(turn: Transition) -> Waiting:
 
 
 def _running(turn: Transition) -> World | None:
-    """The world that trains now, here or as a live peer says."""
+    """Return the world that trains, here or as a live peer reports."""
     state = turn.state
     worlds = [hello.world for uid in state.peers if (hello := turn.hello(uid)) and hello.world]
     if state.attempt is not None:
@@ -50,7 +50,7 @@ def _running(turn: Transition) -> World | None:
 
 
 def _grow(turn: Transition, membership: Membership, running: World) -> Waiting:
-    """Take in those who are ready and not in the running world, without leaving anybody of it."""
+    """Propose to add ready members to the running world. All its members stay."""
     message = _trains(running, membership)
     waiting = (Phase.RUNNING, message) if turn.attempt else (Phase.WAITING, f"waits to join; others are {message}")
     if any(turn.hello(uid) and turn.on_its_way_out(uid) for uid in running.uids):
@@ -64,7 +64,7 @@ def _grow(turn: Transition, membership: Membership, running: World) -> Waiting:
     together = tuple(member for member in usable if member in keep or member in newcomers)
     if not newcomers or turn.now < turn.state.retry_at or _worth_waiting(turn, membership, together):
         return waiting
-    if turn.state.saving:  # a rank that is asked to part may not be done in time, and is ended with all it has made
+    if turn.state.saving:  # a rank may not leave before its deadline while it writes, and would lose its state
         return waiting
     chosen = _in_steps(membership, keep, newcomers)
     if len(chosen) <= len(keep) or not all(_has_heard(turn, membership, member) for member in chosen):
@@ -74,14 +74,14 @@ def _grow(turn: Transition, membership: Membership, running: World) -> Waiting:
 
 
 def _form(turn: Transition, membership: Membership) -> Waiting:
-    """Nothing trains: form the largest world of those who live."""
+    """Propose the largest world of the live members while no world trains."""
     usable = turn.usable_members()
     if _may_start(turn, membership):
         return Phase.FORMING, f"waits for the start of {turn.state.accepted}"
     if turn.now < turn.state.not_before:
         return Phase.FORMING, f"backs off for {turn.state.not_before - turn.now:.0f} s after {turn.state.failed}"
     chosen = _largest(turn, membership, usable)
-    order = tuple(sorted(usable, key=lambda member: member not in chosen))  # who proposes is in that world
+    order = tuple(sorted(usable, key=lambda member: member not in chosen))  # the proposer is in that world
     verdict = rules.may_be(membership, uids_of(chosen), turn.started(), turn.weakened)
     if not verdict.ok:
         return (Phase.AWAITING_FENCE if verdict.fence else Phase.WAITING), verdict.reason
@@ -97,7 +97,7 @@ def _form(turn: Transition, membership: Membership) -> Waiting:
 
 
 def _largest(turn: Transition, membership: Membership, usable: tuple[Member, ...]) -> tuple[Member, ...]:
-    """The largest world, with each shard of a sharded model if that may be: nobody waits for a shard."""
+    """Return the largest world, with every shard of a sharded model if possible. No world waits for a shard."""
     said = {member.pod_uid: turn.held(member.pod_uid) for member in usable}
     shards = {uid: one for uid, one in said.items() if one is not None}
     whole = rules.largest_world(membership.rules, usable, shards)
@@ -107,8 +107,10 @@ def _largest(turn: Transition, membership: Membership, usable: tuple[Member, ...
 
 
 def _may_start(turn: Transition, membership: Membership) -> bool:
-    """Whether what was accepted here of another may start any moment, or has: a rival world would break it up, and
-    that is a failure which nobody had."""
+    """Whether another proposer's accepted world may start at any time, or has started.
+
+    A rival world would break it up, and cause a failure without a failed worker.
+    """
     state, world = turn.state, turn.state.accepted_world
     if world is None or world.coordinator == state.me or turn.on_its_way_out(world.coordinator):
         return False
@@ -118,7 +120,7 @@ def _may_start(turn: Transition, membership: Membership) -> bool:
 
 
 def _my_turn(turn: Transition, membership: Membership, usable: tuple[Member, ...]) -> bool:
-    """The lowest live index proposes; the next ones step in if it does nothing for long."""
+    """Whether this launcher proposes: the lowest live index, or a later one after a long time without a proposal."""
     order = [member.pod_uid for member in usable]
     if turn.state.me not in order:
         return False
@@ -129,8 +131,10 @@ def _my_turn(turn: Transition, membership: Membership, usable: tuple[Member, ...
 
 
 def _replacement_may_come(turn: Transition, membership: Membership, chosen: tuple[Member, ...]) -> bool:
-    """Whether a shrink is to wait: only the proposer asks, so nothing that is safe becomes unsafe by it. Proposals
-    that come to nothing do not prolong the wait."""
+    """Whether shrinking waits for a replacement.
+
+    Only the proposer waits, so the delay never affects safety. Failed proposals do not extend the wait.
+    """
     rules, last, since = membership.rules, turn.state.last_world, turn.state.ended_at
     if last is None or last.uids <= uids_of(chosen) or len(chosen) >= rules.replicas:
         return False
@@ -143,7 +147,7 @@ def _first_attempt(turn: Transition, membership: Membership) -> bool:
 
 
 def _worth_waiting(turn: Transition, membership: Membership, usable: tuple[Member, ...]) -> bool:
-    """Whether a member may still come: not proved gone, and not seen and lost."""
+    """Whether a member may still arrive: it is not proved gone, and was not connected and lost."""
     if turn.now >= turn.state.seen_at + membership.rules.first_attempt_wait:
         return False
     absent = membership.uids - uids_of(usable) - membership.gone
@@ -156,7 +160,7 @@ def _seen_and_lost(turn: Transition, uid: str) -> bool:
 
 
 def _has_heard(turn: Transition, membership: Membership, member: Member) -> bool:
-    """Whether it knows the generation: who does not refuses its worlds, and the others would have stopped for it."""
+    """Whether a member has the generation. Otherwise it would refuse the world after the others have stopped."""
     hello = turn.hello(member.pod_uid)
     return member.pod_uid == turn.state.me or (
         hello is not None and (hello.generation, hello.publication) == (membership.generation, membership.publication)
@@ -164,13 +168,13 @@ def _has_heard(turn: Transition, membership: Membership, member: Member) -> bool
 
 
 def _settled(turn: Transition, member: Member) -> bool:
-    """A newcomer's channel has held for a moment: a flapping link must not cost the others their time."""
+    """Whether a new member's channel has been open for `dead_after`: an unstable link must not stop others."""
     peer = turn.state.peers.get(member.pod_uid)
     return peer is None or turn.now >= peer.since + turn.rules.dead_after
 
 
 def _prepared(turn: Transition, member: Member) -> bool:
-    """A newcomer's ranks get ready while the others train; but nobody waits for ever for one that does not."""
+    """Whether a new member's ranks are ready, or the startup deadline for them has passed."""
     if member.pod_uid == turn.state.me:
         return turn.state.prepared or turn.now >= turn.state.seen_at + turn.rules.startup_deadline
     peer, hello = turn.state.peers.get(member.pod_uid), turn.hello(member.pod_uid)
@@ -186,7 +190,7 @@ def _in_steps(membership: Membership, keep: list[Member], newcomers: list[Member
 
 
 def _what_ended_it(turn: Transition) -> Incident | None:
-    """The incident that ended the last world that started, if it did not end by agreement."""
+    """Return the incident that ended the last started world; None if that world ended by agreement."""
     last = turn.started()
     own = next((incident for incident in turn.state.incidents if incident.pair == last), None)
     if own is not None or last is None or turn.state.failed == last:
@@ -207,7 +211,7 @@ def _what_ended_it(turn: Transition) -> Incident | None:
 def _try(
     turn: Transition, membership: Membership, chosen: tuple[Member, ...], incident: Incident | None, patience: float
 ) -> Waiting | None:
-    """Propose it, unless a rule says no; returns what says no."""
+    """Propose this world, and return None. If a rule forbids it, return the reason."""
     verdict = rules.may_be(membership, uids_of(chosen), turn.started(), turn.weakened)
     if not verdict.ok:
         return (Phase.AWAITING_FENCE if verdict.fence else Phase.WAITING), verdict.reason
