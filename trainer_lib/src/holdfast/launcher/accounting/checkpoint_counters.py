@@ -1,4 +1,4 @@
-"""What the ranks here wrote to each tier and read back, since the launcher's start: counters of the status. Pure."""
+"""Counters for the status: what the local ranks wrote to each tier and read back since the launcher started. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ _NOTHING = "none"
 
 @dataclass(kw_only=True)
 class Written:
-    """To one tier. `nbytes` of all ranks here; `seconds` from a commit's beginning to its end, as the first told."""
+    """Checkpoints written to one tier.
+
+    `nbytes` is the sum over all local ranks. `seconds` is the duration of each checkpoint, as the first rank reported
+    it.
+    """
 
     commits: int = 0
     nbytes: int = 0
@@ -29,10 +33,10 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class Failing:
-    """The commits to one tier that failed since the last durable one."""
+    """The checkpoints that failed on one tier since the last durable one."""
 
     since: float
-    """When the first one failed: seconds since the epoch."""
+    """The time of the first failure, in seconds since the epoch."""
     commits: int
     cause: str
     message: str
@@ -40,13 +44,13 @@ class Failing:
 
 @dataclass(kw_only=True)
 class CheckpointCounters:
-    """Every rank tells of the same commits and restores: each counts once."""
+    """Counters of checkpoints and restores. Every rank reports the same ones; each counts once."""
 
     written: dict[str, Written] = field(default_factory=dict)
     failures: dict[str, Counter[str]] = field(default_factory=dict)
-    """By tier, why commits failed."""
+    """Checkpoint failures by cause, for each tier."""
     failing: dict[str, Failing] = field(default_factory=dict)
-    """The tiers on which the last commit failed."""
+    """The tiers on which the last checkpoint failed."""
     restores: Counter[str] = field(default_factory=Counter)
     fallbacks: int = 0
     _failed: dict[str, tuple[AttemptId, int]] = field(default_factory=dict)
@@ -54,7 +58,7 @@ class CheckpointCounters:
     _passed_by: set[str] = field(default_factory=set)
 
     def committed(self, pair: AttemptId, told: Mapping[str, Any]) -> None:
-        """A rank's part of a commit is durable; one in memory may have been sent to another node as well."""
+        """Count a rank's durable part of a checkpoint. A part in memory may also have been copied to another node."""
         step, nbytes = int(told["step"]), int(told.get("bytes", 0))
         copying = float(told.get("copying", 0.0))
         self.failing.pop(str(told["tier"]), None)
@@ -64,19 +68,19 @@ class CheckpointCounters:
             self._write(PEER_TIER, (pair, step), nbytes, copying)
 
     def failed(self, pair: AttemptId, told: Mapping[str, Any], now: float) -> str:
-        """A commit failed: why; nothing if another rank has told of it. `now` is in seconds since the epoch."""
+        """Count a failed checkpoint. Return its cause, or "" if it is known. `now` is Unix time."""
         tier, commit = str(told["tier"]), (pair, int(told["step"]))
         if self._failed.get(tier) == commit:
             return ""
         self._failed[tier] = commit
         cause = str(told.get("cause", FailureCause.OTHER))
         self.failures.setdefault(tier, Counter())[cause] += 1
-        if cause != FailureCause.NO_FOLDER:  # there, nothing that was promised fails
+        if cause != FailureCause.NO_FOLDER:  # without a folder, no checkpoint was promised
             self._fails(tier, cause, str(told["message"]), now)
         return cause
 
     def _fails(self, tier: str, cause: str, message: str, now: float) -> None:
-        """The message stays until the cause is another one: it is shown, and each commit's names other files."""
+        """Keep the first message until the cause changes, because each checkpoint names other files."""
         before = self.failing.get(tier)
         since, commits = (now, 1) if before is None else (before.since, before.commits + 1)
         message = before.message if before is not None and before.cause == cause else message
@@ -91,7 +95,7 @@ class CheckpointCounters:
             written.seconds += seconds
 
     def restored(self, pair: AttemptId, told: Mapping[str, Any]) -> None:
-        """A rank has its state: from a survivor, from the tiers that are named, or from nowhere."""
+        """Count a restore by the source of the state: a surviving rank, the named tiers, or none."""
         if self._restored != pair:
             self._restored = pair
             self._passed_by.clear()

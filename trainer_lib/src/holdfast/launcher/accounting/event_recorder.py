@@ -1,4 +1,4 @@
-"""What happens in a launcher, for its books and for the timeline: one place that hears of all."""
+"""Records the events of a launcher in its accounts and in its timeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FRESH_SECONDS: Final = 5.0
 
 
 class EventRecorder:
-    """Hears of ranks and of the core's state, by whoever owns them."""
+    """Receives the messages of the ranks and the transitions of the state machine."""
 
     def __init__(self, clock: Clock, timeline: Timeline | None = None) -> None:
         self._clock = clock
@@ -33,7 +33,7 @@ class EventRecorder:
         self.accounts = GoodputAccounts(clock)
 
     def heard(self, pid: int, kind: str, body: Mapping[str, Any]) -> None:
-        """A message of a rank process; KeyError, TypeError or ValueError if it cannot be read."""
+        """Record a message of a rank. Raises KeyError, TypeError or ValueError if the message is not valid."""
         match kind:
             case "standby":
                 self.accounts.standby(pid)
@@ -53,7 +53,7 @@ class EventRecorder:
         self._stale = self._stale or kind != "step"
 
     def ended(self, pid: int, *, hung: bool) -> None:
-        """A rank process is no more; `hung`: this launcher had to end it."""
+        """Record the end of a rank process. `hung`: this launcher ended the process because it hung."""
         self.accounts.ended(pid, hung=hung)
         self._stale = True
 
@@ -67,7 +67,7 @@ class EventRecorder:
             self._entered(after.world)
 
     def document(self) -> dict[str, Any] | None:
-        """`accounting` of the status; the same one as long as nothing was told, so that it is no news by itself."""
+        """Return `accounting` of the status. It is created again after a report, or after `_FRESH_SECONDS`."""
         if self._stale or self._clock() - self._made_at >= _FRESH_SECONDS:
             self._document, self._made_at, self._stale = self.accounts.to_json(), self._clock(), False
         return self._document
@@ -77,8 +77,6 @@ class EventRecorder:
 
     def close(self, code: int, reason: str) -> None:
         self._write("end", code=code, reason=reason)
-
-    # Inside
 
     def _failed(self, state: State) -> None:
         failure, pair = state.failure, state.failed
@@ -125,7 +123,7 @@ class EventRecorder:
         self._write("recovery", cause=recovery.cause, step=step, phases=phases)
 
     def _committed(self, body: Mapping[str, Any]) -> None:
-        """Every rank tells of the same commit; one line will do, and none for each step's in memory."""
+        """Write one line per checkpoint for all ranks. Checkpoints in memory are too frequent and are skipped."""
         saved = (int(body["step"]), str(body["tier"]), str(body["result"]))
         if saved != self._saved and saved[1:] != (MEMORY_TIER, "Committed"):
             self._saved = saved
@@ -134,7 +132,7 @@ class EventRecorder:
             self._write("checkpoint", step=step, tier=tier, result=result, seconds=float(body["seconds"]), **why)
 
     def _restored(self, body: Mapping[str, Any]) -> None:
-        """Every rank tells of the same commit. What comes from memory is no restore."""
+        """Write one line per restore for all ranks. State from another rank's memory is not a restore."""
         stores, lost = (
             [str(url) for url in body.get("stores", ())],
             [str(one["path"]) for one in body.get("lost", ())],

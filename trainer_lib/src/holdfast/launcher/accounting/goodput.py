@@ -1,10 +1,16 @@
-"""The launcher's books: every second of every rank that it is there for. Pure: the clock is a parameter.
+"""The launcher's accounts: the use of every second of every rank slot. Pure: the clock is a parameter.
 
-A rank tells its own time in a world (`accounting.Ledger`); this module measures the rest by stopwatches of its own:
-from the launcher's start to a place's first world (`startup`), between worlds (`restart`), without the workers that a
-world needs (`idle`), and what a process that was killed could not tell any more. What the two do not add up to in the
-wall time, which is measured apart, is `unattributed`. A message counts as of the moment at which it was made, however
-late this launcher reads it: all processes of a pod share `CLOCK_MONOTONIC`.
+A rank reports its own time in a world (`telemetry.rank_time.Ledger`). This module measures the rest with its own
+stopwatches.
+
+- `startup`: from the launcher's start to the first world of a slot.
+- `restart`: between worlds.
+- `idle`: while the world lacks workers.
+- The last stretch of a killed process, which could not report it.
+
+The wall time is measured separately. The part of the wall time that no cause explains is `unattributed`. A message
+counts from the time at which it was sent, even if this launcher reads it later: all processes of a pod share
+`CLOCK_MONOTONIC`.
 """
 
 from __future__ import annotations
@@ -23,14 +29,14 @@ _WAITS_FOR_OTHERS: Final = frozenset({Phase.WAITING, Phase.AWAITING_FENCE})
 
 
 class RankSlotClock:
-    """One place for a rank in this launcher, whoever holds it."""
+    """One slot for a rank in this launcher, whichever process holds the slot."""
 
     def __init__(self, clock: Clock, *, idle: bool) -> None:
         self._clock = clock
         self._idle = idle
         self.wall = Timer(clock)
         self.books = TimeByCause()
-        self.pid: int | None = None  # in a world
+        self.pid: int | None = None  # None while no process of a world holds the slot
         self.trained = False
         self.open = 0.0
         self._outside = {spent: Timer(clock) for spent in (Spent.STARTUP, Spent.RESTART, Spent.IDLE)}
@@ -41,7 +47,7 @@ class RankSlotClock:
         self._wait()
 
     def copy(self) -> RankSlotClock:
-        """Another seat with the same past: it was empty as long as this one."""
+        """Return a slot with the same past, for a slot that was empty as long as this one."""
         twin = RankSlotClock(self._clock, idle=self._idle)
         twin.wall = self.wall.copy()
         twin._outside = {spent: timer.copy() for spent, timer in self._outside.items()}
@@ -49,27 +55,27 @@ class RankSlotClock:
 
     @property
     def silent(self) -> float:
-        """Seconds in a world that nobody has told of yet."""
+        """Seconds in a world that the process has not reported yet."""
         return self._heard.stretch
 
     def view(self) -> TimeByCause:
-        """All that is booked until now."""
+        """All time that is booked until now."""
         return self.books.plus(TimeByCause({spent: timer.seconds for spent, timer in self._outside.items()}))
 
     def waits(self, *, idle: bool) -> None:
-        """Whether a world is wanting for workers, which is what an empty place then waits for."""
+        """Set whether the world lacks workers: the reason for which an empty slot waits."""
         self._idle = idle
         if self._waiting:
             self._wait()
 
     def take(self, pid: int) -> None:
-        """A process holds this place from now on. It begins its own books a little later."""
+        """Assign this slot to a process, which starts its own accounts a little later."""
         self.wall.start()
         self._wait()
         self.pid, self._arrived = pid, False
 
     def told(self, spent: TimeByCause, report: Mapping[str, Any]) -> None:
-        """What the process added to its books."""
+        """Add what the process reported to its accounts."""
         activity = Activity(report["activity"])
         self.books = self.books.plus(spent)
         at = report.get("at")
@@ -84,12 +90,15 @@ class RankSlotClock:
             self.trained = self._arrived = True
 
     def stepped(self, at: float | None) -> None:
-        """The process committed a step at this moment by its clock, which is ours."""
+        """The process completed a step at this time of the shared clock."""
         self._stepped_at = self._heard.until(at)
 
     def lost(self, *, hung: bool, blamed_at: float | None = None) -> None:
-        """The process ended before it could tell its last stretch. All after its last step was for nothing; what lies
-        between the blame for a hang and the process's end, its stacks are kept meanwhile, is part of the recovery."""
+        """Book the last stretch of a process that ended before it reported that stretch.
+
+        The time after its last step is lost. For a hang, the time from the verdict to the end of the process belongs
+        to the recovery: the launcher saves the stacks in between.
+        """
         if self._waiting:
             self._forget()
             return
@@ -104,11 +113,9 @@ class RankSlotClock:
         self.leave(at)
 
     def leave(self, at: float | None = None) -> None:
-        """Nobody of a world is here any more."""
+        """The process is no longer in a world."""
         self._forget()
         self._wait(at)
-
-    # Inside
 
     @property
     def _between(self) -> Spent:
@@ -140,7 +147,7 @@ class RankSlotClock:
 
 @dataclass(kw_only=True)
 class _Process:
-    """What was last heard of a process that speaks."""
+    """The last report of a process that uses Holdfast's loop."""
 
     books: TimeByCause = field(default_factory=TimeByCause)
     activities: Mapping[str, float] = field(default_factory=dict)
@@ -149,7 +156,7 @@ class _Process:
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """From the last progress before a failure to the first step after it, in phases."""
+    """The time from the last progress before a failure to the first step after it, in phases."""
 
     cause: str
     seconds: Mapping[str, float]
@@ -165,7 +172,7 @@ class _Failed:
 
 
 class GoodputAccounts:
-    """The books of all ranks of one launcher."""
+    """The accounts of all ranks of one launcher."""
 
     def __init__(self, clock: Clock) -> None:
         self._id = uuid4().hex
@@ -184,29 +191,27 @@ class GoodputAccounts:
         self._recoveries: dict[tuple[str, str], Histogram] = {}
         self._spoken = False
         self._step: int | None = None
-        self._lines_up = True  # nobody has said yet from where the attempt goes on
+        self._lines_up = True  # no rank has reported yet from which step the attempt continues
         self.highest = 0
         self.steps = 0
         self.lost_steps = 0
         self.failures = 0
 
-    # What happens
-
     def phase(self, phase: Phase) -> None:
-        """What the launcher does now."""
+        """Set the launcher's phase."""
         for seat in (self._empty, *self._seats.values()):
             seat.waits(idle=phase in _WAITS_FOR_OTHERS)
 
     def standby(self, pid: int) -> None:
-        """A process runs the script and waits for a world."""
+        """A process runs the script and is on standby for a world."""
         timer = self._standbys[pid] = Timer(self._clock)
         timer.start()
 
     def hello(self, pid: int, local_rank: int) -> None:
-        """A process entered a world at this place."""
+        """A process entered a world in this slot."""
         self._end_standby(pid)
         before = self._seat(pid)
-        if before is not None:  # it lives, and tells its time there itself
+        if before is not None:  # the process lives and reports its time in the new slot itself
             before.leave()
         seat = self._seats.setdefault(local_rank, self._empty.copy())
         if seat.pid is not None:
@@ -230,8 +235,11 @@ class GoodputAccounts:
         seat.told(_again(added) if process.replaces else added, report)
 
     def restored(self, step: int) -> None:
-        """A rank has its state; steps that were committed beyond it are lost, as the first rank to say so knows:
-        the others may be heard after the next step."""
+        """A rank has its state, at `step`.
+
+        Steps that were completed after it are lost. Only the first report of an attempt counts, because the others
+        may arrive after the next step.
+        """
         if self._lines_up:
             self.lost_steps += max(0, (self._step or 0) - step)
             self._step, self._lines_up = step, False
@@ -239,7 +247,7 @@ class GoodputAccounts:
             self._failed.restored = self._clock()
 
     def stepped(self, pid: int, step: int, at: float | None = None) -> Recovery | None:
-        """A rank committed a step; the first one after a failure ends the recovery."""
+        """Record a completed step of a rank. The first step after a failure ends the recovery, which is returned."""
         seat = self._seat(pid)
         if seat is not None:
             seat.stepped(at)
@@ -251,7 +259,7 @@ class GoodputAccounts:
         return self._recovered()
 
     def failed(self, cause: str, reached: int | None = None) -> None:
-        """An attempt failed, here or elsewhere. One that fails before it made a step prolongs the recovery."""
+        """An attempt failed, on any worker. A failure before its first step extends the current recovery."""
         self.failures += 1
         self._blamed_at = self._clock()
         self.highest = max(self.highest, reached or 0)
@@ -259,22 +267,20 @@ class GoodputAccounts:
             self._failed = _Failed(cause=cause, progress=self._progress, detected=self._clock())
 
     def ended(self, pid: int, *, hung: bool) -> None:
-        """A process is no more; `hung`: this launcher had to end it."""
+        """A process ended; `hung`: this launcher ended it because it hung."""
         self._end_standby(pid)
         seat = self._seat(pid)
         if seat is not None:
             seat.lost(hung=hung, blamed_at=self._blamed_at)
         self._processes.pop(pid, None)
 
-    # What is known
-
     @property
     def books(self) -> FailureBooks:
-        """How often an attempt failed, and in how much time."""
+        """The number of failed attempts, and the time in which they occurred."""
         return FailureBooks(id=self._id, failures=self.failures, seconds=self._exposure.seconds)
 
     def to_json(self) -> dict[str, Any] | None:
-        """`accounting` of the status; None until a rank has told its books."""
+        """Return `accounting` of the status; None until a rank has reported its accounts."""
         if not self._spoken:
             return None
         seats = list(self._seats.values())
@@ -300,8 +306,6 @@ class GoodputAccounts:
             ],
         }
 
-    # Inside
-
     def _measure(self, process: _Process, activities: Mapping[str, Any]) -> None:
         told = {name: float(seconds) for name, seconds in activities.items() if name in self._activities}
         for name, seconds in told.items():
@@ -311,7 +315,7 @@ class GoodputAccounts:
     def _recovered(self) -> Recovery | None:
         failed, now = self._failed, self._clock()
         if failed is None or failed.entered is None or failed.restored is None:
-            return None  # a step from a doubt belongs to the attempt before: nobody trains yet
+            return None  # a step that resolves a prepared step belongs to the attempt before: no rank trains yet
         marks = (failed.progress, failed.detected, failed.entered, failed.restored, now)
         names = ("detection", "restart", "sync", "step")
         seconds = {name: marks[i + 1] - marks[i] for i, name in enumerate(names)}
@@ -330,6 +334,6 @@ class GoodputAccounts:
 
 
 def _again(books: TimeByCause) -> TimeByCause:
-    """The start of a process that takes another's place is part of a recovery."""
+    """Book the startup of a replacement process as part of the recovery."""
     entering = TimeByCause({Spent.STARTUP: books[Spent.STARTUP]})
     return books.since(entering).plus(TimeByCause({Spent.RESTART: books[Spent.STARTUP]}))

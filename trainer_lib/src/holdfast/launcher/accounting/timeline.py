@@ -1,7 +1,7 @@
-"""The timeline of a job as one launcher sees it: JSON lines, bounded, for `holdfast timeline` and for other programs.
+"""The timeline of a job as one launcher records it, for `holdfast timeline` and for other programs.
 
-What happens rarely is written always; of the steps, one a second and the first after each change. The file is
-appended to. When it is full it becomes FILE.1, over the one before, and a new one is begun.
+It is a bounded file of JSON lines. Rare events are always written. Of the steps, one per second and the first one
+after each change are written. A full file is renamed to FILE.1, which replaces the previous FILE.1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STEP_SECONDS: Final = 1.0
 
 
 class Timeline:
-    """Appends to the file; one that cannot be written is given up with one line in the log."""
+    """Appends to the timeline. If the file cannot be written, it logs one line and stops."""
 
     def __init__(self, path: Path, now: Callable[[], float], *, max_bytes: int = MAX_BYTES) -> None:
         self._path = path
@@ -42,7 +42,7 @@ class Timeline:
             _log.error("cannot write %s: %s; the timeline ends here", self._path, error.strerror)
 
     def sample(self, step: int, **fields: Any) -> None:
-        """A step, once for all ranks, if it is time for one."""
+        """Write a step, once for all ranks, if the last one is at least a second old."""
         now = self._now()
         if step != self._step and now - self._sampled_at >= _STEP_SECONDS:
             self.write("step", step=step, **fields)
@@ -54,7 +54,7 @@ class Timeline:
             file.write(b"\n" + line if torn else line)
 
     def _make_room(self, wanted: int) -> bool:
-        """Rotate if need be; says whether the last line of an earlier writer lacks its end."""
+        """Rotate the file if necessary. Return whether the last line of an earlier writer lacks its line end."""
         if not self._path.exists():
             return False
         with self._path.open("rb") as file:
@@ -69,5 +69,5 @@ class Timeline:
 
 
 def rotated(path: Path) -> Path:
-    """Where the older part of a full timeline goes."""
+    """Return the path of the older part of a timeline."""
     return path.with_name(f"{path.name}.1")

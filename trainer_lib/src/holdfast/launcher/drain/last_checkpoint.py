@@ -1,4 +1,4 @@
-"""Where the last checkpoint of a worker that must leave goes."""
+"""Selects the tiers for the last checkpoint of a worker that must leave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("holdfast.launcher")
 
 
 class LastCheckpoint:
-    """Plans it when a drain begins that is not the operator's wish, and again when its deadline changes."""
+    """Plans the last checkpoint when a drain begins or its deadline changes, unless the operator drains."""
 
     def __init__(self, pump: EventPump, node: str, local: LocalRanks, tiers: NodeTiers, uploads: Uploads) -> None:
         self._now = pump.now
@@ -27,20 +27,20 @@ class LastCheckpoint:
         self._local = local
         self._near = tiers
         self._uploads = uploads
-        self._plan: Plan | None = None  # while this worker leaves because it must
+        self._plan: Plan | None = None  # set while this worker must leave
 
     @property
     def near(self) -> bool:
-        """Whether the last commit is to lie on another node's memory, due there or not."""
+        """Whether the last checkpoint is to be copied to another node's memory, even if no copy is due."""
         return self._plan is not None and PEER_TIER in self._plan.tiers
 
     @property
     def uploaded(self) -> bool:
-        """Whether the object store is one of its places, or nothing is planned."""
+        """Whether the plan includes the object store, or there is no plan."""
         return self._plan is None or OBJECT_TIER in self._plan.tiers
 
     def observe(self, before: State, after: State) -> None:
-        """Choose its places when there is a new deadline."""
+        """Make a plan if there is a new deadline."""
         drain = after.drain
         if drain is None or drain == before.drain or drain.cause is None:
             return
@@ -55,13 +55,13 @@ class LastCheckpoint:
             _log.warning("the last commit may come too late, and is tried to %s: %s", chosen, made.reason)
 
     def _tiers(self, state: State) -> list[TierEstimate]:
-        """In the order in which a last commit fills them."""
+        """Return the tiers in the order in which a last checkpoint fills them."""
         world, speeds = state.world, self._local.speeds
         near = [] if world is None else self._near.estimates(speeds, world.members)
         copies = [self._uploads.speed.tier(OBJECT_TIER, source=SHARED_TIER)] if self._uploads.wanted else []
         return [*near, speeds[SHARED_TIER].tier(SHARED_TIER), *copies]
 
     def _going(self, state: State) -> frozenset[str]:
-        """The nodes whose memory is lost: this worker's goes with its pod, if not with the whole node."""
+        """Return the nodes whose memory will be lost. This worker's memory is lost with its pod."""
         said = [peer.hello.notice for peer in state.peers.values() if peer.hello and peer.hello.notice]
         return frozenset({self._node, *(notice.node for notice in said)})

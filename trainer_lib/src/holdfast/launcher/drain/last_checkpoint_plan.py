@@ -1,11 +1,12 @@
-"""What a worker that must leave can still commit where. Pure: speeds were measured, the notice is an argument.
+"""Plans which tiers a worker that must leave can still write to. Pure: speeds and notice are parameters.
 
-A notice is a promise of others, and a disk or a network that everybody presses at once is slower than it was. So only
-what is predicted to be done within 60 % of the notice is counted on. Tiers are filled one after the other, and of
-those whose speed is known the quickest are taken first: what is safe early stays safe when a later one fails.
+The notice may be shorter than promised, and a disk or network slows down when many workers use it at once. The plan
+therefore relies only on writes that are predicted to finish within 60 % of the notice. Tiers are filled one after the
+other. Of the tiers with known speed, the fastest ones are selected first: a finished tier stays safe if a later one
+fails.
 
-Invariant: what is counted on is done within the share, with all that is made before it, and does not lie on a node
-that goes. The memory of such a node is worth no more than the copy of it that another node gets.
+Invariant: each tier that the plan relies on finishes within this share, after all tiers before it. It does not lie on
+a node that goes away. Memory of such a node is useful only as the source of a copy on another node.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _REMEMBERED: Final = 5
 
 @dataclass(frozen=True, kw_only=True)
 class TierEstimate:
-    """Where commits go: how many bytes, and how fast it took them. One with a `source` begins when that has them.
+    """The predicted size and speed of a tier. A tier with a `source` begins when the source is complete.
 
-    A speed of None was never measured. `node` is the one on which the bytes lie, if they lie on one. What is `due` is
-    made at the last step whatever is planned.
+    A speed of None was never measured. `node` is the node that holds the bytes, if a single node does. A tier that is
+    `due` is written at the last step in any case.
     """
 
     name: str
@@ -44,28 +45,31 @@ class TierEstimate:
 
     @property
     def seconds(self) -> float | None:
-        """How long it takes by itself."""
+        """Seconds that this tier takes by itself; None if its speed is unknown."""
         return None if self.bytes_per_second is None else self.nbytes / self.bytes_per_second
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The tiers to commit to, in their order, and why these."""
+    """The selected tiers in their order, and the reason."""
 
     tiers: tuple[str, ...]
     reason: str
     certain: bool
-    """Whether at least one of them is predicted to be done in time, and to be there afterwards."""
+    """Whether at least one tier is predicted to finish in time and to remain after the nodes are gone."""
 
 
 def plan(
     tiers: Sequence[TierEstimate], notice: float, *, wait: float = 0.0, going: Collection[str | None] = frozenset()
 ) -> Plan:
-    """The tiers that fit, and those of which nobody knows and that delay none that is known; they are filled in the
-    order in which they are given, after the step that takes `wait` seconds. What lies on a node that is `going` is
-    not worth its time, but as the source of another.
+    """Return the tiers that fit into the notice (seconds).
 
-    Where all are too slow, those of unknown speed are tried, or else the quickest: late may still be in time.
+    Tiers of unknown speed are included if they do not delay a tier of known speed. Tiers are filled in the given
+    order, after the current step, which takes `wait` seconds. A tier on a node in `going` is useful only as the
+    source of another one.
+
+    If all known tiers are too slow, the plan includes those of unknown speed, or else the fastest one: it may still
+    finish in time.
     """
     case = _Case(tiers={tier.name: tier for tier in tiers}, budget=SHARE * max(0.0, notice), wait=wait, going=going)
     taken = _fitting(case)
@@ -84,7 +88,7 @@ def plan(
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """What there is to choose from, by name and in the order in which tiers are filled."""
+    """The candidate tiers by name, in the order in which tiers are filled."""
 
     tiers: Mapping[str, TierEstimate]
     budget: float
@@ -92,16 +96,16 @@ class _Case:
     going: Collection[str | None]
 
     def worth(self, name: str) -> bool:
-        """Whether what lies there is still there when those who go have gone."""
+        """Whether the bytes of a tier remain after the leaving nodes are gone."""
         node = self.tiers[name].node
         return node is None or node not in self.going
 
     def in_time(self, end: float | None) -> bool:
-        """Whether that can be counted on."""
+        """Whether an end at this time is within the budget."""
         return end is not None and end <= self.budget
 
     def chains(self, taken: Collection[str]) -> Iterator[tuple[str, ...]]:
-        """What could be taken besides: each tier that is worth it, behind the sources that it lacks."""
+        """Yield each further useful tier, preceded by the sources that are not taken yet."""
         for name in self.tiers:
             if name not in taken and self.worth(name):
                 chain = self.chain(name, taken)
@@ -109,7 +113,7 @@ class _Case:
                     yield chain
 
     def chain(self, name: str, taken: Collection[str]) -> tuple[str, ...]:
-        """Nothing if a source is none that there is."""
+        """Return a tier and its missing sources; () if a source does not exist."""
         chain: tuple[str, ...] = ()
         while name and name not in taken:
             if name not in self.tiers:
@@ -118,7 +122,7 @@ class _Case:
         return chain
 
     def cost(self, names: Collection[str]) -> float | None:
-        """How long they take one after the other; None if that is not known of all."""
+        """Return the seconds that the tiers take one after the other; None if a speed is unknown."""
         total = 0.0
         for name in names:
             seconds = self.tiers[name].seconds
@@ -129,8 +133,10 @@ class _Case:
 
 
 def _fitting(case: _Case) -> frozenset[str]:
-    """What is due, and the quickest of the others for as long as they fit. The order in which they are looked at does
-    not depend on the notice, so a longer one takes none away."""
+    """Return the due tiers, and the fastest of the others while they fit.
+
+    The order of the candidates does not depend on the notice, so a longer notice never removes a tier.
+    """
     taken = [name for name, tier in case.tiers.items() if tier.due]
     spent = case.wait + sum(case.tiers[name].seconds or 0.0 for name in taken)
     while True:
@@ -145,7 +151,7 @@ def _fitting(case: _Case) -> frozenset[str]:
 
 
 def _behind(case: _Case, taken: frozenset[str]) -> frozenset[str]:
-    """Those of which nobody knows how long they take, if none that is known has to wait for them."""
+    """Return the tiers of unknown speed that delay no tier of known speed."""
     order = list(case.tiers)
     known = [order.index(name) for name, tier in case.tiers.items() if case.worth(name) and tier.seconds is not None]
     last = max(known, default=-1)
@@ -154,7 +160,7 @@ def _behind(case: _Case, taken: frozenset[str]) -> frozenset[str]:
 
 
 def _unknown(case: _Case, taken: frozenset[str]) -> frozenset[str]:
-    """Those of which nobody knows, if what is known of their sources is in time."""
+    """Return the tiers of unknown speed whose known sources finish in time."""
     found: set[str] = set()
     for chain in case.chains(taken):
         known = sum(case.tiers[name].seconds or 0.0 for name in chain)
@@ -173,7 +179,7 @@ def _quickest(case: _Case, taken: frozenset[str]) -> frozenset[str]:
 
 
 def _ends(case: _Case, taken: Collection[str]) -> dict[str, float | None]:
-    """When each is done; of one that is not taken, when it would be in its place."""
+    """Return the end of each tier; for a tier that is not taken, its end if it were taken."""
     ends: dict[str, float | None] = {}
     at: float | None = case.wait
     for name, tier in case.tiers.items():
@@ -201,17 +207,17 @@ def _told(case: _Case, name: str, end: float | None) -> str:
 
 @dataclass
 class Speed:
-    """What the last commits to a tier took."""
+    """The measured size and duration of the last checkpoints on a tier."""
 
     taken: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
     def took(self, nbytes: int, seconds: float) -> None:
-        """One more. What took no time says nothing."""
+        """Add a measurement. A duration of 0 is ignored."""
         if nbytes > 0 and seconds > 0:
             self.taken.append((nbytes, seconds))
 
     def tier(self, name: str, source: str = "", *, node: str | None = None, due: bool = False) -> TierEstimate:
-        """The largest of them at their median speed: after deltas a full one may be due."""
+        """Return an estimate with the largest size and the median speed: a full checkpoint may follow increments."""
         rate = statistics.median(nbytes / seconds for nbytes, seconds in self.taken) if self.taken else None
         most = max((nbytes for nbytes, _ in self.taken), default=0)
         return TierEstimate(name=name, nbytes=most, bytes_per_second=rate, source=source, node=node, due=due)

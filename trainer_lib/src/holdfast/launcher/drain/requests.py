@@ -15,12 +15,12 @@ from holdfast.launcher.ranks.event_adapter import LocalRanks
 
 _log = logging.getLogger("holdfast.launcher")
 _POLL_SECONDS = 0.05
-# A deadline that has passed while we still run leaves this much to say goodbye.
+# Seconds that remain for a clean exit if the deadline has passed and the launcher still runs.
 LEAST_DRAIN_SECONDS = 1.0
 
 
 class Requests:
-    """Makes events of them, and keeps those that the status shows."""
+    """Turns requests into events, and keeps those that the status shows."""
 
     def __init__(self, pump: EventPump, touch: TouchFile, local: LocalRanks, node: str) -> None:
         self.notices: list[dict[str, Any]] = []
@@ -30,7 +30,7 @@ class Requests:
         self._pump = pump
 
     async def watch(self) -> None:
-        """Take each request as it comes, for ever."""
+        """Process each request as it arrives, until cancelled."""
         while True:
             request = self._touch.take()
             if request is not None:
@@ -51,7 +51,7 @@ class Requests:
             self._pump.feed(CheckpointAsked(id=request.id, reason=request.reason))
 
     def _until(self, request: Request) -> float | None:
-        """The earlier of the request's deadline and the job's own for a checkpoint; None: only the latter."""
+        """Return the earlier of the request's and the job's deadline; None if the request has none."""
         ends_at, membership = request.ends_at(), self._pump.state.membership
         if ends_at is None:
             return None

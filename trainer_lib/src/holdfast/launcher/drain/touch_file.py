@@ -1,6 +1,7 @@
-"""The touch-file: whoever creates `emergency_checkpoint` asks for a commit, and with `drain` for leaving after it.
+"""The touch file: creating `emergency_checkpoint` requests a checkpoint, and with `drain` also that the worker
+leaves.
 
-It is consumed by rename, so it fires once; the answer is `emergency_checkpoint.ack`.
+The launcher consumes the file by rename, so a request takes effect once. The answer is `emergency_checkpoint.ack`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _log = logging.getLogger("holdfast.launcher.touchfile")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A wish for an agreed commit."""
+    """A request for a checkpoint at a step on which all ranks agree."""
 
     id: str
     reason: str
@@ -35,11 +36,11 @@ class Request:
 
     @property
     def node_goes(self) -> bool:
-        """Whether a sidecar's source (it names itself) says that the machine goes, with all that is on it."""
+        """Whether the sidecar reports that the whole machine goes away. A source name identifies the sidecar."""
         return self.drain and bool(self.source)
 
     def ends_at(self) -> float | None:
-        """The deadline as Unix time; None if there is none that can be read."""
+        """The deadline as Unix time; None if there is none or it is not valid."""
         if self.deadline is None:
             return None
         try:
@@ -51,8 +52,6 @@ class Request:
 
 
 class TouchFile:
-    """Consumes requests and acknowledges them."""
-
     def __init__(self, run_dir: Path) -> None:
         self._file = run_dir / TOUCH_FILE
         self._taken = run_dir / f".{TOUCH_FILE}.taken"
@@ -61,7 +60,7 @@ class TouchFile:
         self._problem = ""
 
     def take(self) -> Request | None:
-        """The waiting request, or None. A content that cannot be read is still a request for a commit."""
+        """Return the pending request, or None. A request with unreadable content still requests a checkpoint."""
         try:
             self._file.rename(self._taken)
         except FileNotFoundError:
@@ -78,7 +77,7 @@ class TouchFile:
             return Request(id=number, reason=f"touch-file ({error})")
 
     def acknowledge(self, *, request_id: str, step: int, tier: str, result: str, seconds: float) -> None:
-        """Say that the commit which answers a request is durable, or that it failed."""
+        """Write that the requested checkpoint is durable, or that it failed."""
         answer = {"id": request_id, "step": step, "tier": tier, "result": result, "seconds": seconds}
         try:
             write_json(self._ack, {"version": PROTOCOL_VERSION, **answer})

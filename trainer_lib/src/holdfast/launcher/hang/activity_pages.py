@@ -1,4 +1,4 @@
-"""The launcher's side of the boards on which its ranks write what they do."""
+"""The launcher's side of the activity pages that its ranks write."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from holdfast.telemetry.activity_page import BOARD_DIR, PAGE_BYTES, STACKS_SUFFI
 
 
 class Boards:
-    """Read, never mapped: a rank that cuts its file short must not end the launcher with SIGBUS."""
+    """Reads the pages, without mmap: a rank that truncates its file must not end the launcher with SIGBUS."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / BOARD_DIR
-        shutil.rmtree(self._folder, ignore_errors=True)  # of an earlier launcher, whose slots were others
+        shutil.rmtree(self._folder, ignore_errors=True)  # of an earlier launcher with other slots
         self._folder.mkdir(parents=True)
 
     def read(self, slot: int) -> Reading | None:
-        """What the process of this slot does; None if it has no board (yet)."""
+        """Return the activity of this slot's process; None without a page."""
         try:
             with (self._folder / str(slot)).open("rb", buffering=0) as board:
                 return read_page(board.read(PAGE_BYTES))
@@ -26,11 +26,11 @@ class Boards:
             return None
 
     def stacks(self, slot: int) -> Path:
-        """The file into which this slot's process writes its stacks when it is told to."""
+        """Return the file to which this slot's process writes its stacks on the signal."""
         return self._folder / f"{slot}{STACKS_SUFFIX}"
 
     def keep_only(self, slots: Iterable[int]) -> None:
-        """Take away the boards of processes that are gone."""
+        """Remove the pages of processes that ended."""
         living = {str(slot) for slot in slots}
         for path in self._folder.iterdir():
             if path.name.removesuffix(STACKS_SUFFIX) not in living:

@@ -1,4 +1,4 @@
-"""Time in which a process wanted to run and had no CPU: nobody hangs who only waits for his turn."""
+"""CPU starvation: the time a process was runnable but not scheduled. This time does not count as a hang."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _REMEMBERED = 1024
 
 
 def cpu_wait(pid: int) -> float:
-    """Seconds, since its start, that the main thread of a process stood in line for a CPU.
+    """Return the seconds since its start that the main thread of a process was runnable but not scheduled.
 
-    The second number of `/proc/PID/schedstat`; 0.0 where the kernel does not count them, or the process is gone.
+    This is the second number of `/proc/PID/schedstat`; 0.0 if the kernel does not count it or the process ended.
     """
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
@@ -23,18 +23,18 @@ def cpu_wait(pid: int) -> float:
 
 @dataclass(kw_only=True)
 class Starvation:
-    """Remembers what was read of processes, to say how much of a span each stood in line. Pure."""
+    """Keeps readings of processes, to compute the starvation of each in a time span. Pure."""
 
     _known: dict[int, deque[tuple[float, float]]] = field(default_factory=dict)
 
     def note(self, waits: Mapping[int, float], now: float) -> None:
-        """Take in what was read just now, by process; the others are gone."""
+        """Add the current readings, by process ID. Processes that are not in `waits` have ended."""
         self._known = {pid: self._known.get(pid, deque(maxlen=_REMEMBERED)) for pid in waits}
         for pid, wait in waits.items():
             self._known[pid].append((now, wait))
 
     def seconds(self, pid: int, since: float) -> float:
-        """How long it stood in line since then, as far as that was seen."""
+        """Return the observed starvation in seconds since a time."""
         known = self._known.get(pid)
         if not known:
             return 0.0

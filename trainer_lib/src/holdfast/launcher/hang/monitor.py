@@ -1,4 +1,4 @@
-"""The watch over the local ranks: their boards go to the watchdog, its verdicts to whoever ends a rank."""
+"""Watches the local ranks: passes their activity pages to the watchdog, and its verdicts to the receiver."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _log = logging.getLogger("holdfast.launcher.hang")
 
 
 class Watched(Protocol):
-    """A rank process that has a place in an attempt."""
+    """A rank process that has a slot in an attempt."""
 
     @property
     def slot(self) -> int:
-        """Names the process."""
+        """Identifies the process."""
 
     @property
     def number(self) -> int: ...
@@ -42,23 +42,23 @@ class Watched(Protocol):
 
     @property
     def pair(self) -> AttemptId | None:
-        """The attempt that it is in, or was placed in last."""
+        """The ID of its attempt, or of the last attempt that had a slot for it."""
 
     @property
     def greeted(self) -> bool:
-        """Whether it entered that attempt."""
+        """Whether the process entered that attempt."""
 
 
 class Hung(Protocol):
-    """The receiver of hang verdicts."""
+    """Receives hang verdicts."""
 
     def __call__(self, slot: int, message: str, cause: Cause, *, kill: bool) -> None:
-        """This process keeps others waiting; `kill`: by its own doing."""
+        """This process keeps others waiting; `kill`: because of its own activity."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """The ranks that entered the attempt, those that left one and are in none, and what other launchers say."""
+    """The ranks that entered the attempt, those that left one and are in none, and the reports of other launchers."""
 
     pair: AttemptId
     world_size: int
@@ -68,9 +68,9 @@ class Scene:
 
 
 class HangWatch:
-    """Looks when it is told to, several times a second. A rank whose stacks are being taken is judged no further.
+    """Looks at the ranks several times per second. Ranks are not judged while their stacks are being saved.
 
-    `found` hears the line of each hang before it is acted on: the other launchers keep their ranks' stacks too.
+    `found` receives the line of each hang before the launcher acts on it, so that other launchers save stacks too.
     """
 
     def __init__(self, run_dir: Path, hung: Hung, found: Callable[[AttemptId, str], None]) -> None:
@@ -83,20 +83,20 @@ class HangWatch:
         self._count = 0
 
     def configure(self, settings: HangSettings) -> None:
-        """These deadlines hold from now on."""
+        """Apply these deadlines from now on."""
         self._watchdog.settings = settings
 
     def keep_boards(self, slots: Iterable[int]) -> None:
-        """All others' processes are gone."""
+        """Remove the pages of all other slots, whose processes have ended."""
         self.boards.keep_only(slots)
 
     @property
     def idle(self) -> bool:
-        """Whether no stacks are being taken."""
+        """Whether no stacks are being saved."""
         return self._ending is None
 
     def look(self, scene: Scene) -> tuple[Stall, ...] | None:
-        """Judge these ranks; says what other launchers must know of them, None if nothing else than before."""
+        """Judge these ranks. Return the report for other launchers; None if it did not change."""
         if not self._finished():
             return None
         ranks = [*scene.ranks, *(rank for rank, _, _ in scene.strays)]
@@ -110,15 +110,15 @@ class HangWatch:
         return self._watchdog.stalls(seen, now)
 
     def witness(self, pair: AttemptId, ranks: Iterable[Watched], message: str) -> None:
-        """Another launcher is about to end a rank of its own: keep what those here do, and leave them alone."""
+        """Save the stacks of these ranks, and judge none meanwhile: another launcher ends one of its ranks."""
         if not self._finished():
-            return  # they are being kept for a hang here, which most likely is the same
+            return  # a local hang, most likely the same one, is being saved
         self._watchdog.hung_elsewhere(pair)
         sources = [self._source(rank, self.boards.read(rank.slot)) for rank in ranks]
         self._ending = asyncio.get_running_loop().create_task(self._bear_witness(sources, message, pair))
 
     def _finished(self) -> bool:
-        """Whether no stacks are being taken; a fault of our own in that ends the launcher."""
+        """Whether no stacks are being saved. A defect in the saving ends the launcher."""
         if self._ending is not None and self._ending.done():
             self._ending.result()
             self._ending = None
@@ -139,7 +139,7 @@ class HangWatch:
     async def _end(
         self, verdicts: Sequence[HangVerdict], sources: Sequence[Source], ranks: Sequence[Watched], pair: AttemptId
     ) -> None:
-        """End them, also those that went on: our signal may have broken into a call that does not expect one."""
+        """End the ranks, even those that continued: the signal may have interrupted a call unexpectedly."""
         stories = await stack_dumps.gather(sources)
         elsewhere = {rank.slot for rank in ranks if rank.greeted and rank.pair != pair}  # in another attempt by now
         for verdict in verdicts:
@@ -150,7 +150,7 @@ class HangWatch:
                 self._hung(verdict.slot, verdict.message, verdict.cause, kill=verdict.kills)
 
     def _left(self, verdict: HangVerdict) -> bool:
-        """Whether its attempt ended meanwhile, and it left."""
+        """Whether its attempt ended meanwhile and the rank left."""
         now = self.boards.read(verdict.slot)
         return now is not None and now.activity is Activity.PARKED and verdict.activity is not Activity.PARKED
 

@@ -1,4 +1,4 @@
-"""What the hang monitor looks at: the ranks here, those that left an earlier world, and the other launchers."""
+"""The input of the hang monitor: the local ranks, those that left an earlier world, and the other launchers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.launcher.ranks.supervisor import Supervisor
 
 
 class RankWatch:
-    """Shows the ranks to the monitor, and reports to the state machine what the other launchers must know."""
+    """Shows the ranks to the monitor, and feeds their long activities to the state machine."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class RankWatch:
         self._pump = pump
 
     def look(self) -> None:
-        """Look once at the ranks of the present world, and at those that left an earlier one."""
+        """Look once at the ranks of the current world, and at those that left an earlier one."""
         pair = self._supervisor.pair or AttemptId(0, 0)
         now = time.monotonic()
         trains = [rank for rank in self._supervisor.ranks if rank.greeted and rank.alive and not rank.parked]
@@ -51,7 +51,7 @@ class RankWatch:
             self._pump.feed(Stalled(stalls=stalls))
 
     def _elsewhere(self, pair: AttemptId) -> Elsewhere:
-        """What the other launchers of the present attempt say of their ranks."""
+        """Return what the other launchers of the current attempt report about their ranks."""
         world = self._pump.state.world
         if world is None or world.pair != pair:
             return NOBODY

@@ -1,8 +1,8 @@
-"""What hung ranks and their mates were doing: kept before anything is killed.
+"""Saves the stacks of hung ranks and of the ranks that wait for them, before any process is killed.
 
-A rank writes the stacks of all its threads when it gets the signal that its board names, in C, also while its
-interpreter's lock is held. A stopped process writes nothing, and is not waited for. What the kernel says of a
-process stands in the story only: no verdict is made of it.
+A rank writes the stacks of all its threads on the signal that its activity page names. This is C code, which also
+works while a thread holds the interpreter's lock. A stopped process writes nothing, and the launcher does not wait
+for it. The kernel's view of a process is only part of the report: no verdict depends on it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Source:
 
     rank: int
     leader: int  # of the process group that this launcher started
-    pid: int  # as its board says; 0 if it has none
+    pid: int  # from its page; 0 without one
     signal: int
     file: Path
 
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """What was found of one rank."""
+    """The report on one rank."""
 
     rank: int
     text: str
@@ -45,7 +45,7 @@ class Story:
 
     @property
     def top(self) -> tuple[str, ...]:
-        """Where its main thread was, the innermost call first."""
+        """The frames of its main thread, the innermost first."""
         lines = self.text.rstrip().split("\n\n")[-1].splitlines()[1 : 1 + _TOP_LINES]
         return tuple(line.strip()[:_MAX_LINE] for line in lines)
 
@@ -54,11 +54,11 @@ class Story:
 
 
 async def gather(sources: Sequence[Source], *, seconds: float = _WAIT_SECONDS) -> list[Story]:
-    """Ask all at once, and wait no longer than this for those that may still answer."""
+    """Signal all processes at once, and wait at most this long for those that can answer."""
     before = {source.file: _size(source.file) for source in sources}
     asked = [source for source in sources if _ask(source)]
     sizes = dict(before)
-    for _ in range(round(seconds / _LOOK_SECONDS)):  # looks: time in which nobody here had a CPU does not count
+    for _ in range(round(seconds / _LOOK_SECONDS)):  # looks, not seconds: CPU starvation must not shorten it
         await asyncio.sleep(_LOOK_SECONDS)
         last, sizes = sizes, {source.file: _size(source.file) for source in sources}
         if all(before[s.file] < sizes[s.file] == last[s.file] or _stopped(s.pid) for s in asked):
@@ -67,7 +67,7 @@ async def gather(sources: Sequence[Source], *, seconds: float = _WAIT_SECONDS) -
 
 
 def keep(folder: Path, name: str, message: str, stories: Sequence[Story]) -> Path:
-    """Write the stories of one hang into a file of its own, and drop those of long ago."""
+    """Write the reports of one hang to a new file, and delete old files."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.txt"
     path.write_text("\n".join([message, "", *map(str, stories)]))
@@ -77,7 +77,7 @@ def keep(folder: Path, name: str, message: str, stories: Sequence[Story]) -> Pat
 
 
 def _ask(source: Source) -> bool:
-    """Only a process of ours that said it takes this signal: anything else would die of it."""
+    """Send the signal only to a local process that announced it: any other process would end."""
     with contextlib.suppress(OSError):
         if source.pid and source.signal and os.getpgid(source.pid) == source.leader:
             os.kill(source.pid, source.signal)

@@ -1,7 +1,7 @@
-"""What launchers tell each other of ranks that have been at one thing for long, so that each can judge a whole world.
+"""The reports between launchers on long activities of ranks, so that each launcher can judge a whole world. Pure.
 
-Pure. Clocks of hosts differ, so only durations are said, and a word counts from when it came: that is later than it
-was said, and nobody is taken for having waited longer than it did. What is so no longer is said no longer.
+Clocks of hosts differ, so a report contains durations only and counts from its arrival. The arrival is later than the
+sending, so no rank appears to have waited longer than it did. A report that no longer applies is no longer sent.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from holdfast.telemetry.activity import Activity
 
 @dataclass(frozen=True, kw_only=True)
 class Stall(JsonFields):
-    """A rank that has done the same for most of its deadline, or shows no sign of life. Said once, and then meant
-    until it is taken back: `seconds` is for how long it had been so by then."""
+    """A rank whose activity has taken most of its deadline, or that shows no sign of life.
+
+    It is reported once and applies until it is withdrawn. `seconds` is the duration at the time of the report.
+    """
 
     pair: AttemptId
     rank: int
@@ -30,14 +32,13 @@ class Stall(JsonFields):
 
     @property
     def waits(self) -> bool:
-        """Whether it is alive in a collective, so that its end is in other hands."""
+        """Whether the rank is alive in a collective, whose end depends on other ranks."""
         return in_collective(self.activity) and not self.silent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Elsewhere:
-    """What the other launchers of an attempt say. `unheard`: one of them was not heard just now, so it may be
-    otherwise there by now."""
+    """The reports of the other launchers. `unheard`: one has stopped reporting, so its report may be outdated."""
 
     stalls: tuple[Stall, ...] = ()
     unheard: bool = False
@@ -47,20 +48,20 @@ NOBODY: Final = Elsewhere()
 
 
 class Hearsay:
-    """For how long things have been so elsewhere."""
+    """The time since which each report of another launcher applies."""
 
     def __init__(self) -> None:
         self._came: dict[Stall, float] = {}
 
     def note(self, stalls: Iterable[Stall], now: float) -> None:
-        """This is what others say at present."""
+        """Set the current reports of the other launchers."""
         self._came = {stall: self._came.get(stall, now) for stall in stalls}
 
     def seconds(self, stall: Stall, awake: Callable[[float, float], float], now: float) -> float:
-        """At least so long; `awake` tells how much of a time counts."""
+        """Return the minimum duration in seconds; `awake` returns how much of a time span counts."""
         return stall.seconds + awake(self._came[stall], now)
 
 
 def in_collective(activity: Activity) -> bool:
-    """Whether a rank that does this waits for other ranks of its world."""
+    """Whether a rank with this activity waits for other ranks of its world."""
     return activity.waiting and activity is not Activity.PARKED

@@ -1,24 +1,24 @@
-"""Which rank hangs, judged by what its main thread does and for how long. Pure: time is a parameter.
+"""Detects ranks that hang, from the activity of their main threads and its duration. Pure: time is a parameter.
 
-Each launcher judges its own ranks by their boards, and those of the others by what their launchers say (`stalls`);
-it acts on its own ranks only, so that of all launchers one acts.
+Each launcher judges its own ranks by their activity pages, and remote ranks by the reports of their launchers
+(`stalls`). A launcher ends only its own ranks, so exactly one launcher acts on a hang.
 
-- A rank whose end is in its own hands is hung when it takes longer than the deadline of what it does. The deadline of
-  a step follows the median of the last steps; until enough are known, first steps may compile.
-- A rank that waits for others is not to blame, however long it waits, unless it shows no sign of life.
-- After a step comes what a script does beside it (it logs, or asks a loader of its own): that has the time of data,
-  and a rank is to blame earlier only if it shows no sign of life.
-- When all ranks of a world wait, nobody is to blame and nobody will come: their collectives do not match. The odd
-  one out is named, and the attempt is ended without killing anyone: all can leave it by themselves.
-- A launcher that was not heard just now is unknown: its ranks do not count as waiting, and meanwhile no rank is
-  blamed that shows signs of life.
-- A rank that said that it left its attempt has the deadline of what it does from then on; in the next world others
-  wait for it. One that waits for that world only has to show signs of life.
-- When a verdict would leave no rank of the world with its state, there is no hurry: whatever slows down all alike is
-  rather a long step than a hang. Of ranks that left, only those here are known, so that one of them must be left.
-- Of several that are late, those without a sign of life are to blame: the others may wait for them in a
-  collective of the script's own.
-- A second hang at the same step may be a step that takes so long: the deadline grows until a step is made.
-- Time in which the launcher itself did not run counts for nobody; time in which a rank stood in line for a CPU does
-  not count for that rank.
+- A rank whose activity depends on itself hangs if the activity takes longer than its deadline. The deadline of a step
+  follows from the median of the last steps. Until enough steps are known, it allows for compilation.
+- A rank that waits for other ranks does not hang, however long it waits, unless it shows no sign of life.
+- After a step, a script may log or load data on its own. This has the deadline of data loading. The rank hangs
+  earlier only if it shows no sign of life.
+- If all ranks of a world wait for each other, their collectives do not match. The detector reports the rank that
+  differs, and the attempt ends. No rank is killed, because all of them can leave the attempt.
+- If a launcher has stopped reporting, its ranks are unknown and do not count as waiting. Until it reports again, no
+  rank that shows signs of life is blamed.
+- A rank that reported `left` for its attempt has the deadline of its activity from then on, because the next world
+  waits for it. If the rank itself waits for that world, it only has to show signs of life.
+- If a verdict would leave no rank of the world with its state, the deadline is longer: a slowdown of all ranks is
+  more likely a long step than a hang. Of the ranks that left, only local ones are known, so one of these must remain.
+- If several ranks are late, only those without a sign of life are blamed: the others may wait for them in a
+  collective of the script.
+- A second hang at the same step may be a step that takes this long. The deadline grows until a step completes.
+- Time in which the launcher itself did not run counts for no rank. CPU starvation of a rank does not count for that
+  rank.
 """

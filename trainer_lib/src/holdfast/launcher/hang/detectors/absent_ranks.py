@@ -1,4 +1,4 @@
-"""Ranks that left their attempt, and do not come to the next one."""
+"""Detects ranks that left their attempt and do not come to the next one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from holdfast.telemetry.activity import Activity
 
 
 def absent_ranks(ranks: RankDurations) -> tuple[HangVerdict, ...]:
-    """The local ranks that left an attempt and are late for the next one."""
+    """Return verdicts on the local ranks that left an attempt and are late for the next one."""
     spent = [(stray, *_spent(ranks, stray)) for stray in ranks.seen.strays if _must_come(stray)]
     late = [(stray, seconds, limit) for stray, seconds, limit in spent if seconds > limit]
     if not _state_is_kept(ranks, {stray.slot for stray, _, _ in late}):
-        # What the strays of other launchers do is unknown: theirs may be as long at it.
+        # The remote ranks that left are unknown: they may be late as well.
         patient = [(stray, took, ranks.patient(limit)) for stray, took, limit in late]
         late = [(stray, seconds, limit) for stray, seconds, limit in patient if seconds > limit]
     return tuple(_stray(ranks, stray, (seconds, limit)) for stray, seconds, limit in late)
@@ -25,7 +25,7 @@ def _must_come(stray: AbsentRank) -> bool:
 
 
 def _spent(ranks: RankDurations, stray: AbsentRank) -> tuple[float, float]:
-    """How long it has kept others waiting, and how long it may."""
+    """Return for how long the rank has kept others waiting, and its deadline, in seconds."""
     sight, reading, by_beat = stray.sight, stray.reading, _by_beat(ranks, stray)
     forms = reading.activity is Activity.SYNC
     limit = ranks.settings.startup if forms and not by_beat else ranks.limit(sight)
@@ -33,14 +33,14 @@ def _spent(ranks: RankDurations, stray: AbsentRank) -> tuple[float, float]:
 
 
 def _state_is_kept(ranks: RankDurations, late: set[int]) -> bool:
-    """Whether a rank here that made steps, and is not late itself, waits for the others with what it has."""
+    """Whether a local rank that has made steps and is not late waits for the others, with its state."""
     here = (*ranks.seen.sights, *(stray.sight for stray in ranks.seen.strays))
     waiting = [sight for sight in here if sight.slot not in late and sight.reading.activity.waiting]
     return any(sight.reading.made > 0 and not ranks.silent(sight) for sight in waiting)
 
 
 def _by_beat(ranks: RankDurations, stray: AbsentRank) -> bool:
-    """Whether only its signs of life count: what forms or applies has much time as long as it shows some."""
+    """Whether only signs of life count: a rank that forms groups or applies a step has a long deadline otherwise."""
     activity = stray.reading.activity
     silent = ranks.silent(stray.sight)
     return activity is Activity.PARKED or (silent and activity in (Activity.SYNC, Activity.APPLY))

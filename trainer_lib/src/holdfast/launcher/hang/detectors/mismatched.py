@@ -1,4 +1,4 @@
-"""Ranks that wait for each other: their collectives do not match."""
+"""Detects ranks that wait for each other because their collectives do not match."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.launcher.hang.stall_reports import Stall
 
 
 def mismatched(ranks: RankDurations) -> tuple[HangVerdict, ...]:
-    """The odd one out, if it is a rank here. It is not killed: all ranks can leave the attempt by themselves."""
+    """Return a verdict on the rank that differs, if it is local. No rank is killed: all can leave the attempt."""
     here = tuple(ranks.stall(sight) for sight in ranks.seen.sights)
     if not here or not all(wait.waits for wait in here) or ranks.seen.world_size == 1:
         return ()
@@ -37,6 +37,6 @@ def _waits_elsewhere(ranks: RankDurations) -> tuple[Stall, ...]:
 
 
 def _odd(waits: Sequence[Stall]) -> Stall:
-    """Who is where the fewest are; of equals the highest rank."""
+    """Return the rank at the place with the fewest ranks; of several, the highest rank."""
     places = [(wait.activity, wait.step) for wait in waits]
     return min(waits, key=lambda wait: (places.count((wait.activity, wait.step)), -wait.rank))

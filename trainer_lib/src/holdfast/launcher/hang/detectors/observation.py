@@ -1,4 +1,4 @@
-"""What hang detectors see, and what they find."""
+"""The input and the output of the hang detectors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.launcher.hang.stall_reports import NOBODY, Elsewhere
 from holdfast.telemetry.activity import Activity
 from holdfast.telemetry.activity_page import Reading
 
-# So many hangs at one step are the script's own doing, and its budget ends them.
+# After this many repetitions at one step, a hang is attributed to the script and counts in its budget.
 _SCRIPTS_OWN: Final = 3
 
 Waits = frozenset[tuple[AttemptId, int, Activity, int]]
@@ -22,7 +22,7 @@ Waits = frozenset[tuple[AttemptId, int, Activity, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class HangSettings:
-    """Deadlines in seconds; `step` None: from the measured steps."""
+    """Deadlines in seconds. If `step` is None, the deadline of a step follows from measured steps."""
 
     enabled: bool = True
     step: float | None = None
@@ -33,7 +33,7 @@ class HangSettings:
 
     @classmethod
     def from_settings(cls, settings: Json) -> HangSettings:
-        """Read `settings.hangDetection` of a membership; what is not there has its default."""
+        """Read `settings.hangDetection` of a membership; missing values have their defaults."""
         given: Json = settings.get("hangDetection") or {}
         startup = settings.get("startupDeadlineSeconds", cls.startup)
         step = given.get("stepTimeout", "Auto")
@@ -51,13 +51,13 @@ class HangSettings:
 
     @property
     def longest(self) -> float:
-        """However busy a rank elsewhere is, its launcher has ended it by then."""
+        """The longest deadline: after it, the launcher of any busy rank has ended that rank."""
         return max(self.startup, self.data, self.checkpoint, self.evaluation, self.step or 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sight:
-    """One local rank of the present attempt."""
+    """One local rank of the current attempt."""
 
     slot: int
     rank: int
@@ -66,7 +66,7 @@ class Sight:
 
 @dataclass(frozen=True, kw_only=True)
 class AbsentRank:
-    """One local rank that left its attempt. `awaited`: it has a place in the present one, and has not taken it."""
+    """One local rank that left its attempt. `awaited`: it has a slot in the current one and has not taken it."""
 
     slot: int
     rank: int
@@ -76,13 +76,13 @@ class AbsentRank:
 
     @property
     def sight(self) -> Sight:
-        """The same rank, seen as one that did not leave."""
+        """Return the same rank as if it had not left."""
         return Sight(slot=self.slot, rank=self.rank, reading=self.reading)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """The local ranks that entered the attempt, at one moment; those that did not yet; and what others say."""
+    """The local ranks that entered the attempt, those that did not yet, and the reports of other launchers."""
 
     pair: AttemptId
     world_size: int
@@ -90,12 +90,12 @@ class Observed:
     strays: tuple[AbsentRank, ...] = ()
     elsewhere: Elsewhere = NOBODY
     cpu_waits: Mapping[int, float] = field(default_factory=dict)
-    """By process: how long it stood in line for a CPU, all in all."""
+    """Seconds of CPU starvation since the start of each process, by process ID."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HangVerdict:
-    """A rank that hangs, and the one line that says who waited for whom."""
+    """A rank that hangs, and one line that reports which ranks wait for it."""
 
     slot: int
     rank: int
@@ -103,11 +103,11 @@ class HangVerdict:
     seconds: float
     deadline: float
     message: str
-    repeats: int  # hangs before this one since a step was made
-    kills: bool = True  # False: it is enough that all leave the attempt
+    repeats: int  # hangs before this one since the last completed step
+    kills: bool = True  # False: it is enough that all ranks leave the attempt
     waits: Waits = frozenset()
 
     @property
     def cause(self) -> Cause:
-        """Whose budget it is: again and again at one step, it is the script's."""
+        """The budget that counts the hang: after repeated hangs at one step, the script's."""
         return Cause.APPLICATION if self.repeats >= _SCRIPTS_OWN else Cause.INFRASTRUCTURE

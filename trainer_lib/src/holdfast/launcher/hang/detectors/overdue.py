@@ -1,4 +1,4 @@
-"""Ranks that keep others waiting for longer than they may."""
+"""Detects ranks that keep others waiting longer than their deadline."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from holdfast.telemetry.activity import Activity
 
 
 def overdue(ranks: RankDurations) -> tuple[HangVerdict, ...]:
-    """The local ranks that are late; of several, those without a sign of life."""
+    """Return verdicts on the local ranks that are late; if some show no sign of life, only on those."""
     late = [(sight, limit) for sight, limit in ranks.limits() if ranks.age(sight) > limit]
     mute = [(sight, limit) for sight, limit in late if ranks.silent(sight)]
     if not mute and (ranks.seen.elsewhere.unheard or _mute_elsewhere(ranks)):
-        return ()  # it will soon be known, or is about to be ended
+        return ()  # a report will arrive soon, or a remote rank is about to be ended
     late = mute or late
     if len(late) == len(ranks.seen.sights) and _all_elsewhere(ranks.seen, silent=bool(mute)):
         patient = [(sight, ranks.patient(limit)) for sight, limit in late]
@@ -25,12 +25,12 @@ def overdue(ranks: RankDurations) -> tuple[HangVerdict, ...]:
 
 
 def _mute_elsewhere(ranks: RankDurations) -> bool:
-    """Whether another launcher is about to end a rank of its own that shows no sign of life."""
+    """Whether another launcher is about to end one of its ranks that shows no sign of life."""
     return any(stall.silent and ranks.heard_seconds(stall) > stall.deadline for stall in ranks.seen.elsewhere.stalls)
 
 
 def _all_elsewhere(seen: Observed, *, silent: bool) -> bool:
-    """Whether every rank of the world that is not here is long at something too (or, `silent`, stopped)."""
+    """Whether every remote rank of the world has a long activity too (with `silent`: is stopped)."""
     stalls = seen.elsewhere.stalls
     others = {stall.rank for stall in stalls if (stall.silent if silent else not stall.waits)}
     return len(others | {sight.rank for sight in seen.sights}) == seen.world_size
@@ -43,7 +43,7 @@ def _waiters(seen: Observed, blamed: set[int]) -> list[tuple[int, Activity]]:
 
 
 def _known(seen: Observed, blamed: set[int]) -> bool:
-    """Whether it is known of every rank what it does."""
+    """Whether the activity of every rank is known."""
     told = {stall.rank for stall in seen.elsewhere.stalls}
     return len(told | blamed | {sight.rank for sight in seen.sights}) == seen.world_size
 

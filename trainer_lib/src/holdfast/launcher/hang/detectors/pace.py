@@ -1,4 +1,4 @@
-"""How long steps take, and the time in which the launcher did not run."""
+"""The duration of steps, and the time in which the launcher did not run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from holdfast.core.attempt import AttemptId
 from holdfast.launcher.hang.detectors.observation import Observed
 from holdfast.telemetry.activity import Activity
 
-# Steps that must be known before they make a deadline, of the world and of the process itself.
+# The number of steps that must be known for a deadline, of the world and of the process itself.
 KNOWN_STEPS: Final = 5
 _REMEMBERED: Final = 50
-# First steps of a new process, against the slowest that was seen of earlier ones.
+# Deadline of the first steps of a new process, relative to the slowest first step of earlier processes.
 _FIRST_SECONDS: Final = 10.0
 _FIRST_FACTOR: Final = 5.0
 
 
 @dataclass(kw_only=True)
 class Pauses:
-    """When the launcher did not run: a host without CPU time, a machine that was suspended."""
+    """The times in which the launcher did not run, because of CPU starvation or a suspended machine."""
 
     tick: float = 0.1
     late: float = 0.25
@@ -29,31 +29,31 @@ class Pauses:
     _spans: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=64))
 
     def look(self, now: float) -> None:
-        """The launcher runs."""
+        """Note that the launcher runs at this time."""
         if self._last is not None and now - self._last > self.late:
             self._spans.append((self._last + self.tick, now))
         self._last = now
 
     def awake(self, since: float, now: float) -> float:
-        """How much of this time counts."""
+        """Return the seconds since then in which the launcher ran."""
         return now - since - self.lost(since, now)
 
     def lost(self, since: float, now: float) -> float:
-        """How much of it does not."""
+        """Return the seconds since then in which the launcher did not run."""
         return sum(max(0.0, min(end, now) - max(start, since)) for start, end in self._spans)
 
 
 @dataclass(kw_only=True)
 class Pace:
-    """How long steps take: of worlds by their size, and the first ones of processes."""
+    """The duration of steps by world size, and of the first steps of processes."""
 
     _steps: dict[int, deque[float]] = field(default_factory=dict)
-    _base: tuple[AttemptId, int, int, float | None] | None = None  # pair, slot, step, since when if that was seen
+    _base: tuple[AttemptId, int, int, float | None] | None = None  # attempt ID, slot, step, its time if observed
     _starting: dict[int, float] = field(default_factory=dict)  # by slot: the longest of its first steps so far
     _first: float | None = None
 
     def note(self, seen: Observed, now: float) -> None:
-        """Take in what the ranks made since the last look."""
+        """Add the steps that the ranks made since the last look."""
         self._note_first(seen, now)
         if not seen.sights:
             return
@@ -65,19 +65,19 @@ class Pace:
             _, _, step, since = self._base
             if since is not None:
                 known = self._steps.setdefault(seen.world_size, deque(maxlen=_REMEMBERED))
-                made = at.step - step  # as many as fitted between two looks, each as long as their mean
+                made = at.step - step  # several steps between two looks count with their mean duration
                 known.extend([(at.stepped - since) / made] * min(made, _REMEMBERED))
             self._base = (*key, at.step, at.stepped)
 
     def median(self, world_size: int) -> float | None:
-        """Of a world of this size; one of another size tells as much as it can."""
+        """Return the median step time of this world size; without one, an estimate from other sizes; else None."""
         known = {size: median(steps) for size, steps in self._steps.items() if len(steps) >= KNOWN_STEPS}
         if world_size in known:
             return known[world_size]
         return max((value * max(1.0, size / world_size) for size, value in known.items()), default=None)
 
     def first(self, startup: float) -> float:
-        """How long a first step may take."""
+        """Return the deadline of a first step in seconds."""
         if self._first is None:
             return startup
         return min(startup, max(_FIRST_SECONDS, _FIRST_FACTOR * self._first))

@@ -1,4 +1,4 @@
-"""One look at all ranks: how long each has been at what it does, and how long it may be."""
+"""How long each rank has been at its activity, and its deadline."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from holdfast.launcher.hang.stall_reports import Hearsay, Stall, in_collective
 from holdfast.telemetry.activity import Activity
 from holdfast.telemetry.activity_page import Reading
 
-# Promised are max(1 s, 5 × the median step); what is short of that is the time between two looks, and their cost.
+# The documented deadline is max(1 s, 5 × the median step). The constants are lower by the interval between looks and
+# their cost.
 STEP_FACTOR: Final = 4.5
 LEAST_SECONDS: Final = 0.85
-# Silence of a rank that waits: before steps are known, and while groups form and state is moved.
+# Deadline of a waiting rank without a sign of life: before steps are known, and while groups form and state is moved.
 _SILENT_SECONDS: Final = 30.0
 _SILENT_SYNC_SECONDS: Final = 5.0
 _LATE_BEAT_SECONDS: Final = 0.4
 _NO_HURRY: Final = 10.0
 _GROWTH: Final = 4.0
 _MOST_GROWTH: Final = 6
-# What is promised counts from the first who waits in vain; the others come to wait up to a step later.
+# The deadline counts from the first rank that waits. The others start to wait up to a step later.
 _WAIT_SHARE: Final = 0.8
 NEVER: Final = frozenset({Activity.PARKED, Activity.DONE})
 _BETWEEN_WORLDS: Final = frozenset({Activity.SYNC, Activity.PARKED})
@@ -31,7 +32,7 @@ _BETWEEN_WORLDS: Final = frozenset({Activity.SYNC, Activity.PARKED})
 
 @dataclass(frozen=True, kw_only=True)
 class RankDurations:
-    """The ranks at one moment, and what deadlines are made of."""
+    """The ranks at one moment, and the inputs of their deadlines."""
 
     seen: Observed
     now: float
@@ -41,10 +42,10 @@ class RankDurations:
     pace: Pace
     hearsay: Hearsay
     repeats: int
-    mismatch: Waits  # the last one that was found, which is not reported again
+    mismatch: Waits  # the last one found, which is not reported again
 
     def stall(self, sight: Sight) -> Stall:
-        """What a local rank does, in the form in which launchers report it to each other."""
+        """Return the activity of a local rank in the form in which launchers report it to each other."""
         reading, silent = sight.reading, self.stopped(sight.reading)
         if in_collective(reading.activity) and not silent:
             seconds, limit = self.awake(reading, reading.since), self._wait_limit(reading)
@@ -61,13 +62,13 @@ class RankDurations:
         )
 
     def limits(self) -> Iterator[tuple[Sight, float]]:
-        """Each local rank that has a deadline, and its deadline."""
+        """Yield each local rank with a deadline, and the deadline."""
         for sight in self.seen.sights:
             if sight.reading.activity not in NEVER:
                 yield sight, self.limit(sight)
 
     def limit(self, sight: Sight) -> float:
-        """How long a rank may keep others waiting by what it does."""
+        """Return how many seconds the activity of a rank may keep others waiting."""
         reading = sight.reading
         settings = self.settings
         fixed = {
@@ -89,12 +90,12 @@ class RankDurations:
         return max(step, _SILENT_SYNC_SECONDS) if reading.activity in _BETWEEN_WORLDS else step
 
     def _wait_limit(self, reading: Reading) -> float:
-        """How long a rank may wait when all others wait too."""
+        """Return how many seconds a rank may wait while all others wait too."""
         step = None if reading.activity is Activity.SYNC else self._step_limit(reading)
         return self.settings.startup if step is None else _WAIT_SHARE * step
 
     def _step_limit(self, reading: Reading) -> float | None:
-        """None: not enough steps are known."""
+        """Return the deadline of a step in seconds; None if not enough steps are known."""
         if reading.made < KNOWN_STEPS:
             return None
         if self.settings.step is not None:
@@ -105,32 +106,32 @@ class RankDurations:
         return max(LEAST_SECONDS, STEP_FACTOR * known) * _GROWTH ** min(self.repeats, _MOST_GROWTH)
 
     def age(self, sight: Sight) -> float:
-        """For how long it has kept others waiting; who waits himself only does by showing no sign of life."""
+        """Return for how many seconds a rank has kept others waiting; for a waiting rank, the time without a beat."""
         reading = sight.reading
         return self.awake(reading, reading.beat if self.by_beat(sight) else reading.since)
 
     def awake(self, reading: Reading, since: float) -> float:
-        """How much of this time counts for a rank. A host that is short of CPUs holds up both: it counts once."""
+        """Return the seconds that count for a rank. Starvation of the launcher and of the rank is subtracted once."""
         lost = max(self.pauses.lost(since, self.now), self.starvation.seconds(reading.pid, since))
         return max(0.0, self.now - since - lost)
 
     def by_beat(self, sight: Sight) -> bool:
-        """Whether only a sign of life is asked of it."""
+        """Whether the rank only has to show signs of life."""
         activity = sight.reading.activity
         return activity.waiting or (activity is Activity.APPLY and self.silent(sight))
 
     def silent(self, sight: Sight) -> bool:
-        """Whether it shows no sign of life."""
+        """Whether the rank shows no sign of life."""
         return self.awake(sight.reading, sight.reading.beat) > LEAST_SECONDS
 
     def stopped(self, reading: Reading) -> bool:
-        """Whether it may be stopped: who waits for such a rank must not be taken for its equal."""
+        """Whether the process may be stopped. Such a rank does not count as waiting."""
         return self.awake(reading, reading.beat) > _LATE_BEAT_SECONDS
 
     def patient(self, limit: float) -> float:
-        """The deadline when a verdict would leave no rank with its state."""
+        """Return the longer deadline that applies if a verdict would leave no rank with its state."""
         return max(limit, min(limit * _NO_HURRY, self.settings.startup))
 
     def heard_seconds(self, stall: Stall) -> float:
-        """For how long a rank of another launcher has been at it."""
+        """Return for how many seconds a remote rank has been at its activity."""
         return self.hearsay.seconds(stall, self.pauses.awake, self.now)

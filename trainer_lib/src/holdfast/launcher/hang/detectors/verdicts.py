@@ -1,4 +1,4 @@
-"""The messages of hang detectors."""
+"""The messages of the hang detectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WANTED: Final = {
 
 
 def blame(ranks: RankDurations, sight: Sight, spent: tuple[float, float], did: str, waits: str) -> HangVerdict:
-    """The verdict on one local rank."""
+    """Return the verdict on one local rank."""
     place = (sight.rank, sight.reading.activity, sight.reading.step)
     return verdict(ranks, place, spent, did, waits, slot=sight.slot)
 
@@ -31,7 +31,7 @@ def verdict(
     *,
     slot: int,
 ) -> HangVerdict:
-    """`place` is rank, activity and step; `spent` is how long it took, and how long it may take."""
+    """Return a verdict. `place` is rank, activity and step; `spent` is the time and its deadline in seconds."""
     (rank, activity, step), (seconds, limit) = place, spent
     text = f"rank {rank} {did} for {seconds:.1f} s in {activity} after step {step} (deadline {limit:.3g} s); {waits}"
     return HangVerdict(
@@ -46,7 +46,7 @@ def verdict(
 
 
 def waits(waiters: Sequence[tuple[int, Activity]], *, known: bool) -> str:
-    """Which ranks wait for what, for a verdict's message."""
+    """Return which ranks wait for which activity, for the message of a verdict."""
     if not waiters:
         return "no rank waits for it" if known else "others wait for it"
     by_activity: dict[Activity, list[int]] = {}

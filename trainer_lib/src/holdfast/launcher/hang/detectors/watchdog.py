@@ -1,4 +1,4 @@
-"""The memory of the hang detectors: each look judges all ranks by what was seen before."""
+"""The state of the hang detection between two looks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from holdfast.launcher.hang.detectors.rank_durations import NEVER, RankDurations
 from holdfast.launcher.hang.stall_reports import Hearsay, Stall
 from holdfast.telemetry.activity import Activity
 
-# Others are told early enough to know of all ranks when the first deadline is over.
+# Stalls are reported after this share of the deadline, so that all launchers have all reports when it ends.
 _TOLD_SHARE: Final = 0.6
-# The first that finds something is heard alone: a rank that left explains why others are late or wait.
+# Only the first detector with a result reports: a rank that left explains why others are late or wait.
 _DETECTORS: Final = (absent_ranks, overdue, mismatched)
 
 
 class Watchdog:
-    """Remembers what deadlines are made of; each look judges all ranks."""
+    """Keeps the inputs of the deadlines. Each look judges all ranks."""
 
     def __init__(self) -> None:
         self.settings = HangSettings()
@@ -38,7 +38,7 @@ class Watchdog:
         self._mismatch: Waits = frozenset()
 
     def judge(self, seen: Observed, now: float) -> tuple[HangVerdict, ...]:
-        """Return the processes that hang."""
+        """Return verdicts on the processes that hang."""
         self._pauses.look(now)
         self._starvation.note(seen.cpu_waits, now)
         self._pace.note(seen, now)
@@ -71,8 +71,11 @@ class Watchdog:
         )
 
     def hung_elsewhere(self, pair: AttemptId) -> None:
-        """Another launcher found a rank of its own that hangs: another hang before the next step is a repetition,
-        whoever hangs then. Several at once are one."""
+        """Another launcher reported a hang of its rank in this attempt.
+
+        A further hang of any rank before the next step counts as a repetition. Several hangs in one attempt count as
+        one.
+        """
         if pair != self._hung_in:
             self._count(pair)
 
@@ -81,7 +84,7 @@ class Watchdog:
         self._repeats, self._hung_at = self._repeats + 1, max(self._step, self._hung_at)
 
     def stalls(self, seen: Observed, now: float) -> tuple[Stall, ...]:
-        """What the other launchers must know of the ranks here; the same as long as it is so."""
+        """Return the long activities of local ranks for other launchers; unchanged while the activities last."""
         told: dict[tuple[int, Activity, float, bool], Stall] = {}
         ranks = self._look(seen, now)
         for sight in seen.sights if self.settings.enabled else ():
