@@ -1,8 +1,8 @@
-"""The control channel: one authenticated connection to each other launcher, heartbeats, and who is silent.
+"""The control channel: one authenticated connection to each other launcher, with heartbeats.
 
-Of two launchers the one with the lower pod UID dials. A closed socket counts at once, silence after `dead_after`.
-Silence is measured on a clock that stands still while this event loop is itself stalled, so that a pause of our
-own never makes a peer look dead.
+Of two launchers, the one with the lower pod UID connects. A closed connection is reported at once, silence after
+`dead_after`. Silence is measured on a clock that stops while this event loop is stalled, so a local pause never makes
+a peer look dead.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ _BEAT = {"type": "beat"}
 
 
 class Listener(Protocol):
-    """The receiver of events about peers."""
+    """Receives events about peers."""
 
     def peer_up(self, uid: str) -> None:
         """An authenticated connection is open in both directions."""
 
     def peer_down(self, uid: str, how: How) -> None:
-        """It is lost, or could not be opened for long enough."""
+        """The connection is lost, or could not be opened for long enough."""
 
     def peer_said(self, uid: str, body: Mapping[str, Any]) -> None: ...
 
     def stranger(self) -> None:
-        """Somebody was turned away before it had proved that it holds the job's key."""
+        """A connection was refused because it did not prove that it has the job's key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where a peer's control channel listens."""
+    """The address of a peer's control channel."""
 
     host: str
     port: int
 
 
 class AwakeClock:
-    """Seconds for which this event loop was awake: a gap longer than expected between ticks counts as one tick."""
+    """The seconds for which this event loop ran: a longer gap between ticks counts as one tick."""
 
     def __init__(self, tick: float) -> None:
         self._tick = tick
@@ -63,7 +63,7 @@ class AwakeClock:
         self.now = 0.0
 
     def beat(self, moment: float) -> float:
-        """Advance; returns for how long the loop was stalled beyond a tick."""
+        """Advance the clock. Return the seconds for which the loop was stalled beyond a tick."""
         gap = self._tick if self._last is None else moment - self._last
         self._last = moment
         self.now += min(gap, 2 * self._tick)
@@ -71,7 +71,7 @@ class AwakeClock:
 
 
 class _Peer:
-    """What is known of one peer: its address if it is a member, its connection if there is one."""
+    """The state of one peer: its address if it is a member, its connection if there is one."""
 
     def __init__(self, uid: str, since: float) -> None:
         self.uid = uid
@@ -79,13 +79,13 @@ class _Peer:
         self.connection: handshake.Connection | None = None
         self.dialing: asyncio.Task[None] | None = None
         self.last_heard = since
-        self.since = since  # when it was first missed
+        self.since = since  # since when it has no connection
         self.told_down = False
         self.how = How.SILENT
 
 
 class ControlChannel:
-    """Listens, dials, beats, and tells its listener who comes, who goes and what is said."""
+    """Accepts and opens connections, sends heartbeats, and reports peers and their messages to its listener."""
 
     def __init__(self, *, me: str, listener: Listener, heartbeat: float = 0.25, dead_after: float = 1.0) -> None:
         self._me = me
@@ -102,7 +102,7 @@ class ControlChannel:
         self.port = 0
 
     async def start(self, host: str | None, port: int) -> int:
-        """Listen on the wanted port, or on a free one if it is taken; returns which."""
+        """Listen on the requested port, or on a free one if it is taken. Return the port."""
         try:
             self._server = await self._listen(host, port)
         except OSError:
@@ -112,7 +112,7 @@ class ControlChannel:
         return self.port
 
     def configure(self, *, key: bytes, peers: Mapping[str, Address], heartbeat: float, dead_after: float) -> None:
-        """Take the job's key and who is to be connected; known connections stay."""
+        """Set the job's key and the peers to connect. Open connections stay."""
         self._key, self._heartbeat, self._dead_after = key, heartbeat, dead_after
         for uid, address in peers.items():
             if uid != self._me:
@@ -125,18 +125,18 @@ class ControlChannel:
         self._dial_missing()
 
     def connected(self) -> frozenset[str]:
-        """The peers with an open connection."""
+        """Return the peers with an open connection."""
         return frozenset(uid for uid, peer in self._peers.items() if peer.connection is not None)
 
     def heard_lately(self, uid: str) -> bool:
-        """Whether what this peer said last is still so: it would have said otherwise, with a beat behind it."""
+        """Whether the last message of this peer is still current: it sends changes before its next heartbeat."""
         peer = self._peers.get(uid)
         if peer is None or peer.connection is None:
             return False
         return self._clock.now - peer.last_heard <= 2 * self._heartbeat
 
     def send(self, uid: str, body: Mapping[str, Any]) -> None:
-        """Send to a peer; dropped if there is no connection. One that does not read is cut off."""
+        """Send to a peer, or drop the message without a connection. Disconnect a peer that does not read."""
         peer = self._peers.get(uid)
         if peer is None or peer.connection is None:
             return
@@ -147,7 +147,7 @@ class ControlChannel:
             peer.connection.send(body)
 
     async def close(self) -> None:
-        """Say what is queued, then close everything."""
+        """Send what is queued, then close everything."""
         if self._server is not None:
             self._server.close()
         writers = [peer.connection.writer for peer in self._peers.values() if peer.connection is not None]
@@ -184,8 +184,6 @@ class ControlChannel:
             loop = asyncio.get_running_loop()
             loop.call_exception_handler({"message": "the control channel failed", "exception": error})
 
-    # Opening
-
     def _dial_missing(self) -> None:
         for peer in self._peers.values():
             ours = peer.address is not None and self._me < peer.uid
@@ -193,7 +191,7 @@ class ControlChannel:
                 peer.dialing = self._spawn(self._dial(peer))
 
     async def _dial(self, peer: _Peer) -> None:
-        """Try until it works, or until the peer is no longer wanted."""
+        """Retry until connected, or until the peer is no longer a member."""
         tries = 0
         while peer.address is not None and peer.connection is None and self._key is not None:
             connection = await self._try(peer, peer.address, self._key)
@@ -234,7 +232,7 @@ class ControlChannel:
         try:
             connection = await handshake.answer(reader, writer, me=self._me, key=self._key)
         except handshake.NoGreetingError:
-            writer.transport.abort()  # a probe of the port, such as the one before a worker is admitted
+            writer.transport.abort()  # a probe of the port, for example before a worker is admitted
             return
         except (OSError, TimeoutError, ControlError, DocumentError) as error:
             self._complain(host, error)
@@ -247,17 +245,15 @@ class ControlChannel:
         await self._serve(connection)
 
     def _complain(self, whom: str, error: Exception) -> None:
-        """Log a refusal once for each who and why, not at every retry."""
+        """Log a refusal once per peer and reason, not for every retry."""
         text = str(error) or type(error).__name__
         if self._complaints.get(whom) != text and len(self._complaints) < 1000:
             self._complaints[whom] = text
             level = logging.ERROR if isinstance(error, AuthenticationError) else logging.DEBUG
             _log.log(level, "control channel with %s refused: %s", whom, text)
 
-    # Open
-
     async def _serve(self, connection: handshake.Connection) -> None:
-        """Take a connection until it ends. A newer one of the same peer replaces the older."""
+        """Serve a connection until it ends. A newer connection of the same peer replaces an older one."""
         _undelayed(connection.writer)
         peer = self._peer(connection.peer)
         try:
@@ -276,7 +272,7 @@ class ControlChannel:
     async def _listen_to(self, peer: _Peer, connection: handshake.Connection) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(handshake.HANDSHAKE_SECONDS):
-                if await connection.receive() is not None:  # the first beat: the other direction works too
+                if await connection.receive() is not None:  # the first heartbeat: the other direction works too
                     self._take(peer, connection)
         while peer.connection is connection and (body := await connection.receive()) is not None:
             peer.last_heard = self._clock.now
@@ -286,7 +282,7 @@ class ControlChannel:
     def _take(self, peer: _Peer, connection: handshake.Connection) -> None:
         if peer.connection is not None:
             self._drop(peer, How.CLOSED)
-        if peer.dialing is asyncio.current_task():  # not earlier: a second dial would replace this connection
+        if peer.dialing is asyncio.current_task():  # not earlier: a second attempt would replace this connection
             peer.dialing = None
         peer.connection = connection
         peer.last_heard = self._clock.now
@@ -303,10 +299,8 @@ class ControlChannel:
             self._listener.peer_down(peer.uid, how)
         self._dial_missing()
 
-    # Beating
-
     async def _watch(self) -> None:
-        """Beat, and look who is silent."""
+        """Send heartbeats, and detect silent peers."""
         loop = asyncio.get_running_loop()
         tick, next_beat = self._heartbeat / 4, 0.0
         while True:

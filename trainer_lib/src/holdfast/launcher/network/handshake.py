@@ -1,10 +1,10 @@
-"""How two launchers meet: JSON lines over TCP, begun by a mutual challenge on the job's key.
+"""The connection of two launchers: JSON lines over TCP after a mutual challenge on the job's key.
 
     dialer   → {version, podUID, to, nonce}
-    acceptor → {nonce, mac}      mac over role, both names and both nonces: it holds the key
-    dialer   → {mac}             so does the dialer
+    acceptor → {nonce, mac}      mac over role, both names and both nonces: proves the key
+    dialer   → {mac}             the same proof of the dialer
 
-The key itself never travels, and a recorded exchange is worth nothing: each side brings a nonce of its own.
+The key itself is never sent. A recorded exchange cannot be replayed, because each side sends a new nonce.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _PROTOCOL = "holdfast-control-1"
 
 
 class NoGreetingError(ControlError):
-    """The other side connected and closed the connection, and sent nothing: not a word that could be refused."""
+    """The other side connected and closed the connection without sending anything, so there was nothing to refuse."""
 
 
 class HungUpError(ControlError):
-    """The other side closed the connection during the greeting."""
+    """The other side closed the connection during the handshake."""
 
 
 class NoAnswerError(TimeoutError):
-    """The other side took the connection, and did not answer the greeting in time."""
+    """The other side accepted the connection, but did not answer the handshake in time."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Connection:
         self.writer.write(encode(body))
 
     async def receive(self) -> dict[str, Any] | None:
-        """The next message; None at the end of the stream."""
+        """Return the next message; None at the end of the stream."""
         return await read_line(self.reader)
 
     def abort(self) -> None:
-        """Close at once, whatever is still queued."""
+        """Close at once, and discard what is queued."""
         self.writer.transport.abort()
 
 
@@ -63,7 +63,7 @@ def encode(body: Mapping[str, Any]) -> bytes:
 
 
 async def read_line(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """One message as an object; None at the end of the stream. Raises `ControlError` on anything else."""
+    """Return one message; None at the end of the stream. Raises `ControlError` for anything else."""
     try:
         line = await reader.readline()
     except (ConnectionError, TimeoutError):
@@ -78,7 +78,7 @@ def _decode(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         body = json.loads(line)
-    except (ValueError, RecursionError) as error:  # also one that is nested beyond reason
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
         raise ControlError(f"not a line of JSON: {error}") from error
     if not isinstance(body, dict):
         raise ControlError("a message must be a JSON object")
@@ -99,7 +99,7 @@ async def _first_line(reader: asyncio.StreamReader) -> dict[str, Any] | None:
 
 
 async def dial(host: str, port: int, *, me: str, peer: str, key: bytes, timeout: float) -> Connection:
-    """Connect and prove ourselves; raises `OSError`, `TimeoutError` or `ControlError`."""
+    """Connect and authenticate. Raises `OSError`, `TimeoutError` or `ControlError`."""
     async with asyncio.timeout(timeout):
         reader, writer = await asyncio.open_connection(host, port, limit=LIMIT)
     try:
@@ -125,7 +125,7 @@ def peer_host(writer: asyncio.StreamWriter) -> str:
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, me: str, key: bytes) -> Connection:
-    """The acceptor's side of `dial`; raises `TimeoutError`, `ControlError` or, of these, `NoGreetingError`."""
+    """The acceptor's side of `dial`. Raises `TimeoutError`, `ControlError` or its subclass `NoGreetingError`."""
     async with asyncio.timeout(HANDSHAKE_SECONDS):
         first = _greeting(await _first_line(reader), "podUID", "to", "nonce")
         check_version(first, "the greeting of a launcher")

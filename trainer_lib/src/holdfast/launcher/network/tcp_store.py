@@ -1,8 +1,8 @@
-"""The stores behind MASTER_ADDR and MASTER_PORT: a fresh one for each attempt, served on this pod.
+"""The stores behind MASTER_ADDR and MASTER_PORT: a new one for each attempt, served in this pod.
 
-It runs in a child of the launcher that outlives every rank process: torch stays out of the launcher itself, which
-must answer heartbeats while half a gigabyte of libraries loads. The port listens at once, so ranks may connect
-while the child still imports torch.
+The stores run in a child of the launcher that outlives every rank process. So the launcher itself does not import
+torch, and answers heartbeats while the libraries load. The port listens at once: ranks can connect while the child
+still imports torch.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from holdfast.core.errors import StoreError
 from holdfast.launcher.membership.messages import Master
 from holdfast.launcher.process.child import ChildProcess, ProcessExit, own_program
 
-# Ports of a launcher in a pod; the membership carries the real ones.
+# Default ports of a launcher in a pod; the membership contains the actual ones.
 STORE_PORT: Final = 29400
 
 _log = logging.getLogger("holdfast.launcher.store")
 _BACKLOG = 4096
-# A process that ends so often before it has served a store will not serve the next one either.
+# After this many ends in a row without a served store, no attempt can start on this host.
 _MAX_FAILURES = 3
 
 
 class StoreHost:
-    """Opens stores in its child; `on_lost` is told the pair whose store died or could not be served.
+    """Opens stores in a child process. `on_lost` receives the attempt ID of a store that ended or could not be
+    served.
 
-    `on_broken` is called if the child ends several times in a row and has not served a store in between.
+    `on_broken` is called if the child ends several times in a row without serving a store.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class StoreHost:
         return None if self._child is None else self._child.pid
 
     def warm(self) -> socket.socket:
-        """Start the child now, so that it has imported torch by the time a store is wanted."""
+        """Start the child now, so that it has imported torch before a store is needed."""
         if self._line is not None:
             return self._line
         ours, theirs = socket.socketpair()
@@ -66,9 +67,9 @@ class StoreHost:
         return ours
 
     def open(self, pair: AttemptId, host: str, *, beside: AttemptId | None = None) -> Master:
-        """Listen on a free port of `host` and hand the socket to the child.
+        """Listen on a free port of `host`, and pass the socket to the child.
 
-        Other stores close, but not that of `beside`: its ranks still train and commit.
+        Other stores close, except that of `beside`: its ranks still train.
         """
         try:
             line = self.warm()
@@ -82,7 +83,7 @@ class StoreHost:
         return Master(host=host, port=port)
 
     def close(self) -> None:
-        """End the child and with it every store."""
+        """End the child, and with it every store."""
         self._pairs = ()
         if self._child is not None:
             self._child.kill()

@@ -1,8 +1,7 @@
 """The child of the launcher that serves the rendezvous stores.
 
-It is run as `python -m holdfast.launcher.network.tcp_store_server FD`.
-It gets listening sockets over FD, one for each attempt, keeps a store on the newest and on the one that the order
-says is still in use, and ends with its launcher.
+It runs as `python -m holdfast.launcher.network.tcp_store_server FD`. It receives listening sockets over FD, one per
+attempt. It keeps the newest store, and the one that the order names as still in use. It ends with its launcher.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ _TIMEOUT = timedelta(seconds=300)
 
 def main() -> int:
     """Serve until the launcher closes its end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on a terminal is the launcher's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C on a terminal
     line = socket.socket(fileno=int(sys.argv[1]))
-    import torch.distributed  # noqa: F401  (before the first order, while nobody waits)
+    import torch.distributed  # noqa: F401  (before the first order, so that no rank waits for it)
 
     stores: dict[str, object] = {}
     while True:

@@ -1,12 +1,13 @@
-"""One child process of the launcher: its own process group, a pidfd, a bounded memory of what it said last.
+"""One child process of the launcher, with its own process group, a pidfd, and the last lines of its output.
 
-A child dies with its launcher (PR_SET_PDEATHSIG), and what is left of its group is killed before it is reaped,
-while the zombie still keeps the process id from being used again.
+A child ends with its launcher (PR_SET_PDEATHSIG). The rest of its group is killed before the child is reaped, while
+the zombie still reserves the process ID.
 
-A process that a child started may have left the group (`setsid`), and its parent is another once the child has ended.
-Each child therefore has a mark in its environment, which every descendant inherits and `/proc/PID/environ` shows. If
-a child fails or is killed, it counts as ended when all processes with its mark have ended: they may hold GPU memory
-that its successor needs. After a normal end they stay: the script may have detached them on purpose.
+A descendant may have left the group (`setsid`), and gets another parent when the child ends. Each child therefore has
+a mark in its environment, which every descendant inherits and `/proc/PID/environ` shows.
+
+If a child fails or is killed, it counts as ended when all processes with its mark have ended: they may hold GPU
+memory that its successor needs. After a normal end they stay, because the script may have detached them on purpose.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ _PR_SET_CHILD_SUBREAPER = 36
 _TAIL_LINES = 40
 _TAIL_LINE_BYTES = 2000
 _PIECE_BYTES = 1 << 16
-# What it wrote last is waited for in many short pieces: a host that stands still uses up one of them.
+# The last output is awaited in many short intervals: a suspended host uses up only one of them.
 _DRAIN_LOOKS, _DRAIN_SECONDS = 25, 0.02
 _NOT_STARTED = 127
-# A killed process needs this long at most to give back what it holds; one that is stuck in a driver needs longer.
+# A killed process releases its memory within this time; a process that is stuck in a driver takes longer.
 _DESCENDANTS_SECONDS: Final = 10.0
 _DESCENDANTS_LOOK_SECONDS: Final = 0.02
 _MARK_BYTES: Final = 8
-# Children use every core they get; the launcher needs little, but that little in time for its heartbeats.
+# Children may use every core. The launcher needs little CPU time, but without delay, for its heartbeats.
 _NICE = 5
 
 _prctl = linux.prctl()  # prepared before any fork
 
-# Of this whole process, as children are.
+# The children of this process that are not reaped yet.
 _unreaped: set[int] = set()
 
 
@@ -66,22 +67,22 @@ class ProcessExit:
 
     @property
     def exit_code(self) -> int:
-        """The code as a shell would say it: a signal is 128 + n."""
+        """The exit code of a shell: 128 + n for signal n."""
         return 128 - self.returncode if self.returncode < 0 else self.returncode
 
 
 class Origin(StrEnum):
-    """How a process came to be, slowest first."""
+    """How a process was created, the slowest first."""
 
     FRESH = "fresh"  # a new interpreter
-    ZYGOTE = "zygote"  # forked when it was needed
-    WARM = "warm"  # stood by
+    ZYGOTE = "zygote"  # forked on demand
+    WARM = "warm"  # was on standby
 
 
 class Child:
-    """A child of ours, leader of its own process group; until it is there its `pid` is 0.
+    """A child process that leads its own process group. Its `pid` is 0 until it exists.
 
-    `on_exit` is called once, on the event loop, when the child and its group are gone.
+    `on_exit` is called once, on the event loop, when the child and its group have ended.
     """
 
     def __init__(self, on_exit: Callable[[ProcessExit], None]) -> None:
@@ -104,7 +105,7 @@ class Child:
         pass_fds: Sequence[int] = (),
         quiet: bool = False,
     ) -> None:
-        """Let it be a new program. `quiet`: what it writes is kept for the exit report and shown to nobody."""
+        """Start a new program. `quiet`: keep its output for the exit report only."""
         environ = {**environ, ENV_PROCESS_MARK: self.mark}
         popen = _start(argv, environ, piped_stdout=bool(prefix) or quiet, pass_fds=pass_fds)
         self.origin = Origin.FRESH
@@ -113,13 +114,13 @@ class Child:
         self.pump(popen.stdout, None if quiet else 1, prefix)
 
     def adopt(self, pid: int, mark: str) -> None:
-        """Let it be a process that became our child when its parent ended; raises `OSError` if it is none of ours."""
+        """Use a process that became a child of this one when its parent ended. Raises `OSError` if it is no child."""
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         self.mark = mark
         self._attach(pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
     def give_up(self, why: str) -> None:
-        """It never came to be; said as a shell says it."""
+        """Report that the child could not be started, with the exit code of a shell."""
         self._tail.append(why)
         self._over(_NOT_STARTED)
 
@@ -146,16 +147,16 @@ class Child:
                     os.killpg(self.pid, number)
 
     def kill(self) -> None:
-        """End the whole group now."""
+        """Kill the whole group."""
         self.send(signal.SIGKILL)
 
     def dismiss(self) -> None:
-        """End the whole group now, and tell nobody."""
+        """Kill the whole group without calling `on_exit`."""
         self.on_exit = None
         self.kill()
 
     def pump(self, source: IO[bytes] | None, target: int | None, prefix: str = "", *, keep: bool = False) -> None:
-        """Copy what the child writes to a descriptor of ours, or nowhere; `keep` its end for the exit report."""
+        """Copy the child's output to a descriptor, or discard it; `keep` its end for the exit report."""
         if source is None:
             return
         reader = cast(io.BufferedReader, source)
@@ -176,7 +177,7 @@ class Child:
             self._reap()
 
     async def _outlast(self, left: set[int]) -> None:
-        """Wait until no process with our mark is left."""
+        """Wait until no process with the child's mark is left."""
         deadline = self._loop.time() + _DESCENDANTS_SECONDS
         while left and self._loop.time() < deadline:
             await asyncio.sleep(_DESCENDANTS_LOOK_SECONDS)
@@ -202,7 +203,7 @@ class Child:
             self._loop.create_task(self._report(returncode, self.on_exit))
 
     async def _report(self, returncode: int, on_exit: Callable[[ProcessExit], None]) -> None:
-        if returncode != -signal.SIGKILL:  # who was killed had no time for last words
+        if returncode != -signal.SIGKILL:  # a killed process had no time for last lines
             await asyncio.to_thread(_join, self._pumps)
         on_exit(
             ProcessExit(
@@ -215,7 +216,7 @@ class Child:
 
 
 class ChildProcess(Child):
-    """A program that we start at once; raises `SpawnError`."""
+    """A program that starts at once. Raises `SpawnError`."""
 
     def __init__(
         self,
@@ -232,12 +233,12 @@ class ChildProcess(Child):
 
 
 def new_mark() -> str:
-    """Return a mark that no other process has."""
+    """Return a unique mark."""
     return secrets.token_hex(_MARK_BYTES)
 
 
 def mark_this_process() -> str:
-    """Replace the mark that this process inherited by fork, where `/proc/PID/environ` shows it; return the new."""
+    """Replace the mark that this process inherited by fork, as `/proc/PID/environ` shows it. Return the new mark."""
     mark = new_mark()
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_void_p
@@ -252,7 +253,7 @@ def _ended_well(pid: int) -> bool:
 
 
 def _kill_marked(mark: str) -> set[int]:
-    """Kill every process with this mark; return their pidfds, which the caller closes."""
+    """Kill every process with this mark. Return their pidfds, which the caller closes."""
     killed = set()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or not _has_mark(entry.path, mark):
@@ -260,13 +261,13 @@ def _kill_marked(mark: str) -> set[int]:
         with contextlib.suppress(ProcessLookupError):
             pidfd = os.pidfd_open(int(entry.name))
             killed.add(pidfd)
-            if _has_mark(entry.path, mark):  # the process ID may have been used again before the pidfd was opened
+            if _has_mark(entry.path, mark):  # the process ID may have been reused before the pidfd was opened
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     return killed
 
 
 def _has_mark(process: str, mark: str) -> bool:
-    """Whether a process has this mark. One that has ended has no environment, and those of others cannot be read."""
+    """Whether a process has this mark. The environment of ended and foreign processes is not readable."""
     try:
         return f"{ENV_PROCESS_MARK}={mark}".encode() in Path(process, "environ").read_bytes().split(b"\0")
     except OSError:
@@ -274,27 +275,27 @@ def _has_mark(process: str, mark: str) -> bool:
 
 
 def own_program(module: str, *words: str) -> list[str]:
-    """Return the command that runs a module of ours.
+    """Return the command that runs a module of this package.
 
-    `-P` keeps the working directory off the module path: a user's `queue.py` there would be imported by our programs.
+    `-P` removes the working directory from the module path: otherwise a user's `queue.py` there would be imported.
     """
     return [sys.executable, "-P", "-m", module, *words]
 
 
 def is_child(pid: int) -> bool:
-    """Whether this process has a `Child` of that id whose status is not taken yet."""
+    """Whether this process has a `Child` of that ID whose status is not collected yet."""
     return pid in _unreaped
 
 
 def die_with(parent: int) -> None:
-    """End with the parent, also if it is gone already. Safe between fork and exec."""
+    """End with the parent, even if it has ended already. Safe between fork and exec."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
 
 
 def adopt_orphans(wanted: bool) -> None:
-    """Become the parent of processes below us whose own parent ends; PID 1 is that anyway."""
+    """Become the parent of descendants whose parent ends. PID 1 always is."""
     _prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
 
 
@@ -323,9 +324,10 @@ def _start(
 
 
 def _copy(source: io.BufferedReader, target: int | None, prefix: str, tail: deque[str] | None) -> None:
-    """Copy on a thread of its own: a slow reader of our output must not stop the event loop.
+    """Copy on a separate thread, so that a slow reader of the output does not block the event loop.
 
-    What cannot be written, as on a full disk, is left out: a pipe without a reader would end the child.
+    Output that cannot be written, for example on a full disk, is discarded: a pipe without a reader would end the
+    child.
     """
     mark, rest = prefix.encode(), b""
     with source, contextlib.suppress(OSError, ValueError):
@@ -356,16 +358,16 @@ def _join(threads: Sequence[threading.Thread]) -> None:
 
 
 class Reaper:
-    """Reaps orphans that were handed to this process as PID 1 (or subreaper); never a child of our own.
+    """Reaps orphans that this process received as PID 1 (or as subreaper), but never one of its own children.
 
-    It looks before it takes (WNOWAIT): a child of our own is left to its `ChildProcess`.
+    It checks before it reaps (WNOWAIT), and leaves its own children to their `Child`.
     """
 
     def __init__(self, is_ours: Callable[[int], bool]) -> None:
         self._is_ours = is_ours
 
     def reap(self) -> list[int]:
-        """Take every orphan that waits; stop at a child of our own, which has a reader of its own."""
+        """Reap every ended orphan. Stop at a child of this process, whose `Child` reaps it."""
         reaped: list[int] = []
         while True:
             try:

@@ -1,8 +1,8 @@
-"""The cache of torch's compiler after a kill: a compiler that is killed leaves half a library under its final name.
+"""Repairs the cache of torch's compiler after a kill.
 
-Inductor takes every file that exists for a complete one, so each later attempt, and each later job with this cache,
-would fail with "file too short". An incomplete file is removed under the lock that its writer holds, so none is
-removed that is being written.
+A killed compiler leaves an incomplete library under its final name. Inductor treats every existing file as complete,
+so later attempts and jobs would fail with "file too short". Incomplete files are removed under the lock of their
+writer, so no file in progress is removed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Final
 _log = logging.getLogger("holdfast.launcher")
 _SUFFIXES: Final = frozenset({".so", ".o"})
 _MOST_FILES: Final = 50_000
-# Of a 64-bit ELF header: the offset of the table of sections, its entries' size and their number. Linkers write the
-# table last.
+# Offsets in a 64-bit ELF header: the position of the section table, the size and the number of its entries. Linkers
+# write this table last.
 _HEADER: Final = struct.Struct("<4s36xQ10xHHH")
 
 
 def folder(environ: Mapping[str, str]) -> Path:
-    """Return where ranks with this environment keep what they have compiled."""
+    """Return the folder in which ranks with this environment keep compiled code."""
     given = environ.get("TORCHINDUCTOR_CACHE_DIR")
     if given:
         return Path(given)
@@ -41,7 +41,7 @@ def folder(environ: Mapping[str, str]) -> Path:
 
 
 def repair(cache: Path) -> list[Path]:
-    """Remove incomplete libraries that nobody is writing; return them."""
+    """Remove incomplete libraries that no process is writing. Return them."""
     removed = []
     for file in itertools.islice(_libraries(cache), _MOST_FILES):
         if _incomplete(file):
@@ -56,7 +56,7 @@ def repair(cache: Path) -> list[Path]:
 
 
 def _libraries(cache: Path) -> Iterator[Path]:
-    """Yield the libraries; the folder of each is named after two letters of its key."""
+    """Yield the libraries. The first two letters of its key name the folder of each."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(cache):
             if len(entry.name) == 2 and entry.is_dir(follow_symlinks=False):
@@ -77,7 +77,7 @@ def _incomplete(file: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(cache: Path, letters: str) -> Iterator[bool]:
-    """Hold the locks of all keys whose files are in this folder; False if a compiler holds one."""
+    """Hold the locks of all keys with files in this folder; False if a compiler holds one of them."""
     with contextlib.ExitStack() as held:
         try:
             locks = [held.enter_context(lock.open("ab")) for lock in (cache / "locks").glob(f"?{letters}*.lock")]

@@ -1,7 +1,7 @@
-"""The child's side of the pool: load what the script will import, stand by, become `python script.py …`.
+"""The child's side of the pool: loads the script's imports, is on standby, then becomes `python script.py …`.
 
-What user code can tell from a fresh interpreter is put right: `sys.argv`, `__main__`, `sys.path`, `os.environ`, the
-working directory, the streams, the state of every random generator. What cannot be: `/proc/self/cmdline`.
+State that user code can distinguish from a fresh interpreter is reset: `sys.argv`, `__main__`, `sys.path`,
+`os.environ`, the working directory, the streams, and all random generators. `/proc/self/cmdline` cannot be reset.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import Any, Final, NoReturn
 
 from holdfast.launcher.process.script_imports import Import, Script, installed_imports, of_place, source_file
 
-# Between the launcher and a process that stands by.
+# Messages between the launcher and a standby process.
 READY: Final = b"ready\n"
 ORDER: Final = b"!"  # comes with three descriptors: a memory file with environment and folder, stdout, stderr
 
 _TORCH = frozenset({"torch", "holdfast"})
-# What a training script needs sooner or later, whatever it imports itself: the first AdamW() imports torch._dynamo.
+# Modules that every training script needs at some time: for example, the first AdamW() imports torch._dynamo.
 _TRAINING = ("numpy", "torch", "torch.distributed", "torch._dynamo", "holdfast.training.init")
 _PAUSE_AFTER_SECONDS = 0.005
 _LONGEST_PAUSE_SECONDS = 0.2
@@ -40,7 +40,7 @@ _TASKS = Path("/proc/self/task")
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a process that stands by must become."""
+    """The environment, folder and streams that a standby process must take over."""
 
     environ: Mapping[str, str]
     folder: str
@@ -50,19 +50,19 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What could be loaded ahead of time."""
+    """The result of loading modules ahead of time."""
 
     skipped: tuple[tuple[str, str], ...] = ()  # the module, and why
     threaded: tuple[str, ...] = ()  # modules whose import left a thread behind
 
 
 class _ReadsPlaceError(BaseException):
-    """A module asked for its place in the world as it was imported; no `except Exception` may hide that."""
+    """A module read its rank while it was imported. This is no Exception, so that no `except Exception` hides it."""
 
 
 @dataclass
 class Program:
-    """The script that this process will run, and the interpreter's state as it was at the start."""
+    """The script that this process will run, and the state of the interpreter at its start."""
 
     script: Script
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -70,11 +70,11 @@ class Program:
 
     @property
     def file(self) -> Path | None:
-        """The file of the script."""
+        """The file of the script; None if there is none."""
         return source_file(self.script, sys.path)
 
     def pose(self) -> None:
-        """Let whoever looks, modules on import too, see the script's own `sys.argv`, `sys.path[0]` and `__main__`."""
+        """Set `sys.argv`, `sys.path[0]` and `__main__` of the script, which modules may read on import."""
         name = self.script.target
         sys.orig_argv = [sys.executable, *self.script.options, *self.script.words]
         sys.argv = ["-m" if self.script.is_module else name, *self.script.arguments]
@@ -97,11 +97,11 @@ class Program:
             )
             sys.exit(2)
         code = compile(source, file, "exec", dont_inherit=True)
-        exec(code, vars(sys.modules["__main__"]))  # noqa: S102  (it is what was asked for)
+        exec(code, vars(sys.modules["__main__"]))  # noqa: S102  (the user's own script)
 
 
 def become(program: Program, order: Order) -> None:
-    """Turn into the script's process and run it; an exception ends it as it would end an interpreter."""
+    """Become the script's process and run the script. An exception ends the process as it ends an interpreter."""
     _take_over(program, order)
     try:
         program.run()
@@ -115,7 +115,7 @@ def become(program: Program, order: Order) -> None:
 
 
 def load(program: Program) -> Loaded | None:
-    """Import what the script will, slowly, so that others keep the cores; None if there is nothing worth it."""
+    """Import what the script imports, slowly, to leave CPU time to others; None if nothing useful is to load."""
     file = program.file
     wanted = () if file is None else installed_imports(file, sys.path)
     if all(entry.top in sys.stdlib_module_names for entry in wanted):
@@ -134,17 +134,17 @@ def load(program: Program) -> Loaded | None:
         if not trains and "torch" in sys.modules:
             _import_all(_TRAINING, skipped)
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # or each forked process would write it again
+        stream.flush()  # otherwise each forked process would write it again
     return Loaded(skipped=tuple(skipped.items()), threaded=tuple(threaded))
 
 
 def threads() -> int:
-    """How many threads this process has, of whatever library."""
+    """Return the number of threads of this process, including those of libraries."""
     return len(list(_TASKS.iterdir()))
 
 
 def stand_by(line: socket.socket, *, touch: bool) -> Order:
-    """Wait for an order; ends the process when the launcher is gone. `touch` what the first step would load."""
+    """Wait for an order; exit when the launcher has ended. `touch`: first load what the first step needs."""
     if touch:
         _touch_group()
         line.sendall(READY)
@@ -159,19 +159,16 @@ def stand_by(line: socket.socket, *, touch: bool) -> Order:
 
 
 def name_process(name: str) -> None:
-    """What `ps` and `top` call this process, at most 15 characters."""
+    """Set the name that `ps` and `top` show for this process, at most 15 characters."""
     with contextlib.suppress(OSError):
         _COMM.write_text(name)
 
 
 def freeze() -> None:
-    """Keep the collector off what was loaded: its pages stay shared among forked processes."""
+    """Exclude loaded objects from garbage collection, so that forked processes keep sharing their pages."""
     gc.collect()
     gc.disable()
     gc.freeze()
-
-
-# Becoming the script
 
 
 def _take_over(program: Program, order: Order) -> None:
@@ -180,7 +177,7 @@ def _take_over(program: Program, order: Order) -> None:
         os.close(source)
     _fit_stdout()
     os.chdir(order.folder)
-    # What the interpreter itself added at its start (LC_CTYPE in the C locale) it would add again.
+    # The interpreter adds these variables at its start (LC_CTYPE in the C locale), and would add them again.
     own = {name: value for name, value in program.environ.items() if name not in order.environ}
     os.environ.clear()
     os.environ.update({**order.environ, **own})
@@ -190,20 +187,20 @@ def _take_over(program: Program, order: Order) -> None:
 
 
 def _fit_stdout() -> None:
-    """A terminal's stdout is buffered by lines, where it is buffered at all."""
+    """Buffer stdout by lines on a terminal, as a new interpreter does."""
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:
         sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
 
 
 def _reseed() -> None:
-    """No two processes may draw the same numbers because they came from one zygote."""
+    """Reseed the random generators: processes of one zygote must not draw the same numbers."""
     import random
 
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.seed()  # not torch.seed(): that one asks for CUDA
+        sys.modules["torch"].default_generator.seed()  # not torch.seed(): it initialises CUDA
     if "multiprocessing.process" in sys.modules:
         sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
 
@@ -218,8 +215,8 @@ def _main_module(file: str) -> types.ModuleType:
 
 
 def _absolute(name: str) -> str:
-    """As the interpreter makes a script's name absolute: it takes no `.` or `..` out."""
-    return os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118  (pathlib would tidy it)
+    """Make a script's name absolute as the interpreter does, which keeps `.` and `..`."""
+    return os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118  (pathlib would normalise it)
 
 
 def _below_here(traceback: TracebackType | None) -> TracebackType | None:
@@ -236,9 +233,6 @@ def _report(error: BaseException) -> NoReturn:
     sys.exit(1)
 
 
-# Loading ahead of time
-
-
 def _import_all(modules: Sequence[str], skipped: dict[str, str]) -> None:
     for name in modules:
         _import(Import(module=name), skipped)
@@ -248,13 +242,13 @@ def _import(entry: Import, skipped: dict[str, str]) -> None:
     before = set(sys.modules)
     try:
         __import__(entry.module, fromlist=entry.names)
-    except BaseException as error:  # noqa: BLE001  (sys.exit too: the script will meet it where it can handle it)
+    except BaseException as error:  # noqa: BLE001  (sys.exit too: the script can handle it itself)
         skipped.setdefault(entry.module, f"{type(error).__name__}: {error}".rstrip(": "))
         _drop_halves(before)
 
 
 def _drop_halves(before: set[str]) -> None:
-    """Forget modules whose package failed after them: the next import must begin from nothing."""
+    """Remove modules whose package failed after them, so that the next import starts again."""
     for name in sorted(set(sys.modules) - before):
         parents = [name[:at] for at, letter in enumerate(name) if letter == "."]
         if any(parent not in sys.modules for parent in parents):
@@ -263,7 +257,7 @@ def _drop_halves(before: set[str]) -> None:
 
 @contextlib.contextmanager
 def _place_hidden() -> Iterator[None]:
-    """Refuse whoever asks for the rank while it is imported: the answer would be wrong in every process."""
+    """Raise if a module reads the rank while it is imported: the value would be wrong in every process."""
 
     class Watched(type(os.environ)):  # type: ignore[misc]
         def __getitem__(self, name: str) -> str:
@@ -280,13 +274,13 @@ def _place_hidden() -> Iterator[None]:
 
 
 class _Gently:
-    """A finder that finds nothing: before each import it rests for as long as the last ones took."""
+    """A finder that finds nothing. Before each import it sleeps for as long as the last imports took."""
 
     def __init__(self) -> None:
         self._since = time.process_time()
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> None:
-        """Rest."""
+        """Sleep."""
         spent = time.process_time() - self._since
         if spent > _PAUSE_AFTER_SECONDS:
             time.sleep(min(spent, _LONGEST_PAUSE_SECONDS))
@@ -304,14 +298,14 @@ def _gently() -> Iterator[None]:
 
 
 def _touch_group() -> None:
-    """A group of one on loopback, dropped again: its libraries and their threads' first use cost no recovery."""
+    """Create and drop a local process group of one, to load its libraries before a recovery."""
     if "torch" not in sys.modules or not sys.modules["torch"].distributed.is_available():
         return
     import torch
     from torch._C import _distributed_c10d
 
-    c10d: Any = _distributed_c10d  # its stubs lack half of it
-    with contextlib.suppress(RuntimeError):  # no loopback, no gloo: the first real group will say so
+    c10d: Any = _distributed_c10d  # its stubs are incomplete
+    with contextlib.suppress(RuntimeError):  # no loopback or no gloo: the first real group will report it
         options = c10d.ProcessGroupGloo._Options()
         options._devices = [c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         group = c10d.ProcessGroupGloo(c10d.HashStore(), 0, 1, options)

@@ -1,7 +1,7 @@
-"""What a command is and what its script imports, read off the words and the source: nothing is executed.
+"""Parses a command and the imports of its script, from words and source code: nothing is executed.
 
-Only `python [options] script.py …` and `python [options] -m module …` are understood; `parse` says None of anything
-else. Code of the user's own is read, never run: its imports are followed to those that are installed.
+Only `python [options] script.py …` and `python [options] -m module …` are supported; `parse` returns None for
+anything else. The user's own code is read, never run: its imports are followed to installed packages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from holdfast.core.environment import PLACE_PREFIXES, PLACE_VARIABLES
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?t?")
-_FLAGS = frozenset("bBdEIOPqRsSuv")  # options of the interpreter that stand alone
+_FLAGS = frozenset("bBdEIOPqRsSuv")  # options of the interpreter without a value
 _VALUED = frozenset("WX")
 _SURFACE = frozenset({"init", "Trainer"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -36,25 +36,25 @@ class Script:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What follows the interpreter's options."""
+        """The words after the interpreter's options."""
         return ("-m", self.target, *self.arguments) if self.is_module else (self.target, *self.arguments)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Import:
-    """One absolute import: the module, and the names that are taken from it."""
+    """One absolute import: the module, and the names that are imported from it."""
 
     module: str
     names: tuple[str, ...] = ()
 
     @property
     def top(self) -> str:
-        """The package that it belongs to."""
+        """The top-level package."""
         return self.module.partition(".")[0]
 
 
 def parse(argv: Sequence[str]) -> Script | None:
-    """Take a command apart; None if it is no Python script or module."""
+    """Parse a command; None if it runs no Python script or module."""
     if not argv or _PYTHON.fullmatch(Path(argv[0]).name) is None:
         return None
     at = 1
@@ -70,7 +70,7 @@ def parse(argv: Sequence[str]) -> Script | None:
 
 
 def _options(word: str) -> tuple[str, str]:
-    """Read one word of options: what is left of it, and the option that takes it ("" none, "?" not ours)."""
+    """Parse one word of options: return the rest and the option that takes it ("": none, "?": unsupported)."""
     for place, letter in enumerate(word[1:], start=2):
         if letter in _VALUED or letter == "m":
             return word[place:], letter
@@ -94,7 +94,7 @@ def _script(
 
 
 def source_file(script: Script, path: Sequence[str]) -> Path | None:
-    """The file that will be `__main__`; `path` is where modules are looked for."""
+    """Return the file that will be `__main__`; `path` is the module search path."""
     if not script.is_module:
         file = Path(script.target)
         return file if file.is_file() else None
@@ -112,7 +112,7 @@ def speaks(argv: Sequence[str]) -> bool:
 
 
 def reads_place(argv: Sequence[str]) -> bool:
-    """Whether the main script itself names what torchrun tells a process, such as LOCAL_RANK.
+    """Whether the main script names a variable that torchrun sets for a process, for example LOCAL_RANK.
 
     Such a script must not start before its world is known.
     """
@@ -124,21 +124,21 @@ def reads_place(argv: Sequence[str]) -> bool:
 
 
 def of_place(variable: str) -> bool:
-    """Whether a variable of the environment tells a process its place; all others are the same for all ranks."""
+    """Whether an environment variable depends on the rank; all others are the same for all ranks."""
     return variable in PLACE_VARIABLES or variable.startswith(PLACE_PREFIXES)
 
 
 def imports(source: str | bytes) -> tuple[Import, ...]:
-    """The absolute imports that running this source makes at once: module level, not the handlers of a `try`."""
+    """Return the absolute imports at module level of this source, without handlers of a `try`."""
     tree = _tree(source)
     return () if tree is None else tuple(_absolute(tree, package=""))
 
 
 def installed_imports(main: Path, path: Sequence[str]) -> tuple[Import, ...]:
-    """What `main` imports from installed packages and the standard library, also through files of the user's own.
+    """Return what `main` imports from installed packages and the standard library, also through the user's own files.
 
-    The user's own are those that are found outside of site-packages: they may read the rank as they are imported, so
-    nobody may run them ahead of time.
+    The user's own files are those outside of site-packages. They may read the rank when they are imported, so they
+    are never run ahead of time.
     """
     return tuple(_Walk(path).follow(main))
 
@@ -159,7 +159,7 @@ def _tree_of(file: Path) -> ast.Module | None:
 def _tree(source: str | bytes) -> ast.Module | None:
     try:
         return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):  # running it will say so
+    except (SyntaxError, ValueError, RecursionError):  # running the script will report it
         return None
 
 
@@ -189,7 +189,7 @@ def _is_use(node: ast.AST, modules: set[str], taken: set[str]) -> bool:
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Imports of the module's own level, in order."""
+    """Yield the imports at module level, in order."""
     for node in body:
         match node:
             case ast.Import() | ast.ImportFrom():
@@ -213,7 +213,7 @@ def _type_checking(test: ast.expr) -> bool:
 
 
 def _absolute(tree: ast.Module, *, package: str) -> Iterator[Import]:
-    """Every import by its absolute name; a relative one counts from `package`, or is left out without one."""
+    """Yield every import by its absolute name. A relative import needs `package`, and is skipped without it."""
     for node in _statements(tree.body):
         if isinstance(node, ast.Import):
             yield from (Import(module=alias.name) for alias in node.names)
@@ -235,7 +235,7 @@ def _resolved(node: ast.ImportFrom, package: str) -> str:
 
 
 def _find(name: str, path: Sequence[str]) -> ModuleSpec | None:
-    """Find a module without importing the packages above it."""
+    """Find a module without importing its parent packages."""
     where: Sequence[str] = path
     spec: ModuleSpec | None = None
     parts = name.split(".")
@@ -249,14 +249,14 @@ def _find(name: str, path: Sequence[str]) -> ModuleSpec | None:
 
 @dataclass
 class _Walk:
-    """Reads the user's own files, each once, in the order in which they would be imported."""
+    """Reads the user's own files, each once, in the order of their import."""
 
     path: Sequence[str]
     _seen: set[str] = field(default_factory=set)
     _yielded: set[Import] = field(default_factory=set)
 
     def follow(self, file: Path, package: str = "") -> Iterator[Import]:
-        """Yield what this file and those that it imports take from installed packages."""
+        """Yield what this file, and the files that it imports, import from installed packages."""
         if str(file) in self._seen or len(self._seen) >= _MAX_FILES:
             return
         self._seen.add(str(file))
@@ -280,7 +280,7 @@ class _Walk:
         return any(_INSTALLED & set(Path(place).parts) for place in places)
 
     def _own(self, wanted: Import) -> Iterator[Import]:
-        """A package's `__init__` runs before its modules, and a name taken from it may be one of them."""
+        """Yield the imports of a user's module. The `__init__` of its packages runs first; names may be modules."""
         parts = wanted.module.split(".")
         names = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
         for name in [*names, *(f"{wanted.module}.{name}" for name in wanted.names)]:

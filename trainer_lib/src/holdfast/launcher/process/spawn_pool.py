@@ -1,8 +1,8 @@
-"""Rank processes without the wait: warm ones that stand by, else a fork of the zygote, else a new interpreter.
+"""Starts rank processes quickly: from standby processes, else as a fork of the zygote, else as a new interpreter.
 
-For `python script.py …` and `python -m module …` a zygote loads torch and the script's imports once, in the
-background. Forks of it are warmed in advance and take over a rank in milliseconds. Where an import makes forking
-unsafe, new interpreters stand by instead. Whatever fails here costs time only: the last resort always works.
+For `python script.py …` and `python -m module …`, a zygote loads torch and the script's imports once, in the
+background. Its forks are prepared in advance and become a rank within milliseconds. If an import makes forking
+unsafe, new interpreters are on standby instead. Any failure here only costs time: a new interpreter always works.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.launcher.process.script_imports import Script, of_place, parse
 from holdfast.launcher.process.zygote import BOOT, FORK, FORK_WARM, IS_READY, IS_UNSAFE, WARM, ZYGOTE
 
 _log = logging.getLogger("holdfast.launcher.pool")
-# A fork takes milliseconds; where it takes this long, the zygote is stopped or starved.
+# A fork takes milliseconds. After this time, the zygote is stopped or has no CPU.
 _FORK_SECONDS = 1.0
 _MAX_FAILURES = 3
 _MESSAGE_BYTES = 1 << 16
@@ -33,7 +33,7 @@ _MESSAGE_BYTES = 1 << 16
 
 @dataclass(kw_only=True, eq=False)
 class _Zygote:
-    """The process that forks, and our end of its line."""
+    """The process that forks, and this side of its socket."""
 
     child: ChildProcess
     line: socket.socket
@@ -42,7 +42,7 @@ class _Zygote:
 
 @dataclass(frozen=True, kw_only=True)
 class _Order:
-    """What a process is to become, beside the script."""
+    """The environment of a process that becomes a rank, and the prefix of its output."""
 
     environ: Mapping[str, str]
     prefix: str
@@ -50,7 +50,7 @@ class _Order:
 
 @dataclass(kw_only=True, eq=False)
 class _Standing:
-    """A process without an order, or with one that it cannot hear yet. Who it is, a forked one says itself."""
+    """A process without an order, or that cannot receive it yet. A forked process sends its own process ID."""
 
     line: socket.socket
     child: Child | None = None
@@ -59,16 +59,16 @@ class _Standing:
 
 
 class Pool:
-    """Where rank processes come from. Lives in the launcher's event loop.
+    """Creates rank processes. Runs in the launcher's event loop.
 
-    `warm` is how many stand by: with 0 there is a zygote only, with None nothing.
+    `warm` is the number of standby processes: 0 for a zygote only, None for nothing.
     """
 
     def __init__(self, *, argv: Sequence[str], warm: int | None) -> None:
         self._argv = tuple(argv)
         self._script = None if warm is None else parse(argv)
         self._warm = warm or 0
-        self._environ: Mapping[str, str] | None = None  # what all ranks have in common
+        self._environ: Mapping[str, str] | None = None  # the variables that all ranks share
         self._zygote: _Zygote | None = None
         self._standing: list[_Standing] = []
         self._forks = True
@@ -76,7 +76,7 @@ class Pool:
 
     @property
     def ready(self) -> int:
-        """Return the number of standby processes."""
+        """The number of standby processes."""
         return sum(standing.ready for standing in self._standing)
 
     @property
@@ -85,7 +85,7 @@ class Pool:
         return self._zygote is not None and self._zygote.ready
 
     def spawn(self, *, environ: Mapping[str, str], prefix: str, on_exit: Callable[[ProcessExit], None]) -> Child:
-        """Start a rank, the fastest way there is; raises `SpawnError`. A forked one has its `pid` a moment later."""
+        """Start a rank in the fastest way. Raises `SpawnError`. A forked rank gets its `pid` a moment later."""
         self._learn(environ)
         order = _Order(environ=environ, prefix=prefix)
         for standing in [standing for standing in self._standing if standing.ready]:
@@ -100,7 +100,7 @@ class Pool:
         return ChildProcess(argv=self._argv, environ=environ, prefix=prefix, on_exit=on_exit)
 
     def refill(self) -> None:
-        """See that a zygote and the wanted processes are there, or are being made. Returns at once."""
+        """Start the zygote and missing standby processes. Returns at once."""
         if self._script is None or self._environ is None:
             return
         try:
@@ -115,19 +115,17 @@ class Pool:
             _log.warning("no process can stand by: %s", error)
 
     def close(self) -> None:
-        """End everything that has no order, and make nothing again."""
+        """End all processes without an order, and create no more."""
         self._script = None
         self._drop()
         adopt_orphans(False)
 
     def _learn(self, environ: Mapping[str, str]) -> None:
-        """Libraries read the environment as they are loaded: what was loaded under another one is of no use."""
+        """Discard all processes if the environment changed: libraries read it when they are loaded."""
         common = {name: value for name, value in environ.items() if not of_place(name)}
         if self._environ is not None and self._environ != common:
             self._drop()
         self._environ = common
-
-    # Making them
 
     def _start_zygote(self, script: Script) -> None:
         adopt_orphans(True)
@@ -159,7 +157,7 @@ class Pool:
         return ours, child
 
     def _fork(self, request: bytes) -> socket.socket:
-        """Ask for a process; returns its line."""
+        """Request a process. Return its socket."""
         if self._zygote is None:
             raise ConnectionError("there is no zygote")
         ours, theirs = _line()
@@ -189,8 +187,6 @@ class Pool:
         self._standing.append(standing)
         self._read(standing.line, lambda message: self._hear(standing, message))
 
-    # What they say and how they end
-
     def _read(self, line: socket.socket, heard: Callable[[bytes], None]) -> None:
         def readable() -> None:
             with contextlib.suppress(BlockingIOError):
@@ -207,7 +203,7 @@ class Pool:
             standing.ready = True
             _log.info("a warm process stands by", extra=_fields(standing.child))
         elif message:
-            with contextlib.suppress(OSError):  # it is dead and gone, and its line says so next
+            with contextlib.suppress(OSError):  # it has ended, and its socket will close
                 self._there(standing, *message.decode().split())
         else:
             self._gone(standing)
@@ -222,7 +218,7 @@ class Pool:
             _log.info("a fork of the zygote starts as a rank", extra=_fields(standing.child))
 
     def _gone(self, standing: _Standing) -> None:
-        """The line is closed. The end of a process that is known is heard of by itself."""
+        """The socket is closed. If the process is known, its end is reported separately."""
         child, order = standing.child, standing.order
         if child is not None and child.pid:
             asyncio.get_running_loop().remove_reader(standing.line)
@@ -265,15 +261,13 @@ class Pool:
                 self._failed(ended)
 
     def _failed(self, ended: ProcessExit) -> None:
-        """Preparing failed; the next refill tries again, but not for ever."""
+        """A preparation failed. The next refill retries, up to a limit."""
         self._failures += 1
         tail = ended.stderr_tail[-1] if ended.stderr_tail else ""
         _log.warning("a process that was to stand by ended with %d %s", ended.exit_code, tail)
         if self._failures >= _MAX_FAILURES:
             _log.warning("no process stands by from now on: ranks start as new interpreters")
             self.close()
-
-    # Letting go
 
     def _forget(self, standing: _Standing) -> None:
         asyncio.get_running_loop().remove_reader(standing.line)
@@ -285,7 +279,7 @@ class Pool:
         for standing in list(self._standing):
             if standing.order is None:
                 self._forget(standing)
-                standing.line.close()  # one that has not said who it is ends by this
+                standing.line.close()  # a process that has not sent its ID ends by this
                 if standing.child is not None:
                     standing.child.dismiss()
 
@@ -302,14 +296,14 @@ def _fields(child: Child | None) -> dict[str, dict[str, int]]:
 
 
 def _line() -> tuple[socket.socket, socket.socket]:
-    """Our end and a child's; a message arrives whole or not at all."""
+    """Return this side's and the child's end of a socket pair. A message arrives completely or not at all."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     return ours, theirs
 
 
 def _send(standing: _Standing, child: Child, order: _Order) -> bool:
-    """Tell a process what to become; it is ended if it does not hear."""
+    """Send its order to a process. Kill the process if it does not receive the order."""
     with standing.line, contextlib.ExitStack() as kept:
         errors, their_errors = _pipe(kept)
         output, their_output = _pipe(kept) if order.prefix else (None, 1)
@@ -325,14 +319,14 @@ def _send(standing: _Standing, child: Child, order: _Order) -> bool:
 
 
 def _pipe(kept: contextlib.ExitStack) -> tuple[IO[bytes], int]:
-    """A pipe whose write end closes with `kept`; the read end belongs to whoever reads it."""
+    """Return a pipe whose write end closes with `kept`. The reader owns the read end."""
     source, target = os.pipe()
     kept.callback(os.close, target)
     return os.fdopen(source, "rb"), target
 
 
 def _send_order(line: socket.socket, environ: Mapping[str, str], stdout: int, stderr: int) -> None:
-    """The environment may be larger than a message, so it travels as a file in memory."""
+    """Send the environment as a file in memory: it may be larger than a message."""
     with os.fdopen(os.memfd_create("order"), "wb") as file:
         file.write(json.dumps({"environ": dict(environ), "folder": os.getcwd()}).encode())  # noqa: PTH109
         file.flush()

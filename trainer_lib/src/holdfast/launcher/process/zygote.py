@@ -1,8 +1,11 @@
 """The child of the launcher that has loaded torch and the script's imports, and forks on demand.
 
-It never starts a thread, runs a tensor operation or touches a GPU: what it has, every forked process has. A forked
-process is handed to the launcher (the process between them ends at once), so that the zygote's death harms nobody.
-Started as `python [options] -c BOOT ROLE FD script …`; in the role "warm" it does not fork, but stands by itself.
+It never starts a thread, runs a tensor operation or opens a GPU, because every forked process would inherit that. A
+forked process becomes a child of the launcher (the intermediate process ends at once), so the end of the zygote
+affects no other process.
+
+It is started as `python [options] -c BOOT ROLE FD script …`. In the role "warm" it does not fork, but is on standby
+itself.
 """
 
 from __future__ import annotations
@@ -20,18 +23,18 @@ from holdfast.launcher.process.child import die_with, mark_this_process
 from holdfast.launcher.process.preload import Loaded, Program, become, freeze, load, name_process, stand_by, threads
 from holdfast.launcher.process.script_imports import parse
 
-# `-c` and not `-m` or a path: neither the working directory nor this folder may shadow a module.
+# `-c`, not `-m` or a path: neither the working directory nor this folder may shadow a module.
 BOOT: Final = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); from holdfast.launcher.process.zygote import main; main()"
 )
 ZYGOTE: Final = "zygote"
 WARM: Final = "warm"
 
-# What the launcher asks for, each with one descriptor: the new process's own line.
+# Requests of the launcher, each with one descriptor: the socket of the new process.
 FORK: Final = b"f"
 FORK_WARM: Final = b"w"
 
-# What the zygote says of itself, once.
+# States that the zygote reports once.
 IS_READY: Final = "ready"
 IS_UNSAFE: Final = "unsafe"
 IS_USELESS: Final = "useless"
@@ -42,7 +45,7 @@ _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
 def main() -> None:
-    """Serve the launcher. Returns only in a process that became the script, when the script is over."""
+    """Serve the launcher. Returns only in a process that became the script, at the end of the script."""
     role, descriptor, *words = sys.argv[1:]
     script = parse([*sys.orig_argv[: sys.orig_argv.index(BOOT) - 1], *words])
     if script is None:
@@ -65,7 +68,7 @@ def main() -> None:
 
 
 def _introduce(line: socket.socket, loaded: Loaded | None) -> None:
-    """Say what came of the imports; where no fork would be sound or of use, that was all."""
+    """Report the result of the imports. If forking is unsafe or useless, exit."""
     why = "" if loaded is None else _unsafe(loaded)
     state = IS_USELESS if loaded is None else IS_UNSAFE if why else IS_READY
     said = {"state": state, "why": why, "skipped": [] if loaded is None else loaded.skipped}
@@ -76,7 +79,7 @@ def _introduce(line: socket.socket, loaded: Loaded | None) -> None:
 
 
 def _unsafe(loaded: Loaded) -> str:
-    """Why a forked process could hang or fail later; empty if nothing speaks against it."""
+    """Return why a forked process could hang or fail later; empty if there is no reason."""
     _fork_nothing()
     if threads() > 1:
         names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
@@ -90,7 +93,7 @@ def _unsafe(loaded: Loaded) -> str:
 
 
 def _fork_nothing() -> None:
-    """Libraries that can be forked end their threads before it (OpenBLAS); what is left then can not."""
+    """Fork once: libraries that support it end their threads before a fork (OpenBLAS). Others' threads remain."""
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -98,7 +101,7 @@ def _fork_nothing() -> None:
 
 
 def _serve(line: socket.socket, launcher: int) -> tuple[socket.socket, bool]:
-    """Fork for each request; returns in the forked processes only, each with its own line."""
+    """Fork for each request. Returns only in forked processes, each with its own socket."""
     while True:
         asked, descriptors, _, _ = socket.recv_fds(line, 1, 1, socket.MSG_CMSG_CLOEXEC)
         if not asked:
@@ -107,11 +110,11 @@ def _serve(line: socket.socket, launcher: int) -> tuple[socket.socket, bool]:
         if _fork(launcher):
             line.close()
             return own, asked == FORK_WARM
-        own.close()  # where no process came to be, the launcher sees the line closed
+        own.close()  # if no process was created, the launcher sees the socket close
 
 
 def _fork(launcher: int) -> bool:
-    """Make a process that is the launcher's child; True in that process."""
+    """Create a process that becomes a child of the launcher. Return True in that process."""
     try:
         middle = os.fork()
     except OSError:
@@ -131,7 +134,7 @@ def _fork(launcher: int) -> bool:
 
 
 def _be_adopted(launcher: int, middle: int) -> None:
-    """Die with the launcher from now on: a wish made before it is our parent would be for the middle process."""
+    """End with the launcher. Before adoption, the setting would refer to the intermediate process."""
     os.setpgid(0, 0)
     while os.getppid() == middle:
         time.sleep(_ADOPTION_POLL_SECONDS)

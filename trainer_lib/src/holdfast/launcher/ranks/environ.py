@@ -1,4 +1,4 @@
-"""What a rank process finds in its environment: what torchrun sets, and where its launcher listens. Pure."""
+"""The environment of a rank process: what torchrun sets, and the address of its launcher. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PAST_THE_CACHE: Final = "glibc.cpu.x86_non_temporal_threshold"
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """One rank of a world, as its launcher counts it."""
+    """The place of one rank in a world."""
 
     local_rank: int
     local_world_size: int
@@ -34,17 +34,17 @@ class RankPlace:
 
     @property
     def rank(self) -> int:
-        """The global rank: by order of workers."""
+        """The global rank, by order of workers."""
         return self.group_rank * self.local_world_size + self.local_rank
 
     @property
     def world_size(self) -> int:
-        """How many ranks the world has."""
+        """The number of ranks in the world."""
         return self.group_world_size * self.local_world_size
 
 
 def places(world: World, me: str, processes: int) -> list[RankPlace]:
-    """This launcher's ranks in a world."""
+    """Return the places of this launcher's ranks in a world."""
     return [
         RankPlace(
             local_rank=local,
@@ -67,7 +67,7 @@ def rank_environ(
     error_file: Path,
     slot: int,
 ) -> dict[str, str]:
-    """The environment of one rank process; what the user set and torchrun would keep is kept."""
+    """Return the environment of one rank process. Variables of the user are kept where torchrun keeps them."""
     environ = {**base, **torchrun_variables(place, world, master, membership, error_file)}
     _defaults(environ, place.local_world_size)
     environ.update(_own(membership, run_dir, slot))
@@ -78,7 +78,7 @@ def rank_environ(
 def standby_environ(
     base: Mapping[str, str], membership: Membership, run_dir: Path, *, slot: int, processes: int
 ) -> dict[str, str]:
-    """The environment of a process whose world is not known yet: nothing of a place is in it."""
+    """Return the environment of a process without a world. It contains no variables of a place."""
     environ = {name: value for name, value in base.items() if name not in _OF_A_PLACE}
     _defaults(environ, processes)
     environ.update(_own(membership, run_dir, slot))
@@ -88,7 +88,7 @@ def standby_environ(
 def world_message(
     place: RankPlace, world: World, master: Master, membership: Membership, error_file: Path
 ) -> dict[str, Any]:
-    """The place of a process that lives already, as the agent socket says it."""
+    """Return the message that gives a running process its place in a world."""
     return {
         "type": "world",
         **world.pair.to_json(),
@@ -108,10 +108,10 @@ def world_message(
 
 
 def tunables(base: Mapping[str, str]) -> dict[str, str]:
-    """What has the C library copy past the cache what a save copies; it is read as a process starts.
+    """Return the glibc tunable by which large copies of a checkpoint bypass the cache. It is read at process start.
 
-    A cache line that is written whole is otherwise read first: a third of what the memory has to move. What the user
-    says of it goes; other C libraries and processors do not know the name.
+    Otherwise each cache line is read before it is written, which is a third of the memory traffic. A value that the
+    user sets has priority. Other C libraries and processors ignore the name.
     """
     said = [one for one in base.get(_TUNABLES, "").split(":") if one]
     if any(one.startswith(f"{_PAST_THE_CACHE}=") for one in said):
@@ -130,7 +130,7 @@ def _defaults(environ: dict[str, str], processes: int) -> None:
 def torchrun_variables(
     place: RankPlace, world: World, master: Master, membership: Membership, error_file: Path
 ) -> dict[str, str]:
-    """What torchrun sets for one rank."""
+    """Return the variables that torchrun sets for one rank."""
     return {
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.local_rank),

@@ -1,4 +1,4 @@
-"""The local ranks as the core sees them: what they say and how they end becomes events, its wishes reach them."""
+"""Connects the local ranks with the state machine: their messages and exits become events, and actions reach them."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from holdfast.launcher.tiers.node_tiers import NodeTiers
 from holdfast.launcher.tiers.upload_client import Uploads
 
 _log = logging.getLogger("holdfast.launcher.local")
-# A script that has not said hello by then is one without Holdfast's loop: it gets signals instead of messages.
+# A script that has not sent `hello` by then has no Holdfast loop. It receives signals instead of messages.
 _PLAIN_AFTER_SECONDS = 20.0
 
 
 class LocalRanks:
-    """Between the supervisor and the agent socket on one side, the core on the other."""
+    """Mediates between the supervisor and the rank socket on one side and the state machine on the other."""
 
     def __init__(
         self,
@@ -66,15 +66,15 @@ class LocalRanks:
         self._recorder = recorder
         self._tiers = tiers
         self._committed = uploads.commit
-        self._restored: int | None = None  # from where the attempt goes on, once a rank has said it
+        self._restored: int | None = None  # the step from which the attempt continues
         self._origin = ""
-        self._untold: int | None = None  # a step of the attempt that the core has not heard of
-        self._reported: set[int] = set()  # slots whose failure in this attempt was told
+        self._untold: int | None = None  # a step of the attempt that is not fed to the state machine yet
+        self._reported: set[int] = set()  # slots whose failure in this attempt is reported
         self._quiesced = False
         self._stopping = False
         self._prepared = True
-        self._held: HeldShards | None = None  # as the core was told
-        self._saving = False  # the same
+        self._held: HeldShards | None = None  # as last fed to the state machine
+        self._saving = False  # as last fed to the state machine
         self._may_stand_by = True
         self._wishes: list[Wish] = []
         self._unanswered: dict[str, float] = {}
@@ -84,8 +84,6 @@ class LocalRanks:
         self.progress = Progress()
         self.speeds = {tier: Speed() for tier in (MEMORY_TIER, PEER_TIER, SHARED_TIER)}
         self.supervisor: Supervisor
-
-    # What the core wants
 
     def start(self, world: World, master: Master, membership: Membership, trained: AttemptId | None) -> None:
         """Start this launcher's ranks of a world; `trained` is the highest attempt that had ranks here before."""
@@ -103,31 +101,34 @@ class LocalRanks:
         self.tell_prepared()
 
     def await_standbys(self) -> None:
-        """Processes will stand by: until they do, this launcher is not prepared."""
+        """Announce standby processes. Until they are ready, this launcher is not prepared."""
         self._prepared = False
         self._feed(Prepared(prepared=False))
 
     def stand_by(self, membership: Membership) -> None:
-        """Nobody forms a world soon: let processes get ready for the next one."""
+        """Start standby processes, since no world is expected soon."""
         if self._may_stand_by:
             self.supervisor.stand_by(membership)
         self.tell_prepared()
 
     def tell_prepared(self) -> None:
-        """Tell the core whether this launcher's ranks could enter a world at once."""
+        """Report to the state machine whether this launcher's ranks could enter a world at once."""
         prepared = all(rank.ready for rank in self.supervisor.standbys)
         if prepared is not self._prepared:
             self._prepared = prepared
             self._feed(Prepared(prepared=prepared))
 
     def stop(self, pair: AttemptId, reason: str, grace: float) -> None:
-        """Let no local rank vote up to this pair any more."""
+        """Prevent local ranks from voting in attempts up to this one."""
         self._stopping = True
         self.supervisor.stop(pair, reason, grace)
 
     def hung(self, slot: int, message: str, cause: Cause = Cause.INFRASTRUCTURE, *, kill: bool = True) -> None:
-        """A process keeps others waiting, says who watches it: it is killed if that is its own doing, and its
-        attempt ends. One that is in no attempt is only gone: the next world has another for it."""
+        """Process a hang verdict.
+
+        With `kill`, the process is killed because of its own activity. Its attempt ends. If it is in no attempt, it
+        is only removed, and the next world gets a new process.
+        """
         rank = self.supervisor.rank(slot)
         if rank is None or not rank.alive:
             return
@@ -140,8 +141,10 @@ class LocalRanks:
         self._fail(rank, exit_cause.hung(rank.number, message, self._place(), cause=cause, step=rank.step))
 
     def quiesce(self, pair: AttemptId, wish_id: str, reason: str, *, commit: bool, near: bool = False) -> None:
-        """Ask for an agreed end of the attempt; a script without the loop is asked to end (SIGTERM). `near`: with a
-        commit in memory and on other nodes, due there or not."""
+        """Request an agreed end of the attempt; a script without Holdfast's loop gets SIGTERM.
+
+        `near`: the checkpoint is also written to memory and copied to other nodes, due there or not.
+        """
         self._wish(Wish(type="quiesce", pair=pair, id=wish_id, reason=reason, commit=commit, near=near))
         if not self.supervisor.speaks_holdfast and self.supervisor.ranks:
             age = asyncio.get_running_loop().time() - self.supervisor.ranks[0].started_at
@@ -149,22 +152,20 @@ class LocalRanks:
         self._check_quiesced(pair)
 
     def checkpoint(self, pair: AttemptId, wish_id: str, reason: str) -> None:
-        """Ask for an agreed commit."""
+        """Request an agreed checkpoint."""
         self._wish(Wish(type="checkpoint", pair=pair, id=wish_id, reason=reason))
 
     def expect_answer(self, request_id: str) -> None:
-        """A touch-file asked: whoever wrote it waits for an acknowledgement."""
+        """Note that the writer of the touch file expects an acknowledgement."""
         self._unanswered[request_id] = self._now()
 
     def give_up_answers(self) -> None:
-        """Say of every request that is still open that no commit answers it."""
+        """Acknowledge every open request as not answered by a checkpoint."""
         for request_id in list(self._unanswered):
             self._answer([request_id], {"step": self.progress.committed_step or 0, "result": "Failed"})
 
-    # What the ranks say
-
     def heard(self, message: RankMessage) -> None:
-        """A message of a rank process; what is not of the present attempt is dropped."""
+        """Process a message of a rank process. Messages of other attempts are dropped."""
         try:
             self._recorder.heard(message.connection.pid, message.type, message.body)
             rank = self.supervisor.hear(message)
@@ -176,7 +177,7 @@ class LocalRanks:
     def _react(self, rank: Rank, message: RankMessage) -> None:
         if message.type in ("standby", "ready"):
             self.tell_prepared()
-        elif message.pair is not None and message.pair == rank.pair:  # a `left` may have moved it on by now
+        elif message.pair is not None and message.pair == rank.pair:  # a `left` may have changed it
             self._react_in(message.pair, rank, message)
             self._tell_saving()
 
@@ -218,7 +219,7 @@ class LocalRanks:
                 pass
 
     def _durable(self, membership: Membership) -> int:
-        """The step of the newest checkpoint on the volume, as far as the operator knows and ranks here have told."""
+        """Return the step of the newest checkpoint on the volume, as the operator and the local ranks reported it."""
         own = self.progress.checkpoints.get(SHARED_TIER, {}).get("step", 0)
         return max(int(own), int(membership.document.get("durableStep") or 0))
 
@@ -262,7 +263,7 @@ class LocalRanks:
             self._tell_step(pair)
 
     def _tell_step(self, pair: AttemptId) -> None:
-        """A step that is applied from a doubt is said before the state that it belongs to."""
+        """Feed the step once `restored` has arrived: a prepared step may be applied before."""
         if self._untold is not None and self._restored is not None:
             made, self._untold = self._untold, None
             self._feed(StepMade(pair=pair, step=made, restored=self._restored, origin=self._origin))
@@ -293,7 +294,7 @@ class LocalRanks:
         self._answer(body["ids"], body)
 
     def _say_failed(self, pair: AttemptId, body: Mapping[str, Any]) -> None:
-        """In one line of all ranks."""
+        """Log a failed checkpoint once for all ranks."""
         cause = self.progress.tallies.failed(pair, body, self._now())
         if cause:
             fields = {"step": body["step"], "tier": body["tier"], "cause": cause}
@@ -301,7 +302,7 @@ class LocalRanks:
             _log.error(said, body["step"], body["tier"], cause, body["message"], extra={"fields": fields})
 
     def _measure(self, body: Mapping[str, Any]) -> None:
-        """What a commit took. One in memory was sent to another node in a part of that time."""
+        """Record the duration of a checkpoint. One in memory includes the copy to another node."""
         nbytes, copying = int(body.get("bytes", 0)), float(body.get("copying", 0.0))
         if body["tier"] in self.speeds:
             self.speeds[body["tier"]].took(nbytes, float(body["seconds"]) - copying)
@@ -319,13 +320,11 @@ class LocalRanks:
                     seconds=round(self._now() - asked, 3),
                 )
 
-    # How they end
-
     def rank_ended(self, rank: Rank, end: RankEnd) -> None:
-        """A process ended while it was in an attempt."""
+        """Judge the end of a process that was in an attempt."""
         pair, failure = rank.pair, exit_cause.judge(end, self._place())
         if pair is not None and failure is not None and failure.priority is Priority.OOM:
-            self._tell(rank, pair, failure)  # also of an attempt that is over: who ended it may not know why
+            self._tell(rank, pair, failure)  # even if that attempt is over: its incident may lack the cause
             return
         if pair is None or pair != self.supervisor.pair:
             return
@@ -338,27 +337,25 @@ class LocalRanks:
             self._feed(LocalDone(pair=pair))
 
     def process_ended(self, pid: int, *, killed: bool) -> None:
-        """A process is gone, whatever it was to us."""
+        """A process ended, whatever its state was."""
         self._recorder.ended(pid, hung=killed)
         self._tell_held()
         self._tell_saving()
 
     def standby_ended(self) -> None:
-        """A process ended before its world was known: the next is started, and judged, when there is a world."""
+        """A standby process ended. Another one starts, and is judged, when there is a world."""
         _log.warning("a process that stood by ended; another is started when there is a world for it")
         self._may_stand_by = False
         self.tell_prepared()
 
     def cannot_start(self, pair: AttemptId, program: str, message: str) -> None:
-        """The command cannot be started."""
+        """Report that the command cannot be started."""
         self._feed(RankFailed(pair=pair, failure=exit_cause.not_started(program, message, self._place())))
 
     def all_ended(self, pair: AttemptId) -> None:
-        """No process of this pair or a lower one is left."""
+        """No process of this attempt or a lower one can vote any more."""
         self._cancel_timers()
         self._feed(RanksEnded(pair=pair))
-
-    # Inside
 
     def _wish(self, wish: Wish) -> None:
         self._wishes.append(wish)
@@ -367,7 +364,7 @@ class LocalRanks:
                 rank.send(wish.to_json())
 
     def _left(self, rank: Rank) -> None:
-        """It leaves by itself: its attempt cannot go on, unless that was agreed."""
+        """A rank left by itself. This ends its attempt, unless the end was agreed."""
         if not self._stopping and not rank.quiesced:
             text = "it left the attempt by itself"
             self._fail(rank, exit_cause.peer_lost(rank.number, text, self._place(), step=rank.step))
@@ -383,7 +380,7 @@ class LocalRanks:
         self._feed(RankFailed(pair=pair, failure=failure))
 
     def _check_quiesced(self, pair: AttemptId) -> None:
-        """All made their last step. Nobody here may have asked: another launcher's wish reaches all ranks."""
+        """Feed `Quiesced` if all ranks made their last step. The request may come from another launcher."""
         ranks = self.supervisor.ranks
         asked = any(wish.type == "quiesce" and wish.pair == pair for wish in self._wishes)
         if self._quiesced or self.supervisor.pair != pair or not (asked or any(rank.quiesced for rank in ranks)):

@@ -1,4 +1,4 @@
-"""Why a rank process ended, decided once from what was seen of it. Pure."""
+"""Determines why a rank process ended, from everything that was observed. Pure."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from dataclasses import dataclass
 from holdfast.core.protocol import EXIT_PEER_LOST, Cause
 from holdfast.launcher.membership.messages import Failure, Priority
 
-# Both must be found. A script has connections of its own, to its data say: only a text that names what carries
-# torch's communication tells of a peer. And what carries it may also complain of the script (shapes that differ).
+# Both patterns must match. A script has its own connections, for example to its data: only an error that names
+# torch's communication indicates a lost peer. But torch's communication also reports errors of the script (different
+# shapes).
 _COMMUNICATION = re.compile(r"(?i)\bgloo\b|\bc10d\b|\bTCPStore\b|\bDist(?:Network|Backend|Store)Error\b|\bNCCL")
 _LOST_PEER = re.compile(
     r"(?i)connection (?:was likely )?(?:closed|reset|refused)|broken pipe|\bgloo\b.*(?:timed? ?out|timeout)|"
     r"socket timeout|NCCL (?:remote process|communicator was aborted|system) error|NCCL communicator was aborted|"
     r"NCCL.*remote process exited|store.*(?:closed|broken)"
 )
-# Its end is what is kept of it, which may lack its first line. Other last words are no exception's.
+# Only the end of the output is kept, so the first line of a traceback may be missing. Other lines are no exception.
 _TRACEBACK = re.compile(
     r"(?:\[rank\d+\]: ?)?(?:Traceback\b|\s*File \"[^\"]+\", line \d+|[\w.]+(?:Error|Exception)\b)"
 )
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
-# Of the host or of a GPU. An allocator of torch's raises a RuntimeError.
+# Of the host or of a GPU. Torch's allocators raise a RuntimeError.
 _OUT_OF_MEMORY = re.compile(
     r"(?:[\w.]*\b_?(?:Array)?MemoryError|(?:[\w.]+\.)?OutOfMemoryError)\b|"
     r"RuntimeError: .*(?:DefaultCPUAllocator: can't allocate memory|std::bad_alloc|CUDA out of memory)"
 )
-# A restart cures none of these. It may cure what the host, a device, a network or a library of others raises.
+# A restart fixes none of these. It may fix errors of the host, a device, a network or a library.
 _MISTAKES = frozenset(
     {
         *("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError", "NameError"),
@@ -44,7 +45,7 @@ _STOPPED_BY_US = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnd:
-    """Everything that was seen of a rank process that ended."""
+    """All observations of a rank process that ended."""
 
     rank: int
     pid: int
@@ -54,29 +55,29 @@ class RankEnd:
     greeted: bool = False  # it runs Holdfast's loop
     done: bool = False
     peer_lost: str = ""
-    exception: str = ""  # as it said over the socket or in torch's error file
+    exception: str = ""  # from the socket or from torch's error file
     traceback: tuple[str, ...] = ()
     step: int | None = None
 
     @property
     def ended_well(self) -> bool:
-        """It returned normally: after its loop was done, or without ever having had Holdfast's loop."""
+        """Whether it returned normally: after its loop was done, or without ever having had Holdfast's loop."""
         return self.returncode == 0 and (self.done or not self.greeted)
 
     @property
     def ended_by_us(self) -> bool:
-        """This launcher sent the signal that ended it, or asked it to leave and it did."""
+        """Whether this launcher sent the signal that ended it, or requested it to leave and it did."""
         return bool(self.sent & _STOPPED_BY_US) and (self.returncode >= 0 or -self.returncode in self.sent)
 
     @property
     def exit_code(self) -> int:
-        """As a shell would say it."""
+        """The exit code of a shell."""
         return 128 - self.returncode if self.returncode < 0 else self.returncode
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureContext:
-    """Where it happened."""
+    """Time and place of a failure."""
 
     pod: str
     node: str
@@ -84,9 +85,9 @@ class FailureContext:
 
 
 def judge(end: RankEnd, place: FailureContext) -> Failure | None:
-    """The failure that this end is, or None if it is none."""
+    """Return the failure that this end represents, or None."""
     who = f"rank {end.rank} (pid {end.pid})"
-    if end.oom and end.returncode == -signal.SIGKILL:  # also where we were to end it a moment later
+    if end.oom and end.returncode == -signal.SIGKILL:  # even if this launcher was about to kill it
         return _failure(
             end, place, Cause.OOM, "OutOfMemory", Priority.OOM, f"{who} was ended by the kernel: out of memory"
         )
@@ -120,7 +121,7 @@ def _died(end: RankEnd, place: FailureContext, who: str) -> Failure:
 
 
 def peer_lost(rank: int, message: str, place: FailureContext, *, step: int | None) -> Failure:
-    """A collective failed: somebody else's fault, and only the root if nobody tells a better one."""
+    """A collective failed. This is the root cause only if no other failure is reported."""
     return Failure(
         cause=Cause.INFRASTRUCTURE,
         reason="PeerLost",
@@ -135,7 +136,7 @@ def peer_lost(rank: int, message: str, place: FailureContext, *, step: int | Non
 
 
 def hung(rank: int, message: str, place: FailureContext, *, cause: Cause, step: int | None) -> Failure:
-    """It keeps the others waiting for ever."""
+    """A rank keeps the others waiting."""
     return Failure(
         cause=cause,
         reason="Hung",
@@ -152,7 +153,7 @@ def hung(rank: int, message: str, place: FailureContext, *, cause: Cause, step: 
 def raised(
     rank: int, exception: str, traceback: tuple[str, ...], place: FailureContext, *, step: int | None = None
 ) -> Failure:
-    """The script's own exception, as its loop told before the process ended."""
+    """The script raised an exception, which its loop reported before the process ended."""
     cause, reason = _of_exception(exception)
     return Failure(
         cause=cause,
@@ -171,21 +172,21 @@ def raised(
 
 
 def _of_exception(text: str) -> tuple[Cause, str]:
-    """Return the cause and the reason of an exception, from its type and message."""
+    """Return cause and reason of an exception, from its type and message."""
     if _OUT_OF_MEMORY.match(_RANK_PREFIX.sub("", text)):
         return Cause.OOM, "OutOfMemory"
     return Cause.APPLICATION, "Exception"
 
 
 def _mistake(exception: str, traceback: tuple[str, ...]) -> str:
-    """Return type and place of an error in the program, which the next attempt makes again; nothing for others."""
+    """Return type and place of an error in the program, which the next attempt would repeat; "" for other errors."""
     kind = _RANK_PREFIX.sub("", exception).partition(":")[0].removeprefix("holdfast.core.errors.").strip()
     frames = [match for line in traceback if (match := _FRAME.match(_RANK_PREFIX.sub("", line)))]
     return f"{kind} at {frames[-1][1]}:{frames[-1][2]}" if kind in _MISTAKES and frames else ""
 
 
 def not_started(program: str, message: str, place: FailureContext) -> Failure:
-    """The command could not be started at all."""
+    """The command could not be started."""
     code = 127 if os.strerror(errno.ENOENT) in message else 126
     exhausted = any(text in message for text in _NO_RESOURCES)
     return Failure(

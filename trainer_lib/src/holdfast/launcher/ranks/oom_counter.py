@@ -1,4 +1,4 @@
-"""What the cgroup says about memory: how many of its processes the kernel has killed for it."""
+"""Reads how many processes of the cgroup the kernel has killed because of memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _SELF = Path("/proc/self/cgroup")
 
 
 class OomCounter:
-    """The kernel's count of processes killed for memory in our cgroup (v1 or v2); remembers the last reading."""
+    """The kernel's count of processes killed because of memory in this cgroup (v1 or v2), with the last reading."""
 
     def __init__(self, *, root: Path = _ROOT, membership: Path = _SELF) -> None:
         self._file = next(filter(Path.is_file, _candidates(root, membership)), None)
         self._seen = self._read()
 
     def grew(self) -> bool:
-        """Whether a process of the cgroup was killed for memory since the last call."""
+        """Whether a process of the cgroup was killed because of memory since the last call."""
         now = self._read()
         grown = now > self._seen
         self._seen = now
@@ -35,7 +35,7 @@ class OomCounter:
 
 
 def _candidates(root: Path, membership: Path) -> Iterator[Path]:
-    """Deepest first: our own group, then the root of the cgroup namespace, for v2 and v1."""
+    """Yield the paths, deepest first: this cgroup, then the root of the cgroup namespace, for v2 and v1."""
     for v1, path in _groups(membership):
         inside = path.lstrip("/")
         name, base = ("memory.oom_control", root / "memory") if v1 else ("memory.events", root)

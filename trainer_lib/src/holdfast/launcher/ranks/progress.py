@@ -1,4 +1,4 @@
-"""What the ranks report of their training, and what is asked of them."""
+"""The reported progress of the ranks, and the requests to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.launcher.accounting.checkpoint_counters import CheckpointCounters
 
 @dataclass(kw_only=True)
 class Progress:
-    """What the ranks told of their training, for the status."""
+    """The training progress that the ranks reported, for the status."""
 
     committed_step: int | None = None
     committed_at: float | None = None
@@ -29,7 +29,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """A `checkpoint` or `quiesce` for the ranks of an attempt, also for those that say hello later."""
+    """A `checkpoint` or `quiesce` request for the ranks of an attempt, including ranks that send `hello` later."""
 
     type: str
     pair: AttemptId
@@ -44,17 +44,17 @@ class Wish:
 
 
 def smoothed(known: float | None, value: float) -> float:
-    """A mean in which older values count less and less."""
+    """Return an exponentially smoothed mean."""
     return value if known is None else 0.8 * known + 0.2 * value
 
 
 def origin(body: Mapping[str, Any]) -> str:
-    """Where the state that goes on was, in a word for each tier; nothing for a fresh start."""
+    """Return the source of the restored state, one word per tier; "" for a fresh start."""
     return SURVIVOR if body.get("source") == "memory" else ", ".join(map(str, body.get("tiers", ())))
 
 
 def set_aside(bad: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, str]:
-    """A damaged commit, why, and what became of its step."""
+    """Return the path of a corrupt checkpoint, why it is corrupt, and what happened to its step."""
     stores = ", ".join(map(str, body.get("stores", ())))
     lost = any(gone["path"] == bad["path"] for gone in body.get("lost", ()))
     since = f"training went on from step {body['step']}{stores and f' of {stores}'}"

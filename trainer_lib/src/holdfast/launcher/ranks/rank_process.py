@@ -1,7 +1,7 @@
-"""One rank process as its launcher knows it: its slot, its place, what it said. No I/O but signals and messages.
+"""One rank process as its launcher tracks it: slot, place and reported state. No I/O except signals and messages.
 
-A process outlives attempts: it *votes* in an attempt from the moment it is placed there until it says `left` for it
-(or a later one) or is reaped, and is *kept* from then on until it is placed again.
+A process outlives attempts. It *votes* in an attempt from its placement there until it sends `left` for that attempt
+(or a later one) or is reaped. After `left` it is *kept* until its next placement.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from holdfast.launcher.process.child import Child, ProcessExit
 from holdfast.launcher.ranks.environ import RankPlace
 from holdfast.launcher.ranks.rank_socket import Connection, RankMessage
 
-# A loaded host takes seconds to take an interpreter with torch down.
+# On a loaded host, an interpreter with torch takes seconds to exit.
 ENDING_SECONDS = 20.0
 
 
 class Spawner(Protocol):
     def spawn(self, *, environ: Mapping[str, str], prefix: str, on_exit: Callable[[ProcessExit], None]) -> Child:
-        """Start one; SpawnError if that cannot be done."""
+        """Start a process. Raises SpawnError."""
 
 
 @dataclass(kw_only=True)
@@ -35,17 +35,17 @@ class Rank:
     started_at: float
     process: Child | None = None
     connection: Connection | None = None
-    # Where it is, or was placed last; a standby has never been anywhere.
+    # The current or last place. A standby process has none yet.
     place: RankPlace | None = None
     pair: AttemptId | None = None
     error_file: Path | None = None
     left: AttemptId | None = None
-    left_at: float | None = None  # on the clock of boards; None once it is in a world again
+    left_at: float | None = None  # on the clock of the activity pages; None once it is in a world again
     ready: bool = False
-    world: Mapping[str, Any] | None = None  # to be told as soon as it can hear
+    world: Mapping[str, Any] | None = None  # to be sent as soon as it can receive
     forgotten: bool = False
     step: int = 0
-    # What it said in its present attempt.
+    # State that it reported in its current attempt.
     phase: str = RankPhase.STARTUP
     greeted: bool = False
     done: bool = False
@@ -64,7 +64,7 @@ class Rank:
 
     @property
     def pid(self) -> int:
-        """The process id, 0 before the start."""
+        """The process ID; 0 before the start."""
         return 0 if self.process is None else self.process.pid
 
     @property
@@ -77,20 +77,20 @@ class Rank:
         return self.connection is not None
 
     def ends(self, now: float) -> bool:
-        """Whether it hung up a moment ago: its interpreter comes to its end, and its exit code will say why.
+        """Whether it closed its connection a moment ago: the interpreter is exiting, and its exit code will show why.
 
-        For so long it keeps nobody waiting in vain; a process that never ends is taken for hung after all.
+        For `ENDING_SECONDS` this does not count as a hang. A process that never exits counts as hung afterwards.
         """
         over_at = None if self.connection is None else self.connection.over_at
         return over_at is not None and now - over_at < ENDING_SECONDS
 
     @property
     def can_leave(self) -> bool:
-        """Whether it can be asked to leave an attempt and stay alive."""
+        """Whether it can leave an attempt on request and stay alive."""
         return self.connection is not None and self.connection.slot is not None and self.connection.open
 
     def may_vote(self, pair: AttemptId) -> bool:
-        """Whether it could still vote in an attempt of this pair or a lower one."""
+        """Whether it could still vote in this attempt or a lower one."""
         return self.alive and self.pair is not None and self.pair <= pair and not self.parked
 
     @property
@@ -100,7 +100,7 @@ class Rank:
 
     @property
     def starting(self) -> bool:
-        """Whether it is to stand by, and has not said so yet."""
+        """Whether it is a standby process that has not connected yet."""
         return self.pair is None and not self.speaks
 
     @property
@@ -111,7 +111,7 @@ class Rank:
 
     @property
     def strays(self) -> bool:
-        """Whether it said that it left its attempt, and is not in the next one yet."""
+        """Whether it left its attempt and is not in the next one yet."""
         awaited = not self.parked and not self.greeted and self.alive and not self.forgotten
         return self.left_at is not None and (self.kept or awaited)
 
@@ -121,15 +121,15 @@ class Rank:
         self.greeted = self.done = self.quiesced = self.commits = False
 
     def send(self, message: Mapping[str, Any]) -> bool:
-        """Tell it something; says whether it may be heard."""
+        """Send a message. Return whether the connection was open."""
         return self.connection is not None and self.connection.send(message)
 
     def move(self, world: Mapping[str, Any]) -> None:
-        """Tell it its world, now or as soon as it can hear."""
+        """Send it its world, now or as soon as it can receive."""
         self.world = None if self.send(world) else world
 
     def hear(self, message: RankMessage) -> bool:
-        """Take in what it said; says whether that is of its present attempt."""
+        """Record its message. Return whether the message belongs to its current attempt."""
         match message.type:
             case "hello":
                 self.connection, self.left_at = message.connection, None

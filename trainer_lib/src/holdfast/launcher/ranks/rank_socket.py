@@ -1,7 +1,7 @@
-"""The Unix socket between the launcher and its own rank processes: JSON objects, one a line.
+"""The Unix socket between the launcher and its rank processes, with one JSON object per line.
 
-A connection belongs to one process for its life. Each `hello` moves it into another attempt, and what follows is of
-that attempt: every message is handed on with the pair of its connection, and what is old is for its owner to drop.
+A connection belongs to one process for its lifetime. Each `hello` moves it to another attempt, and later messages
+belong to that attempt. Every message carries the attempt ID of its connection; the receiver drops old ones.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ _log = logging.getLogger("holdfast.launcher.agent_socket")
 
 
 class Connection:
-    """One rank process at the other end, and who it said it is."""
+    """One rank process at the other end, and how it identified itself."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
-        self.slot: int | None = None  # None: a release that cannot be kept between attempts
+        self.slot: int | None = None  # None: a version that cannot be kept between attempts
         self.pid = 0
         self.pair: AttemptId | None = None
         self.rank: int | None = None
-        self.over = asyncio.Event()  # everything that it said has been heard
+        self.over = asyncio.Event()  # set when all its messages are processed
         self.over_at: float | None = None
 
     @property
     def open(self) -> bool:
-        """Whether it can still be told something."""
+        """Whether messages can still be sent to it."""
         return not self.over.is_set() and not self._writer.is_closing()
 
     def send(self, message: Mapping[str, Any]) -> bool:
-        """Tell it; says whether it may be heard."""
+        """Send a message. Return whether the connection was open."""
         if not self.open:
             return False
         self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
         return True
 
     def greet(self, body: Mapping[str, Any]) -> None:
-        """Take in a `standby`, or a `hello` to an attempt."""
+        """Process a `standby`, or a `hello` to an attempt."""
         slot = body.get("slot")
         self.slot, self.pid = None if slot is None else int(slot), int(body["pid"])
         if body["type"] == "hello":
@@ -62,7 +62,7 @@ class Connection:
 
 @dataclass(frozen=True, kw_only=True)
 class RankMessage:
-    """One message of a rank process, tagged with the attempt in which its connection is."""
+    """One message of a rank process, with the attempt ID of its connection."""
 
     connection: Connection
     pair: AttemptId | None
@@ -82,14 +82,14 @@ class AgentSocket:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listen; a socket that an earlier launcher left behind is replaced."""
+        """Listen. Replaces the socket of an earlier launcher."""
         if len(str(self._path).encode()) > _MAX_PATH_BYTES:
             raise UsageError(f"{self._path} is too long for a Unix socket: set HOLDFAST_RUN_DIR to a shorter path")
         self._path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._serve, path=self._path, limit=MAX_LINE_BYTES)
 
     async def close(self) -> None:
-        """Stop listening and end every connection."""
+        """Stop listening, and end every connection."""
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
@@ -122,7 +122,7 @@ class AgentSocket:
 
 
 async def _read(reader: asyncio.StreamReader) -> Mapping[str, Any] | None:
-    """One message, or None at the end of the stream."""
+    """Return one message; None at the end of the stream."""
     line = b""
     with contextlib.suppress(ConnectionError):
         line = await reader.readline()

@@ -1,8 +1,8 @@
-"""The local rank processes: start them, hear them, take them from world to world, stop them, say how they ended.
+"""Starts the local rank processes, moves them between worlds, stops them, and judges their exits.
 
-Invariant: `all_ended(pair)` is said only when no process of ours can vote in an attempt up to that pair: each was
-reaped, or said `left` for it and waits in memory (it is *kept*). Whoever does not say so in time is killed. A kept
-process takes its place in the next world again; places that nobody keeps get new processes.
+Invariant: `all_ended(pair)` is called only when no local process can vote in an attempt up to that one. Each was
+reaped, or sent `left` for it and waits in memory (it is *kept*). A process that does not send it in time is killed. A
+kept process gets its place in the next world; new processes fill the other places.
 """
 
 from __future__ import annotations
@@ -37,48 +37,48 @@ from holdfast.launcher.ranks.rank_process import Rank, Spawner
 from holdfast.launcher.ranks.rank_socket import RankMessage
 
 _log = logging.getLogger("holdfast.launcher.supervisor")
-# Who was asked to leave an attempt and has not said `left` by then hangs, and is killed.
-# Who is known to hang is killed at once (`hang.py`). On a host without a free core an answer of the others may take
-# long, and with the last of them the state in memory would be killed: this is for who hangs beside another failure.
+# A rank that has not sent `left` within this time after the request is killed. Known hung ranks are killed at once
+# (`hang/`). On a host without a free core, answers may take long, and killing the last rank would lose the state in
+# memory. So this covers only ranks that hang in addition to another failure.
 FENCE_SECONDS = 2.0
-# So many times longer at the most, on a host that is short of CPUs.
+# On a host with CPU starvation, the time may be longer by at most this factor.
 _PATIENCE = 10.0
 _LOOK_SECONDS = 0.1
-# What a process wrote to its socket before it ended must be read before its end is judged.
+# Messages that a process sent before its end must be read before the end is judged.
 _LAST_WORDS_SECONDS = 0.02
 
 
 class RankListener(Protocol):
-    """The receiver of events about ranks."""
+    """Receives events about ranks."""
 
     def rank_ended(self, rank: Rank, end: RankEnd) -> None:
-        """A process ended while it was in an attempt, for whatever reason."""
+        """A process ended while it was in an attempt, for any reason."""
 
     def process_ended(self, pid: int, *, killed: bool) -> None:
-        """A process is gone, whatever it was to us; `killed`: by us."""
+        """A process ended, whatever its state was; `killed`: by this launcher."""
 
     def standby_ended(self) -> None:
-        """A process ended that had no world yet."""
+        """A process without a world ended."""
 
     def cannot_start(self, pair: AttemptId, program: str, message: str) -> None: ...
 
     def all_ended(self, pair: AttemptId) -> None:
-        """Nothing here can vote in this pair or a lower one any more, after `stop` asked for it."""
+        """After `stop`: no local process can vote in this attempt or a lower one any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What every rank runs, and under which conditions."""
+    """The command of every rank, and its conditions."""
 
     argv: tuple[str, ...]
     processes: int
     environ: Mapping[str, str] = field(repr=False)
     prefix_output: bool = False
-    warm: int | None = None  # processes that stand by for a rank; None: not even a zygote
+    warm: int | None = None  # number of standby processes; None: not even a zygote
 
 
 class FreshInterpreter:
-    """Starts the command as it is."""
+    """Starts the command in a new process."""
 
     def __init__(self, command: Command) -> None:
         self._argv = command.argv
@@ -103,7 +103,7 @@ class Supervisor:
         self._stopping: list[AttemptId] = []
         self._tasks: set[asyncio.Task[object]] = set()
         self.pair: AttemptId | None = None
-        self.speaks_holdfast = False  # sticky: this script has the loop
+        self.speaks_holdfast = False  # stays True: this script has the loop
 
     @property
     def ranks(self) -> Sequence[Rank]:
@@ -123,31 +123,29 @@ class Supervisor:
 
     @property
     def slots(self) -> frozenset[int]:
-        """Of the processes that are not reaped yet."""
+        """The slots of all processes that are not reaped yet."""
         return frozenset(slot for slot, rank in self._ranks.items() if rank.alive)
 
     @property
     def held(self) -> HeldShards | None:
-        """Which shards of a sharded model its processes have in memory, also between two worlds."""
+        """The shards of a sharded model that the local processes have in memory, also between two worlds."""
         alive = [rank for rank in self._ranks.values() if rank.alive and not rank.forgotten]
         return together(rank.held for rank in alive if rank.held is not None)
 
     def rank(self, slot: int) -> Rank | None:
-        """The process of a slot, if it is still ours."""
+        """Return the process of a slot, or None."""
         rank = self._ranks.get(slot)
         return None if rank is None or rank.forgotten else rank
 
-    # Worlds
-
     def start(self, world: World, master: Master, membership: Membership) -> None:
-        """Fill this launcher's places in a world: first with who was kept, then with new processes."""
+        """Fill this launcher's places in a world: first with kept processes, then with new ones."""
         self.pair = world.pair
         self._world = (world, master, membership)
         errors = self._fresh_error_dir(world.pair)
         self._ranks = {slot: rank for slot, rank in self._ranks.items() if rank.alive or not rank.ended}
         kept = {rank.local_rank: rank for rank in self._ranks.values() if rank.kept}
         here = places(world, self._me, self._processes(membership))
-        for place in here:  # at once: starting a process takes longer
+        for place in here:  # kept ones first: starting a process takes longer
             rank = kept.get(place.local_rank)
             if rank is not None:
                 rank.take(place, world.pair, errors / f"rank-{place.rank}.json")
@@ -161,7 +159,7 @@ class Supervisor:
                 return
 
     def stand_by(self, membership: Membership) -> None:
-        """Start processes for the places that nobody keeps, before their world is known."""
+        """Start standby processes for the places without a kept process."""
         held = {rank.local_rank for rank in self._ranks.values() if rank.kept}
         processes = self._processes(membership)
         for local_rank in sorted(set(range(processes)) - held):
@@ -171,7 +169,7 @@ class Supervisor:
             )
             try:
                 self._launch(rank, environ, f"[{local_rank}] ")
-            except SpawnError as error:  # said again, and reported, when a world needs the process
+            except SpawnError as error:  # reported again when a world needs the process
                 _log.warning("%s", error)
                 self._listener.standby_ended()
                 return
@@ -180,7 +178,7 @@ class Supervisor:
         return self._command.processes or membership.rules.processes_per_worker
 
     def _start(self, place: RankPlace, error_file: Path) -> bool:
-        """A new process for a place in the present world."""
+        """Start a process for a place in the current world. Return False if the command cannot be started."""
         if self._world is None:
             raise AssertionError("there is no world to start a rank for")
         world, master, membership = self._world
@@ -222,10 +220,8 @@ class Supervisor:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    # What they say
-
     def hear(self, message: RankMessage) -> Rank | None:
-        """Note what a rank said; None if it is not of the present attempt."""
+        """Record a message of a rank. Return None if it is not of the current attempt."""
         rank = self._find(message)
         if rank is None:
             return None
@@ -246,26 +242,26 @@ class Supervisor:
         number, pair = message.connection.rank, message.pair
         return next((rank for rank in self.ranks if rank.number == number and rank.pair == pair), None)
 
-    # Stopping
-
     def terminate(self, ranks: Sequence[Rank]) -> None:
-        """Ask processes to end by themselves (SIGTERM)."""
+        """Request processes to end (SIGTERM)."""
         for rank in ranks:
             if rank.process is not None:
                 rank.process.send(signal.SIGTERM)
 
     def kill(self, rank: Rank) -> None:
-        """End a process now; what its end means is judged as of any other."""
+        """Kill a process. Its end is judged as any other."""
         if rank.process is not None:
             rank.process.kill()
 
     def dismiss(self, rank: Rank) -> None:
-        """End a process that is in no attempt: it gets no place any more."""
+        """Kill a process that is in no attempt. It gets no further place."""
         self._forget(rank)
 
     def stop(self, pair: AttemptId, reason: str, grace: float) -> None:
-        """Let no process vote up to this pair any more; `all_ended` follows. Scripts without the loop end, after
-        `grace` since SIGTERM."""
+        """Prevent processes from voting up to this attempt; `all_ended` follows.
+
+        A script without Holdfast's loop is killed `grace` seconds after SIGTERM.
+        """
         self._stopping.append(pair)
         for rank in [rank for rank in self._ranks.values() if rank.may_vote(pair)]:
             if rank.can_leave:
@@ -279,7 +275,7 @@ class Supervisor:
         self._settle()
 
     async def close(self, grace: float) -> None:
-        """End every process; scripts without the loop get SIGTERM first."""
+        """End every process. Scripts without Holdfast's loop get SIGTERM first."""
         alive = [rank for rank in self._ranks.values() if rank.alive]
         gone = asyncio.gather(*(rank.process.reaped.wait() for rank in alive if rank.process is not None))
         if grace > 0 and alive and not self.speaks_holdfast:
@@ -290,10 +286,10 @@ class Supervisor:
         await gone
 
     def _later(self, seconds: float, rank: Rank, pair: AttemptId, *, patience: float = 1.0) -> None:
-        """Kill a rank that may vote after that time.
+        """Kill a rank that may still vote after `seconds`.
 
-        A host that stands still, or has no CPU for the rank, makes all ranks late, and the state in memory would go
-        with the last of them: such time does not count, up to `patience` times as many seconds.
+        A suspended host, or one with CPU starvation, delays all ranks, and killing the last rank would lose the state
+        in memory. Such time does not count, up to `patience` times `seconds`.
         """
         self._do(self._fence(seconds, rank, pair, patience))
 
@@ -301,7 +297,7 @@ class Supervisor:
         loop, left, waited = asyncio.get_running_loop(), seconds, cpu_wait(rank.pid)
         last = loop.time() + seconds * patience
         while left > 0 and loop.time() < last and rank.may_vote(pair):
-            await asyncio.sleep(_LOOK_SECONDS)  # it may take longer, and counts as that much
+            await asyncio.sleep(_LOOK_SECONDS)  # may take longer, but counts as this much
             before, waited = waited, cpu_wait(rank.pid)
             left -= max(0.0, _LOOK_SECONDS - (waited - before))
         if rank.commits and self._world is not None:
@@ -314,35 +310,33 @@ class Supervisor:
             self.kill(rank)
 
     def _settle(self) -> None:
-        """Say `all_ended` of every pair in which nobody can vote any more."""
+        """Call `all_ended` for every attempt in which no process can vote any more."""
         for pair in list(self._stopping):
             if not any(rank.may_vote(pair) for rank in self._ranks.values()):
                 self._stopping.remove(pair)
                 self._listener.all_ended(pair)
 
     def _forget(self, rank: Rank) -> None:
-        """It is of no more use: its end is nobody's concern."""
+        """Kill a process that is no longer needed. Its end is not judged."""
         rank.forgotten = True
         self.kill(rank)
 
     def repair_compile_cache(self) -> None:
-        """Remove, on a thread, what a killed compiler left in the cache that ranks share."""
+        """Remove, on a thread, incomplete files of a killed compiler from the cache that ranks share."""
         self._do(asyncio.to_thread(compile_cache.repair, compile_cache.folder(self._command.environ)))
-
-    # How they end
 
     async def _watch(self, process: Child) -> None:
         await process.reaped.wait()
         self._settle()
 
     async def _hear_out(self, rank: Rank, ended: ProcessExit) -> None:
-        """Judge an end when everything that the process said has been heard."""
+        """Judge an end after all messages of the process have been processed."""
         if rank.connection is not None:
             try:
                 await asyncio.wait_for(rank.connection.over.wait(), _LAST_WORDS_SECONDS)
             except TimeoutError:
                 _log.debug("something holds the connection of rank %d open", rank.number)
-        elif ended.returncode != -signal.SIGKILL:  # it may have said hello a moment ago
+        elif ended.returncode != -signal.SIGKILL:  # it may have sent hello a moment ago
             await asyncio.sleep(_LAST_WORDS_SECONDS)
         self._ended(rank, ended)
 
@@ -363,7 +357,7 @@ class Supervisor:
         self._listener.rank_ended(rank, end)
 
     def _start_again(self, rank: Rank) -> bool:
-        """It was to stand by, and ended before it heard of its world: perhaps it must know that from the start."""
+        """Replace a standby process that ended without a world: the script may need its place at the start."""
         if rank.pair != self.pair or rank.place is None or rank.error_file is None:
             return False
         del self._ranks[rank.slot]
@@ -402,7 +396,7 @@ class Supervisor:
 
 
 def _recorded(error_file: Path) -> tuple[str, tuple[str, ...]]:
-    """What torch's `@record` left: the exception and the last lines of its traceback."""
+    """Return the exception and the last lines of its traceback that torch's `@record` wrote."""
     if not error_file.exists():
         return "", ()
     try:
@@ -417,7 +411,7 @@ def _recorded(error_file: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def resolve_command(words: Sequence[str]) -> tuple[str, ...]:
-    """What to run: as given; a Python file by itself is run by this interpreter, as torchrun does."""
+    """Return the command to run: unchanged, except that this interpreter runs a Python file, as with torchrun."""
     if words and words[0].endswith(".py"):
         return (sys.executable, "-u", *words)
     return tuple(words)

@@ -1,4 +1,4 @@
-"""The connection between the endpoint's launcher and the others: join, hear memberships, notice who is lost."""
+"""The connection between the endpoint's launcher and the others: join, receive memberships, detect losses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENDPOINT = "endpoint"
 
 
 class Endpoint:
-    """Plays the operator's part on the launcher that owns the endpoint's address."""
+    """Takes the operator's role on the launcher that owns the endpoint's address."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Endpoint:
         self._published: dict[str, Any] | None = None
 
     async def serve(self, listener: socket.socket | None, own: Joined) -> None:
-        """Collect and publish for ever. Without a listener: a world of this launcher alone."""
+        """Accept members and publish memberships until cancelled. Without a listener, there is one member."""
         self._roster = self._roster.joined(own, self._now())
         server = None
         if listener is not None:
@@ -115,7 +115,7 @@ class Endpoint:
             return False
         _log.error("%s was refused: on its host %s", connection.peer, refusal)
         connection.send({"type": "refuse", "message": refusal})
-        connection.writer.close()  # once that is out
+        connection.writer.close()  # after that is sent
         return True
 
 
@@ -127,7 +127,7 @@ async def join(
     secret: bytes,
     accept: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Be a member until the endpoint is lost. UsageError if it does not take us."""
+    """Be a member until the endpoint is lost. Raises UsageError if the endpoint refuses."""
     connection.send({"type": "join", "member": dict(own.entry), "asked": dict(asked)})
 
     def heard(body: dict[str, Any]) -> None:
@@ -140,7 +140,7 @@ async def join(
 
 
 async def _hear(connection: handshake.Connection, heard: Callable[[dict[str, Any]], None]) -> None:
-    """Read until the other side closes or is silent. Silence is counted in our own beats, so a stall is no one's."""
+    """Read until the other side closes or is silent. Silence is counted in local beats, without local stalls."""
     quiet = 0
 
     async def beat() -> None:
@@ -174,9 +174,9 @@ async def dial(
     patience: float,
     lookup: endpoint.Lookup = endpoint.look_up,
 ) -> handshake.Connection:
-    """Connect to the endpoint, which may not be there yet; log what is found there whenever that changes.
+    """Connect to the endpoint, which may not exist yet. Log the result of each try when it changes.
 
-    Raise UsageError after `patience` seconds, and at once if a program that is no launcher answers.
+    Raises UsageError after `patience` seconds, and at once if the program at the endpoint is no launcher.
     """
     loop, told = asyncio.get_running_loop(), ""
     deadline = loop.time() + patience
@@ -216,5 +216,5 @@ def _found(error: Exception) -> str:
 
 
 def with_key(document: dict[str, Any], secret: bytes) -> dict[str, Any]:
-    """The document with the run's key, which never travels."""
+    """Return the document with the run's key, which is never sent."""
     return {**document, "jobKey": job_key(secret, str(document["job"]["uid"])).hex()}

@@ -1,4 +1,4 @@
-"""Where `--rdzv-endpoint` is: the address that its name stands for, equal on every host, and what is found there."""
+"""Resolves and binds `--rdzv-endpoint`: the address of its name, which is the same on every host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.core.errors import UsageError
 
 _log = logging.getLogger("holdfast.launcher.rendezvous")
 _LOOK_SECONDS: Final = 1.0
-# A pod's or a host's name may be published after its launcher has started.
+# The name of a pod or host may be published after its launcher has started.
 _NOT_YET: Final = frozenset({socket.EAI_AGAIN, socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
 
 Lookup = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -23,7 +23,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 async def look_up(host: str, port: int) -> Sequence[str]:
-    """Return the addresses of a name; raise `socket.gaierror`."""
+    """Return the addresses of a name. Raises `socket.gaierror`."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
@@ -31,7 +31,7 @@ async def look_up(host: str, port: int) -> Sequence[str]:
 async def resolve(
     host: str, port: int, *, patience: float, lookup: Lookup = look_up, sleep: Sleep = asyncio.sleep
 ) -> Sequence[str]:
-    """Return the addresses of a name, which may have none yet; raise UsageError after `patience` seconds."""
+    """Return the addresses of a name, which may have none yet. Raises UsageError after `patience` seconds."""
     waited = 0.0
     while True:
         try:
@@ -50,7 +50,7 @@ async def resolve(
 
 
 def choose(addresses: Sequence[str]) -> str:
-    """Return the one address of a name that every launcher uses, in whatever order its host lists them."""
+    """Return the one address of a name that every launcher uses, independent of the order on its host."""
 
     def rank(address: str) -> tuple[bool, int, bytes]:
         parsed = ipaddress.ip_address(address)
@@ -60,7 +60,7 @@ def choose(addresses: Sequence[str]) -> str:
 
 
 def remarks(host: str, addresses: Sequence[str]) -> list[str]:
-    """Return what may keep launchers of several hosts from meeting at this name."""
+    """Return warnings about this name that may prevent launchers of several hosts from meeting."""
     address, said = choose(addresses), []
     if len(addresses) > 1:
         listed = ", ".join(addresses)
@@ -82,14 +82,14 @@ def _names_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """What came of owning the endpoint: a listener, or whether the address is another host's."""
+    """The result of binding the endpoint: a listener, or whether the address belongs to another host."""
 
     listener: socket.socket | None = None
     elsewhere: bool = False
 
 
 def bind(address: str, port: int) -> Bound:
-    """Own the endpoint, if its address is this machine's and nobody owns the port yet."""
+    """Bind the endpoint, if its address is this machine's and no process owns the port yet."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -1,7 +1,7 @@
-"""One run at a time in a folder of checkpoints, where no operator sees to that.
+"""Allows only one run at a time in a checkpoint folder without an operator.
 
-A second run would begin above the first one's claims, as it does above those of a run that is over, and what the
-first one commits from then on would be read by nobody and deleted. A lock ends with its holder, whatever ends that.
+A second run would begin above the claims of the first one, as after a run that is over. Later checkpoints of the
+first run would never be read, and would be deleted. A lock ends with its holder, however the holder ends.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from holdfast.core.environment import variable
 from holdfast.core.errors import UsageError
 
 _log = logging.getLogger("holdfast.launcher")
-PATIENCE_SECONDS = 15.0  # a run that was told to end may be in its last commit
+PATIENCE_SECONDS = 15.0  # a run that received a signal may be writing its last checkpoint
 _POLL_SECONDS = 0.2
 _MOST_TOLD = 200
 
 
 async def hold(folder: Path, me: str, *, patience: float = PATIENCE_SECONDS) -> Callable[[], None]:
-    """Keep other runs out of `folder` until this process ends, or what is returned is called.
+    """Keep other runs out of `folder` until this process ends, or the returned function is called.
 
-    `me` is what another run says of this one. UsageError if one has the folder for longer than `patience` (seconds).
-    A folder in which no lock can be had (read-only, another user's, a file system without locks) is left as it is.
+    `me` is the name of this run in the errors of others. Raises UsageError if another run holds the folder for longer
+    than `patience` (seconds). A folder that cannot be locked is left as it is: read-only, another user's, or on a
+    file system without locks.
     """
     try:
         make_folder(folder)
@@ -45,14 +46,14 @@ async def hold(folder: Path, me: str, *, patience: float = PATIENCE_SECONDS) -> 
     except OSError as error:
         _log.warning("%s cannot be locked against other runs: %s", folder, error)
     else:
-        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same, only its holder is not named
+        with contextlib.suppress(OSError):  # a full disk: the lock still holds, only the holder's name is missing
             os.ftruncate(lock, 0)
             os.pwrite(lock, me.encode(errors="replace")[:_MOST_TOLD], 0)
     return lambda: os.close(lock)
 
 
 def _nothing() -> None:
-    """There is no lock to let go of."""
+    """Release nothing: there is no lock."""
 
 
 async def _take(lock: int, folder: Path, patience: float) -> None:

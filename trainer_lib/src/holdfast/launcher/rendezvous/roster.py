@@ -1,7 +1,8 @@
-"""Without an operator: the launcher at the rendezvous endpoint plays its part.
+"""The operator's role without an operator, on the launcher at the rendezvous endpoint.
 
-It collects members, publishes generations and keeps the record of them; its loss ends the run, which is also what
-proves a member gone: a member that lost the endpoint ends itself. One launcher by itself is a roster of one.
+It collects members, publishes generations and keeps their record. Its loss ends the run. A member that lost the
+endpoint exits, so a member whose connection was lost for long enough is proved gone. A single launcher is a roster of
+one.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from holdfast.core.environment import SETTINGS, Environment
 from holdfast.core.protocol import PROTOCOL_VERSION
 from holdfast.launcher.options import RunOptions
 
-# A member ends itself this long after it lost the endpoint; the endpoint counts it as gone some time later.
+# A member exits this long after it lost the endpoint. The endpoint counts it as gone some time later.
 LEASE_SECONDS = 10.0
 GONE_SECONDS = 20.0
 LAST_CALL_SECONDS = 30.0
-# Steps. A script without a launcher saves by time instead.
+# In steps. A script without a launcher saves by time instead.
 LAUNCHED_INTERVAL = "50"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What the command line asks for."""
+    """The settings of a run from the command line."""
 
     run_id: str
     options: RunOptions = field(default_factory=RunOptions)
@@ -36,11 +37,11 @@ class RunRequest:
 
     @property
     def processes(self) -> int:
-        """The rank processes of each host."""
+        """The number of rank processes per host."""
         return self.options.processes or 1
 
     def settings(self) -> dict[str, Any]:
-        """As a membership carries them."""
+        """Return the settings as a membership contains them."""
         options = self.options
         checkpoint = {one.key: getattr(self.environment, one.name) for one in SETTINGS if one.key}
         if "checkpoint_interval" not in self.environment.given:
@@ -65,14 +66,14 @@ class RunRequest:
         }
 
     def asked(self) -> dict[str, str]:
-        """By option, what must be the same on every host of a run."""
+        """Return, by option, the values that must be the same on every host of a run."""
         low, high = self.options.nodes
         nodes = f"{low}" if low == high else f"{low}:{high}"
         name = {"--rdzv-id": self.run_id} if self.options.run_name else {}
         return {"--nproc-per-node": str(self.processes), "--nnodes": nodes, **name}
 
     def refusal(self, asked: Mapping[str, Any]) -> str | None:
-        """Why a launcher that was asked for this cannot join, or None: ranks are counted alike on every host."""
+        """Return why a launcher with these values cannot join, or None: rank numbers need equal values everywhere."""
         own = {**self.asked(), "--rdzv-id": self.run_id}
         for option, value in asked.items():
             if option in own and value != own[option]:
@@ -82,21 +83,20 @@ class RunRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """A launcher that reported, in the form that a membership lists (less its index)."""
+    """A launcher that joined, in the form of a membership's member without its index."""
 
     uid: str
     entry: Mapping[str, Any]
 
     @classmethod
     def of(cls, *, uid: str, name: str, host: str, control: int, store: int, node: str) -> Joined:
-        """From its parts."""
         entry = {"pod": name, "podUID": uid, "ip": host, "ports": {"store": store, "control": control}, "node": node}
         return cls(uid=uid, entry=entry)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A generation as it was published; with `through`, a run of numbers that never were."""
+    """A generation as it was published. With `through`, a range of numbers that were never published."""
 
     generation: int
     publication: str
@@ -110,7 +110,7 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What an operator would have recorded of the launchers' reports."""
+    """The reports of the launchers that an operator would have recorded."""
 
     started: AttemptId | None = None
     acknowledged: tuple[AttemptId, ...] = ()
@@ -119,15 +119,15 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """Who is there, and what was published. Pure: each change makes the next one."""
+    """The members and the published generations. Pure: each change returns a new roster."""
 
     terms: RunRequest
-    publication: str  # of this run; a generation's is made of it
+    publication: str  # of this run; part of each generation's publication
     present: tuple[Joined, ...] = ()
     last_join: float = 0.0
     lost: Mapping[str, float] = field(default_factory=dict)
     published: tuple[Published, ...] = ()
-    claims: frozenset[Claim] = frozenset()  # of others, found on the checkpoint folder
+    claims: frozenset[Claim] = frozenset()  # of other runs, found in the checkpoint folder
 
     def joined(self, member: Joined, now: float) -> Roster:
         others = tuple(known for known in self.present if known.uid != member.uid)
@@ -140,16 +140,16 @@ class Roster:
         return replace(self, present=present, lost={**self.lost, uid: now})
 
     def found(self, claims: Iterable[Claim]) -> Roster:
-        """A rank found claims of others: known from now on, and left behind by the next generation."""
+        """Add claims of other runs that a rank found. The next generation is above them."""
         return replace(self, claims=self.claims | frozenset(claims))
 
     @property
     def generation(self) -> int:
-        """The last one published, 0 before the first."""
+        """The last published generation; 0 before the first."""
         return self.published[-1].generation if self.published else 0
 
     def publish(self, now: float) -> Roster:
-        """Publish the next generation if it is time for one."""
+        """Publish the next generation if it is due."""
         members = self._next_members(now)
         if members is None:
             return self
@@ -180,11 +180,11 @@ class Roster:
         return (*kept, *new)
 
     def gone(self, now: float) -> list[str]:
-        """Members whose end is certain: they lost the endpoint for longer than their lease."""
+        """Return members that have certainly ended: they lost the endpoint for longer than their lease."""
         return sorted(uid for uid, since in self.lost.items() if now - since > GONE_SECONDS)
 
     def document(self, record: Record, *, now: float, revision: int) -> dict[str, Any]:
-        """The membership of the last generation published."""
+        """Return the membership of the last published generation."""
         last, started = self.published[-1], record.started
         first = started.generation if started else 1
         return {
@@ -220,10 +220,10 @@ def _previous(old: Published) -> dict[str, Any]:
 
 
 def job_key(secret: bytes, run_id: str) -> bytes:
-    """The key of a run: what the launchers of it prove to each other."""
+    """Return the key of a run, with which its launchers authenticate to each other."""
     return derived_key(secret, f"holdfast-run\n{run_id}")
 
 
 def rendezvous_key(secret: bytes) -> bytes:
-    """The key by which a launcher proves itself to the endpoint, before it knows the run."""
+    """Return the key with which a launcher authenticates to the endpoint, before it has the run ID."""
     return derived_key(secret, "holdfast-rendezvous")
