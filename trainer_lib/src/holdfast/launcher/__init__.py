@@ -1,1 +1,1 @@
-"""The launcher: rules of membership (`core`) and the shell around them."""
+"""The launcher: the membership state machine (`membership`) and the modules that carry out its decisions."""

@@ -1,4 +1,4 @@
-"""What the state machine decides, done by the parts of the launcher."""
+"""Carries out the actions that the state machine decides."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ _PLAIN_GRACE_SECONDS = 2.0
 
 
 class ActionExecutor:
-    """Does one action after the other."""
-
     def __init__(
         self,
         pump: EventPump,
@@ -45,7 +43,7 @@ class ActionExecutor:
         self._last_checkpoint = last_checkpoint
 
     def execute(self, action: e.Action) -> None:
-        """Do it; what comes of it is an event."""
+        """Carry out an action. Its results come back as events."""
         match action:
             case e.Send(to=to, message=message):
                 self._control.send(to, messages.to_json(message))
@@ -80,7 +78,7 @@ class ActionExecutor:
             self._local.start(world, master, membership, trained)
 
     def grace(self, wanted: float) -> float:
-        """A script without Holdfast's loop may have a SIGTERM handler of its own; the loop needs no warning."""
+        """Return the grace period. Only a script without Holdfast's loop needs one: it may handle SIGTERM itself."""
         if self._supervisor.speaks_holdfast:
             return wanted
         drain = self._pump.state.drain

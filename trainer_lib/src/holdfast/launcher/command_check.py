@@ -1,4 +1,4 @@
-"""Commands that `holdfast run` refuses before it starts anything: no attempt could succeed."""
+"""Rejects commands of `holdfast run` with which no attempt could succeed, before anything starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from holdfast.core.errors import UsageError
 from holdfast.launcher.process.script_imports import parse
 
-# Programs and modules that start and restart the ranks of a script themselves, under a rendezvous of their own.
+# Programs and modules that start and restart the ranks of a script, with their own rendezvous.
 _LAUNCHERS: Final = frozenset(
     {"torchrun", "torchrun.py", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun"}
 )
@@ -30,7 +30,7 @@ _LAUNCHER_MODULES: Final = frozenset(
 
 
 def check(argv: Sequence[str], *, nested: bool) -> None:
-    """Raise UsageError if the command cannot start, or starts a launcher of its own and that is not `nested`."""
+    """Raise UsageError if the command cannot start, or if it starts a launcher of its own without `nested`."""
     launcher = nested_launcher(argv)
     if launcher and not nested:
         raise UsageError(
@@ -47,7 +47,7 @@ def check(argv: Sequence[str], *, nested: bool) -> None:
 
 
 def nested_launcher(argv: Sequence[str]) -> str:
-    """Return the launcher that the command starts, or nothing."""
+    """Return the launcher that the command starts, or ""."""
     program = Path(argv[0]).name
     if program in _LAUNCHERS:
         return " ".join(argv[:2]) if program == "accelerate" else program
@@ -61,7 +61,7 @@ def nested_launcher(argv: Sequence[str]) -> str:
 
 
 def _suggestion(argv: Sequence[str]) -> str:
-    """Return the command without the nested launcher, as far as it can be read off."""
+    """Return the command without the nested launcher, as far as its options can be parsed."""
     words = list(argv[1:])
     at = next(
         (place for place, word in enumerate(words) if word.endswith(".py") and Path(word).name not in _LAUNCHERS),

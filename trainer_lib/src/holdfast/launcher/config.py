@@ -1,4 +1,4 @@
-"""What a launcher is given at its start, under the operator or without one."""
+"""The configuration of a launcher at its start, with or without the operator."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from holdfast.launcher.tiers.options import TierOptions
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherConfig:
-    """What a launcher must know before it hears of any membership."""
+    """The settings that a launcher needs before it receives a membership."""
 
     run_dir: Path
     identity: Identity
-    host: str  # where peers reach this launcher
+    host: str  # peers reach this launcher here
     command: Command
     control_port: int = CONTROL_PORT
     store_port: int = STORE_PORT
     grace_seconds: float = 30.0
     termination_log: Path | None = None
     membership_from_file: bool = True
-    timeline: Path | None = None  # in the run directory if not given
+    timeline: Path | None = None  # default: in the run directory
     stand_by: bool = True  # start the script before its world is known
     checkpoint_dir: Path | None = None
     upload: UploadSettings | None = None

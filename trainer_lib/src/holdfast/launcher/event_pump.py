@@ -1,4 +1,4 @@
-"""The event pump: events go one after the other through the state machine, and what it decides is done."""
+"""The event pump: passes events one by one to the state machine and has its actions carried out."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from holdfast.launcher.membership.events import Action, Event
 from holdfast.launcher.membership.state import State
 
 Observer = Callable[[State, State], None]
-"""Sees the state before an event and after it."""
+"""Receives the state before an event and after it."""
 
 
 class EventPump:
-    """Holds the state and the clock. For each event: observers in their order, then actions, then the status."""
+    """Holds state and clock. For each event, the observers run in order, then the actions, then the status."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -24,7 +24,7 @@ class EventPump:
         self._feeding = False
 
     def connect(self, observers: Sequence[Observer], *, execute: Callable[[Action], None], show: Observer) -> None:
-        """Name the parts that take part in each event, before the first one."""
+        """Set the parts that take part in each event, before the first event."""
         self._observers = observers
         self._execute = execute
         self._show = show
@@ -34,7 +34,7 @@ class EventPump:
         return self._origin + time.monotonic()
 
     def feed(self, event: Event) -> None:
-        """Process an event. An event that results from another one waits until that one is processed."""
+        """Process an event. An event that another event causes is processed after that one."""
         self._queue.append(event)
         if self._feeding:
             return

@@ -1,6 +1,6 @@
-"""One launcher: its parts, their order at the start and at the end, and the event loop.
+"""The launcher: creates its parts, starts and stops them in order, and runs the event loop.
 
-Nothing here decides which launchers train; `state_machine.step` does. Events come through the event pump.
+Nothing here decides which launchers train; `state_machine.step` does. All events pass through the event pump.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from holdfast.launcher.tiers.upload_client import Uploads
 _log = logging.getLogger("holdfast.launcher")
 _TICK_SECONDS = 0.1
 _TICKS_ALIVE = 5
-# Without SIGTERM there is no limit for the end of the launcher: this is the longest that its last upload may take.
+# Without SIGTERM, the exit of the launcher has no deadline. This is the maximum duration of its last upload.
 _UPLOAD_SECONDS = 3600.0
 _UPLOAD_MARGIN_SECONDS = 2.0
 
 
 class Launcher:
-    """One launcher."""
+    """Runs one launcher."""
 
     def __init__(self, config: LauncherConfig, context: LogContext) -> None:
         me, run_dir = config.identity, config.run_dir
@@ -105,7 +105,7 @@ class Launcher:
         pump.connect((*first, self._recorder.follow), execute=self._actions.execute, show=self._status.show)
 
     async def run(self) -> Ending:
-        """Run until the state machine decides how to leave."""
+        """Run until the state machine decides to exit. Return the reason and the exit code."""
         tasks = [asyncio.create_task(self._guard(work)) for work in await self._start()]
         try:
             ending = await self._exit
@@ -117,7 +117,7 @@ class Launcher:
         return ending
 
     def see_membership(self, document: dict[str, Any]) -> None:
-        """Take a membership document, from the file or from the endpoint's part of this program."""
+        """Process a membership document, from the file or from the endpoint in this process."""
         membership = Membership.from_json(document)
         self._hangs.configure(HangSettings.from_settings(document.get("settings", {})))
         key = _key(document)
@@ -125,7 +125,7 @@ class Launcher:
         self.peers.take(e.MembershipSeen(membership=membership), key)
 
     def fault(self, message: str) -> None:
-        """Leave with 70."""
+        """Exit with code 70."""
         cause = str(Cause.INFRASTRUCTURE)
         self._finish(Ending(code=ExitCode.LAUNCHER_FAULT, cause=cause, reason="LauncherFault", message=message))
 
@@ -138,7 +138,7 @@ class Launcher:
         asyncio.get_running_loop().set_exception_handler(self._callback_failed)
         self._signals.install(self._reaper)
         self._tiers.start()
-        self._supervisor.repair_compile_cache()  # a launcher before this one may have been killed with its ranks
+        self._supervisor.repair_compile_cache()  # an earlier launcher may have been killed with its ranks
         await self._socket.start()
         port = await self.peers.control.start(self._config.host or None, self._config.control_port)
         _log.info("launcher started", extra={"fields": {"control": port, "pid": os.getpid()}})
@@ -150,7 +150,7 @@ class Launcher:
         return [*work, self._membership.watch()] if self._config.membership_from_file else work
 
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
-        """A fault in one part ends the launcher with 70: a launcher must not run with half of its parts."""
+        """Exit with code 70 if a part fails: a launcher must not run with only some of its parts."""
         try:
             await work
         except Exception as error:  # noqa: BLE001  (logged, and the end of this launcher)
@@ -174,7 +174,7 @@ class Launcher:
             await asyncio.sleep(_TICK_SECONDS)
 
     async def _leave(self, ending: Ending) -> None:
-        """End the ranks, write the reason, close everything. Messages to peers are sent first."""
+        """Write the reason, end the ranks and close everything. The control channel sends queued messages first."""
         self._ending = ending
         self._signals.leaving = True
         self._recorder.close(ending.code, ending.reason)
@@ -194,7 +194,7 @@ class Launcher:
         self._status.flush()
 
     def _upload_seconds(self) -> float:
-        """How long the last upload may take: the rest of the grace period, or nothing if the upload would be late."""
+        """Return the seconds for the last upload: the rest of the grace period, or 0 if the plan excludes it."""
         if not self._last_checkpoint.uploaded:
             return 0.0
         left = self._signals.left()

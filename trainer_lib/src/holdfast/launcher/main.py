@@ -1,4 +1,4 @@
-"""`holdfast run`: puts the launcher together for where it runs, under the operator or without one."""
+"""`holdfast run`: assembles the launcher for its environment, with or without the operator."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.tiers.uploader import UploadSettings
 
 _log = logging.getLogger("holdfast.launcher")
-_MEMORY_DIR = "/dev/shm"  # noqa: S108  (the folder made there is this launcher's own)
+_MEMORY_DIR = "/dev/shm"  # noqa: S108  (this launcher creates its own folder there)
 
 
 async def launch(options: RunOptions, environment: Environment) -> int:
-    """Be a launcher until the job is over or this worker must leave; returns the exit code."""
+    """Run a launcher until the job is complete or this worker must leave. Return the exit code."""
     context = LogContext()
     logger = configure(context, background=True)
     try:
         ending = await _run(options, environment.with_options(options.given), context)
     except UsageError as error:
-        # Not final: it may hold for this pod only, such as a script on a volume that its node did not mount.
+        # Not final: the error may affect only this pod, for example if its node did not mount the script's volume.
         refused = Ending(code=ExitCode.USAGE, cause=Cause.APPLICATION, reason="Usage", message=str(error))
         termination_log.write(environment.termination_log, refused)
         raise
     finally:
         for handler in logger.handlers:
             handler.close()
-    sys.stderr.write(termination_log.last_words(ending))  # after the log, so that nothing follows it
+    sys.stderr.write(termination_log.last_words(ending))  # after the log, so that this is the last output
     return ending.code
 
 
@@ -68,7 +68,7 @@ def _command(options: RunOptions, environment: Environment, *, processes: int) -
     return Command(
         argv=resolve_command(options.command),
         processes=processes,
-        # Ranks restore from the copies where the folder has lost its commits.
+        # Ranks restore from the copies if the folder has lost its checkpoints.
         environ={**os.environ, **variables(object_url=environment.object_url)},
         prefix_output=options.prefix_output,
         warm=options.warm_processes,
@@ -76,7 +76,7 @@ def _command(options: RunOptions, environment: Environment, *, processes: int) -
 
 
 async def _under_operator(options: RunOptions, environment: Environment, context: LogContext) -> Ending:
-    """The membership comes from the file that the sidecar keeps."""
+    """Run with the membership from the file that the sidecar writes."""
     pod = environment.pod_name or environment.pod_uid
     context.update(pod=pod, job=environment.job_name)
     preflight.start(environment, environment.object_url)
@@ -122,7 +122,7 @@ def _upload(environment: Environment) -> UploadSettings | None:
 
 
 async def _alone(options: RunOptions, environment: Environment, context: LogContext) -> Ending:
-    """No operator: the launcher that owns the endpoint plays its part, the others join it."""
+    """Run without an operator: the launcher that owns the endpoint takes its role, and the others join it."""
     made = environment.run_dir is None
     run_dir = environment.run_dir or _temporary_dir()
     let_go: Callable[[], None] | None = None
@@ -190,7 +190,7 @@ def _local(environment: Environment) -> TierOptions | None:
 
 
 def _temporary_dir() -> Path:
-    """In memory, as in a pod, unless somebody names a place: what ranks write there must not wait for a disk."""
+    """Return a folder in memory, as in a pod, unless TMPDIR is set: files of ranks there must not wait for a disk."""
     named = tempfile.gettempdir() != "/tmp"  # noqa: S108  (compared, not used)
     memory = not named and os.access(_MEMORY_DIR, os.W_OK | os.X_OK)
     return Path(tempfile.mkdtemp(prefix="holdfast-", dir=_MEMORY_DIR if memory else None))

@@ -1,4 +1,4 @@
-"""The options of `holdfast run` that have no variable, and how their texts are read."""
+"""The options of `holdfast run` that have no environment variable, and their parsers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEVICES: Final = ("auto", "gpu", "cpu")
 
 
 def _processes(text: str) -> Any:
-    """A number, or a word that the command line replaces by the number of devices."""
+    """Parse a number, or a word that the command line replaces by the number of devices."""
     try:
         return text if text in DEVICES else whole(1)(text)
     except ValueError as error:
@@ -53,11 +53,11 @@ def _warm(text: str) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """`holdfast run`, parsed and checked."""
+    """The parsed and validated options of `holdfast run`."""
 
     command: tuple[str, ...] = ()
     given: Mapping[str, Any] = field(default_factory=dict)
-    """The options that have a variable as well, by the setting's name."""
+    """The options that also have an environment variable, by the name of the setting."""
 
     processes: int = setting(
         0,
@@ -133,12 +133,12 @@ class RunOptions:
 
     @property
     def min_nodes(self) -> int:
-        """The smallest number of hosts that trains."""
+        """The smallest number of hosts with which the job trains."""
         return self.nodes[0]
 
     @property
     def max_nodes(self) -> int:
-        """The largest number of hosts that trains."""
+        """The largest number of hosts with which the job trains."""
         return self.nodes[1]
 
 

@@ -1,4 +1,4 @@
-"""The links to the other launchers: the control channels, and the TCP store that the first members serve."""
+"""The links to other launchers: the control channels, and the TCP store that the first members serve."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from holdfast.launcher.network.tcp_store import StoreHost
 from holdfast.launcher.status.status_document import Identity
 
 _log = logging.getLogger("holdfast.launcher")
-# The coordinator, and the member that replaces it if it is lost.
+# The coordinator, and the member that replaces a lost coordinator.
 _WARM_STORES = 2
 
 
 class PeerLinks:
-    """Makes events of what peers and the store do. Keeps the channels in line with the membership."""
+    """Turns reports of peers and of the store into events, and adapts the channels to the membership."""
 
     def __init__(
         self, identity: Identity, pump: EventPump, *, changed: Callable[[], None], broken: Callable[[str], None]
@@ -37,39 +37,37 @@ class PeerLinks:
         self.store = StoreHost(self._store_lost, on_broken=broken)
 
     def observe(self, before: State, after: State) -> None:
-        """Follow a change of the membership or of the accepted world."""
+        """Adapt the channels to a change of the membership or of the accepted world."""
         if after.membership is not before.membership or after.accepted_world is not before.accepted_world:
             self._connect()
 
     def take(self, event: e.MembershipSeen, key: bytes) -> None:
-        """Process a membership, whose members prove that they hold this key."""
+        """Process a membership, whose members authenticate with this key."""
         self._key = key
         self._pump.feed(event)
         self._connect()
 
     def keep_store_warm(self) -> None:
-        """Prepare a store on the first members. Not while a world forms: the import of torch would delay it."""
+        """Keep a store process ready on the first members, but never start it while a world forms."""
         known = [self._pump.state.membership, self._pump.state.world]
         first = {member.pod_uid for group in known if group is not None for member in group.members[:_WARM_STORES]}
         if self._identity.pod_uid in first:
             self.store.warm()
 
     def peer_up(self, uid: str) -> None:
-        """The control channel to a peer is open."""
         _log.info("connected to %s", uid)
         self._pump.feed(e.PeerUp(pod_uid=uid))
 
     def peer_down(self, uid: str, how: e.How) -> None:
-        """It is lost."""
         _log.info("lost %s (%s)", uid, how)
         self._pump.feed(e.PeerDown(pod_uid=uid, how=how))
 
     def peer_said(self, uid: str, body: Mapping[str, Any]) -> None:
-        """A peer sent a message. Raises `DocumentError` if it cannot be read, which closes the channel."""
+        """Process a message of a peer. Raises `DocumentError` if it is not valid, which closes the channel."""
         self._pump.feed(e.Received(sender=uid, message=messages.from_json(body)))
 
     def stranger(self) -> None:
-        """A connection was refused before it had proved that it holds the job's key."""
+        """Count a connection that was refused because it did not prove that it has the job's key."""
         self.strangers += 1
         self._changed()
 

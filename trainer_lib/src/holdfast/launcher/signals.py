@@ -19,7 +19,7 @@ _LEAVE_SECONDS = 5.0
 
 
 class Signals:
-    """Makes events of signals, and keeps when the grace period of the pod began."""
+    """Turns signals into events, and records when the pod's grace period began."""
 
     def __init__(self, pump: EventPump, *, grace_seconds: float, finish: Callable[[Ending], None]) -> None:
         self._pump = pump
@@ -28,7 +28,7 @@ class Signals:
         self._checkpoints = 0
         self._terminated_at: float | None = None
         self.leaving = False
-        """Whether the launcher ends already: SIGTERM then only limits its last upload."""
+        """Whether the launcher is exiting already: SIGTERM then only limits its last upload."""
 
     def install(self, reaper: Reaper) -> None:
         """Handle the signals in the running event loop."""
@@ -41,7 +41,7 @@ class Signals:
             loop.add_signal_handler(signal.SIGCHLD, reaper.reap)
 
     def left(self) -> float | None:
-        """Seconds until the grace period ends; None before SIGTERM."""
+        """Return the seconds until the grace period ends; None before SIGTERM."""
         if self._terminated_at is None:
             return None
         return self._terminated_at + self._grace_seconds - self._pump.now()

@@ -1,4 +1,4 @@
-"""Without an operator: the launcher finds its address, and is the endpoint of the run or a member of it."""
+"""Runs a launcher without an operator: finds its address, and either serves the endpoint of the run or joins it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOST_ENDPOINT_SECONDS = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherAddress:
-    """The address of this launcher, the endpoint if there is one, and whether this launcher owns it."""
+    """The address of this launcher, the endpoint if there is one, and whether this launcher owns the endpoint."""
 
     host: str
     secret: bytes
@@ -42,12 +42,12 @@ class LauncherAddress:
 
     @property
     def elsewhere(self) -> tuple[str, int] | None:
-        """Return where another launcher takes the operator's role; None if this one does."""
+        """Return the endpoint of another launcher, which has the operator's role; None if this launcher has it."""
         return self.endpoint if self.listener is None else None
 
 
 async def find_address(options: RunOptions, environment: Environment) -> LauncherAddress:
-    """Resolve the endpoint and own it if it is an address of this host. Raises `UsageError`."""
+    """Resolve the endpoint, and bind it if it is an address of this host. Raises `UsageError`."""
     if options.endpoint is None:
         return LauncherAddress(host="127.0.0.1", secret=secrets.token_bytes(32))
     host, port = options.endpoint
@@ -86,7 +86,7 @@ def _secret(environment: Environment, host: str, address: str) -> bytes:
 
 
 class Standalone:
-    """A launcher, and next to it the endpoint of the run or the connection to it."""
+    """A launcher, and in addition the endpoint of the run or the connection to it."""
 
     def __init__(
         self, config: LauncherConfig, context: LogContext, place: LauncherAddress, terms: RunRequest
@@ -97,7 +97,7 @@ class Standalone:
         self._agent = Launcher(config, context)
 
     async def run(self) -> Ending:
-        """Run both until the launcher leaves."""
+        """Run both until the launcher exits."""
         agent = asyncio.create_task(self._agent.run())
         meeting = asyncio.create_task(self._rendezvous())
         await asyncio.wait([agent, meeting], return_when=asyncio.FIRST_COMPLETED)
@@ -108,7 +108,7 @@ class Standalone:
         return await agent
 
     async def _endpoint_lost(self, agent: asyncio.Task[Ending], meeting: asyncio.Task[None]) -> None:
-        """The endpoint says goodbye before its last message is worked on: wait a little for that."""
+        """The endpoint closes before its last message is processed: wait a moment for that."""
         error = meeting.exception()
         await asyncio.wait([agent], timeout=0.0 if error else _LOST_ENDPOINT_SECONDS)
         if not agent.done():
@@ -152,7 +152,7 @@ class Standalone:
         )
 
     def _record(self) -> Record:
-        """What this launcher knows; what the others found they have told it."""
+        """Return what the endpoint must record, as this launcher received it."""
         state = self._agent.pump.state
         over = tuple(incident.pair for incident in state.incidents if incident.resumed is not None)
         return Record(started=state.started, acknowledged=over, foreign=state.foreign)

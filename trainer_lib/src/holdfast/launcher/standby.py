@@ -1,4 +1,4 @@
-"""Processes that are ready before they are needed: for the next failure, and for a world that forms later."""
+"""Keeps processes ready in advance: for the next failure, and for a world that forms later."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from holdfast.launcher.ranks.event_adapter import LocalRanks
 from holdfast.launcher.ranks.supervisor import Supervisor
 
 _TICKS_REFILL = 50
-# Without a world for this long, the script is started on standby.
+# Without a world for this long (seconds), the script starts on standby.
 _IDLE_SECONDS = 0.5
 
 
 class Standby:
-    """Fills the pool while a world trains, and starts the script on standby while there is none."""
+    """Fills the pool while a world trains, and starts the script on standby while there is no world."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class Standby:
             self._local.await_standbys()
 
     def observe(self, before: State, after: State) -> None:
-        """Prepare for the next failure once a world has made its first step: earlier would delay that step."""
+        """Fill the pool once a world has made its first step: filling it earlier would delay that step."""
         if self._trains(after) and not self._trains(before):
             self._peers.keep_store_warm()
             self._pool.refill()
 
     def tick(self) -> None:
-        """Replace processes of the pool that have ended, and start the script if no world forms for a moment."""
+        """Replace pool processes that ended, and start the script on standby if no world forms for a while."""
         self._ticks += 1
         state = self._pump.state
         if self._ticks % _TICKS_REFILL == 0 and self._trains(state):
@@ -65,7 +65,7 @@ class Standby:
             self._local.stand_by(state.membership)
 
     def _trains(self, state: State) -> bool:
-        """A script without Holdfast's loop never reports a step."""
+        """Whether the world trains. A script without Holdfast's loop never reports a step."""
         attempt = state.attempt
         if attempt is None:
             return False

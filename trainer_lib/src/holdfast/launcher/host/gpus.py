@@ -1,6 +1,6 @@
-"""Which GPUs this container sees: the sidecar beside it sees none, and asks the node's exporter about these.
+"""Lists the GPUs of this container. The sidecar sees none, and asks the node's exporter about these.
 
-The driver lists all GPUs of the node in some containers; those that this one may use have a device file here.
+In some containers the driver lists all GPUs of the node. Only those with a device file belong to this container.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MINOR: Final = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
 
 
 def visible(proc: Path = _PROC, dev: Path = _DEV) -> tuple[str, ...]:
-    """Their UUIDs; none where there is no driver."""
+    """Return their UUIDs; () without a driver."""
     found = (_uuid(path, dev) for path in sorted(proc.glob("*/information")))
     return tuple(uuid for uuid in found if uuid)
 

@@ -16,7 +16,7 @@ _POLL_SECONDS = 0.05
 
 
 class MembershipFile:
-    """Hands on each new content; a content that cannot be read is reported by name and changes nothing."""
+    """Passes on each new content. Unreadable content is logged and has no other effect."""
 
     def __init__(self, run_dir: Path, accept: Callable[[dict[str, Any]], None]) -> None:
         self._path = run_dir / MEMBERSHIP_FILE
@@ -25,13 +25,13 @@ class MembershipFile:
         self.problem = ""
 
     async def watch(self) -> None:
-        """Look every 50 ms, for ever: one stat, and a read only after a change."""
+        """Look every 50 ms until cancelled: one stat, and a read only after a change."""
         while True:
             self.look()
             await asyncio.sleep(_POLL_SECONDS)
 
     def look(self) -> bool:
-        """Hand on the content if it changed; whether it did."""
+        """Pass on the content if it changed. Return whether it changed."""
         now = stamp(self._path)
         if now is None or now == self._seen:
             return False

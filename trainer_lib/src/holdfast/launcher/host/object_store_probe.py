@@ -1,7 +1,7 @@
-"""Does the object store answer with this pod's credentials?
+"""Checks whether the object store is usable with this pod's credentials.
 
-Run as `python -m holdfast.launcher.host.object_store_probe URL NAME`.
-The last line of its output is the verdict. Whatever goes wrong is one.
+Run as `python -m holdfast.launcher.host.object_store_probe URL NAME`. The last line of its output is the result, also
+for errors.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from holdfast.checkpoint.stores.open import open_store
 from holdfast.core.errors import HoldfastError, UnavailableError, UsageError
 from holdfast.launcher.host.preflight import Check, Result
 
-# A trial is made again in any case: that a store stays away is to be told early.
+# The caller repeats the trial, so an unavailable store should be reported early.
 _ATTEMPTS: Final = 3
 
 
 def rehearse(url: str, name: str) -> Check:
-    """List, write, read back, delete."""
+    """List, write, read back and delete an object."""
     try:
         store = open_store(url, attempts=_ATTEMPTS)
         if not isinstance(store, ObjectStore):
@@ -36,9 +36,9 @@ def rehearse(url: str, name: str) -> Check:
 
 
 def of_the_job(error: HoldfastError) -> bool:
-    """Whether another node would fare no better: what the job says is wrong, or the store itself refused it.
+    """Whether another node would fail too: the job's settings are wrong, or the store refused the request.
 
-    That no credentials are found at all may be the node's: they may be those of its role.
+    Missing credentials may be the node's fault: they may come from the node's role.
     """
     if isinstance(error, UsageError):
         return True

@@ -1,8 +1,8 @@
-"""Are checkpoint volume and object store fit for training? Tried beside the launcher's start, and told in a file.
+"""Checks whether checkpoint volume and object store are usable. Runs asynchronously to the launcher's start.
 
-The launcher tries them and not the sidecar, as it has the trainer's user, mounts, variables and rights. A volume that
-hangs keeps only its thread here waiting; the sidecar sees that no answer comes, and says so. The store is tried by a
-process of its own, so that its client stays out of the launcher. What was found unfit is tried again.
+The launcher runs the checks, not the sidecar, because it has the trainer's user, mounts, variables and permissions. A
+volume that hangs blocks only one thread here; the sidecar reports that no result arrives. A separate process checks
+the store, so the launcher does not import the store's client. A failed check is repeated. The results are in a file.
 """
 
 from __future__ import annotations
@@ -47,56 +47,56 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check, in words for people."""
+    """The result of one check, with a message for users."""
 
     result: Result
     message: str
     of_the_job: bool = False
-    """It failed by what the job says, such as wrong credentials: no node is to blame."""
+    """The check failed because of the job's settings, for example wrong credentials, and not because of the node."""
 
     def document(self, name: str) -> dict[str, Any]:
-        """One of the checks in `preflight.json`."""
+        """Return one entry of `preflight.json`."""
         found = {"name": name, "result": str(self.result), "message": self.message}
         return {**found, "blame": "Job"} if self.of_the_job else found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What the job asks of the volume."""
+    """The job's requirements on the volume."""
 
     free_bytes: int
     write_bytes: int
-    """A second."""
+    """The minimum throughput, in bytes per second."""
     seconds: float
-    """The longest that the trial may take."""
+    """The maximum duration of the check in seconds."""
 
 
 class Volume(Protocol):
-    """What a trial does with a volume."""
+    """The operations of a check on a volume."""
 
     def free_bytes(self) -> int | None:
-        """What a user may still write; None if the volume does not say."""
+        """Return the bytes that this user can still write; None if the volume does not report them."""
         ...
 
     def write(self, piece: bytes) -> None:
-        """Append to the trial's file."""
+        """Append to the file of the check."""
         ...
 
     def sync(self) -> None:
-        """Wait until the volume has all of it."""
+        """Flush the file to the volume."""
         ...
 
     def use_names(self) -> None:
-        """Do what a checkpoint does with names; an OSError says what the volume cannot do."""
+        """Use file names as checkpoints do. An OSError names the unsupported operation."""
         ...
 
     def remove(self) -> None:
-        """Take all that the trial made away."""
+        """Delete everything that the check created."""
         ...
 
 
 class Folder:
-    """A real one, with a file of the trial's own."""
+    """A folder of the file system, with a file for this check."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -126,7 +126,7 @@ class Folder:
             "fsync a folder": lambda: sync_folder(before),
             "rename a folder": lambda: before.rename(after),
         }
-        self._clear(before, after)  # of a trial that was killed
+        self._clear(before, after)  # of an earlier check that was killed
         try:
             for what, do in steps.items():
                 with _naming(what):
@@ -148,7 +148,7 @@ class Folder:
 
 @contextlib.contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """An error says what could not be done."""
+    """Add the failed operation to an error."""
     try:
         yield
     except OSError as error:
@@ -156,7 +156,7 @@ def _naming(what: str) -> Iterator[None]:
 
 
 def try_volume(volume: Volume, needs: Needs, monotonic: Callable[[], float]) -> Check:
-    """Look for room, write and sync a little, then use names as checkpoints do."""
+    """Check the free space, write and sync a small file, then use file names as checkpoints do."""
     try:
         free = volume.free_bytes()
         if free is not None and free < needs.free_bytes:
@@ -201,7 +201,7 @@ def _why(error: OSError) -> str:
 
 
 def try_store(command: Sequence[str], seconds: float) -> Check:
-    """Ask a process of its own (`object_probe`) whether the store answers."""
+    """Run the check of the object store (`object_store_probe`) in a separate process."""
     environ = helper_environment()
     try:
         ended = subprocess.run(
@@ -221,7 +221,7 @@ def try_store(command: Sequence[str], seconds: float) -> Check:
 
 
 def _told_by(ended: subprocess.CompletedProcess[bytes]) -> Check:
-    """Its last line. The exit code says nothing: as PID 1 the launcher may have reaped it already."""
+    """Return the last line. The exit code is not reliable: as PID 1, the launcher may have reaped the process."""
     try:
         told = json.loads(ended.stdout.decode().splitlines()[-1])
         result = Result(told["result"])
@@ -232,7 +232,7 @@ def _told_by(ended: subprocess.CompletedProcess[bytes]) -> Check:
 
 
 class Board:
-    """`preflight.json`: how all trials stand. Any thread may tell."""
+    """The state of all checks in `preflight.json`. Any thread may update it."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / PREFLIGHT_FILE
@@ -240,7 +240,7 @@ class Board:
         self._checks: dict[str, Check] = {}
 
     def tell(self, name: str, check: Check) -> bool:
-        """Write it, if it is news; whether it stands there."""
+        """Write a result if it changed. Return whether the file contains it."""
         with self._lock:
             if check == self._checks.get(name):
                 return True
@@ -257,12 +257,11 @@ class Board:
 
 
 def document(checks: Mapping[str, Check]) -> dict[str, Any]:
-    """`preflight.json`."""
     return {"version": PROTOCOL_VERSION, "checks": [check.document(name) for name, check in checks.items()]}
 
 
 class Trial:
-    """Tries until all is well, and tells what it found."""
+    """Repeats a check until it succeeds, and publishes each result."""
 
     def __init__(
         self,
@@ -276,12 +275,12 @@ class Trial:
         self._sleep = sleep
 
     def begin(self, words: str) -> None:
-        """Say that it runs, then run on a thread of its own."""
+        """Publish that the check runs, then run it on a separate thread."""
         self._board.tell(self._name, Check(result=Result.RUNNING, message=words))
         threading.Thread(target=self.run, name=f"preflight-{self._name}", daemon=True).start()
 
     def run(self) -> None:
-        """Until it is fit, and that is written: the worker waits for it."""
+        """Repeat until the check has succeeded and the result is written: the worker waits for it."""
         while True:
             check = self._tried()
             if self._board.tell(self._name, check) and check.result is not Result.FAILED:
@@ -297,7 +296,7 @@ class Trial:
 
 
 def start(environment: Environment, object_url: str) -> None:
-    """Begin what the job asks for."""
+    """Start the checks that the job requires."""
     if environment.run_dir is None:
         return
     needs = _needs(environment)

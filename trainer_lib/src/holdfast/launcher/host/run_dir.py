@@ -1,4 +1,4 @@
-"""Small files of the run directory: read whole, written by rename, noticed when they change."""
+"""Small files of the run directory: read completely, written by rename, checked for changes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from holdfast.core.errors import DocumentError
 # Files in the run directory.
 MEMBERSHIP_FILE: Final = "membership.json"
 STATUS_FILE: Final = "status.json"
-PREFLIGHT_FILE: Final = "preflight.json"  # what the launcher found of volume and object store, for the sidecar
+PREFLIGHT_FILE: Final = "preflight.json"  # results for volume and object store, for the sidecar
 TOUCH_FILE: Final = "emergency_checkpoint"
 TOUCH_ACK_FILE: Final = "emergency_checkpoint.ack"
 AGENT_SOCKET_FILE: Final = "agent.sock"
 TIMELINE_FILE: Final = "timeline.jsonl"
-STACKS_DIR: Final = "stacks"  # what hung ranks and their mates were doing
+STACKS_DIR: Final = "stacks"  # stacks of hung ranks and of the ranks that waited for them
 MAX_DOCUMENT_BYTES: Final = 1 << 20
 
 Stamp = tuple[int, int, int]
 
 
 def stamp(path: Path) -> Stamp | None:
-    """What tells one content of a file that is written by rename from the next; None without a file."""
+    """Return a value that differs for each content of a file that is written by rename; None without a file."""
     try:
         status = path.stat()
     except OSError:
@@ -33,7 +33,7 @@ def stamp(path: Path) -> Stamp | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read one JSON object; raises `DocumentError` naming the file."""
+    """Read one JSON object. Raises `DocumentError` that names the file."""
     try:
         with path.open("rb") as source:
             data = source.read(MAX_DOCUMENT_BYTES + 1)
@@ -51,14 +51,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write by rename: a reader sees the old content or the new one, never a part."""
+    """Write by rename: a reader sees the old content or the new content, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(value, indent=1) + "\n")
     temporary.rename(path)
 
 
 def clean(run_dir: Path) -> None:
-    """Make the run directory, and take away what an earlier launcher left half written."""
+    """Create the run directory, and delete partly written files of an earlier launcher."""
     run_dir.mkdir(parents=True, exist_ok=True)
     for leftover in run_dir.glob(f".{STATUS_FILE}.*"):
         leftover.unlink(missing_ok=True)

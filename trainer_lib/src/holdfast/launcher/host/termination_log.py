@@ -1,4 +1,4 @@
-"""What the container leaves behind in `/dev/termination-log`: why it ended. Never a secret, at most 4 KiB."""
+"""Writes why the container ended to `/dev/termination-log`: at most 4 KiB, without secrets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.core.protocol import PROTOCOL_VERSION, ExitCode
 _log = logging.getLogger("holdfast.launcher.termination")
 _MAX_BYTES = 4000  # the kubelet cuts at 4096
 _MAX_LINES = 12
-# Of its C++ part, some of them as the process ends, after what it ends for.
+# Lines of torch's C++ part. Some appear while the process ends, after the error that caused its end.
 _TORCHS_WARNING = re.compile(r"(?:\[rank\d+\]:)?\[[IW]\d{4} [\d:.]+ [\w.]+:\d+\]")
 _MAX_LINE = 300
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
@@ -61,20 +61,20 @@ class Ending:
 
 
 def redact(text: str) -> str:
-    """Take out what looks like a credential: the termination log is visible to whoever may see the pod."""
+    """Remove text that looks like a credential: everyone who can see the pod can read the termination log."""
     return _URL_USER.sub(r"\1***@", _SECRET.sub(r"\1***", _BARE.sub("***", text)))
 
 
 def last_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """The last lines that say something, each of a length that other launchers can be told."""
+    """Return the last informative lines, cut to a length that fits into messages to other launchers."""
     telling = [line for line in lines if line.strip() and not is_own_info(line) and not _TORCHS_WARNING.match(line)]
     return tuple(line.rstrip()[:MAX_TEXT] for line in telling)[-_MAX_LINES:]
 
 
 def error_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return the last traceback, up to and with its exception; the last lines if there is no traceback.
+    """Return the last traceback including its exception; without a traceback, the last lines.
 
-    A framework may print its own advice after the traceback, which is not why the process ended.
+    A framework may print its own advice after the traceback, which is not the reason for the end of the process.
     """
     bare = [_RANK_PREFIX.sub("", line) for line in lines]
     frame = max((place for place, line in enumerate(bare) if _FRAME.match(line)), default=len(bare))
@@ -85,7 +85,7 @@ def error_lines(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def last_words(ending: Ending) -> str:
-    """Return what a person reads last: why the job has failed; nothing if it has not."""
+    """Return the last message of the launcher: why the job failed; "" if it did not fail."""
     if not ending.final or ending.code == ExitCode.COMPLETE:
         return ""
     lines = [redact(line) for line in ending.traceback[-_MAX_LINES:] if not line.endswith(_HEADER)]
@@ -93,7 +93,7 @@ def last_words(ending: Ending) -> str:
 
 
 def write(path: Path, ending: Ending) -> None:
-    """Write the termination log where there is one: the kubelet made the file, elsewhere there is none."""
+    """Write the termination log if the file exists: the kubelet creates it."""
     if not path.exists():
         return
     body = ending.to_json()

@@ -1,4 +1,4 @@
-"""What a launcher that is started again in its pod knows of its earlier life: the status that it left."""
+"""Recovers the state of an earlier launcher in this pod from the status file that it left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("holdfast.launcher.memory")
 
 
 def remembered(run_dir: Path, identity: Identity) -> State:
-    """The state to begin with: what was promised never falls, and a life that ended without a word is an incident."""
+    """Return the initial state: promises of the earlier launcher persist, and its unexplained end is an incident."""
     fresh = State(me=identity.pod_uid)
     path = run_dir / STATUS_FILE
     if not path.exists():
@@ -43,7 +43,7 @@ def remembered(run_dir: Path, identity: Identity) -> State:
 
 
 def _unexplained(before: dict[str, Any], identity: Identity, last_sign: float) -> Incident | None:
-    """The end of an attempt of which the earlier launcher could tell nothing any more."""
+    """Return the incident of an attempt whose end the earlier launcher could not report, or None."""
     world = before.get("world")
     if world is None or before.get("exit") is not None:
         return None

@@ -1,4 +1,4 @@
-"""The launcher's status as `status.json` has it. Pure."""
+"""Creates the launcher's status for `status.json`. Pure."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def status(
 
 
 def _shown(text: str) -> str:
-    """The status is copied to the job's own, which more people may read than the pods' logs."""
+    """Redact and shorten a text: the status is copied to the job's, which more users can read than the pods' logs."""
     return redact(text)[:_MAX_MESSAGE]
 
 
@@ -99,7 +99,7 @@ def _world(world: World | None) -> dict[str, Any] | None:
 
 
 def _restored(attempt: Attempt | None) -> dict[str, Any] | None:
-    """Of the attempt that runs here, once it has made a step."""
+    """Return the restore of the attempt that runs here, once it has made a step."""
     if attempt is None or attempt.restored is None:
         return None
     return {"step": attempt.restored, "from": attempt.origin or None}
@@ -133,9 +133,9 @@ def _highest_claim(state: State, progress: Progress) -> dict[str, Any] | None:
 
 
 def _told(state: State) -> list[Incident]:
-    """The oldest, in the order of the worlds that they ended: the others follow when those are acknowledged.
+    """Return the oldest incidents, in the order of attempts. The others follow when those are acknowledged.
 
-    Without an operator for long there are ever more, and the report with all of them would be too large for it.
+    Without an operator for long, their number grows, and a report of all would be too large for the operator.
     """
     return sorted(state.incidents, key=lambda incident: incident.pair)[:_MAX_INCIDENTS]
 

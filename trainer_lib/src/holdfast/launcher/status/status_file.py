@@ -1,6 +1,6 @@
-"""Emits `status.json`: only what changed, at most about five times a second, and a moment after a transition.
+"""Writes `status.json` if it changed, at most about five times per second, with a short delay after a transition.
 
-Between changes the file is touched, so that who reads it can tell a quiet launcher from a dead one.
+Between changes the file is touched, so that readers can distinguish an idle launcher from one that ended.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from holdfast.launcher.membership.state import State
 
 _log = logging.getLogger("holdfast.launcher.status_file")
 _INTERVAL_SECONDS = 0.2
-# A failure is answered first, and written down then.
+# The response to a failure has priority over writing it down.
 _MOMENT_SECONDS = 0.01
 _TRANSITION = ("phase", "ready", "accepted", "started", "incidents", "foreign", "complete")
 
 
 class StatusFile:
-    """Writes the document that `build` makes, whenever it differs from the last one written."""
+    """Writes the document that `build` returns, whenever it differs from the last one written."""
 
     def __init__(self, run_dir: Path, build: Callable[[], dict[str, Any]]) -> None:
         self._path = run_dir / STATUS_FILE
@@ -35,29 +35,29 @@ class StatusFile:
         self._failed = False
 
     def changed(self) -> None:
-        """Something changed that may wait for the next beat."""
+        """Note a change that can wait for the next beat."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_INTERVAL_SECONDS, self.flush)
 
     def soon(self) -> None:
-        """Something changed that must be seen."""
+        """Note a change that must be written soon."""
         if self._soon is None:
             self._soon = asyncio.get_running_loop().call_later(_MOMENT_SECONDS, self.flush)
 
     def show(self, before: State, after: State) -> None:
-        """Write after an event: at once what the sidecar must see, later progress, heartbeats and waiting."""
+        """Write after an event: soon for changes that the sidecar needs, later for all others."""
         if after.world is not before.world or any(getattr(before, n) != getattr(after, n) for n in _TRANSITION):
             self.soon()
         elif before is not after:
             self.changed()
 
     def alive(self) -> None:
-        """Say that this launcher lives, without a change: the file's time is the sign of life."""
+        """Touch the file as a sign of life without a change."""
         with contextlib.suppress(OSError):
             os.utime(self._path)
 
     def flush(self) -> None:
-        """Write now, if there is something new."""
+        """Write now, if there is a change."""
         for timer in (self._timer, self._soon):
             if timer is not None:
                 timer.cancel()

@@ -1,5 +1,7 @@
-"""The local tier as the launcher owns it: a folder on a disk of its node, which outlives ranks and launcher. It is
-served: of a replicated state each rank reads what the ranks of all nodes have written."""
+"""The local disk tier of a launcher: a folder on a disk of its node that outlives ranks and launcher.
+
+The launcher serves it: of a replicated state, each rank reads what the ranks of all nodes have written.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory tier as the launcher owns it: a folder of slots that outlives its ranks, and who serves it."""
+"""The memory tier of a launcher: a folder of slots that outlives its ranks, and the server for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MemoryHost(TierHost):
     place = "a memory volume"
 
     def estimates(self, speeds: Mapping[str, Speed], members: Sequence[Member]) -> list[TierEstimate]:
-        """Where a last commit of this world would lie: in memory here, and if copies are made, on the next node."""
+        """Return where a last checkpoint would lie: in local memory and, with copies, on the next node."""
         options, node = self._options, self._identity.node
         memory = speeds[MEMORY_TIER].tier(MEMORY_TIER, node=node, due=options.interval == 1)
         there = self._copies_go_to(members)
@@ -31,7 +31,7 @@ class MemoryHost(TierHost):
         return [memory, speeds[PEER_TIER].tier(PEER_TIER, MEMORY_TIER, node=there.node, due=due)]
 
     def _copies_go_to(self, members: Iterable[Member]) -> Neighbour | None:
-        """As each of its ranks chooses."""
+        """Return the neighbour that receives copies, as each rank selects it."""
         if self._options.peer_interval is None:
             return None
         node, pod = self._identity.node, self._identity.pod_uid

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class NodeTiers:
-    """The hosts of all tiers; most launchers have none, and import no module of a tier."""
+    """The hosts of all tiers. Most launchers have none, and import no module of a tier."""
 
     def __init__(self, config: LauncherConfig) -> None:
         self._hosts: list[TierHost] = []
@@ -28,7 +28,7 @@ class NodeTiers:
             self._hosts.append(LocalHost(config.local, identity=config.identity, host=config.host))
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Return what a rank must know of each tier, by name."""
+        """Return what a rank needs to use each tier, by name."""
         return {host.name: said for host in self._hosts if (said := host.describe()) is not None}
 
     def estimates(self, speeds: Mapping[str, Speed], members: Iterable[Member]) -> list[TierEstimate]:
@@ -37,21 +37,21 @@ class NodeTiers:
         return [one for host in self._hosts for one in host.estimates(speeds, members)]
 
     def start(self) -> None:
-        """Take and serve the folders."""
+        """Acquire the folders and serve them."""
         for host in self._hosts:
             host.start()
 
     def admit(self, job_key: bytes) -> None:
-        """Serve launchers that hold this key."""
+        """Serve launchers that have this key."""
         for host in self._hosts:
             host.admit(job_key)
 
     def close(self, *, complete: bool) -> None:
-        """Release the folders; delete what a complete job left in them."""
+        """Release the folders, and delete the files of a complete job."""
         for host in self._hosts:
             host.close(complete=complete)
 
     @property
     def strangers(self) -> int:
-        """How many connections were refused because they did not hold the key."""
+        """The number of connections that were refused because they did not have the key."""
         return sum(host.strangers for host in self._hosts)

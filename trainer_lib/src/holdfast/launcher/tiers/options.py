@@ -1,4 +1,4 @@
-"""What is asked of the memory tier and the local one. Apart from them: most launchers have none, and load neither."""
+"""The options of the memory tier and the local disk tier. A separate module: most launchers import neither tier."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class TierOptions:
-    """A folder on a volume of the node, and how often ranks commit there, in steps."""
+    """A folder on a volume of the node, and how often ranks write checkpoints there, in steps."""
 
     root: Path
     limit: int | None = None
     interval: int = 1
     per_second: int | None = None
-    """Most bytes that each rank writes there, or sends on from there."""
+    """Maximum number of bytes that each rank writes there, or sends on from there."""
     in_flight: int | None = None
-    """Most writes of each rank at once, or of memory, most reads from one other node."""
+    """Maximum number of concurrent writes of each rank; for memory, of concurrent reads from one other node."""
     peer_interval: int | None = None
-    """How often copies in memory go on to another node, in steps; None: never."""
+    """Interval of copies from memory to another node, in steps; None: never."""

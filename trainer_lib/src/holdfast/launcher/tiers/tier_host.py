@@ -1,4 +1,4 @@
-"""A folder of a volume that one launcher owns and serves: what its ranks commit there, all ranks of the job read."""
+"""A folder that one launcher owns and serves. Its ranks write checkpoints there, and all ranks can read them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _FOLDERS: Final = 256
 
 
 class TierHost(ABC):
-    """One launcher's side of a tier. What an earlier launcher left in the folder is still good."""
+    """One launcher's side of a tier. Checkpoints of an earlier launcher in the folder stay usable."""
 
     name: ClassVar[str]
-    """As in `checkpoint.<name>` and `--<name>-tier`."""
+    """The name in `checkpoint.<name>` and `--<name>-tier`."""
     place: ClassVar[str]
-    """On what a user is to give a folder."""
+    """The kind of volume on which the user must provide a folder."""
 
     def __init__(self, options: TierOptions, *, identity: Identity, host: str) -> None:
         self._options = options
@@ -41,7 +41,7 @@ class TierHost(ABC):
         self._lock = -1
 
     def start(self) -> None:
-        """Take a folder, and serve it; UsageError if there is none to be had."""
+        """Acquire a folder and serve it. Raises UsageError if no folder is available."""
         try:
             self._folder, self._lock = _own_folder(self._root)
             self._server = self._serve(self._folder, self._host or None)
@@ -53,17 +53,17 @@ class TierHost(ABC):
         _log.info("commits are kept on the %s tier", self.name, extra={"fields": {"folder": str(self._folder)}})
 
     def admit(self, job_key: bytes) -> None:
-        """Serve who holds the job's key."""
+        """Serve connections that have the job's key."""
         if self._server is not None:
             self._server.key = derive(job_key)
 
     @property
     def strangers(self) -> int:
-        """Who was turned away for want of that key."""
+        """The number of connections that were refused because they did not have that key."""
         return 0 if self._server is None else self._server.strangers
 
     def close(self, *, complete: bool) -> None:
-        """Let go of the folder; of a job that is complete, nothing is kept."""
+        """Release the folder. If the job is complete, delete its files."""
         if self._server is not None:
             self._server.close()
         if complete:
@@ -72,7 +72,7 @@ class TierHost(ABC):
             os.close(self._lock)
 
     def describe(self) -> dict[str, Any] | None:
-        """Return what a rank must know, for its welcome; None before this launcher is admitted."""
+        """Return what a rank needs to use the tier, for its welcome; None before `admit`."""
         server = self._server
         if server is None or server.key is None:
             return None
@@ -90,20 +90,20 @@ class TierHost(ABC):
         ).to_json()
 
     def estimates(self, speeds: Mapping[str, Speed], members: Sequence[Member]) -> list[TierEstimate]:
-        """Return where a last checkpoint of this world could lie; nowhere on a disk that is lost with its node."""
+        """Return where a last checkpoint of this world could lie; none for a disk that is lost with its node."""
         return []
 
     @abstractmethod
     def _serve(self, folder: Path, host: str | None) -> PeerServer:
-        """Let others read what is in it."""
+        """Return a running server for the files in the folder."""
 
     @abstractmethod
     def _forget(self, folder: Path) -> None:
-        """The job is complete: nothing of it is needed."""
+        """Delete the files of a complete job."""
 
 
 def _own_folder(root: Path) -> tuple[Path, int]:
-    """The first one that no living launcher holds: several on one host share a volume."""
+    """Return the first folder that no live launcher holds: several launchers of one host share a volume."""
     for number in range(_FOLDERS):
         folder = root / f"launcher-{number}"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

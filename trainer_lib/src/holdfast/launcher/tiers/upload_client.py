@@ -1,7 +1,7 @@
-"""Commits on their way to the object store, as the launcher sees it: told to a child of its own, never waited for.
+"""Uploads of checkpoints to the object store, from the launcher's side: a child process uploads asynchronously.
 
-The child is not a rank: nothing that it does holds up training, and it outlives the ranks. When the launcher leaves,
-the newest commit gets what is left of the pod's grace period.
+The child is not a rank: it never delays training, and it outlives the ranks. When the launcher exits, the newest
+checkpoint may be uploaded in the rest of the pod's grace period.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOOK_SECONDS = 0.5
 
 @dataclass(kw_only=True)
 class UploadCounts:
-    """What was uploaded by this launcher."""
+    """The uploads of this launcher."""
 
     commits: int = 0
     nbytes: int = 0
@@ -49,7 +49,7 @@ class UploadCounts:
 
 
 class Uploads:
-    """The child that uploads, started with the first commit. Without settings nothing happens."""
+    """The child that uploads, started with the first checkpoint. Without settings it does nothing."""
 
     def __init__(
         self, settings: UploadSettings | None, folder: Path | None, arrived: Callable[[CheckpointName], None]
@@ -69,19 +69,19 @@ class Uploads:
 
     @property
     def wanted(self) -> bool:
-        """Whether commits are uploaded at all."""
+        """Whether checkpoints are uploaded at all."""
         return self._settings is not None and self._folder is not None
 
     def commit(self, name: CheckpointName) -> None:
-        """A commit is durable on the shared tier."""
+        """Upload a checkpoint that is durable on the shared tier."""
         if self.wanted and name != self._newest and (self._child is not None or self._ends < _MOST_RESTARTS):
             self._newest = name
             self._say(name)
 
     async def finish(self, left: Callable[[], float], alive: Callable[[], None] = lambda: None) -> None:
-        """Let the newest commit arrive for as long as seconds are left; then there is no child any more.
+        """Wait for the newest checkpoint while `left` returns more than 0 seconds, then end the child.
 
-        `alive` is called meanwhile, so that nobody takes the launcher for dead.
+        `alive` is called meanwhile, so that the launcher still shows signs of life.
         """
         child, line = self._child, self._line
         if child is None or line is None:
@@ -158,7 +158,7 @@ class Uploads:
         self._arrived(name)
 
     def _failed(self, cause: str, message: str) -> None:
-        """Each is counted; of the same trouble in a row one line is enough."""
+        """Count each failure. Log consecutive failures with the same cause once."""
         self.counts.failures[cause] += 1
         if cause != self._troubled:
             _log.error("%s; the newest commit is tried next, and training goes on", message)

@@ -1,8 +1,8 @@
-"""The child of the launcher that uploads commits: `python -m holdfast.launcher.tiers.upload_worker FD`.
+"""The child of the launcher that uploads checkpoints: `python -m holdfast.launcher.tiers.upload_worker FD`.
 
-It gets one line of settings and then the name of each commit over FD, and tells there how each upload went. When the
-launcher closes its side, it uploads the newest commit and ends. It shares nothing with the ranks but the folder, in
-which it says what it uploads.
+It receives one line of settings and then the name of each checkpoint over FD, and reports the result of each upload
+there. When the launcher closes its side, it uploads the newest checkpoint and exits. It shares only the folder with
+the ranks, and marks there what it uploads.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from holdfast.checkpoint.tiers.uploader import (
 )
 from holdfast.core.errors import HoldfastError
 
-# A last upload that fails is tried again so often; the launcher ends us when its grace period is over.
+# Number of tries of a last upload. The launcher ends this process when its grace period is over.
 _LAST_TRIES = 5
 
 _log = logging.getLogger("holdfast.launcher.upload_host")
 
 
 class Host:
-    """The queue, filled by a thread that listens and emptied by the one that uploads."""
+    """The queue. One thread receives names, another one uploads."""
 
     def __init__(self, line: IO[str], answers: socket.socket, uploader: Uploader) -> None:
         self._line = line
@@ -54,7 +54,7 @@ class Host:
         self._changed = threading.Condition()
 
     def listen(self) -> None:
-        """Until the launcher closes its side."""
+        """Receive names until the launcher closes its side."""
         for text in self._line:
             name = parse_commit(text.strip())
             if name is not None and self._may_be_there(name):
@@ -62,7 +62,7 @@ class Host:
         self._become(replace(self._queue, closing=True, failures=0, retry_at=0.0))
 
     def listen_to_the_end(self) -> None:
-        """As a thread: a defect ends the process, which the launcher starts again. Nobody would upload otherwise."""
+        """Run `listen` as a thread. A defect ends the process, so that the launcher restarts the uploads."""
         try:
             self.listen()
         except BaseException:  # noqa: BLE001 — ends the process
@@ -70,9 +70,10 @@ class Host:
             os._exit(1)
 
     def _may_be_there(self, name: CheckpointName) -> bool:
-        """A commit that was asked for without a step since is an older attempt's: it has come here already.
+        """Whether a checkpoint may be in the folder.
 
-        Where the folder cannot be read now, the upload looks again, and says so.
+        If no step was made since a restore, a requested checkpoint is that of an older attempt, which was passed to
+        the uploader already. If the folder cannot be read now, the upload checks again and reports the error.
         """
         try:
             return name in self._uploader.source.commits()
@@ -80,7 +81,7 @@ class Host:
             return True
 
     def work(self) -> None:
-        """Until all is uploaded and the launcher goes."""
+        """Upload until everything is uploaded and the launcher closes its side."""
         while True:
             with self._changed:
                 match decide(self._queue, self._uploader.settings, time.monotonic()):
@@ -95,7 +96,7 @@ class Host:
                 return
 
     def _finished(self, outcome: Outcome) -> bool:
-        """Note and tell; False: there is no sense in trying on."""
+        """Report an outcome. Return False if another try is useless."""
         with self._changed:
             if outcome.settled:
                 over = self._queue.arrived if outcome.arrived else self._queue.given_up
@@ -127,8 +128,8 @@ def _said(outcome: Outcome, untidy: str) -> str:
 
 
 def main() -> int:
-    """Upload until the launcher goes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on a terminal is the launcher's to handle
+    """Upload until the launcher exits."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C on a terminal
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     connection = socket.socket(fileno=int(sys.argv[1]))
     line = connection.makefile("r", encoding="utf-8")
