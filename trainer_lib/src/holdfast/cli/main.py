@@ -22,7 +22,7 @@ _LINUX_ONLY = frozenset({"run", "demo", "chaos"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit code."""
+    """Run the program. Return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if not words or words[0] in {"-h", "--help", "--version"}:

@@ -1,4 +1,4 @@
-"""The command line of `holdfast run`. The options are declared as settings, in torchrun's words."""
+"""The command line of `holdfast run`. Each option is declared as a setting, with torchrun's names."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ exit codes of 'holdfast run':
 
 
 def parse(words: Sequence[str]) -> RunOptions:
-    """Parse and check. Raises `UsageError`, which names the option and the fix."""
+    """Parse and validate. Raises `UsageError`, which names the option and the fix."""
     head, command = split_command(words)
     _refuse_unused(head)
     known = vars(parser().parse_args(head))
-    if known.pop("verb") != "run":  # argparse has refused anything else
+    if known.pop("verb") != "run":  # argparse has rejected anything else
         raise UsageError("holdfast: give a command: holdfast run [options] -- python train.py")
     command = [*known.pop("script", ()), *command]
     if not command:
@@ -94,7 +94,7 @@ def _refuse_unused(words: Sequence[str]) -> None:
 
 
 def parser() -> Parser:
-    """The commands of `holdfast`, and all options of `holdfast run`."""
+    """Return the parser for the commands of `holdfast` and all options of `holdfast run`."""
     top = Parser(
         prog="holdfast",
         usage="holdfast COMMAND [options]",
@@ -126,7 +126,7 @@ def parser() -> Parser:
 
 
 def _add(parser: argparse.ArgumentParser, one: Setting) -> None:
-    """Add an option under torchrun's two spellings, with - and with _."""
+    """Add an option in both spellings of torchrun, with - and with _."""
     option, _, takes = one.flag.partition(" ")
     names = dict.fromkeys((option, "--" + option[2:].replace("-", "_")))
     if one.read is switch:

@@ -1,4 +1,4 @@
-"""`holdfast timeline FILE`: what a timeline tells, in the terminal or as a picture."""
+"""`holdfast timeline FILE`: shows a timeline in the terminal or as a plot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """The readable lines of a timeline in their order, and how many were not."""
+    """The readable lines of a timeline in order, and the number of unreadable ones."""
 
     entries: tuple[Entry, ...]
     skipped: int = 0
@@ -40,11 +40,11 @@ class Story:
         return [entry for entry in self.entries if entry["kind"] == kind]
 
     def after(self, entry: Entry) -> float:
-        """Seconds from the first line to this one."""
+        """Return the seconds from the first line to this one."""
         return float(entry["t"]) - self.began
 
     def series(self, kind: str, name: str) -> list[tuple[float, float]]:
-        """A number over time; lines that lack it are passed over."""
+        """Return a number over time. Lines without it are skipped."""
         return [(self.after(entry), float(entry[name])) for entry in self.of(kind) if _number(entry.get(name))]
 
     @property
@@ -53,12 +53,12 @@ class Story:
 
     @property
     def world(self) -> list[tuple[float, float]]:
-        """How many ranks trained together over time; workers, where no step says it."""
+        """The number of ranks that trained together over time; the number of workers where no step reports it."""
         return self.series("step", "worldSize") or self.series("world", "workers")
 
 
 def read(path: Path) -> Story:
-    """Read a timeline with its older part, if it has one."""
+    """Read a timeline, with its older part if there is one."""
     older = path.with_name(f"{path.name}.1")
     try:
         text = (older.read_bytes() if older.exists() else b"") + b"\n" + path.read_bytes()
@@ -81,9 +81,6 @@ def _entry(line: bytes) -> Entry | None:
 
 def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-
-
-# In the terminal
 
 
 def render(story: Story) -> str:
@@ -119,7 +116,7 @@ def _column(moment: float, length: float) -> int:
 
 
 def _strip(name: str, series: Sequence[tuple[float, float]], story: Story, *, low: float = math.inf) -> list[str]:
-    """A number over time in one line; a column without a value keeps the last one."""
+    """Return one line that shows a number over time. A column without a value repeats the last one."""
     finite = [(moment, value) for moment, value in series if math.isfinite(value)]
     if not finite:
         return []
@@ -154,7 +151,7 @@ def _told(story: Story, entry: Entry) -> str:
 
 
 def _plain(text: str) -> str:
-    """A message of somebody's script must not steer the terminal."""
+    """Remove control characters: a script's message must not control the terminal."""
     return "".join(letter if letter.isprintable() else "·" for letter in text)
 
 
@@ -198,11 +195,8 @@ _WORDS: Final[dict[str, Callable[[Entry], str]]] = {
 }
 
 
-# As a picture
-
-
 def draw(story: Story, output: Path) -> None:
-    """Loss and world size over time, with failures and recoveries, in any format that matplotlib knows."""
+    """Plot loss and world size over time, with failures and recoveries, in any format that matplotlib supports."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -248,11 +242,8 @@ def _once(text: str, number: int, *, label: bool) -> str | None:
     return text if label and number == 0 else None
 
 
-# The command
-
-
 def main(words: Iterable[str]) -> int:
-    """Run the command; returns its exit code."""
+    """Run the command. Return its exit code."""
     parser = Parser(prog="holdfast timeline", description="Show the events of a run.", allow_abbrev=False)
     parser.add_argument("file", type=Path, metavar="FILE", help="the file that 'holdfast run --timeline FILE' wrote")
     parser.add_argument(

@@ -21,7 +21,7 @@ class Cost:
 
     @classmethod
     def of(cls, injection: Injection, marks: Sequence[Mark], incidents: Sequence[Mapping[str, Any]]) -> Cost:
-        """What it cost."""
+        """Return the cost of an injection."""
         found = first_after(marks, injection.time)
         return cls(
             injection=injection,

@@ -31,7 +31,7 @@ from holdfast.launcher.membership.state import Phase
 from holdfast.launcher.process.child import own_program
 
 _POLL_SECONDS = 0.02
-# A script that makes no steps with Holdfast is struck this long after its ranks were started.
+# Seconds after the start of the ranks until the first fault, for a script that makes no steps with Holdfast.
 _SILENT_START_SECONDS = 20.0
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -119,7 +119,7 @@ class _Chaos:
         return document
 
     def _strike_if_due(self) -> None:
-        """Inject the next fault. Between two worlds there is no rank, so this fault and later ones wait."""
+        """Inject the next fault if it is due. Between two worlds there is no rank, so the faults wait."""
         if self._struck is None or self._next is None or time.monotonic() < self._struck + self._next.after:
             return
         ranks = [one for one in self._status().get("ranks", []) if one.get("pid")]

@@ -1,1 +1,1 @@
-"""`holdfast checkpoints …`: looking at commits, checking, copying and letting go of them, without a job. No torch."""
+"""`holdfast checkpoints …`: lists, verifies, copies and deletes checkpoints without a job. Imports no torch."""

@@ -1,4 +1,4 @@
-"""Copying a commit to another store: verified on the way, its manifest last."""
+"""Copies a checkpoint to another store. The bytes are verified on the way, and the manifest is written last."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BAD: Final = (DamagedError, UnknownFormatError)
 
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """A commit that is now in the target; `fresh` if it was not there before."""
+    """A checkpoint that is now in the target; `fresh` if it was not there before."""
 
     name: CheckpointName
     nbytes: int
@@ -30,18 +30,21 @@ class Copied:
 
 @dataclass(frozen=True, kw_only=True)
 class Uncopied:
-    """A commit that is not in the target as it should be, and why; `damaged`, or of a format that is not known."""
+    """A checkpoint that was not copied, and why. `damaged`: it is corrupt."""
 
     name: CheckpointName
     reason: str
     damaged: bool
     fine: bool = False
-    """Nothing is wrong with that: it does not count where it is, or was deleted meanwhile."""
+    """This is no error: the checkpoint is fenced in its store, or was deleted meanwhile."""
 
 
 def left_out(place: CheckpointLocation, wanted: Sequence[CheckpointName]) -> list[Uncopied]:
-    """Those that the claims of their store fence. A copy has no claims: it would make them count again. One that was
-    named itself is meant as it is."""
+    """Return the checkpoints that the claims of their store fence.
+
+    The target has no claims, so a copy would make them readable again. A checkpoint that the user named is copied in
+    any case.
+    """
     if place.name is not None:
         return []
     claims = place.store.claims()
@@ -56,7 +59,10 @@ def left_out(place: CheckpointLocation, wanted: Sequence[CheckpointName]) -> lis
 def copy_all(
     source: CheckpointStore, wanted: Sequence[CheckpointName], target: Target
 ) -> Iterator[Copied | Uncopied]:
-    """Copy these and all that they stand on, the oldest first. What is bad is passed over, and what stands on it."""
+    """Copy these checkpoints and those that they depend on, the oldest first.
+
+    A corrupt checkpoint, and those that depend on it, are skipped and reported.
+    """
     order: dict[CheckpointName, list[CheckpointName]] = {}
     bad: dict[CheckpointName, Uncopied] = {}
     for name in reversed(wanted):
@@ -83,21 +89,23 @@ def copy_all(
 
 
 def _uncopied(source: CheckpointStore, name: CheckpointName, error: CheckpointError) -> Uncopied:
-    if name not in source.commits():  # retention was faster
+    if name not in source.commits():  # retention deleted it
         return Uncopied(name=name, reason="deleted while it was read", damaged=False, fine=True)
     reason = str(error).removeprefix(f"{name}: ")
     return Uncopied(name=name, reason=reason, damaged=isinstance(error, DamagedError))
 
 
 def lineage(store: CheckpointStore, name: CheckpointName) -> list[CheckpointName]:
-    """A commit and all that it stands on, the oldest first."""
+    """Return a checkpoint and all those that it depends on, the oldest first."""
     below = filter(None, map(parse_commit, read_manifest(store, name).stands_on))
     return [*sorted(below), name]
 
 
 def copy(source: CheckpointStore, name: CheckpointName, target: Target, shown: Progress) -> Copied:
-    """Copy one commit; its bytes are checked against its manifest, and against what the target says it has. One that
-    is there already is read back."""
+    """Copy one checkpoint. The bytes are verified against the manifest, and against what the target reports.
+
+    A checkpoint that exists in the target is read and verified.
+    """
     manifest = read_manifest(source, name)
     total = nbytes(manifest)
     if name in target.commits():

@@ -1,4 +1,4 @@
-"""What differs between two commits: names, shapes, dtypes, bytes, and the state beside the tensors."""
+"""Compares two checkpoints: names, shapes, dtypes, bytes, and the state outside of tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BLOCK: Final = 8 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """From A to B."""
+    """The differences from A to B."""
 
     added: tuple[str, ...]
     missing: tuple[str, ...]
@@ -31,7 +31,6 @@ class Difference:
 
     @property
     def any(self) -> bool:
-        """Whether anything differs."""
         return any((self.added, self.missing, self.shapes, self.dtypes, self.changed, self.state))
 
     def to_json(self) -> dict[str, Any]:
@@ -48,7 +47,7 @@ class Difference:
 
 
 def compared_bytes(before: Manifest, after: Manifest) -> int:
-    """How many bytes a comparison goes through."""
+    """Return how many bytes a comparison processes."""
     return sum(tensor_bytes(before.tensors[name]) for name in _comparable(before, after))
 
 
@@ -62,7 +61,7 @@ def _form(record: TensorRecord) -> tuple[str, tuple[int, ...]]:
 
 
 def diff(before: Content, after: Content, shown: Progress) -> Difference:
-    """Compare; bytes are read only where the digests do not already say that they are the same."""
+    """Compare two checkpoints. Bytes are read only if the digests do not prove that they are equal."""
     ours, theirs = before.manifest.tensors, after.manifest.tensors
     both = sorted(ours.keys() & theirs.keys())
     same_form = _comparable(before.manifest, after.manifest)
@@ -99,7 +98,7 @@ def _equal(before: Content, after: Content, name: str, shown: Progress) -> bool:
 
 
 def _same_digests(before: Manifest, ours: TensorRecord, after: Manifest, theirs: TensorRecord) -> bool:
-    """Whether the same bytes, and no patches, lie at the same places under the same digests."""
+    """Whether equal digests prove that the bytes at the same places are equal, and there are no patches."""
     if ours.chunks != theirs.chunks or ours.patches or theirs.patches:
         return False
     return all(_digests(before, chunk) == _digests(after, chunk) for chunk in ours.chunks)
@@ -111,16 +110,18 @@ def _digests(manifest: Manifest, chunk: Chunk) -> tuple[str, ...]:
 
 
 def _ranks(before: Manifest, after: Manifest) -> Iterator[str]:
-    """The ranks whose own state differs; in worlds of other sizes they are others."""
+    """Yield the ranks whose own state differs. Worlds of different sizes have different ranks."""
     if before.world_size == after.world_size:
-        files = filter(is_rank_file, before.files.keys() | after.files.keys())  # a world may claim any size
+        files = filter(is_rank_file, before.files.keys() | after.files.keys())  # the world size may be false
         differ = (file for file in files if before.files.get(file) != after.files.get(file))
         yield from (f"state.{Path(file).stem}" for file in sorted(differ, key=shard_rank))
 
 
 def _paths(before: Any, after: Any, path: str) -> Iterator[str]:
-    """Where two JSON trees differ. Of a mapping that only one of them says in its order, the order does not count: a
-    commit of an earlier release has none."""
+    """Yield the paths at which two JSON trees differ.
+
+    The order of a mapping counts only if both trees record it: checkpoints of an earlier release do not.
+    """
     if isinstance(before, dict) and isinstance(after, dict):
         ours, theirs = mapping(before), mapping(after)
         if ours is None or theirs is None:

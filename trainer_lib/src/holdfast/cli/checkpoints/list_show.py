@@ -1,4 +1,4 @@
-"""What `ls` and `show` say of commits, for scripts as JSON and for people as a table."""
+"""The output of `ls` and `show`: JSON for scripts, tables for users."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def listed(store: CheckpointStore, names: Sequence[CheckpointName]) -> list[Row]:
-    """A line for each commit. What cannot be used says why in `note`."""
+    """Return a row per checkpoint. The `note` of an unusable one gives the reason."""
     claims = store.claims()
     lines = [_line(store, name, fenced(store, name, claims)) for name in names]
     left = {str(name) for name in store.commits()} if any(line["state"] == "damaged" for line in lines) else set()
@@ -47,14 +47,14 @@ def _line(store: CheckpointStore, name: CheckpointName, fence: str) -> Row:
 
 
 def _part_here(store: CheckpointStore, name: CheckpointName, manifest: Manifest) -> str:
-    """On a node's own tier, where a commit may be in part."""
+    """Return a note if a node-local tier has only a part of the checkpoint."""
     if not isinstance(store, NearStore) or len(here := store.here(name, manifest.files)) == len(manifest.files):
         return ""
     return f"{len(here)} of {len(manifest.files)} files are here"
 
 
 def table(lines: Sequence[Row]) -> str:
-    """The lines of `ls` for people."""
+    """Return the table of `ls`."""
     head = ("STEP", "COMMIT", "MADE", "RANKS", "TENSORS", "SIZE", "STATE")
     return aligned([head, *map(_cells, lines)], right=(0, 3, 4, 5))
 
@@ -72,7 +72,7 @@ def _cells(line: Row) -> tuple[str, ...]:
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Rows in columns, the last one as it is."""
+    """Return rows in aligned columns; the last column is unchanged."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -84,7 +84,7 @@ def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
 
 
 def shown(store: CheckpointStore, name: CheckpointName) -> Row:
-    """All that a manifest says of its commit."""
+    """Return everything that the manifest contains."""
     manifest = read_manifest(store, name)
     return {
         "commit": str(name),
@@ -123,7 +123,7 @@ def _has_objects(manifest: Manifest) -> bool:
 
 
 def page(commit: Row) -> str:
-    """`show` for people."""
+    """Return the text of `show`."""
     world = commit["world"]
     mesh = ", ".join(f"{name} {count}" for name, count in world["mesh"].items())
     head = [

@@ -1,7 +1,7 @@
-"""`holdfast checkpoints COMMAND …`: the options, what is printed, and the exit code.
+"""`holdfast checkpoints COMMAND …`: options, output and exit code.
 
-0: fine. 1: damaged, or different. 2: the command was not given right. 3: something cannot be read or written, or
-there was nothing to verify or to copy, which says nothing about the commits.
+0: success. 1: corrupt, or different. 2: invalid arguments. 3: a read or write failed, or there was nothing to verify
+or to copy, so the state of the checkpoints is unknown.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Exit(IntEnum):
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command; returns its exit code."""
+    """Run the command. Return its exit code."""
     try:
         known = parser().parse_args(list(words))
         return int(_COMMANDS[known.command](known))
@@ -67,9 +67,6 @@ def _say(error: Exception, code: Exit) -> int:
 
 def _print(document: Any, text: Callable[[], str], *, as_json: bool) -> None:
     print(json.dumps(document, indent=2) if as_json else printable(text()))
-
-
-# The commands
 
 
 def _ls(known: argparse.Namespace) -> Exit:
@@ -97,7 +94,7 @@ def _verify(known: argparse.Namespace) -> Exit:
     for name in names:
         verdict = verify(place.store, name)
         if mover is not None and verdict.damaged:
-            verdict = verify(place.store, name)  # bytes may be flipped on their way, so once does not condemn
+            verdict = verify(place.store, name)  # one failed read is no proof: bytes may change on their way
         moved = bool(mover is not None and verdict.damaged and mover.quarantine(name, verdict.reason))
         verdicts.append((verdict, moved))
         if not known.json:

@@ -1,4 +1,4 @@
-"""Retention by hand: by the rules that jobs have, and only once the commits that stay were read back whole."""
+"""Manual retention: the rules of jobs apply, and the remaining checkpoints are verified before others are deleted."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError
 
 LEFT: Final = timedelta(days=1)
-"""So long nobody is silent who still writes a commit; one who is finds his folder gone, and his save fails."""
+"""Age of the last write after which an incomplete save is deleted. A save that pauses for longer fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pruning:
-    """What becomes of each commit, and what was found on the way."""
+    """The decision for each checkpoint, and what the verification found."""
 
     decisions: Sequence[Decision]
     claims: tuple[Claim, ...]
@@ -35,7 +35,7 @@ class Pruning:
 
     @property
     def lines(self) -> list[tuple[CheckpointName, bool, str]]:
-        """Each commit, whether it goes, and why; the newest first."""
+        """Each checkpoint, whether it is deleted, and why; the newest first."""
         return [(one.commit.name, one.goes, one.reason) for one in reversed(self.decisions)]
 
     def to_json(self) -> dict[str, Any]:
@@ -45,9 +45,9 @@ class Pruning:
 
 
 def plan(store: CheckpointStore, rules: Rules, keep_last: int, *, now: datetime, others: bool = False) -> Pruning:
-    """Decide as the job of the newest claim would; the newest commits are read back until `keep_last` are whole.
+    """Decide as the job with the newest claim would. The newest checkpoints are read until `keep_last` are verified.
 
-    `others`: what other jobs left in the folder, and this one never read, may go as well.
+    `others`: also delete checkpoints of other jobs in the folder that this job never read.
     """
     claims = store.claims()
     newest = max(claims, key=_pair, default=None)
@@ -73,7 +73,7 @@ def plan(store: CheckpointStore, rules: Rules, keep_last: int, *, now: datetime,
 
 
 def _leftovers(store: CheckpointStore, now: datetime) -> tuple[str, ...]:
-    """Of folders only: uploads that were broken off are the object store's to expire."""
+    """Return leftovers in a folder. An object store expires incomplete uploads itself."""
     root = _folder(store)
     return () if root is None or not root.is_dir() else catalog.leftovers(root, before=now - LEFT)
 
@@ -99,9 +99,11 @@ def _last_whole(
 
 
 def _highest(entries: Sequence[Entry], newest: Claim | None) -> AttemptId:
-    """The attempt above which nothing is touched: that of the newest claim, or the last one that made a commit under
-    it. Of others nothing is known, and an attempt that goes on from a commit claims before it commits: `carry_out`
-    finds that out."""
+    """Return the attempt above which nothing is deleted: that of the newest claim, or the last one that saved under
+    it.
+
+    Later attempts are unknown. An attempt writes a claim before it saves, so `carry_out` detects one.
+    """
     if newest is None:
         return max((entry.commit.pair for entry in entries), default=AttemptId(0, 0))
     own = (entry.commit.pair for entry in entries if entry.commit.job_uid == newest.job_uid)
@@ -109,7 +111,7 @@ def _highest(entries: Sequence[Entry], newest: Claim | None) -> AttemptId:
 
 
 def carry_out(store: Target, pruning: Pruning) -> None:
-    """Delete; not if an attempt has claimed since, which may stand on any of them."""
+    """Delete, unless an attempt has written a claim meanwhile: it may depend on any checkpoint."""
     if store.claims() != pruning.claims:
         raise CheckpointError(f"{store.url}: an attempt has claimed meanwhile; nothing was deleted: try again")
     for name in leaving(pruning.decisions):

@@ -1,9 +1,11 @@
-"""The way back to an older commit, where the newest ones lead to a failure again and again.
+"""Returns to an older checkpoint if training repeatedly fails after the newest ones.
 
-A claim that continues the older commit fences the newer ones on every tier, as any attempt's claim would. Its
-generation is a new one: later attempts under the newest claim wrote no claim, and may have commits that only the
-memory or the disk of a node has. A launcher that still trains stops for it, and its job continues in a generation
-above. Commits in the folder are moved to `quarantine/` as well, since retention deletes what is fenced.
+It writes a claim that continues from the older checkpoint. This claim fences the newer ones on every tier, as the
+claim of any attempt does. Its generation is new: later attempts under the newest claim wrote no claim, and may have
+checkpoints only in the memory or on the disk of a node.
+
+A launcher that still trains stops because of the claim, and its job continues in a higher generation. Checkpoints in
+the folder are moved to `quarantine/` as well, because retention deletes fenced ones.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from holdfast.core.errors import CheckpointError, DamagedError, UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Rewinding:
-    """What is to be done: the claim, and the commits that are moved aside, the oldest first."""
+    """The plan: the claim, and the checkpoints to move, the oldest first."""
 
     claim: Claim
     base: CheckpointName
@@ -38,9 +40,9 @@ class Rewinding:
 
 
 def plan(store: FolderStore, step: int) -> Rewinding:
-    """Go back to the commit of `step` that the job of the newest claim would read, once it was read back whole.
+    """Return to the checkpoint of `step` that the job with the newest claim would read, after verifying it.
 
-    UsageError if the folder is no job's, or has no such commit; DamagedError if the commit is damaged.
+    Raises UsageError if the folder belongs to no job or has no such checkpoint; DamagedError if it is corrupt.
     """
     claims = store.claims()
     if not claims:
@@ -63,9 +65,9 @@ def plan(store: FolderStore, step: int) -> Rewinding:
 
 
 def carry_out(root: Path, rewinding: Rewinding) -> None:
-    """Claim, then move; whoever is killed in between has fenced the newer commits, and may do it again."""
+    """Write the claim, then move. If the process is killed in between, it may run again."""
     write_claim(root, rewinding.claim)
-    for name in reversed(rewinding.newer):  # what stands on another one goes first
+    for name in reversed(rewinding.newer):  # a dependent checkpoint before its base
         try:
             catalog.set_aside(root, name, f"the job went back to {rewinding.base}")
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Reading every byte of a commit, by several threads, and naming what is damaged. Changes nothing."""
+"""Verifies every byte of a checkpoint with several threads, and reports corrupt parts. Changes nothing."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from holdfast.cli.checkpoints.access.node_store import NearStore
 from holdfast.cli.checkpoints.access.progress_bar import Progress, progress
 from holdfast.core.errors import DamagedError, ElsewhereError, UnknownFormatError
 
-# As many as keep a disk busy while others digest.
+# Enough threads to keep a disk busy while others compute digests.
 READERS: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """A part of a file that is not what was written, and the tensors that lie in it."""
+    """A corrupt part of a file, and the tensors in it."""
 
     file: str
     reason: str
@@ -42,29 +42,29 @@ class Damage:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What came of reading a commit whole."""
+    """The result of reading a complete checkpoint."""
 
     name: CheckpointName
     nbytes: int
     damages: tuple[Damage, ...] = ()
-    unknown: str = ""  # why this release cannot judge it
+    unknown: str = ""  # why this release cannot verify it
     gone: bool = False  # deleted while it was read
     elsewhere: tuple[str, ...] = ()
-    """Files that lie on other nodes, of which nothing is known here."""
+    """Files on other nodes, whose state is unknown here."""
 
     @property
     def damaged(self) -> bool:
-        """Whether something was found that is not what was written."""
+        """Whether a part is corrupt."""
         return bool(self.damages)
 
     @property
     def whole(self) -> bool:
-        """Whether every byte is the one that was written."""
+        """Whether every byte was verified."""
         return not self.damages and not self.unknown and not self.gone and not self.elsewhere
 
     @property
     def reason(self) -> str:
-        """For the note beside a commit that is moved aside."""
+        """The reason in the note of a quarantined checkpoint."""
         return "; ".join(damage.reason for damage in self.damages)
 
     def to_json(self) -> dict[str, Any]:
@@ -80,13 +80,13 @@ class Verification:
 
 
 def verify(store: CheckpointStore, name: CheckpointName) -> Verification:
-    """Read all of a commit; an error that says nothing about its bytes is raised."""
+    """Read the complete checkpoint. Errors that are unrelated to its bytes are raised."""
     try:
         verdict = _verify(store, name)
-    except ElsewhereError:  # what lies elsewhere is not asked for: it was here
+    except ElsewhereError:  # only local files are read, so it was here before
         return Verification(name=name, nbytes=0, gone=True)
     if verdict.damaged and name not in store.commits():
-        return Verification(name=name, nbytes=0, gone=True)  # retention was faster
+        return Verification(name=name, nbytes=0, gone=True)  # retention deleted it
     return verdict
 
 
@@ -113,13 +113,13 @@ def _verify(store: CheckpointStore, name: CheckpointName) -> Verification:
     if isinstance(store, NearStore) and (store.lost(name, own), store.here(name, own)) != seen:
         return Verification(
             name=name, nbytes=0, gone=True
-        )  # the next commit takes the slot of one rank before another's
+        )  # the next checkpoint replaces the slot of one rank before another's
     found = sorted(damages, key=lambda damage: (damage.file, damage.reason))
     return Verification(name=name, nbytes=total, damages=tuple(found), elsewhere=elsewhere)
 
 
 def _read_all(copies: Copies, manifest: Manifest, shown: Progress) -> list[Damage]:
-    """The files that cannot be opened, and the chunks that are not what was written."""
+    """Return the files that cannot be opened, and the corrupt chunks."""
     reader, damages = ChunkReader(copies), list[Damage]()
 
     def read(span: Span) -> None:
@@ -145,7 +145,7 @@ def _read_all(copies: Copies, manifest: Manifest, shown: Progress) -> list[Damag
 
 
 def _meaning(copies: Copies, manifest: Manifest, bad: Collection[str]) -> Iterator[Damage]:
-    """What a restore, or a load through DCP, refuses in files whose bytes are all as they were written."""
+    """Yield files with intact bytes that a restore or a load with DCP would reject."""
     try:
         check_described(manifest)
     except DamagedError as error:
@@ -171,7 +171,7 @@ def _bad_patches(copies: Copies, manifest: Manifest, file: str) -> Iterator[Dama
 
 
 def _spans(manifest: Manifest, file: str) -> Iterator[Span]:
-    """The chunks of a file that this checkpoint is made of: all of its own, of others those with bytes of it."""
+    """Yield the chunks of a file that this checkpoint uses: all of its own, the referenced ones of others."""
     nbytes = manifest.files[file].nbytes
     for index in _indices(manifest, file):
         begin = index * CHUNK_BYTES

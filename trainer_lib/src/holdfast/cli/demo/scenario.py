@@ -20,15 +20,15 @@ from holdfast.core.errors import DemoError
 from holdfast.fault_injection.step_trace import Mark, Trace, first_after, longest_pause, lost_steps, steps_of_all
 
 MAX_STEPS = 450
-# What a host with much else to do may take; how long each fault does take is judged by its promise.
+# The time that a busy host may need. Each fault has its own limit in its promise.
 PATIENCE = 120.0
 READY_PATIENCE = 240.0
 _POLL_SECONDS = 0.01
 _CALM_STEPS = 12
-# Steps are few while the launchers load what stands by, so that enough are left for the faults.
+# Train slowly while the launchers load standby processes, so that enough steps remain for the faults.
 _SLOW_SECONDS = 0.25
 _PACE_SECONDS = 0.06
-# Of the last steps, so that there are some for each fault, however long the ones before took.
+# In the last steps the training is slower, so that some steps remain for each fault.
 _SCARCE_STEPS = 100
 _SCARCE_SECONDS = 1.0
 _WORD_SECONDS = 0.5
@@ -171,7 +171,7 @@ class _Demo:
         beside.write_text(str(seconds))
         beside.rename(self._root / PACE_FILE)
 
-    # Waiting, and telling what is seen meanwhile
+    # Waiting, and printing events meanwhile
 
     def _victim(self, number: int) -> tuple[int, int]:
         found = self._launchers.rank_of(number)

@@ -1,6 +1,6 @@
 """The demo's script: a small network predicts the next byte of the standard library's source.
 
-`python -m holdfast.cli.demo.train FOLDER MAX_STEPS`; like any user's script, it does not know about the faults.
+`python -m holdfast.cli.demo.train FOLDER MAX_STEPS`; like any user's script, it contains no code for the faults.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Text:
 
 
 def network() -> nn.Module:
-    """About 550,000 parameters."""
+    """Return a network with about 550,000 parameters."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Embedding(256, WIDTH), nn.Flatten(), nn.Linear(CONTEXT * WIDTH, 256), nn.GELU(), nn.Linear(256, 256)
@@ -55,7 +55,7 @@ def pace(folder: Path) -> float:
 
 
 def main() -> None:
-    """Train at the pace that the folder's file says."""
+    """Train with the pause that the file in the folder sets."""
     folder, max_steps = Path(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
     job = holdfast.init()

@@ -38,7 +38,7 @@ def checked(read: Callable[[str], object]) -> Callable[[str], object]:
 
 
 def local_processes(word: str) -> int:
-    """Count devices as torchrun does: GPUs, or else CPUs."""
+    """Return the number of devices as torchrun does: GPUs, or else CPUs."""
     if word == "cpu":
         return processors()
     import torch

@@ -1,4 +1,4 @@
-"""Programs and folders that end with this process, whatever ends it."""
+"""Programs and folders that end with this process, however it ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from holdfast.core.errors import SpawnError
 from holdfast.launcher.process.child import die_with
 
-# Removes the folder when the pipe to its owner closes, which also SIGKILL cannot prevent.
+# Removes the folder when the pipe to its owner closes, which happens even after SIGKILL.
 _SWEEPER = 'cat >/dev/null; for n in $(seq 100); do rm -rf -- "$1" && exit; sleep 0.3; done'
 
 
@@ -24,7 +24,7 @@ def start(
     log: Path | None = None,
     stdin: int | None = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own; it writes to the log, or where this process writes."""
+    """Start a program in its own session. It writes to the log, or to the output of this process."""
     parent = os.getpid()
 
     with contextlib.ExitStack() as stack:
@@ -45,7 +45,7 @@ def start(
 
 @contextlib.contextmanager
 def swept_folder(prefix: str) -> Iterator[Path]:
-    """A new folder that is gone afterwards, even if this process is killed."""
+    """Yield a new folder, which is removed afterwards even if this process is killed."""
     path = Path(tempfile.mkdtemp(prefix=prefix))
     sweeper = subprocess.Popen(
         ["/bin/sh", "-c", _SWEEPER, "sh", str(path)],

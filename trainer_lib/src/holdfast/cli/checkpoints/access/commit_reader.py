@@ -1,4 +1,4 @@
-"""The bytes of a commit, each of them verified before anyone sees it. No torch."""
+"""Reads the bytes of a checkpoint, and verifies them before they are used. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from holdfast.checkpoint.restore.copies import Copies, Span
 from holdfast.checkpoint.stores.base import CheckpointStore, open_file
 from holdfast.cli.checkpoints.access.locate import read_manifest
 
-# Chunks that are kept: small tensors of one file come in about the order in which they lie.
+# Number of cached chunks: small tensors of one file are read approximately in the order of their positions.
 _KEPT: Final = 8
 
 
 def nbytes(manifest: Manifest) -> int:
-    """All that the files in the commit's own folder hold."""
+    """Return the number of bytes of all files in the checkpoint's own folder."""
     return sum(record.nbytes for record in manifest.own.values())
 
 
 def tensor_bytes(record: TensorRecord) -> int:
-    """Bytes of a whole tensor."""
+    """Return the number of bytes of a complete tensor."""
     return ITEM_BYTES[record.dtype] * math.prod(record.shape)
 
 
 def memory(length: int) -> memoryview:
-    """Whole pages, so that a store can read into them past the page cache."""
+    """Return page-aligned memory, into which a store can read past the page cache."""
     return memoryview(mmap.mmap(-1, length)) if length else memoryview(bytearray())
 
 
@@ -58,14 +58,14 @@ class Content:
         self._copies.close()
 
     def tensor(self, name: str) -> bytearray:
-        """All bytes of a tensor, row by row."""
+        """Return all bytes of a tensor, in row-major order."""
         record = self.manifest.tensors[name]
         data = bytearray(tensor_bytes(record))
         self.fill(record, 0, memoryview(data))
         return data
 
     def fill(self, record: TensorRecord, begin: int, target: memoryview) -> None:
-        """Bytes of a tensor from `begin` on."""
+        """Fill `target` with the bytes of a tensor, starting at byte `begin`."""
         end = begin + target.nbytes
         if not record.in_rows:
             target[:] = self._assemble(record)[begin:end]
@@ -79,7 +79,7 @@ class Content:
             lossy_delta.apply(patch, target, begin // ITEM_BYTES[record.dtype])
 
     def _assemble(self, record: TensorRecord) -> memoryview:
-        """A tensor that lies in boxes, kept while it is gone through."""
+        """Return the bytes of a tensor that is stored in boxes. The last one is cached."""
         if self._assembled is None or self._assembled[0] is not record:
             item, whole = ITEM_BYTES[record.dtype], memory(tensor_bytes(record))
             for chunk in record.chunks:
@@ -92,13 +92,11 @@ class Content:
         return self._assembled[1]
 
     def _patches(self, record: TensorRecord) -> list[lossy_delta.Wanted]:
-        """Those of a tensor, kept while it is gone through."""
+        """Return the patches of a tensor. The last ones are cached."""
         if self._patched is None or self._patched[0] is not record:
             self._patched = record, []
             for patch in record.patches:
-                self._copies.require(
-                    patch.file
-                )  # as long as the manifest says, before there is room for what it says
+                self._copies.require(patch.file)  # check the size before memory of that size is allocated
                 one = lossy_delta.with_room(record, patch)
                 self._read(patch.file, patch.places, one.places)
                 self._read(patch.file, patch.values, one.values)
@@ -106,7 +104,7 @@ class Content:
         return self._patched[1]
 
     def document(self, file: str) -> bytes:
-        """A small file whole."""
+        """Return all bytes of a small file."""
         data = bytearray(self.manifest.files[file].nbytes)
         self._read(file, 0, memoryview(data))
         return bytes(data)

@@ -1,4 +1,4 @@
-"""From what a person types to a store and a commit in it."""
+"""Resolves a user's argument to a store and a checkpoint in it."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _NEAR: Final = (f"{MEMORY_TIER}:", f"{LOCAL_TIER}:")
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointLocation:
-    """A store, and the commit in it if one was named."""
+    """A store, and a checkpoint in it if the user named one."""
 
     store: FolderStore | ObjectStore | NearStore
     name: CheckpointName | None = None
 
     @property
     def changeable(self) -> Target:
-        """The store, if commits may be copied to it and deleted in it; UsageError if its launcher alone does that."""
+        """The store, if checkpoints in it may be changed. Raises UsageError if only its launcher may change it."""
         if isinstance(self.store, NearStore):
             raise self.store.refusal()
         return self.store
 
 
 def find(where: str, *, fresh: bool = False) -> CheckpointLocation:
-    """A folder or URL of commits, or of one of them; `fresh`: it may be made."""
+    """Resolve a folder or URL of checkpoints, or of one of them; `fresh`: it need not exist."""
     root, name = _parted(where)
     near = _near(root)
     if near is not None:
@@ -52,8 +52,10 @@ def find(where: str, *, fresh: bool = False) -> CheckpointLocation:
 
 
 def _near(root: str) -> NearStore | None:
-    """`memory:/PATH` and `local:/PATH`, as logs name these tiers, or the path alone. `memory:///PATH` is one of them
-    where there is such a folder, else fsspec's."""
+    """Return the store of `memory:/PATH` and `local:/PATH`, as logs name these tiers, or of the path alone.
+
+    `memory:///PATH` belongs to such a tier if the folder exists, and otherwise to fsspec.
+    """
     if not root.startswith(_NEAR):
         return None if "://" in root else near_store(Path(root))
     tier, _, path = root.partition(":")
@@ -95,7 +97,7 @@ def _check_folder(path: Path, where: str, name: CheckpointName | None, *, fresh:
 
 
 def choose(place: CheckpointLocation, step: int | None) -> CheckpointName:
-    """The commit that was named, that of `step`, or the newest that may be read."""
+    """Return the named checkpoint, that of `step`, or the newest one that may be read."""
     if place.name is not None:
         if step is not None and step != place.name.step:
             raise UsageError(f"holdfast checkpoints: {place.name} is not of step {step}: leave --step out")
@@ -112,14 +114,14 @@ def choose(place: CheckpointLocation, step: int | None) -> CheckpointName:
 
 
 def every(place: CheckpointLocation, step: int | None = None) -> list[CheckpointName]:
-    """The commits that are meant, the newest first: all of them where none was named."""
+    """Return the selected checkpoints, the newest first; all of them if none is named."""
     if place.name is not None or step is not None:
         return [choose(place, step)]
     return sorted(place.store.commits(), reverse=True)
 
 
 def read_manifest(store: CheckpointStore, name: CheckpointName) -> Manifest:
-    """The manifest of a commit; what is wrong with it is said with the commit's name."""
+    """Return the manifest of a checkpoint. Errors contain the name of the checkpoint."""
     try:
         return store.manifest(name)
     except (DamagedError, UnknownFormatError) as error:
@@ -127,7 +129,7 @@ def read_manifest(store: CheckpointStore, name: CheckpointName) -> Manifest:
 
 
 def fenced(store: CheckpointStore, name: CheckpointName, claims: tuple[Claim, ...]) -> str:
-    """Why the job whose claim is the newest would not read this commit; empty if it would."""
+    """Return why the job with the newest claim would not read this checkpoint; empty if it would."""
     if not claims:
         return ""
     newest = max(claims, key=lambda claim: claim.pair)

@@ -1,8 +1,8 @@
-"""One node's memory or disk, as its ranks and its launcher left it. It is looked at, and never changed.
+"""Reads the memory or the disk tier of one node, as its ranks and its launcher left it. Never changes it.
 
-Of a commit it may have some ranks' files only: the others are on their own nodes, and whether they are good, or there
-at all, cannot be seen from here. What can be seen: a rank's files lie together, so one of them alone has lost the
-other, and a rank's folder with a manifest has lost what it is for if there is no file beside it.
+It may contain only some ranks' files of a checkpoint. The others are on other nodes, and their state is unknown here.
+But the files of one rank are always stored together. If one of them is missing, it is lost. If a rank's folder has
+only a manifest, the rank's files are lost.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ _SLOTS: Final = "*.slot-[0-9]"
 
 @dataclass(frozen=True, kw_only=True)
 class Shelf:
-    """What of a node's commits lies together: one rank's folder, or the slots of one launcher's memory."""
+    """Files of checkpoints that are stored together: one rank's folder, or the slots of one launcher's memory."""
 
     store: CheckpointStore
     has: Callable[[CheckpointName, str], bool]
-    """Whether a file of a commit is there, good or not."""
+    """Whether a file of a checkpoint exists, corrupt or not."""
 
 
 class NearStore(NodeStore):
-    """The shelves of one tier of one node."""
+    """All shelves of one tier of one node."""
 
     def __init__(self, url: str, shelves: Sequence[Shelf]) -> None:
         self.url = url
         self._shelves = shelves
 
     def commits(self) -> tuple[CheckpointName, ...]:
-        """What has a manifest on any shelf."""
+        """Return the checkpoints with a manifest on any shelf."""
         names = {name for shelf in self._shelves for name in shelf.store.commits()}
         return tuple(sorted(names))
 
     def manifest(self, name: CheckpointName) -> Manifest:
-        """The manifest, from any shelf that has a good one."""
+        """Return the manifest, from any shelf with a valid one."""
         trouble = DamagedError(f"{MANIFEST} is missing")
         for shelf in self._having(name):
             try:
@@ -59,18 +59,18 @@ class NearStore(NodeStore):
         raise trouble
 
     def open(self, name: CheckpointName, file: str) -> Source:
-        """One of its files; ElsewhereError if it is not here."""
+        """Open a file of a checkpoint. Raises ElsewhereError if the file is not on this node."""
         for shelf in self._shelves:
             if shelf.has(name, file):
                 return shelf.store.open(name, file)
         raise ElsewhereError(f"{file} of {name} is not in {self.url}: it is on the node of the rank that wrote it")
 
     def here(self, name: CheckpointName, files: Collection[str]) -> tuple[str, ...]:
-        """Those of a commit's files that lie on this node."""
+        """Return those of a checkpoint's files that are on this node."""
         return tuple(file for file in sorted(files) if any(shelf.has(name, file) for shelf in self._shelves))
 
     def lost(self, name: CheckpointName, files: Collection[str]) -> dict[str, str]:
-        """What must lie here and does not, and why that is known."""
+        """Return the files that must be on this node and are missing, and how that is known."""
         found: dict[str, str] = {}
         for shelf in self._having(name):
             there = [file for file in files if shelf.has(name, file)]
@@ -83,11 +83,11 @@ class NearStore(NodeStore):
         return found
 
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
-        """Refused."""
+        """Raise UsageError: this store is read-only."""
         raise self.refusal()
 
     def refusal(self) -> UsageError:
-        """Why nothing is changed here."""
+        """Return the error that explains why this store is read-only."""
         return UsageError(
             f"holdfast checkpoints: {self.url} is its launcher's and its ranks' alone, which clean it up themselves: "
             "it is only looked at (ls, show, verify, diff, export, and copy from there)"
@@ -98,8 +98,7 @@ class NearStore(NodeStore):
 
 
 def near_store(path: Path) -> NearStore | None:
-    """What the memory or the local tier has in a folder of theirs, in one launcher's, or in one rank's; None if the
-    folder is none of these."""
+    """Return the store for a folder of a node-local tier, of one launcher, or of one rank; None otherwise."""
     folders = [path, *sorted(path.glob(_LAUNCHERS))]
     found = [path, *(own for folder in folders for own in own_folders(folder))]
     owns = [own for own in found if _OWN.fullmatch(own.name)]

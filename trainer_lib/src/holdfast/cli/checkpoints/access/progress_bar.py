@@ -1,4 +1,4 @@
-"""How far a long reading is, on a terminal; nothing where nobody looks."""
+"""A progress bar for long reads. It is shown on a terminal only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTH: Final = 24
 
 
 class Progress:
-    """Counts bytes; any thread may add to it."""
+    """Counts bytes, from any thread."""
 
     def __init__(self, label: str, total: int, stream: TextIO | None) -> None:
         self._label = label
@@ -27,7 +27,7 @@ class Progress:
         self._lock = threading.Lock()
 
     def add(self, nbytes: int) -> None:
-        """So many bytes more are done."""
+        """Add processed bytes."""
         with self._lock:
             self._done += nbytes
             now = time.monotonic()
@@ -44,7 +44,7 @@ class Progress:
         stream.flush()
 
     def clear(self) -> None:
-        """Leave the line as it was."""
+        """Erase the bar."""
         if self._stream is not None:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
@@ -52,7 +52,7 @@ class Progress:
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Progress]:
-    """A bar on the error stream while the block lasts, if that is a terminal."""
+    """Show a bar on the error stream during the block, if that is a terminal."""
     shown = Progress(label, total, sys.stderr if sys.stderr.isatty() else None)
     try:
         yield shown
@@ -61,5 +61,5 @@ def progress(label: str, total: int) -> Iterator[Progress]:
 
 
 def printable(text: str) -> str:
-    """The same for a terminal: what a manifest says may hold what moves its cursor, or is no text at all."""
+    """Return the text with control characters replaced: text of a manifest must not control the terminal."""
     return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)

@@ -1,4 +1,4 @@
-"""Other formats: weights of torch, safetensors and DCP into a commit, and a commit's weights out for others to load.
+"""Other formats: imports weights of torch, safetensors and DCP into a checkpoint, and exports weights.
 
-Nothing that is read here may run code: what would need that is refused by name.
+Reading a file never runs code: content that would need it is rejected by name.
 """

@@ -1,8 +1,8 @@
-"""Reading the tensors of a folder of torch.distributed.checkpoint (DCP), without a process group.
+"""Reads the tensors of a folder of torch.distributed.checkpoint (DCP), without a process group.
 
-Its `.metadata` is a pickle, and unpickling may run code. It is read by an unpickler that makes nothing but DCP's own
-records of tensors, so a folder need not be trusted. The tensors themselves are read by torch with `weights_only`;
-values that are no tensors are pickles as well, and are left out.
+Its `.metadata` is a pickle, and unpickling may run code. It is read by an unpickler that creates only DCP's own
+records of tensors, so the folder need not be trusted. Torch reads the tensors with `weights_only`. Values that are
+not tensors are pickles too, and are skipped.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _RECORDS: Final = {
 
 
 class _Unpickler(pickle._Unpickler):
-    """The one that is written in Python: there it can be seen what is about to be given attributes."""
+    """The unpickler in Python, which allows a check before attributes are set."""
 
     dispatch: ClassVar[Any] = dict(pickle._Unpickler.dispatch)
 
     def load_build(self) -> None:
-        """Records, and not what they are made by: that would be changed for all of this process."""
+        """Set attributes of records only, never of a class: that would change it for this process."""
         target = self.stack[-2]  # type: ignore[attr-defined]
         if isinstance(target, type) or not dataclasses.is_dataclass(target):
             raise UnknownFormatError(f".metadata changes a {type(target).__name__}, which no record of DCP needs")
@@ -71,7 +71,7 @@ class _Unpickler(pickle._Unpickler):
 
 
 class _Reader(FileSystemReader):
-    """DCP's reader with another way to its metadata."""
+    """DCP's reader with metadata that is already read."""
 
     def __init__(self, folder: Path, metadata: Metadata) -> None:
         super().__init__(folder)
@@ -82,7 +82,7 @@ class _Reader(FileSystemReader):
 
 
 def read_dcp(folder: Path) -> dict[Any, Any]:
-    """The tensors, nested as they were saved."""
+    """Return the tensors, nested as they were saved."""
     held = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     with bounded(held):
         metadata = _metadata(folder)
@@ -103,7 +103,7 @@ def _read(folder: Path, metadata: Metadata) -> dict[Any, Any]:
         if isinstance(record, TensorStorageMetadata)
     }
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that there is no process group is meant
+        warnings.simplefilter("ignore", UserWarning)  # the missing process group is intended
         load(tensors, storage_reader=_Reader(folder, metadata), no_dist=True)
     return _nested(tensors, metadata.planner_data)
 
@@ -116,7 +116,7 @@ def _metadata(folder: Path) -> Metadata:
         raise UnknownFormatError(f"{folder}/{error}: it is not read") from error
     except CheckpointError:
         raise
-    except Exception as error:  # whatever records are that hold something else than DCP's
+    except Exception as error:  # records with unexpected content raise any exception
         raise DamagedError(f"{folder}/.metadata is damaged: {error!r}") from error
 
 
@@ -132,8 +132,10 @@ def _checked(folder: Path, metadata: Any) -> Metadata:
 
 
 def _check_tensors(folder: Path, metadata: Metadata) -> None:
-    """Each is made up by its parts, and all of them fit into the files: DCP leaves what no part fills as it finds it,
-    and room is made for what they claim to be."""
+    """Check that the parts of each tensor cover it, and that all of them fit into the files.
+
+    DCP leaves uncovered elements uninitialised, and allocates the size that the metadata claims.
+    """
     files = {info.relative_path for info in metadata.storage_data.values()}
     held = sum((folder / file).stat().st_size for file in files if (folder / file).is_file())
     claimed = 0

@@ -1,4 +1,4 @@
-"""Which format a file or folder has, and what is in it."""
+"""Detects the format of a file or folder, and reads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.core.errors import CheckpointError, DamagedError, UnknownFormatErr
 _PICKLED: Final = frozenset({".pt", ".pth", ".bin", ".ckpt"})
 _SAFETENSORS: Final = ".safetensors"
 _INDEX: Final = ".index.json"
-# What stands for a whole folder, the safest first.
+# Files that represent a complete folder, the safest format first.
 _IN_FOLDERS: Final = (
     "model.safetensors.index.json",
     "model.safetensors",
@@ -25,7 +25,7 @@ _KNOWN: Final = "give a .safetensors, .pt, .pth, .bin or .ckpt file, an .index.j
 
 
 def read_source(path: Path) -> Any:
-    """A state dict or what else is in there; tensors stay in their files where that can be."""
+    """Return the state dict or other content. Tensors stay in their files if possible."""
     if path.is_dir():
         return _read_folder(path)
     if not path.exists():
@@ -55,7 +55,7 @@ def _read_folder(path: Path) -> Any:
 
 
 def _read_indexed(path: Path) -> dict[str, Any]:
-    """Several files, and an index that says which tensor lies in which."""
+    """Read several files, and an index that maps tensors to files."""
     try:
         table = json.loads(path.read_bytes())["weight_map"]
         files = sorted(set(table.values()))

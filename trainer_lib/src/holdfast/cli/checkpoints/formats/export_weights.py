@@ -1,4 +1,4 @@
-"""From a commit to safetensors, alone or in the layout of Hugging Face. Bytes only: no torch, dtypes as they are."""
+"""Exports a checkpoint to safetensors files: one, or several with an index as Hugging Face has. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHOLE: Final = "model"
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """An object's tensors: by the name they get, that in the commit. `tied` are second names of such."""
+    """The tensors of an object, from new name to name in the checkpoint. `tied`: further names of the same."""
 
     tensors: Mapping[str, str]
     tied: Mapping[str, str]
@@ -39,8 +39,10 @@ class Exported:
 
 
 def weights(manifest: Manifest, name: str) -> Weights:
-    """The flat state dict that an object has; what in it is no tensor is left out. DamagedError for a manifest whose
-    state is none."""
+    """Return the flat state dict of an object. Other values than tensors are skipped.
+
+    Raises DamagedError if the manifest's state is not valid.
+    """
     try:
         chosen = _chosen(manifest, name)
         "".join((*chosen.tensors, *chosen.tied)).encode()
@@ -81,7 +83,7 @@ def _chosen(manifest: Manifest, name: str) -> Weights:
 
 
 def _of_dcp(told: Mapping[str, Any], name: str) -> Weights:
-    """Of a commit that was made through DCP: its keys below `name`, or all of them if it holds a model alone."""
+    """Return the weights of a checkpoint that DCP wrote: its keys below `name`, or all if it has only a model."""
     below = [key for key in told["tensors"] if key.startswith(f"{name}.")]
     if not below and name != WHOLE:
         raise UsageError(f"the commit was made through DCP and has no key below {name!r}: see 'show'")
@@ -112,7 +114,7 @@ def _tensor(leaf: Any) -> str | None:
 
 
 def export(content: Content, chosen: Weights, target: Path, *, most: int, shown: Progress) -> Exported:
-    """Write one file, or as many as `most` bytes each need and an index last; nothing that is there is replaced."""
+    """Write one file, or several of at most `most` bytes and then an index. Existing files are not replaced."""
     specs = [_spec(content.manifest, name, source) for name, source in chosen.tensors.items()]
     single = target.suffix == ".safetensors"
     folder = target.parent if single else target
@@ -147,7 +149,7 @@ def _refuse_taken(files: Sequence[Path]) -> None:
 
 
 def _publish(staging: Path, files: Sequence[Path]) -> None:
-    """All or none: a part of an export would be in the way of the next."""
+    """Publish all files or none: a partial export would block the next one."""
     moved = []
     try:
         for file in files:
@@ -170,7 +172,7 @@ def _spec(manifest: Manifest, name: str, source: str) -> TensorSpec:
 
 
 def _shards(specs: Sequence[TensorSpec], most: int) -> list[list[TensorSpec]]:
-    """In order, each as full as it may be; a tensor that is larger than `most` has a file of its own."""
+    """Split the tensors in order, with full files. A tensor that is larger than `most` gets its own file."""
     shards: list[list[TensorSpec]] = []
     filled = most
     for spec in specs:

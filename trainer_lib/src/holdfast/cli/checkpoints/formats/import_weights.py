@@ -1,4 +1,4 @@
-"""From weights of another format to a commit."""
+"""Imports weights of another format into a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BLOCK: Final = 8 << 20
 
 
 def pick(found: Any, key: str) -> Any:
-    """A part of what was read: `state_dict`, or `module.model`."""
+    """Return a part of the content by its key, for example `state_dict` or `module.model`."""
     for part in filter(None, key.split(".")):
         if not isinstance(found, Mapping) or part not in found:
             names = ", ".join(map(str, found)) if isinstance(found, Mapping) else f"a {type(found).__name__}"
@@ -34,7 +34,7 @@ def pick(found: Any, key: str) -> Any:
 
 
 def objects(found: Any, *, name: str, split: bool) -> dict[str, Any]:
-    """The state of each object: all of it under one name, or each part under its own."""
+    """Return the state of each object: everything under one name, or each part under its own name."""
     if not isinstance(found, Mapping):
         raise UnknownFormatError(f"what was read is a {type(found).__name__} and no state dict")
     if not split:
@@ -46,7 +46,7 @@ def objects(found: Any, *, name: str, split: bool) -> dict[str, Any]:
 
 
 def stripped(states: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The states with this prefix taken from the names of those of which every name begins with it."""
+    """Return the states. If all names of a state begin with the prefix, it is removed."""
     if not prefix:
         return dict(states)
     wrapped = {name for name, state in states.items() if isinstance(state, Mapping) and _all_begin(state, prefix)}
@@ -67,7 +67,7 @@ def _all_begin(state: Mapping[Any, Any], prefix: str) -> bool:
 
 
 def commit(store: Target, values: Mapping[str, Any], *, step: int, made: datetime) -> CheckpointName:
-    """Make a commit of these objects' states, as `holdfast.checkpoint.load` reads it."""
+    """Create a checkpoint of these states, in the format that `holdfast.checkpoint.load` reads."""
     if store.claims():
         raise CheckpointError(f"{store.url} belongs to a job (it has claims): convert into a folder of its own")
     step = step_number(step)
@@ -75,7 +75,7 @@ def commit(store: Target, values: Mapping[str, Any], *, step: int, made: datetim
     name = CheckpointName(step=step, pair=AttemptId(0, 1 + max(older, default=0)))
     flat = flatten_values(values)
     plan = plan_shard(map(whole, flat.specs), metadata={"format": "pt", "commit": str(name), "rank": "0"})
-    incoming = store.receive(name, uuid4().hex)  # what it will hold is known once it is written
+    incoming = store.receive(name, uuid4().hex)  # the manifest is complete only after the write
     try:
         with progress("convert", plan.nbytes) as shown:
             record = incoming.write(tensors_file(0), _parts(plan, flat, shown))

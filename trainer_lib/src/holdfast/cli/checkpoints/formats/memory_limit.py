@@ -1,4 +1,4 @@
-"""How much memory reading what others wrote may take: a few bytes of a pickle may ask for any amount."""
+"""Limits the memory for reading files of unknown origin: a few bytes of a pickle may request any amount."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Final
 
 from holdfast.core import linux
 
-# Beside what is read: of threads, and of what they load to read it.
+# Memory in addition to the content: threads, and the modules that they load.
 SPARE_BYTES: Final = 1 << 30
-# Bytes that were read lie there as they came, and as what they are.
+# The content is in memory as raw bytes and as objects.
 _TIMES: Final = 3
 
 
 @contextlib.contextmanager
 def bounded(held: int) -> Iterator[None]:
-    """While files of `held` bytes are read, this process gets no more memory than such can need: MemoryError.
+    """Limit the memory of this process to what files of `held` bytes can need; beyond that, MemoryError is raised.
 
-    Of its data, not of its addresses: of those a GPU's driver may take more than there is memory at any time.
+    The limit applies to data, not to addresses: a GPU's driver may reserve more addresses than there is memory.
     """
     linux.require("reading a file that torch.save wrote", "limits the memory of this process by RLIMIT_DATA")
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)

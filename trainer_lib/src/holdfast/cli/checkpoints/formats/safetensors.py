@@ -1,4 +1,4 @@
-"""Reading safetensors files that others wrote, without trusting a number in them."""
+"""Reads safetensors files of unknown origin. Every number in them is validated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.core.errors import DamagedError
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of one file; they stay in it until they are used."""
+    """Return the tensors of one file. Their bytes are read on first use."""
     size = path.stat().st_size
     with path.open("rb") as file:
         try:

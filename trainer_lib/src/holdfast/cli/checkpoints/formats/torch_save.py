@@ -1,4 +1,4 @@
-"""Reading what `torch.save` wrote: tensors and plain values only, by torch's own restricted reader."""
+"""Reads files of `torch.save`: only tensors and plain values, with torch's restricted unpickler."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from holdfast.core.errors import DamagedError, UnknownFormatError
 
 _BLOCK: Final = 8 << 20
 _GLOBAL: Final = re.compile(r"GLOBAL ([\w.]+)")
-# Parts that are there several times are counted each time, and a state may name one often.
+# A file may always have this many values. Each reference to the same part counts.
 _FEW_VALUES: Final = 1 << 20
 
 
 def read_pickled(path: Path) -> Any:
-    """What is in the file. What would have to run code is refused by its name."""
+    """Return the content of the file. Content that requires code is rejected by name."""
     try:
         _check(path)
         with bounded(path.stat().st_size):
@@ -35,18 +35,20 @@ def read_pickled(path: Path) -> Any:
         raise UnknownFormatError(
             f"{path} holds more than weights ({named[1]}): load it where you trust it and save its state_dict() alone"
         ) from error
-    except Exception as error:  # whatever torch's reader makes of what it does not expect
+    except Exception as error:  # torch's reader raises any exception on unexpected content
         if isinstance(error, DamagedError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
-            raise  # EINVAL: a place before the beginning of the file
+            raise  # EINVAL: a position before the beginning of the file
         raise DamagedError(f"{path} is not a file of torch.save, or is damaged: {error!r}") from error
     _check_sizes(path, found)
     return found
 
 
 def _check(path: Path) -> None:
-    """torch does not look at the checksums that it wrote. The format of before 1.6 has none, nor has a file that was
-    saved without (`torch.serialization.set_crc32_options`). Nor does it write anything twice or smaller than it is:
-    what is there only so would be larger than any file."""
+    """Verify the checksums, which torch itself does not do.
+
+    Files of torch before 1.6, and those saved without checksums (`torch.serialization.set_crc32_options`), have none.
+    `torch.save` neither compresses nor overlaps parts, so the parts must fit into the file.
+    """
     if not zipfile.is_zipfile(path):
         return
     with zipfile.ZipFile(path) as opened:
@@ -72,7 +74,7 @@ def _read_whole(opened: zipfile.ZipFile, part: zipfile.ZipInfo, path: Path, show
 
 
 def _check_sizes(path: Path, found: Any) -> None:
-    """A tensor whose elements lie over each other (`expand`) may claim any size, and is written in full."""
+    """Reject a tensor that is larger than its file: overlapping elements (`expand`) permit any size."""
     held = path.stat().st_size
     for tensor in _tensors(path, found, max(held, _FEW_VALUES)):
         nbytes = tensor.numel() * tensor.element_size()
@@ -81,7 +83,7 @@ def _check_sizes(path: Path, found: Any) -> None:
 
 
 def _tensors(path: Path, found: Any, most: int) -> Iterator[torch.Tensor]:
-    """As often as a commit names them: lists of which each holds the next one twice are soon too many to write."""
+    """Yield each tensor once per reference, up to a limit: repeated references in lists grow exponentially."""
     waiting, met = [found], 0
     while waiting:
         one, met = waiting.pop(), met + 1
