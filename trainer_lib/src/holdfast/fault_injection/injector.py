@@ -1,8 +1,8 @@
-"""The side of a rank process: does to itself what the plan says, and writes a trace of its steps.
+"""The side of a rank process: injects the planned faults, and writes a trace of its steps.
 
 `HOLDFAST_CHAOS` names the folder that a `holdfast chaos` on this host made. It holds
 
-- `plan.json`: the faults at steps; each happens once, even if its victim is replaced (`fired-N` says so),
+- `plan.json`: the faults at steps; each happens once, even if its victim is replaced (`fired-N` marks it),
 - `order-PID`: one fault that this process is to do to itself in its script's code, consumed by removing it,
 - `injections` and `trace`: what was done and which steps were made, a JSON line each.
 """
@@ -25,7 +25,8 @@ from holdfast.telemetry.activity import Activity, Listener
 PLAN_FILE = "plan.json"
 TRACE_FILE = "trace"
 INJECTIONS_FILE = "injections"
-# Before these a step's number rises because state was restored or copied, not because a step was made.
+# Before these activities, the number of a step rises because state was restored or copied, not because a step was
+# made.
 _NOT_STEPPING = frozenset({Activity.STARTUP, Activity.RESTORE, Activity.SYNC, Activity.PARKED})
 
 

@@ -9,14 +9,14 @@ from typing import Protocol
 
 
 class Activity(StrEnum):
-    """What the main thread does. The end of those marked *waiting* depends on another process."""
+    """The activities of the main thread. The end of those marked *waiting* depends on another process."""
 
     STARTUP = "startup"
     RESTORE = "restore"
-    SYNC = "sync"  # waiting: forms the groups of a new attempt, gives or gets state
+    SYNC = "sync"  # waiting: forms the groups of a new attempt, sends or receives state
     DATA = "data"
     COMPUTE = "compute"  # the script has a batch: forward, loss, backward
-    AVERAGE = "average"  # waiting: gradients on their way, or parts of a sharded model in the middle of computing
+    AVERAGE = "average"  # waiting: averages gradients, or exchanges parts of a sharded model during the computation
     VOTE = "vote"  # waiting
     APPLY = "apply"
     CHECKPOINT = "checkpoint"

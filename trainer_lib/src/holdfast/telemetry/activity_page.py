@@ -1,6 +1,6 @@
-"""The rank's board: the activity of its main thread, which the launcher can read whatever happens to this process.
+"""The rank's activity page: the activity of its main thread, readable by the launcher in every state of this process.
 
-It is a page of memory in the run directory, mapped by both. Two entries are written in turns, each with a check, so a
+It is a page of memory in the run directory, mapped by both. Two entries are written in turns, each with a check. So a
 process that is stopped during a write leaves the other entry intact. A separate thread writes the time ten times per
 second, the *beat*. It stops when the process is stopped or never releases the interpreter's lock. The stacks of all
 threads are written on a signal, by C code that needs no lock of the interpreter.
@@ -23,11 +23,11 @@ from typing import Final
 from holdfast.core.environment import Environment
 from holdfast.telemetry.activity import Activity
 
-BOARD_DIR: Final = "board"  # a page for each rank process, by its slot
+BOARD_DIR: Final = "board"  # a page per rank process, by its slot
 STACKS_SUFFIX: Final = ".stacks"
-# Makes a rank process write the stacks of all its threads. Users' programs take SIGUSR1 and SIGUSR2, libraries the
-# first real-time signals; it is sent only to who said on its board that it takes it.
-STACKS_SIGNAL: Final = int(getattr(signal, "SIGRTMIN", 0)) + 11  # only Linux has them
+# Makes a rank process write the stacks of all its threads. Users' programs use SIGUSR1 and SIGUSR2, libraries the
+# first real-time signals. It is sent only to a process whose page announces it.
+STACKS_SIGNAL: Final = int(getattr(signal, "SIGRTMIN", 0)) + 11  # only Linux has real-time signals
 
 _log = logging.getLogger("holdfast.progress")
 
@@ -35,8 +35,8 @@ BEAT_SECONDS: Final = 0.1
 PAGE_BYTES: Final = 4096
 _MAGIC: Final = int.from_bytes(b"HFBOARD1", "little")
 _MASK: Final = (1 << 64) - 1
-# Places in the page, in bytes. What different threads write stands in different cache lines.
-_HEAD: Final = struct.Struct("@3Q")  # magic, process id, signal that makes the stacks be written (0: none does)
+# Positions in the page, in bytes. Different threads write to different cache lines.
+_HEAD: Final = struct.Struct("@3Q")  # magic, process ID, signal that writes the stacks (0: none)
 _BEAT_AT: Final = 64
 _COUNT_AT: Final = 128
 _ENTRIES_AT: Final = (192, 256)
@@ -48,7 +48,7 @@ _NUMBERS: Final = {activity: number for number, activity in enumerate(_ACTIVITIE
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A board at one moment. Times are seconds of the monotonic clock, which the processes of a host share."""
+    """The content of a page. Times are seconds of the monotonic clock, which the processes of a host share."""
 
     pid: int
     signal: int
@@ -78,7 +78,7 @@ class Board:
         self._thread.start()
 
     def entered(self, activity: Activity, step: int) -> None:
-        """From now on the main thread does this."""
+        """Write that the main thread starts this activity."""
         now = time.monotonic_ns()
         if step != self._step:
             self._made += step == self._step + 1
@@ -106,7 +106,7 @@ class Board:
 
 
 def open_board(environment: Environment) -> Board | None:
-    """Return this process's board; None without a launcher."""
+    """Return this process's page; None without a launcher."""
     if environment.agent_socket is None or environment.slot is None:
         return None
     try:
@@ -117,7 +117,7 @@ def open_board(environment: Environment) -> Board | None:
 
 
 def read_page(page: bytes) -> Reading | None:
-    """Read a board; None if it is empty or not valid."""
+    """Read a page; None if it is empty or not valid."""
     if len(page) < PAGE_BYTES:
         return None
     magic, pid, signal = _HEAD.unpack_from(page, 0)

@@ -1,12 +1,12 @@
-"""Where the time of a rank goes. Pure: the clock is a parameter.
+"""The use of a rank's time. Pure: the clock is a parameter.
 
 A rank accounts for its time in a world, from the start of its process groups until it leaves. The launcher measures
 the time before, between and after worlds (`launcher.accounting`). Each activity has a stopwatch, and so has the whole
 time in a world. The time that no activity explains is reported as unattributed.
 
-The time of a step in the making belongs to nobody yet (`open`). It is productive once the step is committed, and
-recompute if the step is discarded, or was committed before by this job and is made again. Waiting that ends in
-leaving the world was waiting for the detection of a failure. So no cause ever falls.
+The time of a step in progress is not attributed yet (`open`). It is productive once the step is completed. It is
+recomputed time if the step is discarded, or if the job has completed the step before. Waiting that ends in leaving
+the world was waiting for the detection of a failure. So the time of a cause never decreases.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ ENTERING: Final = frozenset({Activity.SYNC, Activity.RESTORE})
 _OUTSIDE: Final = frozenset({Activity.STARTUP, Activity.PARKED, Activity.DONE})
 _STEP: Final = frozenset({Activity.COMPUTE, Activity.AVERAGE, Activity.VOTE, Activity.APPLY})
 _TRAINING: Final = frozenset({Activity.DATA, *_STEP})
-# What a rank does between two steps: in which share of its time, says how well it trains.
+# The activities between two steps: their shares of the time show how efficiently the rank trains.
 MEASURED: Final = (
     Activity.DATA,
     Activity.COMPUTE,
@@ -139,7 +139,7 @@ _PLAIN: Final = {
 class Ledger:
     """The accounts of one rank process: an `activity.Listener`.
 
-    `tell` receives a report when the rank enters a world, when it is in place, when it leaves, and at most once per
+    `tell` receives a report when the rank enters a world, has its state, or leaves, and at most once per
     second in between.
     """
 
@@ -180,8 +180,7 @@ class Ledger:
             self._say()
 
     def step(self, *, step: int, committed: bool) -> None:
-        """Set the result of the step in progress, and the present step, if `entered` cannot detect it: for a skipped
-        step."""
+        """Set result and number of the step in progress where `entered` cannot detect them: for a skipped step."""
         if self._activity in _STEP:
             self._close(self._activity, leaves=False)
             self._timers[self._activity].start()
