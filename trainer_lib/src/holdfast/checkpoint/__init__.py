@@ -1,13 +1,14 @@
-"""Checkpoints, usable alone.
+"""Save and load checkpoints without the Holdfast operator.
 
     from holdfast import checkpoint
 
     checkpoint.save("ckpt", step=100, model=model, optimizer=optimizer)
-    found = checkpoint.load("ckpt", model=model, optimizer=optimizer)   # the newest good one; None if there is none
+    found = checkpoint.load("ckpt", model=model, optimizer=optimizer)   # the newest valid checkpoint, or None
 
-What is saved is durable when `save` returns, and every byte is verified when it is read: what is damaged is named
-and moved to `quarantine/`, and the next older commit is used. Where a job commits, `load` moves nothing: its ranks
-find out whether it is damaged, or only this machine reads it badly. No pickle is written or read.
+A checkpoint is durable when `save` returns. `load` verifies every byte that it reads. `load` logs a corrupt
+checkpoint, moves it to `quarantine/`, and reads the next older one. In the folder of a job, `load` moves nothing:
+only the job's ranks can find out whether the checkpoint is corrupt, or only this machine reads it incorrectly.
+Checkpoints contain no pickle.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ _log = logging.getLogger("holdfast.checkpoint")
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What `load` has read.
+    """The result of `load`.
 
-    `lost` are the newer commits that it passed by, and why; `quarantined` is what was moved aside.
+    `lost` names the newer checkpoints that `load` skipped, each with the reason. `quarantined` names what `load`
+    moved to `quarantine/`.
     """
 
     step: int
@@ -55,11 +57,12 @@ class Found:
 def save(
     folder: str | os.PathLike[str], *, step: int, group: ProcessGroup | None = None, **stateful: Stateful
 ) -> Path:
-    """Commit the state of these objects as `step`; returns the commit's folder. A step may be saved again.
+    """Save the state of these objects as a checkpoint of `step`, and return the checkpoint's folder.
 
-    Every rank of `group` calls it, and each writes its part; without one this process writes all. DTensors may be cut
-    along any dimensions of any meshes. Ranks may give other objects, as stages of a pipeline have, under other names:
-    the commit holds all of them. PeerLostError if one of them is gone.
+    The same step may be saved again. With `group`, every rank of the group calls `save`, and each rank writes its
+    part. Without `group`, this process writes everything. DTensors may be sharded along any dimensions of any meshes.
+    Ranks may pass different objects under different names, as the stages of a pipeline do: the checkpoint contains
+    all of them. Raise `PeerLostError` if a rank is lost.
     """
     from holdfast.checkpoint.process_group_exchange import Together, joined
     from holdfast.checkpoint.saving.snapshot import Snapshot
@@ -90,7 +93,7 @@ def save(
         mesh=every.mesh,
     )
     result = save_snapshot(root, snapshot, exchange)
-    if result.existed:  # the number was free a moment ago, so it is not ours
+    if result.existed:  # the number was free before, so another process wrote this checkpoint
         raise CheckpointError(
             f"step {step} was not saved in {root}: another process saved it there in the same moment, as {name}: "
             "give group= on every rank, or let one rank alone save, or give each process a folder of its own"
@@ -113,12 +116,14 @@ def load(
     group: ProcessGroup | None = None,
     **stateful: Stateful,
 ) -> Found | None:
-    """Give the objects the newest good state (or that of `step`), random generators included.
+    """Load the newest valid checkpoint, or that of `step`, into the objects and the random number generators.
 
-    With `group` every rank of it calls this, and all take the same commit, which each must be able to read. Of the
-    commit's objects only those that are given are read. None if the folder holds no commit, with a warning if it may
-    be another folder than was meant. NoneWholeError if there are commits and none can be restored; PeerLostError if a
-    rank is gone. UsageError for a commit's own folder, and for one of many ranks that gives neither `group` nor
+    With `group`, every rank of the group calls `load`. All ranks load the same checkpoint, which each of them must be
+    able to read. Only the objects that are passed are read. Return None if the folder has no checkpoint, and log a
+    warning if the folder may be the wrong one.
+
+    Raise `NoneWholeError` if there are checkpoints and none can be restored, and `PeerLostError` if a rank is lost.
+    Raise `UsageError` for the folder of a single checkpoint, and if one of several ranks passes neither `group` nor
     `step`.
     """
     from holdfast.checkpoint.process_group_exchange import Together
@@ -171,7 +176,7 @@ def _insist_on_one_rank() -> None:
 
 
 def _not_of(manifest: Manifest, objects: Collection[str]) -> Rows:
-    """No rows of the tensors that none of these objects has."""
+    """Select no rows of the tensors that none of these objects has, so that a restore does not read them."""
     from holdfast.checkpoint.ranks.merge import tensors_in
 
     asked = {name for one in objects for name in tensors_in(manifest.objects.get(one))}

@@ -1,7 +1,7 @@
-"""The claims that decide which checkpoints an attempt reads, and the one that it writes. No torch.
+"""The claims that decide which checkpoints an attempt reads, and the claim that the attempt writes. No torch.
 
-Before its first step an attempt has restored what it goes on from and has written its claim; from then on nothing
-that an older attempt commits beyond that point is ever read.
+Before its first step, an attempt restores a state and writes its claim. After that, no attempt reads a checkpoint
+that an older attempt publishes beyond the claimed step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.core.errors import ClaimError, ForeignClaimError
 
 
 class Fence:
-    """The claims of one shared folder and its copies, as one attempt after the other sees them."""
+    """The claims of one shared folder and of its copies, as the current attempt sees them."""
 
     def __init__(
         self,
@@ -40,13 +40,13 @@ class Fence:
         self._on_foreign = on_foreign
 
     def enter(self, attempt: Attempt) -> None:
-        """From now on this attempt claims."""
+        """Make `attempt` the current attempt, in whose name claims are written."""
         self.attempt = attempt
         self.claims = fencing.union(self.claims, attempt.known)
 
     @property
     def context(self) -> FencingContext:
-        """By which commits are told from those that do not count."""
+        """The claims and settings that decide which checkpoints count."""
         return FencingContext(claims=self.claims, job_uid=self.attempt.job_uid, resume=self.resume)
 
     def look(self) -> None:
@@ -54,7 +54,11 @@ class Fence:
         self._heed(list_claims(self._root))
 
     def look_everywhere(self) -> list[dict[str, object]]:
-        """Copies may be all that is left, claims included. Asking for them is nothing for an attempt in a hurry."""
+        """Read the claims of the folder and of its copies, and return them as JSON objects.
+
+        The copies may be the only place that still has claims. Reading them is slow, so a fast recovery uses `look`
+        instead.
+        """
         self.look()
         self._heed(fencing.union(*(store.claims() for store in self._where)))
         return [claim.to_json() for claim in self.claims]
@@ -65,7 +69,9 @@ class Fence:
 
     @property
     def known_step(self) -> int:
-        """The step that the highest claim of this job's line continues, or that the volume is known to have had."""
+        """The step that the highest claim of this job's line continues, or the newest step known to
+        be on the volume.
+        """
         line = fencing.binding(self.claims, self.attempt.job_uid)
         top = line[0] if line else None
         others = top is not None and top.job_uid != self.attempt.job_uid
@@ -73,12 +79,14 @@ class Fence:
         return max(continued, self.attempt.durable)
 
     def write(self, claim: Claim, base: CheckpointName | None, *, again: bool) -> None:
-        """Make a claim durable. `base` is what it continues, if that was read from the shared folder."""
+        """Make a claim durable. `base` is the checkpoint that the claim continues, if it was read from the shared
+        folder.
+        """
         self._insist_on_base(claim, base)
         try:
             write_claim(self._root, claim, again=again)
         except ClaimError:
-            self._refuse_foreign(list_claims(self._root))  # if it was another job that took the name first
+            self._refuse_foreign(list_claims(self._root))  # reports the other job, if another job took the name first
             raise
         try:
             self._insist_on_base(claim, base)

@@ -1,4 +1,4 @@
-"""Who saves: the attempt, and what it knows of the ones before it. No torch."""
+"""An attempt to train: its identity, and what is known of the attempts before it. No torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from holdfast.checkpoint.folder.claims import highest_generation, list_claims
 from holdfast.checkpoint.ranks.exchange import Exchange, lead
 from holdfast.core.attempt import AttemptId, Claim
 
-# The owner of what a script makes that was started by hand.
+# The owner of everything that a script creates when no operator started it.
 BY_HAND: Final = "by-hand"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """Who commits. `known` are the claims of the membership, `durable` the step of the newest checkpoint that the
-    volume is known to have had."""
+    """The attempt that saves checkpoints.
+
+    `known` has the claims that the membership names. `durable` is the step of the newest checkpoint that the volume
+    is known to have had.
+    """
 
     pair: AttemptId
     job_uid: str
@@ -29,7 +32,10 @@ class Attempt:
 
 
 def attempt_by_hand(root: Path | None, exchange: Exchange, run_id: str = "") -> Attempt:
-    """Without an operator, the folder itself says which attempts there were: this is the next generation."""
+    """Return the next attempt of a script that no operator started.
+
+    Its generation follows the highest in the folder.
+    """
 
     def choose() -> dict[str, str | int]:
         highest = 0 if root is None else highest_generation(root)

@@ -1,4 +1,4 @@
-"""Deleting the checkpoints of one shared folder that retention lets go. No torch."""
+"""Deletion of the checkpoints of one shared folder that retention does not keep. No torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("holdfast.checkpoint")
 
 
 class Expiry:
-    """Retention of one folder; `verified` are the checkpoints that were written or read back whole."""
+    """Retention of one folder. `verified` has the checkpoints that were written or read back completely."""
 
     def __init__(self, root: Path, *, keep_last: int, rules: retention.Rules, clock: Callable[[], datetime]) -> None:
         self.verified: set[CheckpointName] = set()
@@ -34,13 +34,14 @@ class Expiry:
         self._ages = Ages(FolderStore(root))
 
     def learn(self, snapshot: Snapshot) -> None:
-        """What was just committed, so that it need not be read."""
+        """Record a checkpoint that was just published, so that its manifest need not be read."""
         self._ages.learn(snapshot)
 
     def expire(self, attempt: Attempt, claims: tuple[Claim, ...]) -> None:
-        """Let go of old commits; not once a newer attempt has claimed, which may stand on any of them.
+        """Delete old checkpoints. If a newer attempt has claimed, delete nothing: it may continue any of them.
 
-        On a save's thread: `attempt` is the one that made it, and its job may be in another by now.
+        This method runs on the thread of a save. `attempt` is the attempt that saved; the job may be in another one
+        by now.
         """
         try:
             on_tier = list_claims(self._root)

@@ -1,4 +1,4 @@
-"""The checkpoints of a job: look, claim, save, keep. No torch."""
+"""The checkpoints of a job: find, claim, save and restore them. No torch."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ from holdfast.core.protocol import OBJECT_TIER, SHARED_TIER
 _log = logging.getLogger("holdfast.checkpoint")
 
 NO_RULES: Final = retention.Rules()
-# A file's header grows with what it says of its commit.
+# The header of a file grows with the metadata of its checkpoint.
 HEADER_SPARE: Final = DATA_ALIGNMENT
-# A store that answers only some requests would let a restore begin again without end.
+# A store that answers only some requests would make a restore repeat without end.
 _LOOKS: Final = 5
 
 
 def _nothing() -> None:
-    """Nobody ends an attempt."""
+    """The default check, which never ends an attempt."""
 
 
 def _untold(result: SaveResult) -> None:
-    """Nobody waits to hear it."""
+    """The default callback of a save, which ignores the result."""
 
 
 class CheckpointManager:
-    """A job's commits in one shared folder, attempt after attempt."""
+    """The checkpoints of a job in one shared folder, across attempts."""
 
     def __init__(
         self,
@@ -93,15 +93,15 @@ class CheckpointManager:
         self._arena = arena or Arena()
         self._planner = Planner()
         self._saving: Saving | None = None
-        self.saves = 0  # of the attempt
+        self.saves = 0  # number of saves of this attempt
         self._aside: Callable[[int], Exchange] | None = None
         self._check = _nothing
         self._full_every, self._delta_threshold = full_every, delta_threshold
         self._bytes_per_second, self._max_in_flight, self._pace = bytes_per_second, max_in_flight, UNHINDERED
-        self._chain: Chain | None = None  # of the attempt: an older one's save may still be on its way
+        self._chain: Chain | None = None  # per attempt, because a save of an older attempt may still be running
         self._known_tiers: tuple[Tier, ...] = (MemoryTier(), LocalTier()) if tiers is None else tuple(tiers)
         self.tiers: tuple[Tier, ...] = ()
-        """The tiers that every rank saves on in addition to the folder, in the order in which they are read."""
+        """The tiers that every rank uses in addition to the shared folder, in the order in which they are read."""
 
     def enter(
         self,
@@ -111,10 +111,10 @@ class CheckpointManager:
         aside: Callable[[int], Exchange] | None = None,
         check: Callable[[], None] = _nothing,
     ) -> None:
-        """From now on this attempt commits, and its ranks exchange over this.
+        """Begin an attempt, whose ranks exchange values over `exchange`.
 
-        `aside` gives each save, by its number, an exchange beside it, for a thread; `check` raises when the attempt
-        is over.
+        For each save, `aside` returns a separate exchange, by the number of the save, for use on a background thread.
+        `check` raises when the attempt is over.
         """
         self._exchange = exchange
         self._aside, self._check, self.saves = aside, check, 0
@@ -128,8 +128,11 @@ class CheckpointManager:
         local_rank: int,
         check: Callable[[], None],
     ) -> None:
-        """Save on the tiers that every rank's launcher offers too. `own` is what this rank's launcher says of each;
-        `members` is what each rank announced, in order of ranks."""
+        """Enter the tiers that the launchers of all ranks offer.
+
+        `own` has the settings of each tier from this rank's launcher. `members` has what each rank announced, in
+        order of ranks.
+        """
         entered = []
         for tier in self._known_tiers:
             theirs = [one[tier.name] for one in members if tier.name in one]
@@ -153,13 +156,13 @@ class CheckpointManager:
         self.tiers = tuple(entered)
 
     def save_on(self, tier: Tier, snapshot: Snapshot, *, asked: bool = False) -> SaveResult:
-        """Save on a tier that copies the live objects while training waits."""
+        """Save on a tier that copies the live objects while training is paused."""
         exchange = self._exchange
         staged = plan(self._owned(snapshot), None, self._planner, rank=exchange.rank, size=exchange.size)
         return tier.save(staged, exchange, self._fence.context, check=self._check, asked=asked)
 
     def begin_on(self, tier: Tier, snapshot: Snapshot, told: Callable[[SaveResult], None] = _untold) -> Saving:
-        """As `begin`, on a tier that saves in the background, from the same staging buffer: one save at a time."""
+        """Save on a tier in the background, from the same staging buffer as `begin`. Only one save runs at a time."""
         called = time.monotonic()
         staged, exchange = self._staged(snapshot, tier.pace())
         context, check = self._fence.context, self._check
@@ -167,15 +170,15 @@ class CheckpointManager:
         return self._begun(PendingSave(staged=staged, commits=work, ended=told, called=called))
 
     def is_durable(self, name: CheckpointName) -> bool:
-        """Whether the shared tier has this commit. Every rank calls it."""
+        """Return whether the shared tier has this checkpoint. Every rank calls it."""
         return bool(lead(self._exchange, lambda: exists(self._root, name)))
 
     def newest(self, *, waits: Callable[[], None] | None = None) -> CheckpointName | None:
-        """The newest readable commit's name; nothing of it is read but the manifest. Every rank calls it.
+        """Return the name of the newest readable checkpoint, of which only the manifest is read. Every rank calls it.
 
-        Copies are asked only where nothing else is left: who goes on from memory is in a hurry, and each of them was
-        on the shared tier first. With `waits`, a folder that cannot be used is waited for, since an error would end a
-        script whose state is in memory only: rank 0 calls it before each pause.
+        The copies are read only if nothing else is left, because a recovery from memory must be fast. Every copy was
+        on the shared tier first. With `waits`, the call retries while the folder cannot be used: an error would end a
+        script whose state is only in memory. Rank 0 calls `waits` before each pause.
         """
 
         def look(_: bool) -> list[int]:
@@ -202,13 +205,15 @@ class CheckpointManager:
             return None
 
     def restore(self, select: Select | None = None) -> Restored:
-        """The newest commit of this job's line of which every rank can read all that it wants; None if there is none.
+        """Return the newest checkpoint of this job's line that every rank can read as it requests; None if there is
+        none.
 
-        NoneWholeError if all are damaged: a claim from nothing would give them up, and retention then delete them.
-        The first that a job made is moved aside instead: to begin anew costs less than to stand still.
+        Raise `NoneWholeError` if all are corrupt. A claim that starts from nothing would abandon them, and retention
+        would then delete them. The first checkpoint that a job made is moved aside instead: starting again costs less
+        than stopping.
         """
         if self._saving is not None:
-            self._saving.settle(self._check)  # it may be what is looked for
+            self._saving.settle(self._check)  # the running save may be the checkpoint to restore
         found = self._found(select)
         if found.stuck:
             raise NoneWholeError(none_whole(found, [store.url for store in self._where]))
@@ -221,14 +226,14 @@ class CheckpointManager:
         self._base_here = None
         if found.loaded is not None:
             if self._where[0].url in found.stores and exists(self._root, found.loaded.name):
-                self._base_here = found.loaded.name  # and was not moved aside for a damaged file
+                self._base_here = found.loaded.name  # a checkpoint with a corrupt file was moved aside
             self._expiry.verified.add(found.loaded.name)
             for tier in self.tiers:
                 tier.restored(found.loaded.name)
         return found
 
     def _found(self, select: Select | None) -> Restored:
-        """The end of a look: it begins again where a store that was left out answers now."""
+        """Search for a checkpoint, and repeat the search if a store that was skipped has become available."""
         for _ in range(_LOOKS):
             found = self._restored(select)
             if not found.again:
@@ -240,11 +245,11 @@ class CheckpointManager:
         )
 
     def _insists(self, step: int, lost: bool) -> bool:
-        """Whether copies that were left out may hold a newer commit, and answer now. UnavailableError if they do not.
+        """Return whether skipped copies may hold a newer checkpoint and are available now.
 
-        A claim from an older commit would fence the newer one, and retention then delete it. So they are asked if
-        commits are lost, if there is none, or if what was found is older than what the highest claim continues or
-        the volume is known to have had.
+        Raise `UnavailableError` if they are not available. A claim from an older checkpoint would fence the newer
+        one, and retention would then delete it. The copies are therefore required in three cases: checkpoints are
+        lost, no checkpoint was found, or the found one is older than `known_step`.
         """
         if self._copies is None or not (lost or step == 0 or step < self._fence.known_step):
             return False
@@ -262,22 +267,22 @@ class CheckpointManager:
             resume=known.resume,
             select=select,
             again=self._insists,
-            first=self._keep_last > 1,  # as many are there once as many were made
+            first=self._keep_last > 1,  # the folder has as many checkpoints as were made, up to keep_last
         )
 
     def read_from(self, found: Restored) -> list[str]:
         known = {store.url: word for store, word in zip(self._where, (SHARED_TIER, OBJECT_TIER), strict=False)}
-        for url in found.stores:  # of any rank, on whichever node
+        for url in found.stores:  # stores that any rank read, on any node
             known.setdefault(url, next(filter(None, (tier.reported_as(url) for tier in self._known_tiers)), url))
         return list(dict.fromkeys(known[url] for url in found.stores))
 
     def claim(self, *, step: int, pair: AttemptId | None, waits: Callable[[], None] | None = None) -> Claim:
-        """Make this attempt's claim durable; after it, look again whether another has claimed meanwhile.
+        """Make this attempt's claim durable. After the call, check again whether another attempt has claimed.
 
-        `step` and `pair` name the state from which it goes on. ClaimError if it was read from the shared folder and
-        is no longer there: a replaced attempt that still saves may delete it until the claim stands. No claim is left
-        then, so what that attempt saved is read next. With `waits`, a folder that cannot be used is waited for, as in
-        `newest`.
+        `step` and `pair` name the state from which the attempt continues. Raise `ClaimError` if that state was read
+        from the shared folder and is gone: a replaced attempt that still saves may delete it until the claim exists.
+        No claim is left in this case, so the next attempt reads what the replaced attempt saved. With `waits`, the
+        call retries while the folder cannot be used, as in `newest`.
         """
         claim = Claim(
             pair=self._fence.attempt.pair,
@@ -296,14 +301,14 @@ class CheckpointManager:
         return claim
 
     def prepare(self, specs: Sequence[TensorSpec], holding: Holding | None = None) -> None:
-        """Have memory ready for a save of these, so that the first one takes no longer than others."""
+        """Allocate the memory for a save of these tensors, so that the first save takes no longer than later ones."""
         if self._saving is None or self._saving.ended:
             exchange = self._exchange
             layout = self._planner.layouts(specs, holding, exchange.size).of(exchange.rank)
             self._arena.prepare(layout.headed({}).nbytes + HEADER_SPARE)
 
     def save(self, snapshot: Snapshot) -> SaveResult:
-        """Commit on this thread."""
+        """Save a checkpoint on this thread."""
         saves = self._planned(snapshot, _untold)
         saves.copy()
         return saves.commit()
@@ -316,11 +321,10 @@ class CheckpointManager:
         spare: bool = False,
         urgent: bool = False,
     ) -> Saving:
-        """Copy what is to be committed; it is written meanwhile and beside the caller afterwards, and `told` hears
-        there how it ended.
+        """Copy the state, and write the checkpoint in the background. `told` receives the result on that thread.
 
-        One at a time: it waits for the last one. `spare`: nothing older is let go for it. `urgent`: as fast as the
-        disk takes it.
+        Only one save runs at a time: `begin` first waits for the previous one. With `spare`, retention deletes
+        nothing for this save. With `urgent`, the save writes at the full speed of the storage.
         """
         saves = self._planned(snapshot, told, spare=spare)
         if urgent:
@@ -333,7 +337,7 @@ class CheckpointManager:
         return self._saving
 
     def hurry(self) -> None:
-        """Let the save that is on its way go as fast as the disk takes it: somebody waits for the next one."""
+        """Lift the rate limit of the running save, because another save is waiting for it."""
         self._pace.lift()
 
     def _planned(self, snapshot: Snapshot, told: Callable[[SaveResult], None], *, spare: bool = False) -> PendingSave:
@@ -349,7 +353,7 @@ class CheckpointManager:
                 self._expiry.verified.add(owned.name)
             told(result)
             if result.committed and exchange.rank == 0:
-                if chain is None:  # else the manifest says on what it stands
+                if chain is None:  # otherwise the manifest names its base checkpoints
                     self._expiry.learn(owned)
                 if not spare:
                     self._expiry.expire(attempt, self._fence.claims)
@@ -360,7 +364,7 @@ class CheckpointManager:
         return PendingSave(staged=staged, commits=commits, ended=ended, called=called)
 
     def _staged(self, snapshot: Snapshot, pace: Pace) -> tuple[Staged, Exchange]:
-        """Room for this rank's share, once the last save has left it, and over what ranks exchange for this one."""
+        """Plan a save after the previous one has left the staging buffer. Return it with its exchange."""
         if self._saving is not None:
             self._saving.settle(self._check)
         owned = replace(self._owned(snapshot), created=datetime.now(UTC))
@@ -379,6 +383,6 @@ class CheckpointManager:
         )
 
     def _near(self) -> tuple[CheckpointStore, ...]:
-        """The tiers on this node, then those on others."""
+        """Return this node's store of each tier, and then the stores on other nodes."""
         stores = [tier.stores(self._fence.context) for tier in self.tiers]
         return (*(many[0] for many in stores), *(store for many in stores for store in many[1:]))

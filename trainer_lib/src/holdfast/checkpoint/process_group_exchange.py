@@ -1,4 +1,4 @@
-"""Saving and loading by all ranks of a script's own process group, its DTensors included. Needs gloo."""
+"""The exchange over a script's own process group, with which all its ranks save and load. Requires gloo."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.core.errors import PeerLostError, StateError, UsageError
 
 
 class Together:
-    """The ranks of a process group. UsageError if it has no backend for CPU tensors."""
+    """An exchange over the ranks of a process group. Raise `UsageError` if it has no backend for CPU tensors."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -36,7 +36,7 @@ class Together:
         return self.gather(value if self.rank == 0 else None)[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in order of ranks; PeerLostError if one of them is gone."""
+        """Return every rank's value, in order of ranks. Raise `PeerLostError` if a rank is lost."""
         try:
             return self._gather(value)
         except RuntimeError as error:
@@ -58,12 +58,12 @@ class Together:
 
 
 def ranks() -> int:
-    """How many ranks the script's default process group has; 1 if there is none."""
+    """Return the number of ranks of the script's default process group; 1 if there is none."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def joined(flat: Flat, exchange: Exchange, samples: Mapping[str, str]) -> Joined:
-    """What all ranks have, and who writes what of it. Every rank calls it."""
+    """Combine the state of all ranks, and decide which rank writes which part. Every rank calls it."""
     own = RankReport(objects=flat.tree, parts=_parts(flat), mesh=_mesh_of(flat.parts), samples=samples).to_json()
     alike = exchange.gather(xxhash.xxh3_128_hexdigest(json.dumps(own, sort_keys=True).encode()))
     told = exchange.gather(own) if len(set(alike)) > 1 else [own] * exchange.size
@@ -80,7 +80,7 @@ def _parts(flat: Flat) -> dict[str, Part]:
 
 
 def _box(name: str, part: Any) -> Box:
-    """Which box of it is here, as DTensor says."""
+    """Return the box of a DTensor that this rank has."""
     mend = "save part.full_tensor() instead"
     if any(place.is_partial() for place in part.placements):
         raise StateError(f"{name} is placed as {tuple(part.placements)}: a sum that is not made yet; {mend}")
@@ -93,7 +93,7 @@ def _box(name: str, part: Any) -> Box:
 
 
 def _mesh_of(parts: Mapping[str, Any]) -> dict[str, int]:
-    """The names and sizes of the dimensions over which tensors are sharded."""
+    """Return the names and sizes of the mesh dimensions over which tensors are sharded."""
     found: dict[str, int] = {}
     for part in parts.values():
         mesh = part.device_mesh

@@ -1,4 +1,4 @@
-"""Waiting for a folder that cannot be used now, while training keeps its state in memory. No torch."""
+"""Retry while a folder cannot be used, and keep the training state in memory. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SLICE_SECONDS: Final = 0.05
 
 
 def until_usable(action: Callable[[bool], Any], waits: Callable[[], None] | None, check: Callable[[], None]) -> Any:
-    """Try again for as long as the folder cannot be used; `action` is told whether it was tried before."""
+    """Run `action` until the folder can be used. The argument of `action` is True after a failed try."""
     failed = 0
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Checkpoints through `torch.distributed.checkpoint`: its planners, with Holdfast's format and verification.
+"""Checkpoints through `torch.distributed.checkpoint` (DCP), in Holdfast's format and with its verification.
 
 dcp.save(state, storage_writer=StorageWriter("ckpt", step=100))
 dcp.load(state, storage_reader=StorageReader("ckpt"))        # the newest checkpoint, or that of `step`
@@ -16,7 +16,7 @@ __all__ = ["StorageReader", "StorageWriter"]
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch is imported when it is first asked for."""
+    """Import the modules that need torch on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from holdfast.checkpoint.dcp import reader, writer

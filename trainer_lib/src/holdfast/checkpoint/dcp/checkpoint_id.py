@@ -1,4 +1,4 @@
-"""The checkpoint_id that `torch.distributed.checkpoint` is given: a folder, and a step in it. Pure."""
+"""The `checkpoint_id` of `torch.distributed.checkpoint`: a folder and a step. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a commit says to `torch.distributed.checkpoint` of its tensors, held against those that it has. Pure.
+"""What a checkpoint records for `torch.distributed.checkpoint` (DCP), checked against the tensors that it has. Pure.
 
-DCP leaves in memory whatever no box fills: a box that is left out or moved would be wrong numbers without an error.
-Which boxes a tensor may lie in: see `dcp`.
+DCP does not change memory that no box fills. A missing or moved box would therefore leave wrong numbers without an
+error. The boxes that a tensor may have are described in `dcp`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ KEY: Final = "dcp"
 
 
 def boxed(name: str, offsets: Sequence[int]) -> str:
-    """What a box is called that is a tensor of its own."""
+    """Return the name of a box that is stored as a tensor of its own."""
     return f"{name}@{','.join(map(str, offsets))}"
 
 
 def check_described(manifest: Manifest) -> None:
-    """DamagedError unless it speaks of all tensors that the manifest has, each box where it is."""
+    """Raise `DamagedError` unless the record describes every tensor of the manifest, with each box at its place."""
     told = manifest.state.get(KEY)
     if told is None:
         return
@@ -39,7 +39,7 @@ def check_described(manifest: Manifest) -> None:
 
 
 def _used(fqn: str, told: Mapping[str, Any], tensors: Mapping[str, TensorRecord]) -> Iterator[str]:
-    """The tensors of the commit that make this one up."""
+    """Yield the checkpoint's tensors that make up this one."""
     size = whole_numbers(told["size"])
     boxes = [(whole_numbers(box["offsets"]), whole_numbers(box["sizes"]), box["tensor"]) for box in told["boxes"]]
     whole = fqn in tensors and all(name == fqn for *_, name in boxes)

@@ -1,8 +1,9 @@
 """The storage reader for `torch.distributed.checkpoint`.
 
-A load reads only the chunks, or slices of them, that hold bytes it needs, straight into the tensors that it is given,
-and verifies them: damage is a DamagedError that names the file, and the tensors are then not to be used. Only a bad
-manifest is moved aside, and the next older commit used.
+A load reads only the chunks, or slices of chunks, that contain the requested bytes. The reader writes them directly
+into the target tensors and verifies them. If a file is corrupt, the reader raises a `DamagedError` that names it, and
+the target tensors must not be used. Only a corrupt manifest makes the reader quarantine a checkpoint and use the next
+older one.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ class StorageReader(storage.StorageReader):
         self._manifest: Manifest | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """A new load; `checkpoint_id` is `step-<number>`, with or without a folder before it."""
+        """Begin a load. `checkpoint_id` is `step-<number>`, optionally with a folder before it."""
         if checkpoint_id is not None:
             folder, self._step = parse_checkpoint_id(checkpoint_id)
             self._where = folder or self._where
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> meta.Metadata:
-        """What the commit holds; DamagedError if what it says of its tensors is not so."""
+        """Return what the checkpoint contains. Raise `DamagedError` if its record does not match its tensors."""
         found = newest(self._where, claims=(), job_uid="", step=self._step)
         if found is None:
             which = "commit" if self._step is None else f"commit of step {self._step}"
@@ -71,15 +72,15 @@ class StorageReader(storage.StorageReader):
             return _metadata(told)
 
     def set_up_storage_reader(self, metadata: meta.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """All that is needed is in the manifest."""
+        """Do nothing: the manifest has everything that a load needs."""
 
     def prepare_local_plan(self, plan: plans.LoadPlan) -> plans.LoadPlan:
-        """Add which checkpoint this rank found."""
+        """Add the name and digest of the checkpoint that this rank found."""
         name, manifest = self._found()
         return replace(plan, storage_data={"checkpoint": str(name), "digest": digest(manifest)})
 
     def prepare_global_plan(self, plans: list[plans.LoadPlan]) -> list[plans.LoadPlan]:
-        """Refuse to load where ranks found different checkpoints: nothing has been read yet."""
+        """Raise `CheckpointError` if ranks found different checkpoints. Nothing has been read at this point."""
         if len(plans) == 1 and self._step is None and ranks() > 1:
             raise CheckpointError(
                 f"a rank of a world of {ranks()} looked for the newest checkpoint in {_urls(self._where)} by itself, "
@@ -99,7 +100,10 @@ class StorageReader(storage.StorageReader):
         return plans
 
     def read_data(self, plan: plans.LoadPlan, planner: plans.LoadPlanner) -> Future[None]:
-        """Read the chunks that hold what is wanted, verified. DamagedError, or CheckpointError if it was deleted."""
+        """Read and verify the chunks that contain the requested data.
+
+        Raise `DamagedError` if a file is corrupt, and `CheckpointError` if the checkpoint was deleted.
+        """
         name, manifest = self._found()
         with uncollected():
             wanted = _wanted(plan, planner, manifest)
@@ -158,7 +162,7 @@ def _tensor_metadata(told: Mapping[str, Any]) -> meta.TensorStorageMetadata:
 
 
 def _pickled(value: Any) -> io.BytesIO:
-    """As DCP's planners want it; it was no pickle on the disk, and never leaves this process."""
+    """Pickle a value in memory, as DCP's planners expect it. The storage has no pickle."""
     stream = io.BytesIO()
     torch.save(value, stream)
     stream.seek(0)
@@ -166,7 +170,7 @@ def _pickled(value: Any) -> io.BytesIO:
 
 
 def _said(fqn: str, value: Any) -> Any:
-    """A value as it was saved; DamagedError if what stands in its place is none."""
+    """Return a value as it was saved. Raise `DamagedError` if the manifest has no valid value at this place."""
     try:
         return unflatten(value, _no_tensor)
     except (HoldfastError, MemoryError):
@@ -181,7 +185,7 @@ def _no_tensor(name: str) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """Rows of a box, read straight into where they belong, or beside it and then copied."""
+    """Rows of a box, which are read directly into their target, or into a buffer and then copied."""
 
     item: plans.ReadItem
     file: str
@@ -226,7 +230,10 @@ class _Wanted:
 
 
 def _wanted(plan: plans.LoadPlan, planner: plans.LoadPlanner, manifest: Manifest) -> list[_Wanted]:
-    """Where its tensors lie; what is no tensor is in the manifest, and given to the planner at once."""
+    """Locate the requested tensors.
+
+    Values that are not tensors come from the manifest and go to the planner at once.
+    """
     values = manifest.state[KEY]["values"]
     wanted: list[_Wanted] = []
     for item in plan.items:

@@ -1,9 +1,10 @@
-"""The storage writer for `torch.distributed.checkpoint`: its planners, and our format, commit and verification.
+"""The storage writer for `torch.distributed.checkpoint` (DCP): DCP's planners, and Holdfast's format and
+verification.
 
-What DCP keeps in a pickle stands in the manifest as JSON: which boxes make up a tensor, and where a key stood. Values
-that are no tensors must be such as our trees can say. A tensor whose boxes make it up is one tensor of the commit, as
-in any other. Where a planner leaves a part out, its boxes are tensors of their own, `<name>@<offsets>`; so were, in
-earlier releases, boxes that are not rows.
+DCP keeps two facts in a pickle: the boxes that make up a tensor, and the path of each key. The writer stores both in
+the manifest as JSON. A value that is not a tensor must fit Holdfast's trees. If a tensor's boxes cover it, the
+checkpoint has it as one tensor, as in every other checkpoint. If the planner omits a part, each box is a tensor of
+its own, named `<name>@<offsets>`. Earlier releases also stored boxes that are not rows under such names.
 """
 
 from __future__ import annotations
@@ -53,12 +54,15 @@ from holdfast.core.errors import CheckpointError, HoldfastError, StateError
 from holdfast.core.paths import local_path
 
 _FILE: Final = tensors_file(0)
-"""What a rank calls its file in its own folder."""
+"""The name of a rank's file in that rank's own folder."""
 _MOVERS: Final = 16
 
 
 class StorageWriter(storage.StorageWriter):
-    """Writes one commit a save, into a folder that all ranks see. `checkpoint_id`, where given, says the step."""
+    """Writes one checkpoint per save, into a folder that all ranks share.
+
+    `checkpoint_id`, if given, names the step.
+    """
 
     def __init__(self, folder: str | os.PathLike[str], *, step: int = 0) -> None:
         self._root = local_path(folder)
@@ -66,13 +70,15 @@ class StorageWriter(storage.StorageWriter):
         self._staging = ""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """A new save; `checkpoint_id` is `step-<number>`, with or without a folder before it."""
+        """Begin a save. `checkpoint_id` is `step-<number>`, optionally with a folder before it."""
         if checkpoint_id is not None:
             folder, self._step = parse_checkpoint_id(checkpoint_id)
             self._root = folder or self._root
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Refuse a save that no single checkpoint can come from; remove what this writer's last save left."""
+        """Reject a save that cannot produce a single checkpoint, and remove the leftovers of this
+        writer's last save.
+        """
         if not kwargs.get("use_collectives", True):
             raise CheckpointError(
                 f"step {self._step} was not saved in {self._root}, and nothing was written: with "
@@ -86,15 +92,15 @@ class StorageWriter(storage.StorageWriter):
             self._staging = ""
 
     def prepare_local_plan(self, plan: plans.SavePlan) -> plans.SavePlan:
-        """Nothing to add."""
+        """Add nothing to the plan."""
         return plan
 
     def prepare_global_plan(self, plans: list[plans.SavePlan]) -> list[plans.SavePlan]:
-        """Add nothing: a planner may keep a plan and give it to later saves (`enable_plan_caching`)."""
+        """Add nothing: a planner may cache a plan for later saves (`enable_plan_caching`)."""
         return plans
 
     def write_data(self, plan: plans.SavePlan, planner: plans.SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's tensors as one file into a folder of its own; values travel to the coordinator."""
+        """Write this rank's tensors as one file into the rank's own folder. Values go to the coordinator."""
         values = [item for item in plan.items if item.type is plans.WriteItemType.BYTE_IO]
         results = _values(values, planner)
         tensors = [item for item in plan.items if item.type is not plans.WriteItemType.BYTE_IO]
@@ -105,13 +111,13 @@ class StorageWriter(storage.StorageWriter):
         return done
 
     def finish(self, metadata: meta.Metadata, results: list[list[WriteResult]]) -> None:
-        """Bring the files of all ranks together and publish the manifest: from now on it is a commit."""
+        """Collect the files of all ranks and publish the manifest, which completes the checkpoint."""
         older = [name.pair.attempt for name in catalog.list_commits(self._root) if name.step == self._step]
         name = CheckpointName(step=self._step, pair=AttemptId(0, 1 + max(older, default=0)))
         manifest = _manifest(name, metadata, results)
         folder = self._begin()
         folders = {rank: one.storage_data["folder"] for rank, many in enumerate(results) for one in _tensors(many)}
-        with ThreadPoolExecutor(_MOVERS) as movers:  # a file server takes its time for each
+        with ThreadPoolExecutor(_MOVERS) as movers:  # a file server is slow for each move
             list(movers.map(partial(_move, self._root, folder), folders.values(), folders))
         try:
             publish.publish(self._root, folder.name, manifest)
@@ -121,7 +127,7 @@ class StorageWriter(storage.StorageWriter):
         self._staging = ""
 
     def _begin(self) -> Path:
-        """The folder that this rank writes into, which no other rank and no other save does."""
+        """Return the folder that only this rank writes into, and only during this save."""
         if not self._staging:
             make_folder(self._root)
             self._staging = publish.begin(self._root, CheckpointName(step=self._step, pair=AttemptId(0, 0)))
@@ -137,19 +143,19 @@ def _tensors(results: Sequence[WriteResult]) -> Iterator[WriteResult]:
 
 
 def _move(root: Path, target: Path, folder: str, rank: int) -> None:
-    """Move a rank's file, and the digests of its slices, under its name in the checkpoint."""
+    """Move a rank's file, and the digests of its slices, to their names in the checkpoint."""
     source, file = root / folder, tensors_file(rank)
     if (source, file) == (target, _FILE):
         return
     (source / _FILE).rename(target / file)
-    with suppress(FileNotFoundError):  # a small file has none
+    with suppress(FileNotFoundError):  # a small file has no digests of slices
         (source / slices_file(_FILE)).rename(target / slices_file(file))
-    with suppress(OSError):  # `prune` removes what cannot be removed now
+    with suppress(OSError):  # `prune` later removes a folder that cannot be removed now
         source.rmdir()
 
 
 def _values(items: Sequence[plans.WriteItem], planner: plans.SavePlanner) -> list[WriteResult]:
-    """The values of this rank; StateError as soon as they are more than a manifest may hold."""
+    """Return the values of this rank. Raise `StateError` as soon as they exceed the size limit of a manifest."""
     results: list[WriteResult] = []
     held = 0
     for item in items:
@@ -281,10 +287,10 @@ def _manifest(name: CheckpointName, metadata: meta.Metadata, results: Sequence[S
 def _described(
     fqn: str, size: tuple[int, ...], found: Sequence[_Written]
 ) -> tuple[dict[str, Any], dict[str, TensorRecord]]:
-    """What DCP must know of a tensor, and the commit's records of it."""
+    """Return DCP's description of a tensor, and the checkpoint's records of it."""
     parts = sorted(found, key=lambda one: one.chunk.start)
     dtype = parts[0].dtype if parts else "F32"
-    hollow = 0 in size  # of a tensor without elements rows count, and boxes do not
+    hollow = 0 in size  # for a tensor without elements, rows count and boxes do not
     filled = tuple(one.chunk for one in parts if 0 not in (one.chunk.shape[:1] if hollow else one.chunk.shape))
     whole = hollow or tiles(size, ((chunk.start, chunk.shape) for chunk in filled))
     described = {

@@ -1,7 +1,7 @@
-"""A folder with commits: what lies in it, and what is taken out of it. No torch.
+"""The checkpoints of a folder: list, quarantine and delete them. No torch.
 
-Nothing is ever deleted because it is bad: it is moved to `quarantine/`. What retention deletes loses its manifest
-first, so that a half-deleted folder is nobody's commit.
+Nothing is deleted because it is corrupt: it is moved to `quarantine/`. Retention deletes a checkpoint's manifest
+first, so that a half-deleted folder never counts as a checkpoint.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _log = logging.getLogger("holdfast.checkpoint.tier")
 
 _OWN_NAMES: Final = frozenset({CLAIMS, LATEST, QUARANTINE, RUN_LOCK, UPLOADING})
 _MOST_NAMED: Final = 5
-# What these mean on a read is that the bytes are gone; any other error is this process's own trouble.
+# On a read, these errors mean that the bytes are lost. Any other error is a problem of this process.
 _LOST: Final = frozenset({errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quarantined:
-    """What was found bad, by name, and why."""
+    """The name of something that was found corrupt, and the reason."""
 
     path: str
     reason: str
 
 
 def list_commits(root: Path) -> tuple[CheckpointName, ...]:
-    """The folders that are commits by name; half-deleted ones are none."""
+    """Return the checkpoints of a folder by their names. Half-deleted folders do not count."""
     try:
         names = [path.name for path in root.iterdir()]
     except FileNotFoundError:
@@ -65,13 +65,13 @@ def list_commits(root: Path) -> tuple[CheckpointName, ...]:
 
 
 def check_place(root: Path) -> None:
-    """UsageError for a commit's own folder: commits inside of it would go with it."""
+    """Raise `UsageError` if `root` is itself a checkpoint: checkpoints inside it would be deleted with it."""
     if (root / MANIFEST).exists():
         raise UsageError(f"{root} is a checkpoint itself: give the folder that holds it, {root.parent}")
 
 
 def what_is_wrong(root: Path) -> str:
-    """Why a folder may be another one than was meant; empty if it has commits, or may well be a new one."""
+    """Explain why a folder may be the wrong one. Return "" if it has checkpoints, or may be new."""
     try:
         names = sorted(path.name for path in root.iterdir())
     except FileNotFoundError:
@@ -99,14 +99,14 @@ def _some(names: list[str]) -> str:
 
 
 def read_manifest(root: Path, name: CheckpointName) -> Manifest:
-    """The manifest of a commit; DamagedError or UnknownFormatError if it cannot be used."""
+    """Return the manifest of a checkpoint. Raise `DamagedError` or `UnknownFormatError` if it cannot be used."""
     path = root / str(name) / MANIFEST
     with reading(path):
         return decode_as(read_regular(path, LARGEST), name)
 
 
 class reading:  # noqa: N801  (reads like the context manager that it is)
-    """Tell lost bytes (DamagedError) from a process that may not or cannot read (CheckpointError)."""
+    """Translate an `OSError`: lost bytes become `DamagedError`, and a failure to read becomes `CheckpointError`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -126,7 +126,7 @@ class reading:  # noqa: N801  (reads like the context manager that it is)
 
 
 def quarantine(root: Path, name: CheckpointName, reason: str) -> bool:
-    """Move a bad commit out of the way; False if it cannot be moved (it is then ignored where it is)."""
+    """Move a corrupt checkpoint to `quarantine/`. Return False if it cannot be moved; reads then ignore it."""
     try:
         target = set_aside(root, name, reason)
     except OSError as error:
@@ -137,7 +137,7 @@ def quarantine(root: Path, name: CheckpointName, reason: str) -> bool:
 
 
 def set_aside(root: Path, name: CheckpointName, reason: str) -> Path:
-    """Move a commit to `quarantine/`, where retention deletes nothing; returns where it is now."""
+    """Move a checkpoint to `quarantine/`, where retention deletes nothing, and return its new path."""
     target = root / QUARANTINE / f"{name}.{uuid4().hex[:8]}"
     if (root / QUARANTINE).is_symlink():
         raise OSError(errno.ELOOP, f"{root / QUARANTINE} is a link, which may lead anywhere")
@@ -150,7 +150,7 @@ def set_aside(root: Path, name: CheckpointName, reason: str) -> Path:
 
 
 def delete(root: Path, names: Iterable[CheckpointName]) -> None:
-    """Delete commits, each one's manifest first. One that this release cannot read is left alone."""
+    """Delete checkpoints, the manifest of each one first. Keep a checkpoint that this release cannot read."""
     for name in names:
         folder = root / str(name)
         try:
@@ -165,16 +165,21 @@ def delete(root: Path, names: Iterable[CheckpointName]) -> None:
 
 
 def _remove(folder: Path, name: CheckpointName) -> None:
-    """It takes another name of something unfinished before its files go: a crash leaves no empty commit, and a save
-    that would still make one of this folder finds it gone, instead of half gone."""
+    """Rename a folder to a name of unfinished work, and then delete its files.
+
+    A crash therefore never leaves an empty checkpoint. A save that still writes into this folder finds it missing,
+    not half deleted.
+    """
     leftover = folder.with_name(f"{name}.tmp-{uuid4().hex}")
     folder.rename(leftover)
     shutil.rmtree(leftover)
 
 
 def leftovers(root: Path, *, before: datetime) -> tuple[str, ...]:
-    """The folders of saves and deletions that were broken off: those in which nothing was written since `before`. Who
-    still writes one leaves a trace in it."""
+    """Return the folders of interrupted saves and deletions in which nothing was written since `before`.
+
+    A save that is still running changes the folder's modification times.
+    """
     return tuple(sorted(entry.name for entry in root.iterdir() if _left(entry, before.timestamp())))
 
 
@@ -185,12 +190,12 @@ def _left(folder: Path, before: float) -> bool:
     try:
         begun = name.staging or os.path.lexists(folder / DELETED_MANIFEST)
         return begun and max(path.lstat().st_mtime for path in (folder, *folder.iterdir())) < before
-    except FileNotFoundError:  # it has just become a commit, or is gone
+    except FileNotFoundError:  # the folder has just become a checkpoint, or was deleted
         return False
 
 
 def remove_leftovers(root: Path, names: Iterable[str]) -> None:
-    """Remove such folders; what cannot be removed is named in the log."""
+    """Remove such folders, and log those that cannot be removed."""
     for leftover in names:
         name = parse_commit(leftover)
         if name is not None:
@@ -198,7 +203,10 @@ def remove_leftovers(root: Path, names: Iterable[str]) -> None:
 
 
 def clean(root: Path, *, own: AttemptId) -> None:
-    """Remove what dead attempts left half done. Only pairs below `own` are touched: those can never be read."""
+    """Remove unfinished work of earlier attempts.
+
+    Only attempt IDs below `own` are affected: they can never be read.
+    """
     for entry in list(root.iterdir()):
         name = parse_commit(entry.name)
         if entry.name.startswith(f"{LATEST}.tmp-"):

@@ -1,4 +1,4 @@
-"""Claims on a tier: an attempt's right to commit, written before its first step."""
+"""Claims on a tier. A claim is an attempt's right to save checkpoints, and is written before its first step."""
 
 from __future__ import annotations
 
@@ -26,21 +26,25 @@ _TRIES: Final = 10
 _log = logging.getLogger("holdfast.checkpoint.claims")
 
 LARGEST: Final = 64 << 10
-"""Bytes of a claim: a hundred times what one has."""
+"""The largest size of a claim, in bytes. A normal claim is about a hundred times smaller."""
 
 
 def list_claims(root: Path) -> tuple[Claim, ...]:
-    """Every claim on the tier, in order. A file that cannot be read is an error: a fence must not be overlooked."""
+    """Return every claim on the tier, in order.
+
+    Raise an error if a claim cannot be read: a fence must not be missed.
+    """
     for _ in range(_TRIES):
-        with contextlib.suppress(FileNotFoundError):  # superfluous, and removed meanwhile: look for what made it so
+        # a superseded claim was removed during the listing: list again to find its successor
+        with contextlib.suppress(FileNotFoundError):
             return _listed(root)
     return _listed(root)
 
 
 def highest_generation(root: Path) -> int:
-    """The highest generation of a claim, or of what a writer that was killed left of one; 0 if there is none.
+    """Return the highest generation of any claim or unfinished claim file; 0 if there is none.
 
-    Without hard links such a leftover keeps the attempt's name from everybody.
+    Without hard links, an unfinished file of a killed writer blocks its attempt's name for every other writer.
     """
     return max((pair.generation for pair, _ in _names(root)), default=0)
 
@@ -51,7 +55,7 @@ def _listed(root: Path) -> tuple[Claim, ...]:
 
 
 def _names(root: Path) -> list[tuple[AttemptId, bool]]:
-    """The pair of each file, and whether it is only a leftover of writing one."""
+    """Return the attempt ID of each file, and whether the file is a leftover of an unfinished write."""
     try:
         return [parsed for path in (root / CLAIMS).iterdir() if (parsed := parse_claim(path.name)) is not None]
     except FileNotFoundError:
@@ -69,7 +73,7 @@ def _read(path: Path, pair: AttemptId) -> Claim:
 
 
 def parse_document(raw: bytes, pair: AttemptId, path: str) -> Claim:
-    """The claim that a file named after `pair` holds."""
+    """Parse the claim in a file that is named after `pair`."""
     try:
         document = json.loads(raw)
         if not isinstance(document, dict):
@@ -86,7 +90,7 @@ def parse_document(raw: bytes, pair: AttemptId, path: str) -> Claim:
 
 
 def write_claim(root: Path, claim: Claim, *, again: bool = False) -> None:
-    """Make the claim durable under its own name, exclusively. `again`: an earlier try may have left it there."""
+    """Make the claim durable under its own name, exclusively. `again`: an earlier try may have created it already."""
     folder = root / CLAIMS
     target = folder / claim_file(claim.pair)
     fresh = folder / f"{claim_file(claim.pair)}.tmp-{uuid4().hex}"
@@ -112,14 +116,14 @@ def write_claim(root: Path, claim: Claim, *, again: bool = False) -> None:
 
 
 def remove_claims(root: Path, claims: Iterable[Claim]) -> None:
-    """Remove what a durable claim has made superfluous; what cannot be removed does no harm."""
+    """Remove claims that a durable claim has superseded. A claim that cannot be removed is harmless."""
     for claim in claims:
         with contextlib.suppress(OSError):
             (root / CLAIMS / claim_file(claim.pair)).unlink()
 
 
 def clean_claims(root: Path, below: AttemptId) -> None:
-    """Remove what attempts below this one left of writing their claims."""
+    """Remove the unfinished claim files of attempts below this one."""
     with contextlib.suppress(OSError):
         for path in (root / CLAIMS).iterdir():
             parsed = parse_claim(path.name)

@@ -1,8 +1,11 @@
-"""Making one commit durable. No torch.
+"""Publish one checkpoint durably. No torch.
 
-Order of writes, and the invariant behind it: a folder under a commit's own name is always whole. Every rank's files
-are fsynced before the manifest exists; the manifest is fsynced before it has its name; the folder gets the commit's
-name only with the manifest in it; and the parent is fsynced before anyone says that the step is committed.
+Invariant: a folder with a checkpoint's own name is always complete. The order of writes ensures it:
+
+- Every rank's files are fsynced before the manifest exists.
+- The manifest is fsynced before it gets its name.
+- The folder gets the checkpoint's name only when the manifest is in it.
+- The parent folder is fsynced before the step is reported as saved.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from holdfast.core.errors import CheckpointError
 
 
 def begin(root: Path, name: CheckpointName) -> str:
-    """Make a fresh folder to write in; its name."""
+    """Create a new staging folder, and return its name."""
     staging = f"{name}.tmp-{uuid4().hex}"
     (root / staging).mkdir()
     return staging
@@ -55,10 +58,10 @@ def write_shard(
     pace: Pace = UNHINDERED,
     inspect: Callable[[memoryview], None] = lambda _: None,
 ) -> dict[str, FileRecord]:
-    """Write one rank's files: what is its alone, and its share of the tensors (`image` as the plan lays it out).
+    """Write one rank's files: its per-rank state, and its share of the tensors (`image`, laid out by the plan).
 
-    The small one is durable before most of the image is filled. `check` may raise in the middle, to give it up, and
-    so may `inspect`, which gets all of the image block by block.
+    The small file is durable before most of the image is filled. `check` may raise during the write to cancel it. So
+    may `inspect`, which receives every block of the image.
     """
     own, tensors, slicer = rank_file(rank), tensors_file(rank), Slicer(plan.nbytes)
 
@@ -85,7 +88,7 @@ def write_shard(
 
 
 def publish(root: Path, staging: str, manifest: Manifest) -> Path:
-    """Turn a folder that holds every rank's files into a commit."""
+    """Turn a folder that has every rank's files into a checkpoint."""
     folder, raw = root / staging, encode(manifest)
     if len(raw) > LARGEST:
         raise CheckpointError(
@@ -105,7 +108,7 @@ def publish(root: Path, staging: str, manifest: Manifest) -> Path:
 
 
 def _too_much(manifest: Manifest) -> str:
-    """What of a manifest is large, and what to do."""
+    """Name the large part of a manifest, and what to do."""
     trees = [*manifest.state.get(KEY, {}).get("values", {}).items(), *parts(manifest.objects)]
     if sum(text_bytes(tree) for _, tree in trees) > LARGEST // 2:
         return too_much(trees)
@@ -116,7 +119,7 @@ def _too_much(manifest: Manifest) -> str:
 
 
 def _hint(root: Path, name: CheckpointName) -> None:
-    """`LATEST` is for people; nothing reads it back, so it may fail and need not be durable."""
+    """Write `LATEST` for people. No program reads it, so the write may fail and need not be durable."""
     fresh = root / f"{LATEST}.tmp-{uuid4().hex}"
     with contextlib.suppress(OSError):
         try:
@@ -127,7 +130,7 @@ def _hint(root: Path, name: CheckpointName) -> None:
 
 
 def discard(root: Path, staging: str) -> None:
-    """Remove what a failed save left; what cannot be removed now is removed by a later attempt."""
+    """Remove the leftovers of a failed save. A later attempt removes what cannot be removed now."""
     shutil.rmtree(root / staging, ignore_errors=True)
 
 

@@ -1,8 +1,10 @@
-"""Which commit of a folder is on its way to the object store: its uploader says so there, and retention heeds it.
+"""A marker that names the checkpoint that is being uploaded to the object store. No torch.
 
-Without that, a job that commits faster than copies are made deletes each one under its uploader's hands, and no copy
-ever arrives. Invariant: of a folder one commit is held back, with what it stands on, and no longer than a day, so
-that an uploader which is stuck or was killed fills no volume. Ages are by the volume's clock. No torch.
+The uploader writes the marker, and retention respects it. Without the marker, a job that saves faster than it uploads
+would delete each checkpoint during its upload, and no copy would ever complete.
+
+Invariant: the marker holds back one checkpoint of a folder, with its base checkpoints, for at most one day. An
+uploader that hangs or was killed therefore cannot fill the volume. Ages are measured by the volume's clock.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _LARGEST: Final = 1 << 10
 
 @contextlib.contextmanager
 def held(root: Path, name: CheckpointName) -> Iterator[None]:
-    """Hold a commit back. A volume that does not take the word (it may be full) holds up no copy."""
+    """Hold back a checkpoint. If the marker cannot be written (the volume may be full), the upload still proceeds."""
     word = f"{name}\n{uuid4().hex}\n".encode()
     with contextlib.suppress(OSError):
         fresh = root / f"{UPLOADING}.tmp"
@@ -32,7 +34,7 @@ def held(root: Path, name: CheckpointName) -> Iterator[None]:
     try:
         yield
     finally:
-        if _read(root) == word:  # and not that of another launcher's uploader
+        if _read(root) == word:  # not the marker of another launcher's uploader
             with contextlib.suppress(OSError):
                 (root / UPLOADING).unlink()
 
@@ -50,7 +52,7 @@ def _read(root: Path) -> bytes:
 
 
 def _age(root: Path) -> float:
-    """How long before the last commit it was written: both by the clock of who serves the volume."""
+    """Return the seconds from the marker to the last checkpoint, both by the clock of the volume's server."""
     try:
         return root.stat().st_mtime - (root / UPLOADING).stat().st_mtime
     except OSError:
