@@ -1,4 +1,4 @@
-"""Whether the tensors of a manifest are covered by its files. Pure."""
+"""Check that the files of a manifest cover its tensors. Pure."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 
 def check(manifest: Manifest) -> None:
-    """Every tensor is covered, each of its bytes once, by files of this folder, or of earlier commits' if it has a
-    parent; else DamagedError."""
+    """Raise `DamagedError` unless the manifest's files cover every byte of every tensor exactly once.
+
+    The files are in this folder, or, if the manifest has a parent, in those of earlier checkpoints.
+    """
     for name, record in manifest.files.items():
         if not is_shard(name) and not _earlier(manifest, name):
             raise DamagedError(f"MANIFEST.json names a file that no commit has: {name!r}")
@@ -51,14 +53,14 @@ def _check_tensors(tensors: Mapping[str, TensorRecord], files: Mapping[str, File
 
 
 def _earlier(manifest: Manifest, file: str) -> bool:
-    """Whether it may lie in another commit: one that was there before, in a file of tensors."""
+    """Return whether a file of tensors may be in the folder of an earlier checkpoint."""
     home = inherited(file)
     before = home is not None and home.step < manifest.step and file.endswith(".safetensors")
     return before and manifest.parent is not None
 
 
 def _check_apart(tensors: Iterable[TensorRecord]) -> None:
-    """No byte belongs to two tensors: a small file must not fill the memory again and again."""
+    """Check that no byte belongs to two tensors: a small file must not be able to fill the memory."""
     spans = (span for tensor in tensors for span in tensor.spans if span[2])
     ends: dict[str, int] = {}
     for file, offset, nbytes in sorted(spans):
@@ -76,7 +78,7 @@ def _check_tensor(name: str, tensor: TensorRecord, files: Mapping[str, FileRecor
 
 
 def _fits(dtype: str, chunk: Chunk, files: Mapping[str, FileRecord]) -> bool:
-    """Whether it lies in its file, and is as long as what it holds."""
+    """Return whether a chunk is within its file, and has as many bytes as its shape and dtype need."""
     within = chunk.file in files and 0 <= chunk.offset <= chunk.offset + chunk.nbytes <= files[chunk.file].nbytes
     return within and ITEM_BYTES[dtype] * math.prod(chunk.shape) == chunk.nbytes
 
@@ -95,7 +97,10 @@ def _made_up(tensor: TensorRecord) -> bool:
 
 
 def _check_patches(name: str, tensor: TensorRecord, files: Mapping[str, FileRecord]) -> None:
-    """Each is of rows of its own, and lies in the commit's own files: a commit stands on chunks, never on patches."""
+    """Check that patches cover distinct rows and are in the checkpoint's own files.
+
+    A checkpoint may use the chunks of earlier checkpoints, but never their patches.
+    """
     row, free = math.prod(tensor.shape[1:]), 0
     for patch in sorted(tensor.patches, key=lambda patch: patch.start):
         if tensor.dtype not in FLOATS or not _is_rows(patch, tensor) or patch.start[0] < free:

@@ -1,4 +1,4 @@
-"""Why a commit, or a copy of one, failed: one closed set of words for counters, logs and the timeline. Pure."""
+"""Why a checkpoint, or a copy of one, failed: one closed set of words for counters, logs and the timeline. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.core.errors import ClaimError, DamagedError, NonFiniteWeightsError
 
 
 class FailureCause(StrEnum):
-    """The words. Each stands in the table of `docs/reference/metrics.md` with what to do about it."""
+    """The causes of a failure. The table in `docs/reference/metrics.md` has each one with what to do about it."""
 
     FULL = "Full"
     READ_ONLY = "ReadOnly"
@@ -66,12 +66,12 @@ _BY_ERRNO: Final[Mapping[int, FailureCause]] = {
 
 
 def of_errno(number: int | None) -> FailureCause:
-    """What a number of the operating system means for a commit."""
+    """Return the cause for an error number of the operating system."""
     return FailureCause.OTHER if number is None else _BY_ERRNO.get(number, FailureCause.OTHER)
 
 
 def cause_of(error: BaseException) -> FailureCause:
-    """What an error means for a commit; of one that wraps another, what that one means."""
+    """Return the cause of an error. If it wraps another error, return the cause of that one."""
     match error:
         case UnavailableError():
             return FailureCause(error.cause)

@@ -1,7 +1,7 @@
 """Names of folders and files on a tier. Pure.
 
-A commit is the folder `step-<step>.g<generation>.a<attempt>`; while it is written it has `.tmp-<uuid>` behind its
-name, so that nobody takes it for one.
+A checkpoint is the folder `step-<step>.g<generation>.a<attempt>`. While the checkpoint is written, the folder's name
+ends with `.tmp-<uuid>`, so that no reader uses it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import UsageError
 
 MANIFEST: Final = "MANIFEST.json"
-# A manifest that retention took away: the folder is half deleted, and whoever comes next finishes it.
+# A manifest that retention renamed. The folder is half deleted, and a later attempt deletes the rest.
 DELETED_MANIFEST: Final = "MANIFEST.json.deleted"
 CLAIMS: Final = "claims"
 QUARANTINE: Final = "quarantine"
 LATEST: Final = "LATEST"
-# Names the commit that is on its way to the object store.
+# The file that names the checkpoint that is being uploaded to the object store.
 UPLOADING: Final = "UPLOADING"
-# Which run without an operator has the folder.
+# The lock file of a run without an operator, which shows the run that uses the folder.
 RUN_LOCK: Final = "run.lock"
 
-_MOST: Final = 10**18  # of what a name has digits for
-_NUMBER: Final = r"(0|[1-9]\d{0,17})"  # a commit has one name
+_MOST: Final = 10**18  # limit of the numbers in a name, which have at most 18 digits
+_NUMBER: Final = r"(0|[1-9]\d{0,17})"  # no leading zeros, so that a checkpoint has exactly one name
 _COMMIT: Final = re.compile(rf"step-{_NUMBER}\.g{_NUMBER}\.a{_NUMBER}(\.tmp-[0-9a-f]{{32}})?", re.ASCII)
 _CLAIM: Final = re.compile(rf"{_NUMBER}\.{_NUMBER}\.json(\.tmp-[0-9a-f]{{32}})?", re.ASCII)
 _SLICES: Final = ".slices"
@@ -35,7 +35,7 @@ _SHARD: Final = re.compile(r"rank-(0|[1-9]\d{0,8})\.(safetensors|json)", re.ASCI
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class CheckpointName:
-    """What the name of a commit's folder says. Their order is the order of steps; of one step, that of attempts."""
+    """The parts of the name of a checkpoint's folder. Names are ordered by step, and then by attempt."""
 
     step: int
     pair: AttemptId
@@ -56,7 +56,7 @@ class CheckpointName:
 
 
 def step_number(value: object) -> int:
-    """A step that a commit's name can say; UsageError for anything else."""
+    """Return `value` as a step that a checkpoint's name can hold. Raise `UsageError` for anything else."""
     number = None if isinstance(value, bool) or not hasattr(value, "__index__") else operator.index(value)
     if number is None or not 0 <= number < _MOST:
         raise UsageError(f"step is {value!r}: give a whole number from 0 to {_MOST - 1}")
@@ -64,7 +64,7 @@ def step_number(value: object) -> int:
 
 
 def parse_commit(name: str) -> CheckpointName | None:
-    """Read a folder's name; None if it is nobody's commit."""
+    """Parse a folder's name. Return None if it is not the name of a checkpoint."""
     match = _COMMIT.fullmatch(name)
     if match is None:
         return None
@@ -77,18 +77,18 @@ def claim_file(pair: AttemptId) -> str:
 
 
 def parse_claim(name: str) -> tuple[AttemptId, bool] | None:
-    """The pair that a claim's file names, and whether it is only a leftover of writing one."""
+    """Return the attempt ID that a claim file names, and whether the file is a leftover of an unfinished write."""
     match = _CLAIM.fullmatch(name)
     return None if match is None else (AttemptId(int(match[1]), int(match[2])), match[3] is not None)
 
 
 def tensors_file(rank: int) -> str:
-    """The file of a rank's share of the tensors."""
+    """Return the name of the file with a rank's share of the tensors."""
     return f"rank-{rank}.safetensors"
 
 
 def rank_file(rank: int) -> str:
-    """The file of what belongs to one rank alone."""
+    """Return the name of the file with the per-rank state."""
     return f"rank-{rank}.json"
 
 
@@ -97,30 +97,30 @@ def is_rank_file(name: str) -> bool:
 
 
 def slices_file(file: str) -> str:
-    """The file with the digests of a file's slices, beside it."""
+    """Return the name of the file with the digests of a file's slices, in the same folder."""
     return f"{file.rpartition('.')[0]}{_SLICES}"
 
 
 def is_shard(name: str) -> bool:
-    """Whether a manifest may name this file: it lies in the commit's own folder."""
+    """Return whether this is the name of a rank's file in the checkpoint's own folder."""
     return _SHARD.fullmatch(name) is not None
 
 
 def inherited(file: str) -> CheckpointName | None:
-    """The earlier commit in whose folder a file lies that a manifest names; None for all other names."""
+    """Return the earlier checkpoint whose folder has this file of a manifest; None for any other name."""
     folder, slash, shard = file.partition("/")
     name = parse_commit(folder) if slash and is_shard(shard) else None
     return name if name is not None and not name.staging and str(name) == folder else None
 
 
 def located(name: CheckpointName, file: str) -> tuple[CheckpointName, str]:
-    """Where a file lies that the manifest of this commit names: in which commit's folder, under which name."""
+    """Return the checkpoint whose folder has this file of the manifest of `name`, and the file's name there."""
     home = inherited(f"{file.removesuffix(_SLICES)}.safetensors" if file.endswith(_SLICES) else file)
     return (name, file) if home is None else (home, file.partition("/")[2])
 
 
 def shard_rank(name: str) -> int:
-    """The rank that wrote a file of which `is_shard` is true."""
+    """Return the rank that wrote a file for which `is_shard` is true."""
     match = _SHARD.fullmatch(name)
     if match is None:
         raise ValueError(f"{name!r} is no rank's file")

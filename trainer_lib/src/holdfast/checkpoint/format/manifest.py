@@ -1,8 +1,8 @@
-"""`MANIFEST.json`: what a commit holds and the digest of every byte of it. Pure.
+"""`MANIFEST.json`: the contents of a checkpoint, and the digest of every byte of it. Pure.
 
-The file is canonical JSON (sorted keys, no spaces) and ends with the digest of itself, so a manifest is either
-exactly what was written or damaged. Later versions keep that envelope: a whole manifest of an unknown version is
-told from a damaged one.
+The file is canonical JSON (sorted keys, no spaces) and ends with its own digest. A manifest is therefore either
+exactly what was written, or corrupt. Later versions keep this envelope, so that a valid manifest of an unknown
+version can be distinguished from a corrupt one.
 """
 
 from __future__ import annotations
@@ -33,27 +33,30 @@ from holdfast.core.gc_pause import uncollected
 FORMAT: Final = "holdfast-checkpoint"
 VERSION: Final = 1
 DELTA_VERSION: Final = 2
-"""Of a commit of which some bytes lie in earlier ones: who knows only version 1 would not find them."""
+"""Version of a checkpoint that has bytes in earlier checkpoints. A reader of version 1 would not find them."""
 SPARSE_VERSION: Final = 3
-"""Of a commit of which some elements lie beside their tensors: who passes them by takes older ones for them."""
+"""Version of a checkpoint with patches. A reader that skips patches would load older values."""
 BOXED_VERSION: Final = 4
-"""Of a commit with tensors in boxes that are not rows: who puts them one after the other mixes their elements up."""
+"""Version of a checkpoint with boxes that are not rows. A reader that concatenates them would mix elements up."""
 DIGEST: Final = "xxh3_128"
 
 LARGEST: Final = 256 << 20
-"""Bytes of a manifest: ten times what a thousand ranks with ten terabytes need."""
+"""The largest size of a manifest, in bytes: ten times what a thousand ranks with ten terabytes need."""
 _KNOWN: Final = (VERSION, DELTA_VERSION, SPARSE_VERSION, BOXED_VERSION)
 _SEAL: Final = "manifestDigest"
 _SEAL_BYTES: Final = len(f',"{_SEAL}":"{"0" * 32}"}}\n')
 _BEGINNING: Final = b'{"attempt":'
 _MOST_UNSEALED: Final = 1 << 20
-"""Bytes of what is parsed without a seal, to see whose it is: lists in lists take fifty times as much memory."""
+"""The largest file without a seal that is parsed to identify its writer, in bytes.
+
+Nested lists need fifty times as much memory as their text.
+"""
 _TENSORS: Final = "tensors"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One commit. `state` and `data` are JSON trees whose meaning belongs to others."""
+    """One checkpoint. `state` and `data` are JSON trees, which other modules interpret."""
 
     step: int
     pair: AttemptId
@@ -85,17 +88,17 @@ class Manifest:
 
     @property
     def stands_on(self) -> frozenset[str]:
-        """The earlier commits that hold bytes of this one."""
+        """The earlier checkpoints that hold bytes of this one."""
         return frozenset(str(home) for home in map(inherited, self.files) if home is not None)
 
     @property
     def bounds(self) -> Mapping[str, float]:
-        """Of the tensors that are not exactly what was saved, by how much an element may differ."""
+        """For each tensor that is not exactly what was saved, the largest difference of an element."""
         return {name: one.bound for name, one in self.tensors.items() if one.bound is not None}
 
     @property
     def version(self) -> int:
-        """Of the format that it takes to say this."""
+        """The oldest version of the format that can describe this manifest."""
         if (self.tensors if isinstance(self.tensors, Records) else Records(self.tensors)).boxed:
             return BOXED_VERSION
         if any(one.patches for one in self.tensors.values()):
@@ -103,7 +106,7 @@ class Manifest:
         return DELTA_VERSION if self.stands_on else VERSION
 
     def head(self) -> dict[str, Any]:
-        """Everything but the tensors and the seal."""
+        """Return all fields except the tensors and the seal."""
         return {
             "format": FORMAT,
             "version": self.version,
@@ -124,7 +127,7 @@ class Manifest:
 
 
 def stamp(moment: datetime | None = None) -> str:
-    """A moment as `created` has it; now, if none is given."""
+    """Format a time as in `created`. The default is the current time."""
     return (moment or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -134,12 +137,12 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def digest(manifest: Manifest) -> str:
-    """Of those bytes; it stands for all that the commit holds."""
+    """Return the digest of the encoded manifest, which identifies everything that the checkpoint contains."""
     return xxhash.xxh3_128_hexdigest(encode(manifest))
 
 
 def decode_as(raw: bytes, name: CheckpointName) -> Manifest:
-    """Read the manifest of this commit; DamagedError if it is another's."""
+    """Parse the manifest of the checkpoint `name`. Raise `DamagedError` if it is another checkpoint's manifest."""
     manifest = decode(raw)
     if manifest.name != name:
         raise DamagedError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.pair}")
@@ -148,7 +151,10 @@ def decode_as(raw: bytes, name: CheckpointName) -> Manifest:
 
 @uncollected()
 def decode(raw: bytes) -> Manifest:
-    """Read `MANIFEST.json`; DamagedError if it is not what was written, UnknownFormatError if others wrote it."""
+    """Parse `MANIFEST.json`.
+
+    Raise `DamagedError` if it is not what was written, and `UnknownFormatError` if another program wrote it.
+    """
     if len(raw) > _MOST_UNSEALED and not _is_sealed(raw):
         raise _unsealed(raw)
     document = _parse(raw)
@@ -174,7 +180,7 @@ def decode(raw: bytes) -> Manifest:
 
 
 def _is_sealed(raw: bytes) -> bool:
-    """Whether it ends with the digest of what is before, as of the bytes: nothing is parsed for it."""
+    """Return whether the bytes end with the digest of what precedes it. Nothing is parsed."""
     body, end = memoryview(raw)[:-_SEAL_BYTES], raw[-_SEAL_BYTES:]
     digest = xxhash.xxh3_128(body)
     digest.update(b"}")
@@ -182,8 +188,11 @@ def _is_sealed(raw: bytes) -> bool:
 
 
 def _unsealed(raw: bytes) -> DamagedError | UnknownFormatError:
-    """What a large file without a seal is. Ours begins as no other does and names itself; a damaged one keeps one of
-    both, or is no JSON object."""
+    """Return the error for a large file without a seal.
+
+    A manifest has an unusual beginning and names its own format. A corrupt one keeps at least one of both, or is not
+    a JSON object.
+    """
     ours = raw.startswith(_BEGINNING) or FORMAT.encode() in raw or _SEAL.encode() in raw
     if not ours and raw[:1] == b"{" and raw[-64:].rstrip()[-1:] == b"}":
         return UnknownFormatError("MANIFEST.json was written by another program")

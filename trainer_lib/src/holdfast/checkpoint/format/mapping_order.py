@@ -1,8 +1,8 @@
-"""The order of mappings in trees of state, and how much text they hold. Pure.
+"""The order of mappings in trees of state, and the size of their text. Pure.
 
-The keys of a JSON object in a manifest are sorted. So a mapping of text whose order is another one is said as
-`{"$map": [[key, value], …]}`, which every release reads, and comes back in its order. What is compared between ranks
-is compared without it: a mapping that was filled in another order is no other state.
+The keys of a JSON object in a manifest are sorted. A mapping with text keys in another order is therefore stored as
+`{"$map": [[key, value], …]}`, which every release reads, and which keeps the order. Comparisons between ranks ignore
+the order: two mappings that were filled in different orders are the same state.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _SAID: Final = f'{{"{MAP}":[["'
 
 
 def in_order(keys: Iterable[str]) -> bool:
-    """Whether sorting leaves them as they are."""
+    """Return whether the keys are already sorted."""
     return all(one < other for one, other in pairwise(keys))
 
 
 def mapping(tree: Any) -> dict[str, Any] | None:
-    """What a mapping of text holds, in whichever form it is said; None for all else."""
+    """Return the contents of a mapping with text keys, in either form; None for anything else."""
     match tree:
         case {"$map": list(pairs)} if len(tree) == 1:
             found = dict(pair for pair in pairs if _is_entry(pair))
@@ -39,14 +39,14 @@ def _is_entry(pair: Any) -> bool:
 
 
 def parts(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The trees of objects, each cut into its first parts, by their paths."""
+    """Yield the top-level parts of each object's tree with their paths."""
     for name, tree in objects.items():
         found = mapping(tree)
         yield from ((f"{name}.{key}", part) for key, part in found.items()) if found else [(name, tree)]
 
 
 def text_bytes(tree: Any) -> int:
-    """About as many bytes as a tree has as JSON: few numbers are longer than eight."""
+    """Estimate the size of a tree as JSON, in bytes. Few numbers have more than eight digits."""
     if isinstance(tree, str):
         return len(tree) + 3
     if isinstance(tree, dict):
@@ -57,7 +57,7 @@ def text_bytes(tree: Any) -> int:
 
 
 def too_much(trees: Iterable[tuple[str, Any]]) -> str:
-    """For people: which of these named trees are the largest, and what to do where all of them are too large."""
+    """Return a message that names the largest of these trees, and what to do if they are too large together."""
     sizes = sorted(((text_bytes(tree), name) for name, tree in trees), reverse=True)
     told = ", ".join(f"{name} ({nbytes / 1e6:.3g} MB)" for nbytes, name in sizes[:_NAMED])
     return (
@@ -67,12 +67,12 @@ def too_much(trees: Iterable[tuple[str, Any]]) -> str:
 
 
 def has_order(text: str) -> bool:
-    """Whether a tree's JSON, without spaces, may have a mapping that is said in its order."""
+    """Return whether a tree's JSON, without spaces, may contain a mapping in its own order."""
     return _SAID in text
 
 
 def without_order(tree: Any) -> Any:
-    """The same with each mapping of text as a JSON object."""
+    """Return the tree with each mapping of text keys as a JSON object."""
     if isinstance(tree, list):
         return [without_order(item) for item in tree]
     if not isinstance(tree, dict):

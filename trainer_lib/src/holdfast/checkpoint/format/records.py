@@ -1,4 +1,4 @@
-"""The records of a manifest: files, and tensors made up of chunks and patches of them. Pure."""
+"""The records of a manifest: files, and tensors that consist of chunks and patches. Pure."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from holdfast.core.limits import LARGEST_THRESHOLD
 
 CHUNK_BYTES: Final = 8 << 20
 
-_MOST: Final = 1 << 62  # of any number of bytes, so that no sum or product of a few leaves what torch can count
+_MOST: Final = 1 << 62  # limit of any number of bytes, so that a sum or product of a few does not overflow in torch
 _MOST_DIMENSIONS: Final = 64
-MOST_PATCHED: Final = 1 << 32  # elements of a box: places are numbers of 32 bits
+MOST_PATCHED: Final = 1 << 32  # elements of a box, because places are 32-bit numbers
 PLACE: Final = "U32"
 FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
-"""Dtypes of tensors that may be patched."""
+"""The dtypes of tensors that may be patched."""
 PLACES: Final = "~places"
 VALUES: Final = "~values"
-"""What the names of a patch in a file end with: of tensors, no name has a `~` before another letter than 0 and 1."""
+"""The suffixes of a patch's names in a file. In a tensor's name, only 0 or 1 can follow a `~`."""
 
 
 def whole_number(value: Any) -> int:
-    """A number of bytes, or the like, exactly as JSON has it; ValueError for anything else."""
+    """Return a JSON number of bytes or similar unchanged. Raise `ValueError` for anything else."""
     if type(value) is not int or not 0 <= value <= _MOST:
         raise ValueError(f"{str(value)[:40]!r} is no such number")
     return value
 
 
 def whole_numbers(value: Any) -> tuple[int, ...]:
-    """A shape, or the like; ValueError for anything else, or if the product were too large to count."""
+    """Return a shape or similar as a tuple. Raise `ValueError` for anything else, or if the product is too large."""
     product = 1
     for number in listed(value)[:_MOST_DIMENSIONS]:
         product *= whole_number(number) or 1
@@ -42,9 +42,9 @@ def whole_numbers(value: Any) -> tuple[int, ...]:
 
 
 def listed(value: Any) -> list[Any]:
-    """Return a list as it is; TypeError for anything else."""
+    """Return a list unchanged. Raise `TypeError` for anything else."""
     if not isinstance(value, list):
-        raise TypeError("not a list")  # a string would be one of its letters
+        raise TypeError("not a list")  # a string would pass as a list of its characters
     return value
 
 
@@ -55,7 +55,7 @@ def _bound(value: Any) -> float:
 
 
 def string(value: Any) -> str:
-    """Return a string as it is; TypeError for anything else."""
+    """Return a string unchanged. Raise `TypeError` for anything else."""
     if not isinstance(value, str):
         raise TypeError("not a string")
     return value
@@ -63,7 +63,7 @@ def string(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """A file of the commit: its length, its digest, and the digest of each 8 MiB of it."""
+    """A file of the checkpoint: its length, its digest, and the digest of each 8 MiB chunk."""
 
     nbytes: int
     digest: str
@@ -83,7 +83,7 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Where a box of a tensor lies: `start` and `shape` within the tensor, `offset` within the file."""
+    """The place of a box of a tensor: `start` and `shape` within the tensor, `offset` within the file."""
 
     file: str
     offset: int
@@ -113,8 +113,11 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """Elements of a box of rows that are other than the chunks have them: `count` places in the box, and values, in a
-    file. All others of the box differ from what was saved by at most `bound`."""
+    """Elements of a box of rows that differ from the chunks.
+
+    The file has `count` places in the box, and their values. All other elements of the box differ from what was saved
+    by at most `bound`.
+    """
 
     file: str
     places: int
@@ -142,7 +145,7 @@ class Patch:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRecord:
-    """A tensor's dtype, its global shape, the chunks that make it up, and what is other than these have it."""
+    """A tensor's dtype, its global shape, the chunks that it consists of, and the patches to apply to them."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -151,17 +154,17 @@ class TensorRecord:
 
     @property
     def in_rows(self) -> bool:
-        """Whether its chunks are whole rows, and so its bytes in order; else they are boxes of it."""
+        """Whether all chunks are complete rows, so that the bytes are in order. Otherwise the chunks are boxes."""
         return all(chunk.shape[1:] == self.shape[1:] for chunk in self.chunks)
 
     @property
     def bound(self) -> float | None:
-        """By how much an element may differ from what was saved; None: by nothing."""
+        """The largest difference of an element from what was saved; None if the tensor is exact."""
         return max((patch.bound for patch in self.patches), default=None)
 
     @property
     def spans(self) -> Iterator[tuple[str, int, int]]:
-        """Where its bytes lie: file, offset, and how many."""
+        """The places of the tensor's bytes: file, offset and number of bytes."""
         for chunk in self.chunks:
             yield chunk.file, chunk.offset, chunk.nbytes
         for patch in self.patches:
@@ -184,15 +187,18 @@ class TensorRecord:
 
 
 class Records(dict[str, TensorRecord]):
-    """Tensors' records, never changed: those of one commit are mostly those of the next, and their text is made once,
-    and once it is seen that they fit their files."""
+    """The records of tensors, which never change.
+
+    Consecutive checkpoints share most records. Their text, and the check that they fit their files, are therefore
+    computed only once.
+    """
 
     fit: Mapping[str, int] | None = None
-    """Bytes of the files of tensors that they were checked against."""
+    """The sizes in bytes of the files of tensors for which the records were checked."""
 
     @cached_property
     def boxed(self) -> bool:
-        """Whether one of them is not in rows."""
+        """Whether any record has boxes that are not rows."""
         return not all(record.in_rows for record in self.values())
 
     @cached_property

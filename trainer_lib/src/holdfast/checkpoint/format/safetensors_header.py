@@ -1,7 +1,7 @@
-"""The header of a safetensors file: what a stranger may have written, read within bounds. Pure.
+"""The header of a safetensors file, parsed within bounds because its writer is not trusted. Pure.
 
-A header that passes names every byte of the data exactly once, so no two tensors share bytes and none lies outside
-the file; and the memory that it can ask for is bounded by the file's real length.
+A valid header names every byte of the data exactly once: no two tensors share bytes, and no tensor is outside the
+file. The file's real length bounds the memory that a header can request.
 """
 
 from __future__ import annotations
@@ -22,24 +22,27 @@ from holdfast.core.errors import DamagedError
 
 LENGTH_BYTES: Final = 8
 LARGEST: Final = 100_000_000
-"""Bytes of a header, as safetensors itself has it."""
+"""The largest size of a header in bytes, the same as in the safetensors library."""
 _SMALL: Final = 1 << 20
-"""Bytes of a header that is parsed without another look: lists in lists take twenty times as much memory."""
+"""The largest header that is parsed without a preceding check, in bytes.
+
+Nested lists need twenty times as much memory as their text.
+"""
 _WINDOW: Final = 64 << 10
 _LEAST_ENTRY: Final = len('"":{"dtype":"U8","shape":[],"data_offsets":[0,0]},')
 _BOX: Final = re.compile(r"@\d+(,\d+)*\Z", re.ASCII)
 
 
 class Source(Protocol):
-    """What is needed of an open file."""
+    """The part of an open file's interface that is needed here."""
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill all of `target`."""
+        """Fill all of `target` from `offset` on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One tensor of a file; `offset` counts from the start of the file."""
+    """One tensor of a file. `offset` counts from the start of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -48,7 +51,10 @@ class Entry:
 
 
 def header_bytes(start: bytes | bytearray | memoryview, nbytes: int) -> int:
-    """From the first 8 bytes of a file of this length: how many bytes header and length take. DamagedError."""
+    """Return the bytes of the header, including its length field, from the first 8 bytes of a file.
+
+    `nbytes` is the length of the file. Raise `DamagedError` if the header cannot fit.
+    """
     if nbytes < LENGTH_BYTES or len(start) < LENGTH_BYTES:
         raise DamagedError(f"{nbytes} bytes are too few for a safetensors file")
     length = int.from_bytes(start[:LENGTH_BYTES], "little")
@@ -58,7 +64,9 @@ def header_bytes(start: bytes | bytearray | memoryview, nbytes: int) -> int:
 
 
 def parse(start: bytes | bytearray | memoryview, nbytes: int) -> dict[str, Entry]:
-    """The tensors of a file of this length that begins with `start`; DamagedError if any rule is broken."""
+    """Return the tensors of a file of `nbytes` bytes that begins with `start`. Raise `DamagedError` if it is not
+    valid.
+    """
     begin = header_bytes(start, nbytes)
     if len(start) < begin:
         raise DamagedError("its header is not all there")
@@ -77,7 +85,9 @@ def parse(start: bytes | bytearray | memoryview, nbytes: int) -> dict[str, Entry
 
 
 def _check_shape(raw: bytes) -> None:
-    """Before a large one is parsed: it has no more objects and lists than tensors of its length can have."""
+    """Check a large header before it is parsed: its objects and lists must not exceed those of a
+    table of its length.
+    """
     if len(raw) <= _SMALL:
         return
     objects = lists = 0
@@ -88,7 +98,7 @@ def _check_shape(raw: bytes) -> None:
 
 
 def _outside_strings(raw: bytes) -> Iterator[bytes]:
-    """What of some JSON is in no string, a little at a time: in pieces it takes many times as much memory."""
+    """Yield the parts of a JSON text that are outside strings, in small pieces to limit the memory."""
     plain, within = raw.replace(b"\\\\", b"").replace(b'\\"', b""), 0
     for begin in range(0, len(plain), _WINDOW):
         parts = plain[begin : begin + _WINDOW].split(b'"')
@@ -128,8 +138,10 @@ def _check_cover(entries: Mapping[str, Entry], begin: int, nbytes: int) -> None:
 
 
 def check_header(file: str, start: bytes | bytearray | memoryview, manifest: Manifest) -> None:
-    """A file's own header says what the manifest says of it, so that every reader sees the same tensors. Of a tensor
-    that both have it may name parts without elements too: such are what a rank without a row has for DCP."""
+    """Check that a file's header agrees with the manifest, so that every reader sees the same tensors.
+
+    The header may also name empty parts of a tensor that both have: DCP writes them for a rank without rows.
+    """
     try:
         entries = parse(start, manifest.files[file].nbytes)
     except DamagedError as error:
@@ -149,8 +161,10 @@ def check_header(file: str, start: bytes | bytearray | memoryview, manifest: Man
 
 
 def _entries(name: str, tensor: TensorRecord, file: str, *, stacked: bool) -> Iterator[tuple[str, Entry]]:
-    """What a file has of a tensor, and under which name. Of a delta the rows that changed are `stacked`: one entry,
-    without gaps."""
+    """Yield the entries that a file has for a tensor, with their names.
+
+    In a delta, the rows that changed are `stacked`: they are one entry without gaps.
+    """
     here = sorted((chunk for chunk in tensor.chunks if chunk.file == file), key=lambda chunk: chunk.offset)
     entries = [
         Entry(dtype=tensor.dtype, shape=chunk.shape, offset=chunk.offset, nbytes=chunk.nbytes) for chunk in here
@@ -167,13 +181,16 @@ def _entries(name: str, tensor: TensorRecord, file: str, *, stacked: bool) -> It
 
 
 def _tensor(name: str) -> str:
-    """The tensor of which a box is a part. A box may be called `<name>@<offsets>` in the one place and not in the
-    other: in a file where it is one of several, in a manifest where boxes are not rows (see `dcp`)."""
+    """Return the tensor that a box is part of.
+
+    A box may be named `<name>@<offsets>` in only one of two places: in a file that has several boxes of the tensor,
+    or in a manifest with boxes that are not rows (see `dcp`).
+    """
     return _BOX.sub("", name)
 
 
 def check_json(file: str, data: bytes | bytearray) -> None:
-    """What is a rank's alone is JSON."""
+    """Check that per-rank state is JSON."""
     try:
         json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -181,8 +198,10 @@ def check_json(file: str, data: bytes | bytearray) -> None:
 
 
 def check_source(source: Source, *, file: str, manifest: Manifest) -> None:
-    """The same for an open file, of which no more is read than its header; of any other file nothing. One of an
-    earlier commit may hold more than this manifest names: what counts of it is covered by digests."""
+    """Check the header of an open file, of which nothing else is read. Other kinds of files are not checked.
+
+    A file of an earlier checkpoint may hold more than this manifest names. Digests cover the part that is used.
+    """
     if not file.endswith(".safetensors") or inherited(file) is not None:
         return
     nbytes = manifest.files[file].nbytes

@@ -1,7 +1,7 @@
-"""One rank's tensors as a safetensors file, planned before a byte is written. Pure.
+"""The layout of one rank's tensors as a safetensors file, which is planned before any byte is written. Pure.
 
-The header is padded with spaces so that the data starts at 4 KiB; tensors lie without gaps, the widest items first,
-so that each is aligned to its own item size.
+The header is padded with spaces so that the data starts at a multiple of 4 KiB. Tensors have no gaps between them.
+The tensors with the widest items come first, so that each tensor is aligned to its own item size.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Final
 from holdfast.core.json_fields import JsonFields
 
 DATA_ALIGNMENT: Final = 4096
-# Below this a tensor is not worth cutting.
+# Smaller tensors are not split.
 LEAST_CUT_BYTES: Final = 1 << 20
 METADATA: Final = "__metadata__"
-"""What a header has under this name is no tensor."""
+"""The name of the metadata in a header, which no tensor may have."""
 _LENGTH_BYTES: Final = 8
 
-# Bytes of one item, by safetensors' names.
+# The bytes of one item, by the dtype names of safetensors.
 ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
     {
         "BOOL": 1,
@@ -48,7 +48,7 @@ ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec(JsonFields):
-    """A whole tensor: its name, safetensors dtype and global shape."""
+    """A complete tensor: its name, safetensors dtype and global shape."""
 
     name: str
     dtype: str
@@ -61,7 +61,7 @@ class TensorSpec(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """The part of a tensor that one file holds: a box of it, mostly of whole rows."""
+    """The part of a tensor that one file holds: a box, usually of complete rows."""
 
     spec: TensorSpec
     start: tuple[int, ...]
@@ -78,7 +78,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardPlan:
-    """A file's header and where each piece lies, counted from the start of the file."""
+    """A file's header, and the offset of each piece from the start of the file."""
 
     header: bytes
     pieces: tuple[Piece, ...]
@@ -92,16 +92,16 @@ def whole(spec: TensorSpec) -> Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where each piece lies in one file, counted from the end of its header, and the header's table of them."""
+    """The offset of each piece from the end of the header, and the header's table of the pieces."""
 
     pieces: tuple[Piece, ...]
     offsets: tuple[int, ...]
     nbytes: int
     table: str
-    """Of JSON, without the braces."""
+    """JSON text without the braces."""
 
     def headed(self, metadata: Mapping[str, str]) -> ShardPlan:
-        """With a header that says this too."""
+        """Return the plan of a file with a header that also has this metadata."""
         said = json.dumps({METADATA: dict(metadata)}, separators=(",", ":"), ensure_ascii=False)
         header = _padded(f"{said[:-1]}{self.table and ','}{self.table}}}".encode())
         return ShardPlan(
@@ -142,10 +142,10 @@ def _padded(table: bytes) -> bytes:
 def divide(
     specs: Sequence[TensorSpec], world_size: int, *, least: int = LEAST_CUT_BYTES
 ) -> tuple[tuple[Piece, ...], ...]:
-    """Share replicated tensors out over the ranks, so that each byte is written once and all write about as much.
+    """Divide replicated tensors over the ranks, so that each byte is written once and the shares are about equal.
 
-    A tensor that is more than a rank's fair share (and than `least`) is cut by rows. The result depends on nothing
-    but the arguments, in any order of `specs`, so every rank computes the same.
+    A tensor that is larger than a rank's fair share (and than `least`) is split by rows. The result depends only on
+    the arguments, and not on the order of `specs`. Every rank therefore computes the same result.
     """
     fair = max(least, -(-sum(spec.nbytes for spec in specs) // world_size))
     pieces = [piece for spec in specs for piece in _cut(spec, fair)]
@@ -153,7 +153,7 @@ def divide(
     shares: list[list[Piece]] = [[] for _ in range(world_size)]
     holds: list[set[str]] = [set() for _ in range(world_size)]
     for piece in sorted(pieces, key=lambda p: (-p.nbytes, p.spec.name, p.start)):
-        # A file names each tensor once, so two pieces of one tensor go to different ranks.
+        # A file names each tensor only once, so two pieces of a tensor go to different ranks.
         free = (rank for rank in range(world_size) if piece.spec.name not in holds[rank])
         rank = min(free, key=lambda r: (loads[r], r))
         shares[rank].append(piece)
@@ -164,7 +164,7 @@ def divide(
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """Which tensors are sharded by rows, and who has which shard of them: `shards` is in order of ranks."""
+    """The tensors that are sharded by rows. `shards` has the shard of each rank, in order of ranks."""
 
     names: frozenset[str]
     size: int
@@ -173,13 +173,13 @@ class Holding:
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """What each rank writes, in order of ranks, where they do not all have the same."""
+    """The pieces that each rank writes, in order of ranks, if the ranks have different tensors."""
 
     pieces: tuple[tuple[Piece, ...], ...]
 
 
 def held_by(specs: Sequence[TensorSpec], holding: Holding, rank: int) -> tuple[Piece, ...]:
-    """The rows that this rank writes: of each tensor, one of the ranks that have them, in turn."""
+    """Return the rows that this rank writes. The ranks with the same shard take turns, tensor by tensor."""
     shard = holding.shards[rank]
     peers = [other for other, one in enumerate(holding.shards) if one == shard]
     mine = [
@@ -196,7 +196,9 @@ def held_by(specs: Sequence[TensorSpec], holding: Holding, rank: int) -> tuple[P
 
 
 def rows(length: int, size: int, shard: int) -> tuple[int, int]:
-    """[begin, end) of a shard along a first dimension, as `torch.chunk` cuts it: later shards may be empty."""
+    """Return [begin, end) of a shard along the first dimension, as `torch.chunk` divides it. Later shards may be
+    empty.
+    """
     step = -(-length // size)
     return min(length, step * shard), min(length, step * (shard + 1))
 

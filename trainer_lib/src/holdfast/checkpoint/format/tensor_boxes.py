@@ -1,4 +1,4 @@
-"""Boxes of a tensor, as those who hold parts of it have them. Pure."""
+"""Boxes of a tensor, which are the parts that ranks hold. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Where it begins, and how long it is, along each dimension."""
+"""The start and the length of a box along each dimension."""
 
 
 def tiles(shape: Sequence[int], boxes: Iterable[Box]) -> bool:
-    """Whether they make a tensor up, each element once: every combination of the cuts along each dimension."""
+    """Return whether the boxes form a grid that covers each element of the tensor exactly once."""
     many = list(boxes)
     if any(len(start) != len(shape) or len(size) != len(shape) for start, size in many):
         return False
@@ -28,7 +28,7 @@ def _end_to_end(length: int, cuts: Sequence[tuple[int, int]]) -> bool:
 
 
 def runs(shape: Sequence[int], box: Box) -> Iterator[tuple[int, int]]:
-    """The elements of a box in its own order, as runs of neighbours in the tensor: where one begins, its length."""
+    """Yield the elements of a box as contiguous runs in the tensor: the offset of a run, and its length."""
     start, size = box
     inner = len(shape)
     while inner > 1 and size[inner - 1] == shape[inner - 1]:

@@ -1,4 +1,4 @@
-"""The digests of a file: of all of it, and of each chunk. No torch."""
+"""The digests of a file and of each of its chunks. No torch."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import xxhash
 from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
 from holdfast.core.errors import DamagedError
 
-# A block is digested for the chunk and then for the file: the second time it comes from the core's cache.
+# Each block is digested twice, for its chunk and for the file. The second time, it is still in the CPU cache.
 _BLOCK_BYTES: Final = 1 << 20
 
 
 def check_chunk(file: str, record: FileRecord, index: int, digest: str) -> None:
-    """DamagedError unless this is the digest that the chunk was written with."""
+    """Raise `DamagedError` unless `digest` is the one with which the chunk was written."""
     if digest != record.chunks[index]:
         raise DamagedError(f"{file}: digest of chunk {index} differs")
 
 
 class ChunkDigester:
-    """The digests of a file that passes by from its beginning on. `seen` gets each block as well, and may raise."""
+    """Digests a file that is passed in from its beginning. `seen` also receives each block, and may raise."""
 
     def __init__(self, seen: Callable[[memoryview], None] = lambda _: None) -> None:
         self._seen = seen
@@ -30,7 +30,7 @@ class ChunkDigester:
         self._nbytes = 0
 
     def update(self, data: memoryview) -> None:
-        """Digest the next bytes: whole chunks, unless they are the last."""
+        """Digest the next bytes. They must be complete chunks, except at the end of the file."""
         for begin in range(0, data.nbytes, CHUNK_BYTES):
             chunk, own = data[begin : begin + CHUNK_BYTES], xxhash.xxh3_128()
             for at in range(0, chunk.nbytes, _BLOCK_BYTES):
@@ -42,7 +42,7 @@ class ChunkDigester:
         self._nbytes += data.nbytes
 
     def follow(self, target: memoryview, filled: int) -> None:
-        """Digest the chunks of a file in memory of which the first `filled` bytes are there by now."""
+        """Digest the complete chunks among the first `filled` bytes of a file in memory."""
         end = filled if filled == target.nbytes else filled // CHUNK_BYTES * CHUNK_BYTES
         self.update(target[self._nbytes : end])
 

@@ -1,10 +1,10 @@
-"""Writing what lies in memory to a new file as fast as the disk takes it, with its digests. No torch.
+"""Write memory to a new file at the speed of the disk, and compute its digests. No torch.
 
-Threads write 8 MiB each, past the page cache where the file system lets them: one as soon as they are filled, the
-others once all is. Then the thread of the caller digests the same memory, too: to read it earlier would slow down the
-copy for which training waits. Where the file system has no O_DIRECT (a tmpfs, some network file systems: EINVAL when
-it is asked for, or at the first write), the same file goes on through the page cache. Either way it is fsynced before
-its record is returned.
+Threads write 8 MiB each, without the page cache where the file system allows it. One thread writes as soon as the
+memory is filled; the others start when all of it is filled. At that point the caller's thread digests the same
+memory: reading it earlier would slow down the copy, during which training is paused. Some file systems have no
+O_DIRECT (a tmpfs, some network file systems) and report EINVAL at the request or at the first write. The file then
+continues through the page cache. In both cases the file is fsynced before its record is returned.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from holdfast.checkpoint.io.thread_pool import Pool
 from holdfast.core.errors import CheckpointError
 from holdfast.core.linux import O_DIRECT
 
-# Of file offsets, lengths and memory, for O_DIRECT: the page, which is at least every disk's block.
+# The alignment of file offsets, lengths and memory for O_DIRECT: a page, which is at least a block of any disk.
 ALIGNMENT: Final = 4096
-# Threads that write and digest leave the processors to those that train.
+# The threads that write and digest yield the processors to training.
 _NICE: Final = 10
 _FILE_MODE: Final = 0o644
 
@@ -41,16 +41,21 @@ def aligned(nbytes: int) -> int:
 
 
 def step_back() -> None:
-    """Let this thread run when no other wants to. Not SCHED_BATCH, whose threads keep the disk waiting for each
-    other's slices (decision 0087)."""
-    if sys.platform != "linux":  # elsewhere a thread's ID is no process ID
+    """Lower the priority of this thread below that of all others.
+
+    SCHED_BATCH is not used, because its threads delay the disk by each other's time slices (decision 0087).
+    """
+    if sys.platform != "linux":  # on other systems, a thread's ID is not a process ID
         return
-    with contextlib.suppress(OSError):  # a sandbox may not know of it
+    with contextlib.suppress(OSError):  # a sandbox may not support the call
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 class DirectFile:
-    """A new file of which several threads write parts; from `go_direct` on past the page cache where that can be."""
+    """A new file of which several threads write parts.
+
+    After `go_direct`, writes bypass the page cache if possible.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -58,12 +63,12 @@ class DirectFile:
         self._direct = False
 
     def go_direct(self) -> None:
-        """From now on memory, offsets and lengths are whole pages."""
+        """Bypass the page cache. From now on, memory, offsets and lengths must be complete pages."""
         self._direct = self._past_the_cache(True)
 
     def write_some(self, data: memoryview, offset: int) -> int:
-        """How many bytes went to `offset`."""
-        direct = self._direct  # before the call: another writer may meet the same refusal first
+        """Write at `offset`, and return the number of bytes written."""
+        direct = self._direct  # read before the call, because another writer may meet the same error first
         try:
             return os.pwrite(self._fd, data, offset)
         except OSError as error:
@@ -73,7 +78,7 @@ class DirectFile:
             return 0
 
     def finish(self, nbytes: int) -> None:
-        """Cut it to its length, and wait until the disk has all of it."""
+        """Truncate the file to its length, and wait until the disk has all of it."""
         try:
             if nbytes % ALIGNMENT:
                 os.ftruncate(self._fd, nbytes)
@@ -95,10 +100,10 @@ class DirectFile:
 
 @dataclass(kw_only=True)
 class ImageWriter:
-    """Writes the first `nbytes` of `image`, which begins at a page and is whole pages long, to a new file.
+    """Writes the first `nbytes` of `image` to a new file. `image` begins at a page and consists of complete pages.
 
-    Each byte is touched once `filling` has reached it. `check` is called now and then, and may raise to give the file
-    up; `seen` gets all of it, part by part, while it is digested. It is written at `pace`.
+    A byte is read only after `filling` has reached it. `check` is called regularly, and may raise to cancel the file.
+    `seen` receives all blocks while they are digested. `pace` limits the rate.
     """
 
     path: Path
@@ -111,7 +116,10 @@ class ImageWriter:
     _stopped: bool = field(default=False, init=False)
 
     def run(self) -> FileRecord:
-        """Write, digest, wait for the disk. OSError names the file; CheckpointError if it will never be filled."""
+        """Write, digest and fsync the file.
+
+        An `OSError` names the file. Raise `CheckpointError` if the image will never be filled.
+        """
         with closing(DirectFile(self.path)) as self._file:
             self._file.go_direct()
             begins = range(0, self.nbytes, CHUNK_BYTES)
@@ -126,7 +134,7 @@ class ImageWriter:
     def _side_by_side(self, begins: range) -> FileRecord:
         writers = self.pace.writers
         with Pool(writers, "holdfast-writer", step_back) as pool:
-            # One follows the copy: two would hold it up, and gain nothing.
+            # One thread follows the copy. Two threads would slow it down, without any gain.
             waits = [pool.submit(self._filled, begins[-1]) for _ in range(writers - 1)]
             writes = [pool.submit(self._write, begin) for begin in begins]
             try:
@@ -148,7 +156,7 @@ class ImageWriter:
         return digester.record()
 
     def _filled(self, begin: int) -> memoryview:
-        """The chunk that begins there, once it is filled."""
+        """Wait until the chunk at `begin` is filled, and return it."""
         end = min(begin + CHUNK_BYTES, self.nbytes)
         self.filling.wait(end, self._leave)
         return self.image[begin:end]

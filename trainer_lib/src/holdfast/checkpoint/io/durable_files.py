@@ -1,4 +1,4 @@
-"""Writing files so that what counts is durable. No torch."""
+"""Durable writes of files and names. No torch."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ from holdfast.core.errors import DamagedError
 
 _FILE_MODE: Final = 0o644
 RIGHT: Final = f".tmp-{0:032x}"
-"""What the name of a file that is the right to another name ends with: it counts as a leftover of writing that."""
+"""The suffix of a file that reserves another name. Such a file counts as a leftover of writing that name."""
 _NOT_SUPPORTED: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP})
-# Of 8 MiB: one is filled, one waits for each writer, and one more keeps them busy.
+# Buffers of 8 MiB: one is being filled, one waits for each writer, and one more keeps the writers busy.
 _WINDOWS: Final = WRITERS + 2
 
 Buffer = bytes | bytearray | memoryview
 
 
 class DigestingFile:
-    """A new file, written in pieces of 8 MiB and digested on the way; `close` makes it durable.
+    """A new file, which is written in pieces of 8 MiB and digested at the same time. `close` makes it durable.
 
-    Of a file of several pieces, those before the one that is filled and digested are on their way to the disk.
+    In a file of several pieces, the threads write earlier pieces while the current one is filled and digested.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = DirectFile(path)
-        self._window = memoryview(mmap.mmap(-1, CHUNK_BYTES))  # there where it is used, as most files are small
+        # pages are allocated on use, because most files are small
+        self._window = memoryview(mmap.mmap(-1, CHUNK_BYTES))
         self._filled = 0
         self._written = 0
         self._digester = ChunkDigester()
@@ -62,7 +63,7 @@ class DigestingFile:
             source = source[part.nbytes :]
 
     def close(self) -> FileRecord:
-        """Write what is left and wait until the disk has all of it."""
+        """Write the rest, and wait until the disk has all of it."""
         try:
             begin, chunk = self._written, self._window
             self._digest()
@@ -78,7 +79,7 @@ class DigestingFile:
         self._leaving.close()
 
     def _send(self) -> None:
-        """Have the window written, and go on with another one."""
+        """Submit the full buffer to the writers, and continue with another one."""
         if self._writers is None:
             self._file.go_direct()
             self._writers = self._leaving.enter_context(Pool(WRITERS, "holdfast-writer"))
@@ -118,12 +119,12 @@ def write_json(path: Path, document: Any) -> FileRecord:
 
 
 def encode_json(document: Any) -> bytes:
-    """JSON as our files have it."""
+    """Encode a document as canonical JSON with a final newline."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def create_durably(path: Path, data: bytes) -> None:
-    """Write a new small file and fsync it, without a digest."""
+    """Write and fsync a new small file, without a digest."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
     try:
         rest = memoryview(data)
@@ -135,7 +136,7 @@ def create_durably(path: Path, data: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make names in a folder durable, as far as the file system knows such a call: some file shares do not."""
+    """Make the names in a folder durable, if the file system supports it: some network shares do not."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -147,15 +148,15 @@ def sync_folder(path: Path) -> None:
 
 
 def move_exclusively(source: Path, target: Path) -> None:
-    """Give a durable file in the same folder its name; FileExistsError if it is taken. `source` is gone afterwards.
+    """Rename a durable file within its folder. Raise `FileExistsError` if the name is taken.
 
-    Whoever sees the name sees the whole file. Without hard links the right to the name is a file of its own, which a
-    process that is killed in between leaves: nobody gets the name then.
+    A reader that sees the new name sees the complete file. Without hard links, a separate file reserves the name. If
+    the process is killed in between, that file remains, and no process can use the name.
     """
     try:
         os.link(source, target)
     except FileExistsError:
-        # A network's file system may do it and lose the answer; asked again, it finds the name taken.
+        # A network file system may succeed and lose the reply; the repeated request then finds the name taken.
         if not source.samefile(target):
             raise
     except OSError as error:
@@ -174,45 +175,51 @@ def _rename_exclusively(source: Path, target: Path) -> None:
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
         source.rename(target)
-        if target.read_bytes() != data:  # a mount that only its own host keeps exclusive
+        if target.read_bytes() != data:  # the mount is exclusive only within its own host
             raise FileExistsError(errno.EEXIST, "another process has written it", str(target))
     finally:
         right.unlink()
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """A folder, and those above it that are not there: each has its name for good in the one that holds it."""
+    """Create a folder and its missing parents, each with a durable name in its own parent."""
     made = [path]
     while not made[-1].exists():
         made.append(made[-1].parent)
     path.mkdir(mode=mode, parents=True, exist_ok=True)
     for holder in made[1:]:
-        with contextlib.suppress(PermissionError):  # one that this process may write in, and not read
+        with contextlib.suppress(PermissionError):  # a folder that this process may write in, but not read
             sync_folder(holder)
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """All of a file that is no link, device or pipe, nor lies behind a linked folder, nor is larger than `most`."""
+    """Read all of a regular file of at most `most` bytes.
+
+    The file must not be a link, device or pipe, and its folder must not be a link.
+    """
     fd = open_regular(path)
     try:
         size = os.fstat(fd).st_size
         if size > most:
             raise DamagedError(f"{path.name}: {size} bytes are more than it can have")
         with open(fd, "rb", closefd=False) as file:
-            return file.read(size)  # room is made for as much as is asked for
+            return file.read(size)  # Python allocates as much memory as is requested
     finally:
         os.close(fd)
 
 
 def open_regular(path: Path) -> int:
-    """A file of a commit, open for reading; DamagedError for a link, device or pipe in its place or its folder's."""
+    """Open a file of a checkpoint for reading.
+
+    Raise `DamagedError` if the file is a link, device or pipe, or if its folder is a link.
+    """
     if path.parent.is_symlink():
         raise DamagedError(f"{path.parent.name} is a symbolic link, and no commit's folder is one")
     return open_itself(path, os.O_RDONLY)
 
 
 def open_itself(path: Path, access: int) -> int:
-    """A file, wherever its folder is; DamagedError for a link, device, pipe or folder in its place."""
+    """Open a file in any folder. Raise `DamagedError` if it is a link, device, pipe or folder."""
     try:
         fd = open_one_more(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -228,9 +235,9 @@ def open_itself(path: Path, access: int) -> int:
 
 
 def open_one_more(path: Path, flags: int) -> int:
-    """Open a file, also beyond the number that the process was begun with, up to the one that it is allowed.
+    """Open a file. If the soft limit of open files is reached, raise it to the hard limit.
 
-    A restore holds every file of a commit open, which are two for each rank that wrote it.
+    A restore keeps every file of a checkpoint open, which are two for each rank that wrote it.
     """
     try:
         return os.open(path, flags)

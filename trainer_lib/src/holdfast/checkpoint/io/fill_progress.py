@@ -1,4 +1,4 @@
-"""How far an image in memory is filled: one thread copies, and those that write follow it. No torch."""
+"""The progress of filling an image in memory: one thread copies, and the writers follow it. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SLICE: Final = 0.02
 
 
 class Filling:
-    """An image is filled from its beginning to its end."""
+    """The progress of an image that is filled from its beginning to its end."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -21,19 +21,22 @@ class Filling:
         self._trouble = ""
 
     def reach(self, upto: int) -> None:
-        """All before this offset is there."""
+        """Record that all bytes before this offset are filled."""
         with self._changed:
             self._upto = upto
             self._changed.notify_all()
 
     def fail(self, trouble: str) -> None:
-        """The rest will never be there."""
+        """Record that the rest will never be filled."""
         with self._changed:
             self._trouble = trouble
             self._changed.notify_all()
 
     def wait(self, upto: int, check: Callable[[], None]) -> None:
-        """Until all before this offset is there; CheckpointError if it will never be. `check` may raise to leave."""
+        """Wait until all bytes before this offset are filled.
+
+        Raise `CheckpointError` if they will never be filled. `check` may raise to stop waiting.
+        """
         check()
         while not self._reached(upto):
             check()
@@ -47,5 +50,5 @@ class Filling:
 
 
 FILLED: Final = Filling()
-"""Of an image that is all there."""
+"""The progress of an image that is already filled."""
 FILLED.reach(sys.maxsize)

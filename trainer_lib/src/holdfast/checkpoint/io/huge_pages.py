@@ -1,8 +1,8 @@
-"""Fresh memory for what is large, in large pages where the system gives them. No torch.
+"""New memory for large buffers, in large pages where the system provides them. No torch.
 
-To fetch a gigabyte of pages of 4 KiB takes a processor 0.3 s, of pages of 2 MiB 0.04 s; and a disk fills large pages
-twice as fast, since each request is of few pieces. They can come slowly: where free memory is in pieces, and where
-the host of a virtual machine has taken it back (decision 0108).
+Faulting in a gigabyte takes 0.3 s of CPU time with pages of 4 KiB, and 0.04 s with pages of 2 MiB. A disk also fills
+large pages twice as fast, because each request has few pieces. Large pages can be slow: if free memory is fragmented,
+or if the host of a virtual machine has reclaimed it (decision 0108).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final, Self
 
 PAGE: Final = 4096
 _LARGE_PAGE: Final = 2 << 20
-# Fetched at a time: what waits for the mapping meanwhile waits no longer than for this.
+# The bytes that are faulted in per call. Another thread waits for the mapping no longer than for one call.
 _STRIDE: Final = 8 << 20
-# A processor's time for each byte that small pages take at most; large ones are slow beyond it.
+# The longest CPU time per byte for small pages. Large pages that take longer are slow.
 _SLOW: Final = 0.4 / (1 << 30)
 
 _NO_LARGE_PAGES: Final = 15  # madvise(2)
@@ -28,20 +28,21 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def address_of(view: memoryview) -> int:
-    """Where a writable view's bytes lie; 0 if it has none."""
+    """Return the address of a writable view; 0 if the view is empty."""
     return ctypes.addressof(ctypes.c_char.from_buffer(view)) if view.nbytes else 0
 
 
 def fresh(nbytes: int, *, offset: int = 0, inherited: bool = True) -> memoryview:
-    """Private memory of which no page is there yet; its address is to its page as `offset` is to a file's.
+    """Return private memory without any page faulted in. Its address within a page is `offset` modulo the page size.
 
-    Processes that are forked meanwhile have it too if it is `inherited`.
+    Child processes that are forked share the memory if it is `inherited`.
     """
     pad = offset % PAGE
     mapped = mmap.mmap(-1, _LARGE_PAGE + pad + nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     view = memoryview(mapped)
     begin = -address_of(view) % _LARGE_PAGE
-    whole = (pad + nbytes) // _LARGE_PAGE * _LARGE_PAGE  # the rest would take a large page for less than one
+    # without the rest, which would use a large page for less than one
+    whole = (pad + nbytes) // _LARGE_PAGE * _LARGE_PAGE
     if whole and hasattr(mmap, "MADV_HUGEPAGE"):
         mapped.madvise(mmap.MADV_HUGEPAGE, begin, whole)
     if not inherited and hasattr(mmap, "MADV_DONTFORK"):
@@ -50,8 +51,7 @@ def fresh(nbytes: int, *, offset: int = 0, inherited: bool = True) -> memoryview
 
 
 def fault_in(view: memoryview) -> None:
-    """Have every page of writable memory there. On an older system, and where this is not Linux, they come when they
-    are touched."""
+    """Fault in every page of writable memory. Older systems, and systems other than Linux, do so on first access."""
     if sys.platform != "linux":
         return
     for begin in range(0, view.nbytes, _STRIDE):
@@ -59,7 +59,7 @@ def fault_in(view: memoryview) -> None:
 
 
 def _advise(view: memoryview, advice: int) -> None:
-    """Not by Python's madvise, which holds the interpreter meanwhile."""
+    """Call madvise without Python's wrapper, which holds the interpreter lock during the call."""
     within = address_of(view) % PAGE
     _libc.madvise(
         ctypes.c_void_p(address_of(view) - within), ctypes.c_size_t(view.nbytes + within), ctypes.c_int(advice)
@@ -67,11 +67,11 @@ def _advise(view: memoryview, advice: int) -> None:
 
 
 class Ahead:
-    """A thread that fetches fresh memory before others fill it: a read that finds pages missing holds the disk up."""
+    """A thread that faults in new memory before others fill it. Missing pages would delay the reads of the disk."""
 
     def __init__(self, views: Iterable[memoryview]) -> None:
         self.large = True
-        """Whether pages are large ones as yet: small ones are asked for once those come slowly."""
+        """Whether pages are still large. The thread switches to small pages when large ones are slow."""
         self._views = views
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._fetch, name="holdfast-ahead", daemon=True)

@@ -1,7 +1,7 @@
-"""Plain memory copied by the C library, by several threads where there are processors for them. No torch.
+"""Copy memory with the C library, on several threads if there are enough processors. No torch.
 
-Where a tensor's bytes go in a file is any multiple of its item. torch's own copy to such a place takes a third longer
-than to one that is aligned, and than this; and it is one thread's where the script has set torch to one.
+A tensor's offset in a file can be any multiple of its item size. torch's own copy to an unaligned address takes a
+third longer than an aligned copy, or than this one. torch also uses a single thread if the script has set it to one.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from holdfast.checkpoint.io.thread_pool import Pool
 from holdfast.core.linux import processors
 
 PROCESSORS: Final = processors()
-# More are taken only where the script lets torch have more.
+# More threads are used only if the script gives torch more.
 _COPIERS: Final = 2
-# The least taken at a time, so that both end together. From there on the C library writes past the cache, where the
-# launcher could tell it to (`rank_env.tunables`).
+# The smallest block, so that all threads end at about the same time. For blocks of this size or more, the C library
+# writes past the cache, if the launcher could set it so (`rank_env.tunables`).
 BLOCK_BYTES: Final = 4 << 20
-# Less than this is copied before another thread has begun.
+# Smaller copies end before another thread has started.
 _LEAST_SHARED: Final = 4 << 20
 
 
 class Move(NamedTuple):
-    """So many bytes, from one address to another that does not overlap it. Who calls keeps both alive."""
+    """A copy of `nbytes` bytes between two addresses that do not overlap. The caller keeps both alive."""
 
     target: int
     source: int
@@ -33,12 +33,12 @@ class Move(NamedTuple):
 
 
 def copiers(threads: int) -> int:
-    """How many copy, where torch has so many threads."""
+    """Return the number of threads that copy, if torch has `threads`."""
     return min(PROCESSORS, max(_COPIERS, threads))
 
 
 def move(moves: Sequence[Move], threads: int = _COPIERS) -> None:
-    """Do all of them, by so many threads, of which this is one; the interpreter runs others meanwhile."""
+    """Run all copies on `threads` threads, including this one. The interpreter lock is released meanwhile."""
     if threads == 1 or sum(one.nbytes for one in moves) < _LEAST_SHARED:
         _work(iter(moves))
         return
@@ -55,7 +55,9 @@ def _work(moves: Iterator[Move]) -> None:
 
 
 class _Shared:
-    """All blocks, each given to one thread: `next` of a counter is one step of the interpreter and needs no lock."""
+    """An iterator over all blocks that threads share. `next` of a counter is atomic in the interpreter, without a
+    lock.
+    """
 
     def __init__(self, moves: Sequence[Move]) -> None:
         self._blocks = [block for one in moves for block in _cut(one)]

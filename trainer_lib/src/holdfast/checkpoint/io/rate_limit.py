@@ -1,4 +1,4 @@
-"""So many bytes a second and so many writes at once. The first is lifted when somebody is in a hurry. No torch."""
+"""A limit of bytes per second and of concurrent writes. The rate limit can be lifted for an urgent save. No torch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 from typing import Final
 
 _SLICE: Final = 0.05
-# Two keep the disk busy; more were no faster.
+# Two writers keep the disk busy; more were not faster.
 WRITERS: Final = 2
 
 
 def _nothing() -> None:
-    """Do not cancel."""
+    """The default check, which never cancels."""
 
 
 class Pace:
-    """Several threads may take from one."""
+    """A rate limit that several threads may share."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Pace:
         self._free_at = now()
 
     def take(self, nbytes: int, check: Callable[[], None] = _nothing) -> None:
-        """Wait until so many bytes may pass; `check` is called meanwhile, and may raise to give them up."""
+        """Wait until `nbytes` more bytes may pass. `check` is called while waiting, and may raise to cancel."""
         if self._rate is None:
             return
         with self._lock:
@@ -47,7 +47,7 @@ class Pace:
             self._sleep(min(left, _SLICE))
 
     def lift(self) -> None:
-        """From now on all may pass at once."""
+        """Remove the rate limit permanently."""
         self._lifted.set()
 
 

@@ -1,8 +1,8 @@
-"""Digests of small slices of a file, in a file beside it: a part of a chunk is verified by itself. No torch.
+"""Digests of small slices of a file, stored alongside it, so that a part of a chunk can be verified. No torch.
 
-Invariant: nothing depends on it. The manifest does not name it, and a commit without it is whole: its chunks are then
-read whole. It says of which file it is by that file's own digest, and ends with its own, so that one which is
-damaged, or was left of another file, is passed over.
+Invariant: nothing depends on such a file. The manifest does not name it, and a checkpoint without it is complete: its
+chunks are then read completely. The file names its data file by that file's digest, and ends with its own digest. A
+reader ignores it if it is corrupt, or if it belongs to another file.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from holdfast.checkpoint.io.durable_files import Buffer
 
 FORMAT: Final = "holdfast-slices"
 VERSION: Final = 1
-# Of a file smaller than this, a chunk is read as fast as a part of it.
+# In smaller files, reading a chunk is as fast as reading a part of it.
 LEAST_BYTES: Final = 256 << 10
 _SMALLEST: Final = 4096
-# So many bound what the file takes, and the time to make it, whatever the size of what it is about.
+# Limits the file's size, and the time to create it, for data files of any size.
 _MOST: Final = 1 << 14
 _DIGEST_BYTES: Final = 8
 _SEAL_BYTES: Final = 16
 _LONGEST_LINE: Final = 512
 LARGEST: Final = _LONGEST_LINE + _MOST * _DIGEST_BYTES + _SEAL_BYTES
-"""Bytes of such a file."""
+"""The largest size of such a file, in bytes."""
 
 
 def slice_bytes(nbytes: int) -> int:
-    """How much of a file of this length one digest covers: a power of two, at least a page, at most a chunk."""
+    """Return the bytes per digest in a file of this length: a power of two, at least a page, at most a chunk."""
     size = _SMALLEST
     while size < CHUNK_BYTES and nbytes > size * _MOST:
         size *= 2
@@ -40,7 +40,7 @@ def slice_bytes(nbytes: int) -> int:
 
 
 def file_bytes(nbytes: int) -> int:
-    """About how long the file beside a file of this length is."""
+    """Return about how many bytes the digests of a file of this length need."""
     return _LONGEST_LINE + -(-nbytes // slice_bytes(nbytes)) * _DIGEST_BYTES
 
 
@@ -52,12 +52,12 @@ class Slices:
     digests: Sequence[bytes]
 
     def within(self, begin: int, end: int) -> Sequence[bytes]:
-        """Those of a part of the file that begins with a slice."""
+        """Return the digests of a part of the file that begins with a slice."""
         return self.digests[begin // self.size : -(-end // self.size)]
 
 
 class Slicer:
-    """Makes them of a file that passes by, in pieces of any size."""
+    """Computes the digests of a file that is passed in, in pieces of any size."""
 
     def __init__(self, nbytes: int) -> None:
         self._size = slice_bytes(nbytes)
@@ -67,7 +67,7 @@ class Slicer:
 
     @property
     def size(self) -> int:
-        """How much one digest covers."""
+        """The bytes that one digest covers."""
         return self._size
 
     def update(self, data: Buffer) -> None:
@@ -90,7 +90,7 @@ class Slicer:
         return self._digests
 
     def encode(self, file: FileRecord) -> bytes:
-        """The bytes of the file beside `file`, which has passed by."""
+        """Encode the digests of `file`, all of whose bytes have been passed in."""
         head = {
             "bytes": file.nbytes,
             "digest": file.digest,
@@ -108,12 +108,12 @@ class Slicer:
 
 
 def digests_of(data: memoryview, size: int) -> Iterator[bytes]:
-    """The digest of each `size` bytes, the last ones fewer."""
+    """Yield the digest of each `size` bytes. The last slice may be shorter."""
     return (xxhash.xxh3_64_digest(data[begin : begin + size]) for begin in range(0, data.nbytes, size))
 
 
 def decode(raw: bytes, file: FileRecord) -> Slices | None:
-    """What such a file says of `file`; None if it is not whole, is of another file, or is of a newer release."""
+    """Parse the digests of `file`. Return None if they are corrupt, or from another file or a newer release."""
     body, seal = raw[:-_SEAL_BYTES], raw[-_SEAL_BYTES:]
     line, _, packed = body.partition(b"\n")
     if xxhash.xxh3_128_digest(body) != seal or len(line) > _LONGEST_LINE:

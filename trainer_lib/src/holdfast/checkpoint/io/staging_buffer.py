@@ -1,8 +1,8 @@
-"""Memory in which a rank's file is laid out before it is written: reused, and faulted in beforehand. No torch.
+"""The memory in which a rank's file is laid out before it is written. It is reused, and faulted in early. No torch.
 
-Fresh pages cost ten times what warm ones do, so that the first save would take as long as ten others. `prepare`
-fetches them on a thread of its own, while the script goes on. The memory may be somebody else's (`provide`): then
-it outlives this process, or is known to a device.
+New pages cost ten times as much as used ones, so the first save would take as long as ten others. `prepare` faults
+them in on a separate thread while the script continues. A caller may supply the memory (`provide`): it then outlives
+this process, or is registered with a device.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from holdfast.checkpoint.io.huge_pages import fault_in, fresh
 
 _log = logging.getLogger("holdfast.checkpoint.arena")
 
-# Of at least so many bytes, beginning at a page.
+# Returns at least this many bytes, which begin at a page.
 Provide = Callable[[int], memoryview]
 
 
 def anonymous(nbytes: int) -> memoryview:
-    """Private memory, all there. Forked workers of a data loader do not share it: the next save would have to fetch
-    other pages."""
+    """Return private memory, with every page faulted in.
+
+    Forked workers of a data loader do not share it: otherwise the next save would have to fault in other pages.
+    """
     view = fresh(nbytes, inherited=False)
     fault_in(view)
     return view
 
 
 class Arena:
-    """One image at a time. Only its owner asks for it; the thread of `prepare` is the arena's own."""
+    """A buffer for one image at a time. Only its owner requests it; `prepare` uses a thread of the arena."""
 
     def __init__(self, provide: Provide = anonymous) -> None:
         self._provide = provide
@@ -41,7 +43,7 @@ class Arena:
         return self._memory.nbytes
 
     def prepare(self, nbytes: int) -> None:
-        """Have room for so many bytes soon; nothing of an image may be in use. What fails is told by `image`."""
+        """Begin to allocate this many bytes. No image may be in use. `image` reports a failure."""
         self._settle()
         if nbytes > self.nbytes:
             self._preparing = threading.Thread(
@@ -50,7 +52,9 @@ class Arena:
             self._preparing.start()
 
     def image(self, nbytes: int) -> memoryview:
-        """Room for so many bytes, and for what is missing to whole pages; MemoryError or OSError if there is none."""
+        """Return a buffer of this many bytes, rounded up to complete pages. Raise `MemoryError` or `OSError` on
+        failure.
+        """
         self._settle()
         if nbytes > self.nbytes:
             self._grow(nbytes)
@@ -69,5 +73,5 @@ class Arena:
             _log.warning("there is no memory for a checkpoint of %d bytes yet: %s", nbytes, error)
 
     def _grow(self, nbytes: int) -> None:
-        self._memory = memoryview(b"")  # not both at once
+        self._memory = memoryview(b"")  # release the old memory first
         self._memory = self._provide(aligned(nbytes))

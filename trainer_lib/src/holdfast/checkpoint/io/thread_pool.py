@@ -1,6 +1,6 @@
-"""Threads that work at the interpreter's end too, where the library's executors take nothing more. No torch.
+"""Threads that still work while the interpreter exits, when the executors of the library accept no more. No torch.
 
-The last commit of a script with a loop of its own is made there.
+The last checkpoint of a script with its own training loop is written at that time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Pool:
-    """So many threads; leaving it waits for what they were given."""
+    """A pool of `threads` threads. Leaving its context waits for the submitted work."""
 
     def __init__(self, threads: int, name: str, begin: Callable[[], None] | None = None) -> None:
         self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
