@@ -1,18 +1,20 @@
-"""Which commits count. Pure: no files, no clock.
+"""Decide which checkpoints count. Pure: no files, no clock.
 
-Invariant: of everything that stands on the tiers, only one line of steps is ever read. A commit is ignored when
-it is older (by pair) than some claim and its step lies beyond that claim's `from_step`, or its pair above that
-claim's `from_pair`: what an attempt writes after its successor claimed is never read, and never blocks or
-overwrites the successor.
+Invariant: of all checkpoints on the tiers, only one line of steps is ever read. A checkpoint is ignored if it is
+older (by attempt ID) than some claim, and either its step is beyond that claim's `from_step`, or its attempt ID is
+above that claim's `from_pair`. What an attempt writes after its successor has claimed is therefore never read. It
+also never blocks or overwrites the successor.
 
-Only the claims of the line bind: the highest one, then the highest that is not above the attempt whose commit that
-one continues (`from_pair`), and so on. A claim between them is of an attempt whose line ended: all that it could cut
-off is cut off by the claim above it, but for the commit that this one continues. So the base of the highest claim is
-always readable, whatever lands late.
+Only the claims of the line are binding. The first is the highest claim. The next is the highest claim that is not
+above the attempt whose checkpoint the previous one continues (`from_pair`), and so on. A claim between two of them
+belongs to an attempt whose line ended. The claim above it cuts off everything that it could cut off, except for the
+checkpoint that the higher claim continues. The base of the highest claim is therefore always readable, even after
+late writes.
 
-A job's first claim voids what others wrote above it: another job's claim or commit whose pair is above the job's
-own first claim counts for nothing. Below it, it counts as history, so that a job applied again on an old folder
-resumes it. A commit whose manifest cannot be read is the job's if it has a claim in that generation, not above it.
+A job's first claim voids what other jobs wrote above it: a claim or checkpoint of another job does not count if its
+attempt ID is above the job's first claim. Below the first claim, it counts as history, so that a job that is applied
+again on an old folder resumes from it. A checkpoint with an unreadable manifest belongs to the job if the job has a
+claim in that generation that is not above it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from holdfast.core.attempt import AttemptId, Claim
 
 
 class Resume(StrEnum):
-    """What a job that is applied again on an old folder does."""
+    """What a job does with the checkpoints of other jobs, if it is applied again on an old folder."""
 
     ALWAYS = "Always"
     NEVER = "Never"
@@ -34,7 +36,10 @@ class Resume(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """A folder `step-<step>.g<generation>.a<attempt>`. Its manifest names the owner; None if it is unreadable."""
+    """A folder `step-<step>.g<generation>.a<attempt>`.
+
+    The manifest names the owner. `job_uid` and `publication` are None if the manifest is unreadable.
+    """
 
     step: int
     pair: AttemptId
@@ -52,25 +57,27 @@ class Commit:
 
 @dataclass(frozen=True)
 class FencingDecision:
-    """Whether a commit may be read, and why not."""
+    """Whether a checkpoint may be read, and the reason if not."""
 
     ok: bool
     reason: str = ""
 
 
 def union(*sets: Iterable[Claim]) -> tuple[Claim, ...]:
-    """Claims of several sources, each once, in their order."""
+    """Return the claims of several sources without duplicates, in order of attempt IDs."""
     return tuple(sorted({claim for claims in sets for claim in claims}, key=lambda claim: claim.pair))
 
 
 def first_own(claims: Iterable[Claim], job_uid: str) -> AttemptId | None:
-    """The pair of the job's first claim: what others have above it is void."""
+    """Return the attempt ID of the job's first claim. What other jobs have above it is void."""
     return min((claim.pair for claim in claims if claim.job_uid == job_uid), default=None)
 
 
 def binding(claims: Iterable[Claim], job_uid: str) -> tuple[Claim, ...]:
-    """The claims that count for this job, the highest first: those of its line, and none of others above its own
-    first claim."""
+    """Return the claims that bind this job, the highest first.
+
+    They are the claims of the job's line. Claims of other jobs above the job's first claim are not among them.
+    """
     claims = tuple(claims)
     first = first_own(claims, job_uid)
     counted = [claim for claim in claims if claim.job_uid == job_uid or first is None or claim.pair < first]
@@ -83,14 +90,14 @@ def binding(claims: Iterable[Claim], job_uid: str) -> tuple[Claim, ...]:
 
 
 def cuts(claim: Claim, commit: Commit) -> bool:
-    """Whether the claim makes an older commit unreadable."""
+    """Return whether the claim makes an older checkpoint unreadable."""
     if commit.pair >= claim.pair:
         return False
     return commit.step > claim.from_step or claim.from_pair is None or commit.pair > claim.from_pair
 
 
 def covers(later: Claim, earlier: Claim) -> bool:
-    """Whether a claim cuts off all that an earlier one does, whatever lands when."""
+    """Return whether a claim cuts off everything that an earlier claim does, in any order of writes."""
     if later.pair <= earlier.pair:
         return False
     if later.from_pair is None or earlier.from_pair is None:
@@ -99,14 +106,16 @@ def covers(later: Claim, earlier: Claim) -> bool:
 
 
 def superfluous(claims: Iterable[Claim], own: Claim) -> tuple[Claim, ...]:
-    """Claims of the job without which the same commits are read for ever, now that `own` is durable.
+    """Return the job's claims that no decision needs any more, once `own` is durable.
 
-    They are those of attempts that went on from no earlier than `own` does, and are cut off themselves: a job that
-    fails again and again after the same commit leaves one each time. A claim from which training went on is needed
-    for ever: what a process writes that it cut off may land at any time, at steps that later claims do not cut off.
-    The job's first one stays: it says what is void of others. While another job claims above that one, all stay: for
-    it, ours are void above its own first. All stay as well if a later attempt has claimed: `own` landed late, and
-    may be of no line.
+    They are the claims of attempts that are themselves cut off, and that continued from `own`'s state or a later one.
+    A job that repeatedly fails after the same checkpoint leaves one such claim each time. A claim from which training
+    continued is needed forever: a process that it cut off may write at any time, at steps that later claims do not
+    cut off.
+
+    The job's first claim stays, because it defines what is void of other jobs. While another job has a claim above
+    it, all claims stay: for that job, ours are void above its own first claim. If a later attempt has claimed, all
+    claims stay as well: `own` was written late, and may belong to no line.
     """
     claims = tuple(claims)
     if any(claim.pair > own.pair for claim in claims):
@@ -120,7 +129,7 @@ def superfluous(claims: Iterable[Claim], own: Claim) -> tuple[Claim, ...]:
 def readable(
     commit: Commit, claims: Iterable[Claim], *, job_uid: str, resume: Resume = Resume.ALWAYS
 ) -> FencingDecision:
-    """Whether the job may restore the commit; `claims` is the union over all tiers and the membership."""
+    """Decide whether the job may restore the checkpoint. `claims` is the union over all tiers and the membership."""
     claims = tuple(claims)
     first = first_own(claims, job_uid)
     own = _is_own(commit, claims, job_uid)
@@ -135,11 +144,13 @@ def readable(
 
 
 def _is_own(commit: Commit, claims: Sequence[Claim], job_uid: str) -> bool:
-    """By its manifest; where that cannot be read, by whether the job has a claim that the commit may be made under.
+    """Return whether the job owns the checkpoint.
 
-    An attempt commits under its own claim, or under that of an earlier one of its generation (`inherits`). Such a
-    claim of the job is enough, also beneath another job's: what cannot be read is never restored, so it costs little
-    to take another's for ours, while ours taken for another's is passed over as if nothing had been there.
+    The manifest names the owner. If it cannot be read, the job owns the checkpoint if it has a claim under which the
+    checkpoint may have been saved: an attempt saves under its own claim, or under an earlier one of its generation
+    (`inherits`). Such a claim is enough, even below another job's claim. An unreadable checkpoint is never restored,
+    so taking another job's checkpoint for ours costs little. The opposite error would skip ours as if it did not
+    exist.
     """
     if commit.job_uid is not None:
         return commit.job_uid == job_uid
@@ -151,7 +162,7 @@ def _is_own(commit: Commit, claims: Sequence[Claim], job_uid: str) -> bool:
 def order(
     commits: Iterable[Commit], claims: Iterable[Claim], *, job_uid: str, resume: Resume = Resume.ALWAYS
 ) -> list[Commit]:
-    """The readable commits, newest first; of one step the highest pair first."""
+    """Return the readable checkpoints, the newest first; for one step, the highest attempt ID first."""
     claims = tuple(claims)
     kept = (c for c in commits if readable(c, claims, job_uid=job_uid, resume=resume).ok)
     return sorted(kept, key=lambda commit: commit.name, reverse=True)
@@ -160,12 +171,13 @@ def order(
 def inherits(
     pair: AttemptId, *, synced: AttemptId | None, claimed: Iterable[int | None], trained: Iterable[AttemptId | None]
 ) -> bool:
-    """Whether the attempt `pair` may commit under the claim that its generation has, and writes none of its own.
+    """Return whether the attempt `pair` may save under the existing claim of its generation, without its own claim.
 
-    It goes on from the memory of `synced`. `claimed` are the generations whose claim its survivors know to be
-    durable, `trained` the highest attempts that its launchers had ranks in before. One above `synced` may have voted
-    with ranks that are dead by now, and its commit may stand or still land: only a new claim keeps that from being
-    read. Of attempts that are not among them none committed: any two worlds of one generation share a launcher.
+    The attempt continues from the memory of `synced`. `claimed` has the generations whose claim its survivors know to
+    be durable. `trained` has the highest attempts in which its launchers had ranks before. An attempt above `synced`
+    may have voted with ranks that have since exited, and its checkpoint may exist or still be written: only a new
+    claim prevents reading it. No other attempt saved a checkpoint, because any two worlds of one generation share a
+    launcher.
     """
     if synced is None or pair.generation not in claimed:
         return False
@@ -175,11 +187,11 @@ def inherits(
 def foreign(
     claims: Iterable[Claim], *, known: Iterable[Claim], job_uid: str, pair: AttemptId, publication: str
 ) -> tuple[Claim, ...]:
-    """Claims on a tier that stop the attempt `pair` of `publication`; `known` are those of its membership.
+    """Return the claims on a tier that stop the attempt `pair` of `publication`. `known` has its membership's claims.
 
-    What stands below our generation is history, whoever wrote it: our claim is above it. Of our generation or above,
-    another job's claim is foreign, and so is one of our own job under another publication or in a later generation:
-    the operator's status was restored from an old backup, or we are the past.
+    Claims below our generation are history, whoever wrote them, because our claim is above them. In our generation or
+    above, a claim of another job is foreign. A claim of our own job is foreign if it has another publication or a
+    later generation: the operator's status was restored from an old backup, or this attempt is outdated.
     """
     known = frozenset(known)
 

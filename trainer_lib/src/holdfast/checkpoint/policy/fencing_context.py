@@ -1,4 +1,4 @@
-"""By which claims and job a store's checkpoints count. Pure."""
+"""The claims and the job that decide which checkpoints of a store count. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.core.attempt import Claim
 
 @dataclass(frozen=True, kw_only=True)
 class FencingContext:
-    """By which commits are told from those that do not count."""
+    """The claims and settings that decide which checkpoints count."""
 
     claims: tuple[Claim, ...]
     job_uid: str
@@ -18,5 +18,5 @@ class FencingContext:
 
     @property
     def jobs(self) -> frozenset[str]:
-        """Who has claimed where all can see it. What others left in this memory is no commit of this line."""
+        """The jobs with a claim on a shared tier. Memory that other jobs left has no checkpoint of this line."""
         return frozenset({self.job_uid, *(claim.job_uid for claim in self.claims)})

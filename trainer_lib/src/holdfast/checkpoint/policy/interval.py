@@ -1,13 +1,14 @@
-"""How often to commit where the job is to choose (`Auto`). Pure: every time is an argument.
+"""The checkpoint interval for jobs that leave the choice to Holdfast (`Auto`). Pure: every time is an argument.
 
-J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", 2006. If training stands
-still for `stall` seconds at each commit and fails every `mtbf` seconds, then of work that takes W seconds the wall
-time is proportional to (e^((t + stall) / mtbf) - 1) / t, where t is the time between two commits. It is least where
+The source is J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", 2006.
+Training stops for `stall` seconds at each checkpoint, and fails every `mtbf` seconds. For work that takes W seconds,
+the wall time is proportional to (e^((t + stall) / mtbf) - 1) / t, where t is the time between two checkpoints. The
+minimum is at
 
     (1 - t / mtbf) e^((t + stall) / mtbf) = 1
 
-How long a restart takes, and how long a commit is on its way to the disk beside training, moves the wall time and not
-the place of its minimum.
+The duration of a restart and the duration of the asynchronous write change the wall time, but not the place of its
+minimum.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from holdfast.telemetry.rank_time import mtbf as mean_time_between_failures
 LEAST_SECONDS: Final = 10.0
 MOST_SECONDS: Final = 1800.0
 FIRST_SECONDS: Final = 60.0
-"""Until a commit has been measured."""
+"""The interval in seconds until a checkpoint has been measured."""
 MOST_RETRY_SECONDS: Final = 30.0
 _REMEMBERED: Final = 5
 _NEWS: Final = 1.1
@@ -34,10 +35,12 @@ _ROUNDS: Final = 60
 
 
 def optimum(stall: float, mtbf: float) -> float:
-    """The exact minimum: seconds of work between two commits, at most `mtbf`; 0 if a commit costs nothing."""
+    """Return the exact minimum: seconds of work between two checkpoints, at most `mtbf`; 0 if a
+    checkpoint is free.
+    """
     cost = stall / mtbf
-    # Of f(x) = x + cost + log(1 - x), x = t / mtbf. Both begin right of its root, where f is below 0. f falls and is
-    # concave there, so that Newton's method goes down to the root and never beyond it.
+    # Let f(x) = x + cost + log(1 - x), with x = t / mtbf. Both starting points are to the right of its root, where f
+    # is negative, decreasing and concave. Newton's method therefore descends to the root and never passes it.
     x = min(math.sqrt(2 * cost), -math.expm1(-1 - cost))
     for _ in range(_ROUNDS):
         if not 0 < x < 1:
@@ -50,14 +53,16 @@ def optimum(stall: float, mtbf: float) -> float:
 
 
 def retry_after(failed: int) -> float:
-    """Seconds from the end of the last of so many commits that failed in a row to the next try: at once after the
-    first one, then twice as long each time, up to MOST_RETRY_SECONDS."""
+    """Return the seconds from the last of `failed` consecutive failed checkpoints to the next try.
+
+    The first retry is immediate. After that, the wait doubles each time, up to `MOST_RETRY_SECONDS`.
+    """
     return 0.0 if failed <= 1 else backoff(failed - 2, first=1.0, longest=MOST_RETRY_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherFailures(JsonFields):
-    """What one launcher counted since it started; `id` tells it from others, and from itself after a restart."""
+    """What one launcher counted since it started. `id` identifies the launcher process: a restart changes it."""
 
     id: str
     failures: int = 0
@@ -65,22 +70,27 @@ class LauncherFailures(JsonFields):
 
     @classmethod
     def from_optional(cls, value: Any) -> LauncherFailures | None:
-        """Read the wire form; None if there is none."""
+        """Parse the wire form; return None if `value` is not a mapping."""
         return cls.from_json(value) if isinstance(value, Mapping) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failures(JsonFields):
-    """What the job has lived through, over launchers that come and go: it travels with the state and its commits."""
+    """The failures of the job, across changing launchers.
+
+    The state in memory and its checkpoints carry them along.
+    """
 
     count: int = 0
     seconds: float = 0.0
     heard: LauncherFailures | None = None
-    """Whose books were counted last, and what stood in them then."""
+    """The launcher counters that were counted last."""
 
     def told(self, books: LauncherFailures | None) -> Failures:
-        """Another world has lined up, and its launcher's books say this. A launcher that did not count before stands
-        for one failure: whoever kept the books before it is lost."""
+        """Return the failures after a new world has formed, whose launcher reports these counters.
+
+        A launcher that did not count before stands for one failure: the launcher that counted until then is lost.
+        """
         if books is None:
             return self
         before = self.heard
@@ -95,18 +105,18 @@ class Failures(JsonFields):
         )
 
     def later(self, seconds: float) -> Failures:
-        """After so long without another one."""
+        """Return the failures after this many seconds without another one."""
         heard = None if self.heard is None else replace(self.heard, seconds=self.heard.seconds + seconds)
         return Failures(count=self.count, seconds=self.seconds + seconds, heard=heard)
 
     @property
     def mtbf(self) -> float:
-        """Seconds between two, estimated: one a day as long as little is known."""
+        """The estimated seconds between two failures. As long as little is known, the estimate is one per day."""
         return mean_time_between_failures(self.count, self.seconds)
 
     @classmethod
     def from_optional(cls, value: Any) -> Failures:
-        """Read what a commit has; nothing is known if it has none, or what is none."""
+        """Parse what a checkpoint has. Return the default if it has nothing, or nothing valid."""
         try:
             found = cls.from_json(value)
             heard = 0.0 if found.heard is None else float(found.heard.seconds)
@@ -118,16 +128,16 @@ class Failures(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """An interval, and what it follows from."""
+    """An interval in seconds, and the reason for it."""
 
     seconds: float
     reason: str
     news: bool
-    """Whether it differs from the last one that was told by so much that it is worth a line."""
+    """Whether the interval differs enough from the last reported one to log it."""
 
 
 class Cadence:
-    """Remembers what the last commits cost, and chooses."""
+    """Records the costs of the last checkpoints, and chooses the interval."""
 
     def __init__(self) -> None:
         self._stalls: deque[float] = deque(maxlen=_REMEMBERED)
@@ -135,13 +145,15 @@ class Cadence:
         self._told = 0.0
 
     def took(self, *, stall: float, write: float) -> None:
-        """A commit has ended: for so long training stood still, and so long it then took until it was durable."""
+        """Record a checkpoint: the seconds for which training stopped, and the seconds until it was durable."""
         self._stalls.append(stall)
         self._writes.append(write)
 
     def choose(self, mtbf: float) -> Choice:
-        """Never below LEAST_SECONDS or the time that a commit takes, of which only one is on its way at a time; never
-        above MOST_SECONDS but for that."""
+        """Choose an interval of at least `LEAST_SECONDS`, and at least the time that a checkpoint takes.
+
+        Only one checkpoint is written at a time. Apart from that, the interval is at most `MOST_SECONDS`.
+        """
         if not self._stalls:
             return self._chosen(FIRST_SECONDS, "no commit has been measured yet")
         stall, write = statistics.median(self._stalls), statistics.median(self._writes)

@@ -1,17 +1,19 @@
-"""Which commits may be deleted. Pure: the time is an argument, a commit's age is its manifest's word.
+"""Decide which checkpoints may be deleted. Pure: the time is an argument, and manifests state the ages.
 
-Who may delete what, and on which evidence:
+These rules decide which checkpoints a job may delete:
 
-- A job deletes commits of its own line of attempts only, on every tier alike: those that its own attempts made, as
-  their manifests say, and those of an earlier job that its line continues (`resume: Always`), as the claims say.
-  Every other commit stays: another job's that was never adopted (`resume: Never`), or was fenced before it could be.
-- What is deleted is older than the newest `keep_last` verified commits that can still be read, is kept by no rule, is
-  needed by no commit that stays, and belongs to no attempt above the own one. Rules only ever keep more.
-- In the object store a commit that a claim fences goes only after an uploader has known it as fenced for a day: the
-  claim may stand on an older commit for want of this one, on a volume that was rolled back or damaged.
-- A commit whose manifest cannot be read stays: its owner, its age and what it stands on are not known.
+- On every tier, a job deletes only checkpoints of its own line of attempts. They are those that its own attempts
+  made, according to their manifests, and those of an earlier job that its line continues (`resume: Always`),
+  according to the claims. Every other checkpoint stays: it belongs to another job, and was never adopted (`resume:
+  Never`) or was fenced before.
+- A checkpoint is deleted only if it is older than the newest `keep_last` verified checkpoints that are still
+  readable. In addition, no rule keeps it, no checkpoint that stays needs it, and no attempt above the own one made
+  it. Rules only keep more.
+- In the object store, a fenced checkpoint is deleted only after an uploader has known it as fenced for a day. On a
+  volume that was rolled back or is corrupt, the claim may have used an older checkpoint because this one was missing.
+- A checkpoint with an unreadable manifest stays, because its owner, its age and its base checkpoints are not known.
 
-An administrator may delete other jobs' commits (`others`), by `holdfast checkpoints prune --others`.
+An administrator may delete other jobs' checkpoints (`others`) with `holdfast checkpoints prune --others`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _BEST: Final = re.compile(r"best=([A-Za-z_][\w./-]{0,63}):(min|max)(?::([1-9]\d{
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """The `count` commits with the lowest (or highest) value of a metric."""
+    """The `count` checkpoints with the lowest (or highest) value of a metric."""
 
     metric: str
     highest: bool = False
@@ -46,17 +48,17 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What is kept beside the last ones; 0 is no rule. A commit stays if any of them wants it."""
+    """What is kept in addition to the last checkpoints. 0 means no rule. A checkpoint stays if any rule keeps it."""
 
-    hours: int = 0  # every one of so many hours
-    daily: int = 0  # the last one of each of so many days
-    weekly: int = 0  # the last one of each of so many weeks
-    every: int = 0  # each step that is a multiple of this, for good
+    hours: int = 0  # all of the last this many hours
+    daily: int = 0  # the last one of each of this many days
+    weekly: int = 0  # the last one of each of this many weeks
+    every: int = 0  # each step that is a multiple of this, permanently
     best: tuple[Best, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Rules:
-        """Read `hours=6,daily=7,weekly=12,every=10000,best=val_loss:min:3`; any of them may be left out."""
+        """Parse `hours=6,daily=7,weekly=12,every=10000,best=val_loss:min:3`. Each part is optional."""
         counts: dict[str, int] = {}
         best: list[Best] = []
         for part in filter(None, (part.strip() for part in text.split(","))):
@@ -85,13 +87,15 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A commit, and what its manifest says; nothing of it is known if the manifest cannot be read."""
+    """A checkpoint and the relevant fields of its manifest, which are unknown if the manifest is unreadable."""
 
     commit: Commit
     created: datetime | None = None
     parent: str | None = None
     stands_on: frozenset[str] = frozenset()
-    """The commits that hold bytes of it: they are named here too, as a parent's own manifest may be damaged."""
+    """The checkpoints that hold bytes of this one. They are also named here because a parent's manifest may be
+    corrupt.
+    """
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -105,13 +109,13 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What becomes of a commit, and why."""
+    """Whether a checkpoint is deleted, and the reason."""
 
     commit: Commit
     goes: bool
     reason: str
     fenced: bool = False
-    """Whether no restore reads it any more."""
+    """Whether no restore can read the checkpoint any more."""
 
 
 def decide(
@@ -128,8 +132,12 @@ def decide(
     spared: Iterable[CheckpointName] = (),
     others: bool = False,
 ) -> list[Decision]:
-    """For each commit, the oldest first. `verified` are those that were written or read back whole, and `uploading`
-    is on its way to the object store. `spared` stay for now. `others`: what other jobs left unadopted may go too."""
+    """Decide for each checkpoint whether it is deleted, the oldest first.
+
+    `verified` has the checkpoints that were written or read back completely. `uploading` is being copied to the
+    object store. `spared` stay for now. With `others`, checkpoints of other jobs that were never adopted may be
+    deleted too.
+    """
     entries = sorted(entries, key=lambda entry: entry.name)
     lineage = order((entry.commit for entry in entries), claims, job_uid=job_uid)
     whole = {*verified} - {entry.name for entry in entries if entry.unread}
@@ -161,7 +169,10 @@ def decide(
 
 
 def leaving(decisions: Iterable[Decision]) -> list[CheckpointName]:
-    """Those that go, the newest first: whoever is killed on the way has left nothing that stands on what is gone."""
+    """Return the checkpoints to delete, the newest first.
+
+    In this order, an interrupted deletion never leaves a checkpoint without its base.
+    """
     return sorted((one.commit.name for one in decisions if one.goes), reverse=True)
 
 
@@ -180,7 +191,7 @@ def _must_stay(
     own: AttemptId,
     keep_last: int,
 ) -> str:
-    """The reason for which it stays whatever the rules say; empty if there is none."""
+    """Return the reason for which a checkpoint stays whatever the rules are; "" if there is none."""
     if keep_last < 1 or len(good) < keep_last:
         return f"only {len(good)} of the last {keep_last} are verified"
     if commit.pair > own:
@@ -191,7 +202,7 @@ def _must_stay(
 
 
 def _wanted(line: Sequence[Entry], rules: Rules, now: datetime) -> Iterator[tuple[str, str]]:
-    """What each rule keeps of the commits that can be read, the newest first."""
+    """Yield what each rule keeps of the readable checkpoints, the newest first."""
     for entry in line:
         if rules.hours and (entry.created is None or now - entry.created < timedelta(hours=rules.hours)):
             yield str(entry.name), f"hours={rules.hours}"
@@ -204,8 +215,10 @@ def _wanted(line: Sequence[Entry], rules: Rules, now: datetime) -> Iterator[tupl
 
 
 def _one_of_each(line: Sequence[Entry], today: int, periods: int, rule: str, days: int) -> Iterator[tuple[str, str]]:
-    """The newest of each of the last so many periods. A period is the calendar's, so that what was chosen once stays
-    chosen."""
+    """Yield the newest checkpoint of each of the last `periods` periods.
+
+    Periods follow the calendar, so that a checkpoint that was chosen once stays chosen.
+    """
     taken: set[int] = set()
     for entry in line:
         if entry.created is None:
@@ -224,12 +237,14 @@ def _best(line: Sequence[Entry], best: Best) -> Iterator[tuple[str, str]]:
 
 
 def _day(moment: datetime) -> int:
-    """Days of UTC's calendar; those of one week, from Monday on, have one seventh in common."""
+    """Return the day number in the UTC calendar. Days of a week, from Monday on, have the same quotient by seven."""
     return moment.toordinal() - 1
 
 
 def _perhaps_needed(entries: Sequence[Entry], kept: Mapping[str, str]) -> list[tuple[str, str]]:
-    """What commits that are wanted may stand on, if their manifests cannot be read: all before them of an attempt."""
+    """Return the checkpoints that kept checkpoints with unreadable manifests may need: all earlier ones of the
+    attempt.
+    """
     wanted = [entry for entry in entries if entry.unread and str(entry.name) in kept]
     return [
         (str(entry.name), f"{above.name} may stand on it: its manifest cannot be read")
@@ -240,7 +255,7 @@ def _perhaps_needed(entries: Sequence[Entry], kept: Mapping[str, str]) -> list[t
 
 
 def _keep_parents(entries: Iterable[Entry], kept: dict[str, str]) -> None:
-    """What a commit that stays stands on stays as well."""
+    """Also keep the base checkpoints of each checkpoint that is kept."""
     below = {str(entry.name): {*filter(None, [entry.parent]), *entry.stands_on} for entry in entries}
     waiting = list(kept)
     while waiting:

@@ -1,4 +1,4 @@
-"""How the ranks that make or read one commit talk to each other: small JSON, never over the training group."""
+"""Exchange of small JSON values between the ranks of one checkpoint, never over the training group."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from holdfast.core.errors import CheckpointError, HoldfastError, PeerLostError, 
 
 
 class Told(Protocol):
-    """What has a JSON form."""
+    """A type with a JSON form."""
 
     def to_json(self) -> dict[str, Any]:
-        """To the others."""
+        """Return the form to send."""
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """From another."""
+        """Parse a received form."""
 
 
 T = TypeVar("T", bound=Told)
 
 
 class Exchange(Protocol):
-    """Collectives on JSON values; every rank calls each of them, in the same order."""
+    """Collectives on JSON values. Every rank calls each of them, in the same order."""
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """The number of this rank."""
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in order of ranks, on every rank."""
+        """Return every rank's value, in order of ranks, on every rank."""
 
     def share(self, value: Any) -> Any:
-        """Rank 0's value, on every rank."""
+        """Return rank 0's value on every rank."""
 
 
 class Alone:
-    """A world of one."""
+    """The exchange of a single rank."""
 
     rank = 0
     size = 1
@@ -55,17 +55,17 @@ class Alone:
 
 
 def gather(exchange: Exchange, own: T) -> list[T]:
-    """Every rank's value of one type, in order of ranks, on every rank."""
+    """Return every rank's value of one type, in order of ranks, on every rank."""
     return [type(own).from_json(value) for value in exchange.gather(own.to_json())]
 
 
 def share(exchange: Exchange, kind: type[T], own: T | None) -> T:
-    """Rank 0's value of this type, on every rank; the others have none."""
+    """Return rank 0's value of this type on every rank. The other ranks pass None."""
     return kind.from_json(exchange.share(None if own is None else own.to_json()))
 
 
 def lead(exchange: Exchange, action: Callable[[], Any]) -> Any:
-    """Rank 0 acts; every rank gets its answer, or raises its error."""
+    """Run `action` on rank 0. Every rank returns its result, or raises its error."""
     outcome: dict[str, Any] = {}
     if exchange.rank == 0:
         outcome = _attempt(action)
@@ -76,7 +76,7 @@ def lead(exchange: Exchange, action: Callable[[], Any]) -> Any:
 
 
 def each(exchange: Exchange, action: Callable[[], Any]) -> list[Any]:
-    """Every rank acts; every rank gets all answers, or raises the first error."""
+    """Run `action` on every rank. Every rank returns all results, or raises the first error."""
     outcomes = exchange.gather(_attempt(action))
     for outcome in outcomes:
         if "error" in outcome:

@@ -1,6 +1,6 @@
-"""What ranks have together that do not all have the same: parts of tensors, stages of a pipeline. Pure.
+"""Merge the state of ranks that hold different parts: shards of tensors, or stages of a pipeline. Pure.
 
-Every rank computes the same from what all have told, so that each knows what it writes and what the others do.
+Every rank computes the same result from the reports of all ranks, and so knows what each rank writes.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from holdfast.core.json_fields import JsonFields
 
 @dataclass(frozen=True, kw_only=True)
 class Part(JsonFields):
-    """What one rank has of a tensor: a box of it, maybe all, maybe nothing."""
+    """The part of a tensor that one rank holds: a box, which may be all of the tensor or nothing."""
 
     spec: TensorSpec
     box: Box
 
     @property
     def empty(self) -> bool:
-        """Whether the tensor has elements, and none is here."""
+        """Whether the tensor has elements, and none of them is on this rank."""
         return 0 in self.box[1] and 0 not in self.spec.shape
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport(JsonFields):
-    """What one rank has."""
+    """The objects, tensor parts and mesh of one rank."""
 
     objects: Mapping[str, Any]
     parts: Mapping[str, Part]
@@ -49,7 +49,7 @@ class Joined:
 
 
 def join(told: Sequence[RankReport]) -> Joined:
-    """All of it, in order of ranks; StateError if it does not fit together."""
+    """Merge the reports, in order of ranks. Raise `StateError` if they are not consistent."""
     specs = _specs(told)
     return Joined(
         objects=_objects(told), specs=tuple(specs.values()), shares=_share_out(specs, told), mesh=_mesh(told)
@@ -70,7 +70,7 @@ def _specs(told: Sequence[RankReport]) -> dict[str, TensorSpec]:
 
 
 def _objects(told: Sequence[RankReport]) -> dict[str, Any]:
-    """Each object as the ranks that have it say it."""
+    """Return each object as the ranks that have it report it."""
     found: dict[str, tuple[int, Any]] = {}
     for rank, one in enumerate(told):
         for name, tree in one.objects.items():
@@ -90,7 +90,7 @@ def _objects(told: Sequence[RankReport]) -> dict[str, Any]:
 
 
 def tensors_in(tree: Any) -> Iterator[str]:
-    """The names of the tensors that a tree is about."""
+    """Yield the names of the tensors in a tree."""
     match tree:
         case {"$tensor": str(name)} | {"$array": str(name)} | {"$rows": [str(name), _]}:
             yield name
@@ -103,15 +103,18 @@ def tensors_in(tree: Any) -> Iterator[str]:
 
 
 def _share_out(specs: Mapping[str, TensorSpec], told: Sequence[RankReport]) -> Shares:
-    """Boxes to one of those who have them, the largest first, each to who has the least to write until then. What
-    some ranks have whole is divided among these."""
+    """Assign the boxes to ranks that hold them, the largest box first, each to the rank with the least to write.
+
+    Tensors that some ranks hold completely are divided among these ranks.
+    """
     shares: list[list[Piece]] = [[] for _ in told]
     loads = [0] * len(told)
     whole: dict[tuple[int, ...], list[TensorSpec]] = {}
     boxes: list[tuple[Piece, list[int]]] = []
     for name, spec in specs.items():
         holders = _holders(name, told)
-        if 0 in spec.shape or list(holders) == [((0,) * len(spec.shape), spec.shape)]:  # of nothing each has all
+        # a tensor without elements is complete on every rank
+        if 0 in spec.shape or list(holders) == [((0,) * len(spec.shape), spec.shape)]:
             whole.setdefault(tuple(sorted(chain(*holders.values()))), []).append(spec)
         elif tiles(spec.shape, holders):
             boxes += [(Piece(spec=spec, start=box[0], shape=box[1]), ranks) for box, ranks in holders.items()]
@@ -140,7 +143,7 @@ def _holders(name: str, told: Sequence[RankReport]) -> dict[Box, list[int]]:
 
 
 def _mesh(told: Sequence[RankReport]) -> dict[str, int] | None:
-    """All meshes' dimensions by name; another one of the same name gets a prime."""
+    """Return the dimensions of all meshes by name. A dimension of another size under a used name gets a prime."""
     found: dict[str, int] = {}
     for one in told:
         for name, size in one.mesh.items():

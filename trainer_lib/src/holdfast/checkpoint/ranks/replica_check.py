@@ -1,7 +1,7 @@
-"""Whether all ranks have the same of each object: of what is replicated only one rank's is kept. No torch.
+"""Check that replicated objects are the same on all ranks, because only one rank's state is saved. No torch.
 
-Ranks tell each other a digest of each object with what they tell of a save anyway. It stands for all that is JSON of
-the object, and for a few bytes of its tensors where nothing else keeps those alike (`state.sampled`).
+Ranks exchange a digest of each object with the other data of a save. The digest covers the object's JSON, and a few
+bytes of its tensors if nothing else ensures that those are equal (`state.sampled`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _text(tree: Any) -> str:
 
 
 def apart(told: Sequence[Mapping[str, str]]) -> dict[str, tuple[int, ...]]:
-    """The objects that are not the same on all ranks, and on which they differ from rank 0's."""
+    """Return the objects that differ between ranks, and the ranks that differ from rank 0."""
     first = told[0]
     unlike = {
         name: tuple(rank for rank, one in enumerate(told) if one.get(name) != first.get(name))

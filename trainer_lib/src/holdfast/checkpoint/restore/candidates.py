@@ -1,12 +1,12 @@
-"""The readable checkpoints, newest first, and which copies of them are to be quarantined. No torch.
+"""The readable checkpoints, newest first, and the copies of them to quarantine. No torch.
 
-What is bad is named, and moved to its store's quarantine once another checkpoint was read: as long as none was, all
-stays as it is, but for the first checkpoint of a job. A bad copy stays too if something of a checkpoint that was
-restored is nowhere else: it will be needed. A reader that is of no job moves nothing where a job saves: it may be
-alone, on a machine that reads badly.
+A corrupt copy is logged. It is moved to its store's quarantine once another checkpoint was read. Until then,
+everything stays in place, except for the first checkpoint of a job. A corrupt copy also stays if it has the only data
+of a checkpoint that was restored, which will be needed. In the folder of a job, a reader without a job moves nothing:
+it may be a single process on a machine that reads incorrectly.
 
-A step may lie in memory complete, and in the durable stores as what changed since an earlier one. The files have the
-same names and other bytes, so these are two editions: each is read by its own manifest, the one in memory first.
+A step may be complete in memory, and stored as changes since an earlier step in the durable stores. The files have
+the same names but different bytes. These are two editions: each is read by its own manifest, the one in memory first.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from holdfast.core.json_fields import JsonFields
 _log = logging.getLogger("holdfast.checkpoint.reader")
 
 Where = Path | Sequence[CheckpointStore]
-"""One folder, or stores in the order in which they are asked."""
+"""One folder, or stores in order of preference."""
 
 
 class DeletedError(Exception):
-    """The commit at hand is in no store any more, as every rank knows: not damaged, but deleted meanwhile."""
+    """The checkpoint was deleted during the read: no store has it any more, and every rank knows it. It is not
+    corrupt.
+    """
 
 
 def as_stores(where: Where) -> tuple[CheckpointStore, ...]:
@@ -50,7 +52,7 @@ _BOTH: Final = frozenset({True, False})
 
 @dataclass(frozen=True, kw_only=True)
 class _View(JsonFields):
-    """What one rank sees of a commit's manifest."""
+    """What one rank finds of a checkpoint's manifest."""
 
     seal: str = ""
     job_uid: str = ""
@@ -62,7 +64,7 @@ class _View(JsonFields):
 
 @dataclass(kw_only=True)
 class Candidates:
-    """What every rank remembers alike while it looks. `held` is, store by store, what lies there."""
+    """The state of a search, which is the same on every rank. `held` has the checkpoints of each store."""
 
     stores: Sequence[CheckpointStore]
     exchange: Exchange
@@ -74,17 +76,17 @@ class Candidates:
     bad: list[catalog.Quarantined] = field(default_factory=list)
     lost: list[catalog.Quarantined] = field(default_factory=list)
     aside: list[tuple[CheckpointStore, CheckpointName, str]] = field(default_factory=list)
-    """The copies that this rank is to move aside, and why."""
+    """The copies that this rank moves to quarantine, with the reasons."""
     held: list[frozenset[str]] = field(default_factory=list)
     doubted: tuple[Fault, ...] = ()
-    """What is wrong with manifests of the commit at hand, of which another store has a good one."""
+    """The faults of manifests of the current checkpoint of which another store has a valid one."""
     edition: frozenset[bool] = _BOTH
-    """Whether stores that all share, each node's own, or both have the files that the manifest at hand is of."""
+    """Which stores have the files of the current manifest: shared ones (True), node-local ones (False), or both."""
     another: bool = False
-    """Whether another edition of the commit at hand is tried next."""
+    """Whether another edition of the current checkpoint is tried next."""
 
     def commits(self) -> Iterator[tuple[CheckpointName, Manifest]]:
-        """The readable commits with a good manifest, newest first, the same on every rank."""
+        """Yield the readable checkpoints with a valid manifest, newest first, in the same order on every rank."""
         for name in self._names():
             self.edition = _BOTH
             manifest = self._manifest(name)
@@ -95,7 +97,7 @@ class Candidates:
             yield name, manifest
 
     def _whole(self, name: CheckpointName) -> Iterator[tuple[CheckpointName, Manifest]]:
-        """The commit as it lies in memory, if it does; after it, only the durable stores count."""
+        """Yield the edition in memory, if there is one. After it, only the durable stores count."""
         durable, self.edition = self.doubted, frozenset({False})
         manifest, view = self._view(name)
         views = gather(self.exchange, view)
@@ -108,7 +110,7 @@ class Candidates:
         self.doubted, self.edition = durable, frozenset({True})
 
     def holding(self, name: CheckpointName) -> list[CheckpointStore]:
-        """This rank's stores that have the commit, those with a bad manifest last."""
+        """Return this rank's stores that have the checkpoint. Those with a corrupt manifest come last."""
         held = zip(self.stores, self.held, strict=True)
         found = [store for store, names in held if str(name) in names and store.shared in self.edition]
         doubted = {fault.url for fault in self.doubted}
@@ -128,7 +130,7 @@ class Candidates:
         return sorted(wanted, reverse=True)
 
     def _list(self) -> dict[str, Any]:
-        """Rank 0 looks into what all share, each rank into what is its own."""
+        """List what the stores hold. Rank 0 reads the shared stores, and each rank reads its own."""
         seen = [store if self.exchange.rank == 0 or not store.shared else None for store in self.stores]
         return {
             "held": [[] if store is None else [str(name) for name in store.commits()] for store in seen],
@@ -136,7 +138,7 @@ class Candidates:
         }
 
     def _manifest(self, name: CheckpointName) -> Manifest | None:
-        """The commit's manifest, the same on every rank; None if it may not or cannot be used."""
+        """Return the checkpoint's manifest, the same on every rank; None if it must not or cannot be used."""
         self.doubted = ()
         manifest, view = self._view(name)
         views = gather(self.exchange, view)
@@ -150,14 +152,14 @@ class Candidates:
         return self._agreed(manifest, views, leader)
 
     def _agreed(self, manifest: Manifest | None, views: Sequence[_View], leader: int) -> Manifest:
-        """The leader's manifest, on every rank."""
+        """Return the leader's manifest on every rank."""
         if manifest is not None and all(one.seal == views[leader].seal for one in views):
             return manifest
         text = encode(manifest).decode() if manifest is not None and leader == self.exchange.rank else None
         return decode(self.exchange.gather(text)[leader].encode())
 
     def _doubts(self, views: Sequence[_View]) -> tuple[Fault, ...]:
-        """What is wrong with manifests: in what all share, if all find it so."""
+        """Return the faults of manifests. In a shared store, a fault counts only if all ranks find it."""
         shared = {store.url for store in self.stores if store.shared}
         bad = frozenset.intersection(*(frozenset(fault.url for fault in one.faults) for one in views))
         every = (fault for one in views for fault in one.faults)
@@ -166,7 +168,7 @@ class Candidates:
     def _view(self, name: CheckpointName) -> tuple[Manifest | None, _View]:
         faults: list[Fault] = []
         foreign = error = ""
-        # The durable one decides: a step may be committed in memory first, and again with what changed since.
+        # The durable manifest decides: a step may be saved in memory first, and then as changes in the durable store.
         for store in sorted(self.holding(name), key=lambda store: not store.shared):
             try:
                 manifest = manifest_of(store, name)
@@ -203,10 +205,10 @@ class Candidates:
         self._lose(name, faults[0].reason if faults else "MANIFEST.json is missing")
         self.condemn(name, views[self.exchange.rank].faults, {fault.url: fault.reason for fault in reversed(faults)})
 
-    # Judging what was read
+    # Evaluation of the reads
 
     def judge(self, name: CheckpointName, outcomes: Sequence[Outcome]) -> dict[str, str]:
-        """Which stores have a bad copy, and why."""
+        """Return the stores that have a corrupt copy, with the reasons."""
         faults = [*self.doubted, *(fault for one in outcomes for fault in one.faults)]
         faulty = {fault.url: fault.reason for fault in reversed(faults)}
         damage = [one.damage or one.error for one in outcomes if one.damage or one.error]
@@ -222,7 +224,7 @@ class Candidates:
         return dict(reversed(faulty.items()))
 
     def condemn(self, name: CheckpointName, own: Sequence[Fault], faulty: Mapping[str, str]) -> None:
-        """What is to be moved aside: by rank 0 in what all share, by each rank what it found in its own stores."""
+        """Choose the copies to quarantine: rank 0 those in shared stores, and each rank those in its own stores."""
         mine = {fault.url for fault in (*own, *self.doubted)}
         several = len(self.stores) > 1
         self.bad += [
@@ -234,7 +236,7 @@ class Candidates:
                 self.aside.append((store, name, faulty[store.url]))
 
     def put_aside(self) -> None:
-        """Quarantine it, now that it is not all that there is. What is a job's is left for its own ranks to judge."""
+        """Quarantine the chosen copies, since another checkpoint was read. Leave a job's copies to its own ranks."""
         theirs = self.lone and self.claims
         for store, name, reason in self.aside:
             if theirs:
@@ -247,13 +249,15 @@ class Candidates:
             self.bad.clear()
 
     def stuck(self) -> tuple[catalog.Quarantined, ...]:
-        """What was lost, and stands where all see it. What lay on nodes only went with them: nobody can mend it."""
+        """Return the lost checkpoints in shared stores. What was only on nodes is lost with them, and cannot be
+        repaired.
+        """
         shared = zip(self.stores, self.held, strict=True)
         durable = {name for store, names in shared if store.shared for name in names}
         return tuple(one for one in self.lost if one.path in durable)
 
     def _lose(self, name: CheckpointName, reason: str) -> None:
-        """On every rank. DeletedError if every store that had it says that it is there no more."""
+        """Record a lost checkpoint on every rank. Raise `DeletedError` if no store that had it has it any more."""
         had = [store for store, names in zip(self.stores, self.held, strict=True) if str(name) in names]
         own = [store for store in had if self.exchange.rank == 0 or not store.shared]
         if all(self.exchange.gather(all(is_gone(store, name) for store in own))):
@@ -264,7 +268,7 @@ class Candidates:
 
 
 def is_gone(store: CheckpointStore, name: CheckpointName) -> bool:
-    """Whether a store says so; one that cannot be asked says nothing, though it may list nothing either."""
+    """Return whether a store reports that the checkpoint is gone. A store that cannot be read reports nothing."""
     try:
         if name not in store.commits():
             store.manifest(name)

@@ -1,8 +1,9 @@
-"""Reading a checkpoint's tensors: several threads, each chunk checked against its digest, few copies. No torch.
+"""Read a checkpoint's tensors on several threads, with each chunk checked against its digest, and few copies. No
+torch.
 
-Every byte that is read is covered by the digest of its chunk, and those stand in the sealed manifest: the digest of
-the whole file would say nothing more. If only a part of a chunk is requested, only the slices in which it lies are
-read, provided that their digests are known (`slice_digests`).
+The digest of its chunk covers every byte that is read, and the sealed manifest has the digests of the chunks. A
+digest of the complete file would add nothing. If only a part of a chunk is requested, only the slices with that part
+are read, provided that their digests are known (`slice_digests`).
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ _log = logging.getLogger("holdfast.checkpoint.reading")
 # Four more than there are CPUs: they wait for the disk while the others verify and copy (decision 0106).
 READERS: Final = 4 + max(2, min(8, PROCESSORS))
 
-# What comes from memory is read and digested in turns of so much: the second finds it in the core's cache.
+# The block size for reads from memory. A block is still in the CPU cache when it is digested.
 _BLOCK_BYTES: Final = 256 << 10
-# Less than this is not worth a read of its own.
+# A smaller part is not read separately.
 _LEAST_DIRECT: Final = 64 << 10
 
 
@@ -49,11 +50,11 @@ def read_into(
     threads: int = READERS,
     fresh: bool = False,
 ) -> None:
-    """Fill all extents, from verified bytes only; what is in `also` is verified whoever wants it, and `looks` are
-    taken at files beside that.
+    """Fill all extents with verified bytes only.
 
-    DamagedError if no copy of some of it is good. Memory beside the extents: a chunk for each thread. `fresh`: the
-    extents' own is of `pages.fresh`, and was never touched.
+    Every span in `also` is verified in any case. `looks` are checks that run on files in addition. `threads` threads
+    read, and each needs a buffer for one chunk. With `fresh`, the memory of the extents is new (`huge_pages.fresh`)
+    and was never accessed. Raise `DamagedError` if some part has no valid copy.
     """
     large = (one.target for file in sorted(extents) for one in extents[file] if one.target.nbytes >= LEAST_MAPPED)
     ahead = Ahead(large) if fresh else None
@@ -73,8 +74,10 @@ def read_into(
 def _tasks(
     reader: ChunkReader, copies: Copies, spans: Sequence[Span], looks: Mapping[str, Look]
 ) -> list[Callable[[], None]]:
-    """What is done in any order. A file is looked at once its first bytes are verified, if they are read: of damage
-    to those, the digest tells."""
+    """Return the tasks, which may run in any order.
+
+    If the first bytes of a file are read, its check runs after they are verified: the digest detects a fault in them.
+    """
 
     def look(file: str, first: Span | None = None) -> None:
         if first is not None:
@@ -89,7 +92,10 @@ def _tasks(
 
 
 def spare(copies: Copies, beside: Collection[int]) -> bool:
-    """Whether all that was read can be had without these copies; what only they gave is read again elsewhere."""
+    """Return whether everything that was read is available without these copies.
+
+    What only these copies supplied is read again from others.
+    """
     reader = ChunkReader(copies)
     try:
         for span, copy in sorted(copies.given.items()):
@@ -101,7 +107,7 @@ def spare(copies: Copies, beside: Collection[int]) -> bool:
 
 
 def read_small(copies: Copies, file: str) -> bytearray:
-    """A whole file, every byte verified."""
+    """Return a complete file, with every byte verified."""
     data = bytearray(copies.records[file].nbytes)
     extents = {file: [Extent.over(0, memoryview(data))]} if data else {}
     read_into(copies, extents, also=[whole_file(file, copies.records[file])], threads=1)
@@ -116,8 +122,10 @@ def _ranges(extents: Mapping[str, Sequence[Extent]], also: Iterable[Span]) -> di
 
 
 def _spans(copies: Copies, file: str, ranges: Sequence[tuple[int, int]]) -> list[Span]:
-    """What is read of a file, each span by itself: the chunks that hold what is wanted, or only slices of them if
-    that saves more than it takes to learn their digests."""
+    """Return the spans to read of a file: the chunks with the requested bytes, or only slices of them.
+
+    Slices are chosen if they save more bytes than their digests need.
+    """
     nbytes = copies.records[file].nbytes
     found = cover(ranges, CHUNK_BYTES, nbytes)
     size = slice_bytes(nbytes)
@@ -129,7 +137,7 @@ def _spans(copies: Copies, file: str, ranges: Sequence[tuple[int, int]]) -> list
 
 
 def cover(ranges: Sequence[tuple[int, int]], size: int, nbytes: int) -> list[tuple[int, int]]:
-    """Whole pieces of `size` that cover the ranges of a file: put together, but never over the end of a chunk."""
+    """Return complete pieces of `size` that cover the ranges of a file, joined within each chunk."""
     if not nbytes:
         return [(0, 0)]
     found: list[tuple[int, int]] = []
@@ -151,7 +159,7 @@ def _in_chunks(low: int, high: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Bytes [begin, end) of a file, read at once: straight to `target`, or by way of the buffer."""
+    """Bytes [begin, end) of a file that are read at once, directly to `target` or through the buffer."""
 
     begin: int
     end: int
@@ -159,7 +167,10 @@ class Segment:
 
 
 def segments(begin: int, end: int, extents: Sequence[Extent], grain: int) -> list[Segment]:
-    """How to read a chunk. `grain` is what both ends of a read must be a multiple of; 0: a chunk is read at once."""
+    """Plan the reads of a chunk.
+
+    Both ends of a read must be multiples of `grain`. With 0, a chunk is read at once.
+    """
     found: list[Segment] = []
     done = begin
     for extent in extents:
@@ -192,11 +203,11 @@ class ChunkReader:
         self._local = threading.local()
 
     def read(self, span: Span, beside: Collection[int] = ()) -> None:
-        """Read and verify, from the first copy that has it right."""
+        """Read and verify a span from the first copy that is valid."""
         self._fetch(span, list(self._here(span)), beside)
 
     def read_to(self, span: Span, target: memoryview) -> None:
-        """Read and verify all of a span into `target`."""
+        """Read all of a span into `target`, and verify it."""
         self._fetch(span, [Extent.over(span.begin, target)])
 
     def _fetch(self, span: Span, here: Sequence[Extent], beside: Collection[int] = ()) -> None:
@@ -228,7 +239,7 @@ class ChunkReader:
             yield one
 
     def _straight(self, source: Source) -> bool:
-        """Whether it comes as fast to where it stays as to a buffer."""
+        """Whether a read into the target is as fast as a read into a buffer."""
         return not getattr(source, "staged", False) or (self._ahead is not None and self._ahead.large)
 
     def _fill(self, source: Source, segment: Segment, part: memoryview, check: _Check) -> None:
@@ -252,13 +263,13 @@ class ChunkReader:
 
 
 class _Check(Protocol):
-    """Whether the bytes of a span are those that were written."""
+    """A check that the bytes of a span are those that were written."""
 
     def update(self, data: memoryview, /) -> None:
-        """The next of them."""
+        """Add the next bytes."""
 
     def end(self) -> None:
-        """DamagedError if they are not."""
+        """Raise `DamagedError` if the bytes differ."""
 
 
 class _WholeChunk:
@@ -286,7 +297,7 @@ class _SomeSlices:
 
 
 def _spread(segment: Segment, data: memoryview, extents: Sequence[Extent]) -> None:
-    """Copy what was read by way of the buffer to where it stays; other threads run meanwhile."""
+    """Copy what was read into the buffer to the targets, without the interpreter lock."""
     source = address_of(data)
     for one in extents:
         low, high = max(segment.begin, one.offset), min(segment.end, one.end)

@@ -1,4 +1,4 @@
-"""The copies of one checkpoint's files: each file from the first copy that is good. No torch."""
+"""The copies of one checkpoint's files: each file is read from the first valid copy. No torch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from holdfast.core.errors import CheckpointError, DamagedError
 _log = logging.getLogger("holdfast.checkpoint.reading")
 
 Look = Callable[[Source], None]
-"""At an open file: a CheckpointError if it is not as it should be."""
+"""Checks an open file, and raises a `CheckpointError` if it is not as expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A copy of a file that did not give what it should: `lost` if its bytes are gone or wrong, else out of reach.
+    """A failure of one copy of a file. With `lost`, its bytes are missing or corrupt; otherwise they are unreachable.
 
-    `absent`: it could not be opened at all, which is no damage where a store has only some of the files. `span`:
-    where it was found, if not by a look. `settled`: it was found in verified bytes, and stays when read again.
+    `absent`: the file could not be opened at all, which is no fault in a store that has only some of the files.
+    `span`: the place of the fault, unless a check found it. `settled`: the fault is in verified bytes, so that
+    reading again does not change it.
     """
 
     copy: int
@@ -39,13 +40,13 @@ class Fault:
 
 @dataclass
 class Copies:
-    """The copies of one commit's files, in order of preference; what is wrong with them is kept in `faults`."""
+    """The copies of one checkpoint's files, in order of preference. `faults` has the failures."""
 
     openers: Sequence[Callable[[str], Source]]
     records: Mapping[str, FileRecord]
     faults: list[Fault] = field(default_factory=list)
     given: dict[Span, int] = field(default_factory=dict)
-    """Which copy gave what."""
+    """The copy that supplied each span."""
     _open: dict[tuple[int, str], Source | Fault] = field(default_factory=dict)
     _ever: list[Source] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -60,9 +61,10 @@ class Copies:
     def fetch(
         self, file: str, act: Look, beside: Collection[int] = (), *, span: Span | None = None, settled: bool = False
     ) -> int:
-        """Do this with the first copy of a file with which it goes well, none of those in `beside`; which it was.
+        """Run `act` on the first copy of a file that succeeds, except those in `beside`. Return the number of the
+        copy.
 
-        What is found bad is read once more, unless it is `settled`: bytes may be flipped on their way.
+        A corrupt read is repeated once, unless it is `settled`, because bits may flip in transit.
         """
         failed: list[Fault] = []
         for copy in (copy for copy in range(len(self.openers)) if copy not in beside):
@@ -81,11 +83,11 @@ class Copies:
         raise DamagedError(reasons) if all(fault.lost for fault in failed) else CheckpointError(reasons)
 
     def require(self, file: str) -> None:
-        """DamagedError unless a copy of this file can be opened and is as long as the manifest says."""
+        """Raise `DamagedError` unless a copy of this file can be opened and has the length in the manifest."""
         self.fetch(file, lambda _: None)
 
     def slices(self, file: str) -> Slices | None:
-        """The digests of its slices, from any copy that has good ones."""
+        """Return the digests of a file's slices from any copy that has valid ones."""
         if file not in self._slices:
             found = (decode(read_slices(opener, file), self.records[file]) for opener in self.openers)
             self._slices[file] = next((one for one in found if one is not None), None)
@@ -116,12 +118,13 @@ class Copies:
         with self._lock:
             self.faults.append(fault)
             if not fault.lost:
-                self._open[copy, file] = fault  # out of reach: not asked again, unlike one of which a chunk is bad
+                # do not try an unreachable copy again, unlike a copy with one corrupt chunk
+                self._open[copy, file] = fault
         return fault
 
 
 def read_slices(opener: Callable[[str], Source], file: str) -> bytes:
-    """The digests of a file's slices as they lie beside it; nothing where they are missing or out of reach."""
+    """Return the raw digests of a file's slices; empty if they are missing or unreachable."""
     try:
         with opener(slices_file(file)) as source:
             raw = bytearray(source.nbytes if source.nbytes <= LARGEST else 0)
@@ -132,7 +135,7 @@ def read_slices(opener: Callable[[str], Source], file: str) -> bytes:
 
 
 def _twice(source: Source, act: Look) -> None:
-    """Past what this host remembers of the file, if it is found bad."""
+    """Run `act`. If the data is corrupt, drop this host's cache of the file and run it again."""
     try:
         act(source)
     except DamagedError as error:
@@ -158,5 +161,5 @@ class Span:
 
 
 def whole_file(file: str, record: FileRecord) -> Span:
-    """All of it. An empty one has no bytes to verify, but must be there all the same."""
+    """Return the span of a complete file. An empty file has no bytes to verify, but must exist."""
     return Span(file=file, begin=0, end=record.nbytes)

@@ -1,8 +1,8 @@
-"""Whether what a rank found bad is bad, or the rank's machine reads badly. Pure.
+"""Decide whether a rank found corrupt data, or whether its machine reads incorrectly. Pure.
 
-Invariant: nothing that all share is held for bad on the word of one rank, where another can look: memory, a network
-or a page cache that flips bits would else have one good commit after the other moved aside. A digest that fits is
-proof, so one rank that reads a part well is enough to clear it.
+Invariant: one rank's report does not make shared data corrupt if another rank can check it. Otherwise, memory, a
+network or a page cache that flips bits would quarantine one valid checkpoint after the other. A matching digest is
+proof: one rank that reads a part correctly is enough to clear it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from dataclasses import dataclass, replace
 from holdfast.core.json_fields import JsonFields
 
 Part = tuple[str, str, int, int]
-"""A store's URL, a file of the commit at hand, and where the bytes begin and end; 0 and 0: its length and header."""
+"""A store's URL, a file of the checkpoint, and the range of the bytes. The range 0, 0 is the length and header."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault(JsonFields):
-    """What a rank found wrong with a copy. `own`: its word is enough, as nobody else sees the copy, or as looking
-    again changes nothing."""
+    """A fault that a rank found in a copy.
+
+    With `own`, this rank's report is enough: no other rank can read the copy, or reading again changes nothing.
+    """
 
     url: str
     reason: str
@@ -35,7 +37,7 @@ class Fault(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(JsonFields):
-    """What came of one rank's reading; `damage` and `error` are why it has not got everything."""
+    """The result of one rank's read. `damage` and `error` explain why the rank lacks something."""
 
     host: str
     used: tuple[str, ...]
@@ -44,12 +46,15 @@ class Outcome(JsonFields):
     error: str = ""
 
     def without(self, cleared: Collection[Part]) -> Outcome:
-        """But for the faults that are none."""
+        """Return the outcome without the faults that were cleared."""
         return replace(self, faults=tuple(fault for fault in self.faults if fault.part not in cleared))
 
 
 def asked(outcomes: Sequence[Outcome]) -> dict[Part, int]:
-    """What is looked at once more, and by whom: a rank that has not found it bad, on another host if there is one."""
+    """Return the parts to check again, with the rank that checks each.
+
+    It is a rank that did not find the part corrupt, on another host if there is one.
+    """
     found: dict[Part, set[int]] = {}
     for rank, outcome in enumerate(outcomes):
         for fault in outcome.faults:
@@ -59,14 +64,14 @@ def asked(outcomes: Sequence[Outcome]) -> dict[Part, int]:
 
 
 def _others(outcomes: Sequence[Outcome], finders: Collection[int]) -> Iterator[int]:
-    """At most one."""
+    """Yield at most one rank."""
     hosts = {outcomes[rank].host for rank in finders}
     others = [rank for rank in range(len(outcomes)) if rank not in finders]
     yield from sorted(others, key=lambda rank: outcomes[rank].host in hosts)[:1]
 
 
 def suspects(outcomes: Sequence[Outcome], cleared: Mapping[Part, int]) -> list[str]:
-    """Of the ranks that lack something: what each could not read, and who can."""
+    """Describe the ranks that lack something: what each could not read, and which rank can."""
     return [
         f"rank {rank} on {outcome.host} cannot read it in {fault.url} ({fault.reason}), "
         f"and rank {cleared[fault.part]} on {outcomes[cleared[fault.part]].host} can"

@@ -1,6 +1,6 @@
-"""Patches of tensors that were saved with a threshold: what to read, and where it goes. Lossy. No torch.
+"""Patches of tensors that were saved with a threshold: what to read, and where to apply it. Lossy. No torch.
 
-A reader applies at most one patch to a row, over the exact bytes that the manifest names beside it.
+A reader applies at most one patch to a row, over the exact bytes that the manifest names for it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from holdfast.core.errors import DamagedError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# numpy is imported where it is needed: the launcher imports this module, and does without.
+# numpy is imported on use, because the launcher imports this module and does not need it.
 
 
 def told(manifest: Manifest) -> str:
-    """In words, how exact a commit is; empty if it is in all."""
+    """Describe how exact a checkpoint is; "" if all tensors are exact."""
     bounds = manifest.bounds
     if not bounds:
         return ""
@@ -35,7 +35,7 @@ def told(manifest: Manifest) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A patch of a tensor, and room for its bytes."""
+    """A patch of a tensor, and the buffers for its bytes."""
 
     record: TensorRecord
     patch: Patch
@@ -44,7 +44,10 @@ class Wanted:
 
 
 def wanted(manifest: Manifest, rows: Rows) -> list[tuple[str, Wanted]]:
-    """The patches of what is wanted, by tensor. Files are as long as the manifest says: this makes room."""
+    """Return the patches of the requested rows, by tensor, and allocate their buffers.
+
+    The caller has checked that the files are as long as the manifest states.
+    """
     return [
         (name, with_room(record, patch))
         for name, record in manifest.tensors.items()
@@ -59,7 +62,7 @@ def with_room(record: TensorRecord, patch: Patch) -> Wanted:
 
 
 def extents(wanted: Iterable[Wanted], others: Mapping[str, Sequence[Extent]]) -> dict[str, list[Extent]]:
-    """What to read of which file, for these and for others."""
+    """Return the extents to read of each file, for these patches and for others."""
     found = {file: list(many) for file, many in others.items()}
     for one in wanted:
         for offset, room in ((one.patch.places, one.places), (one.patch.values, one.values)):
@@ -69,8 +72,10 @@ def extents(wanted: Iterable[Wanted], others: Mapping[str, Sequence[Extent]]) ->
 
 
 def apply(one: Wanted, target: memoryview, first: int) -> None:
-    """Put a patch into a tensor, of which `target` has the elements from the `first` on. DamagedError if it says what
-    no patch does."""
+    """Apply a patch to a tensor.
+
+    `target` has the elements from `first` on. Raise `DamagedError` if it is not valid.
+    """
     import numpy as np
 
     places = checked(one)
@@ -83,7 +88,7 @@ def apply(one: Wanted, target: memoryview, first: int) -> None:
 
 
 def checked(one: Wanted) -> NDArray[Any]:
-    """Its places; DamagedError if they are not in order, come twice, or are not in its rows."""
+    """Return the patch's places. Raise `DamagedError` if they are not ascending, or not in its rows."""
     import numpy as np
 
     patch = one.patch
@@ -94,6 +99,6 @@ def checked(one: Wanted) -> NDArray[Any]:
 
 
 def of_file(manifest: Manifest, file: str) -> Iterator[Wanted]:
-    """The patches in a file, room for each as it comes."""
+    """Yield the patches in a file, and allocate the buffers of each one on demand."""
     for record in manifest.tensors.values():
         yield from (with_room(record, patch) for patch in record.patches if patch.file == file)

@@ -1,8 +1,8 @@
 """Memory for the requested tensors, laid out in runs that mirror the files. No torch.
 
-Whole pages of a file can then be read straight to where they stay. The rest of a chunk, and all that a disk would
-have to put into small pages, goes through a buffer of its thread, which is of large ones: a disk fills those in few
-pieces.
+Complete pages of a file can then be read directly to their target. The rest of a chunk goes through a buffer per
+thread, and so does everything that a disk would have to write into small pages. The buffer has large pages, which a
+disk fills in few pieces.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.records import TensorRecord
 from holdfast.checkpoint.io.huge_pages import address_of, fresh
 
-# Runs are cut here, so that memory of which nothing is used any more can go while a neighbour stays.
+# Runs are split at this size, so that unused memory can be freed while a neighbouring part stays.
 _RUN_BYTES: Final = 64 << 20
 LEAST_MAPPED: Final = 1 << 20
 
 Rows = Mapping[str, tuple[int, int]]
-"""Of tensors that are not wanted whole, which rows are: [begin, end)."""
+"""The requested rows [begin, end) of tensors that are not read completely."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """Bytes of a file that are wanted, and where they go."""
+    """A range of a file's bytes, and the memory that they are read into."""
 
     offset: int
     target: memoryview
@@ -34,7 +34,7 @@ class Extent:
 
     @classmethod
     def over(cls, offset: int, target: memoryview) -> Extent:
-        """The bytes of the file from `offset` on, as many as `target` has."""
+        """Return the extent that fills `target` from the file's bytes at `offset` on."""
         return cls(offset=offset, target=target, address=address_of(target))
 
     @property
@@ -44,7 +44,7 @@ class Extent:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Memory for the wanted parts of tensors, and which bytes of which file fill it."""
+    """Memory for the requested parts of tensors, and the bytes of each file that fill it."""
 
     tensors: Mapping[str, memoryview]
     extents: Mapping[str, Sequence[Extent]]
@@ -52,7 +52,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class _ChunkSlice:
-    """The wanted bytes of one chunk of a tensor: `place` is where they begin within what is wanted of the tensor."""
+    """The requested bytes of one chunk. `place` is their offset within the requested part of the tensor."""
 
     name: str
     offset: int
@@ -61,7 +61,7 @@ class _ChunkSlice:
 
 
 def lay_out(manifest: Manifest, rows: Rows | None = None) -> Layout:
-    """Find memory for all tensors, or for some rows of some."""
+    """Allocate memory for all tensors, or for some rows of some."""
     tensors: dict[str, memoryview] = {}
     extents: dict[str, list[Extent]] = {}
     lone: dict[str, list[_ChunkSlice]] = {}
@@ -88,7 +88,7 @@ def lay_out(manifest: Manifest, rows: Rows | None = None) -> Layout:
 
 
 def needed(manifest: Manifest, rows: Rows) -> set[str]:
-    """The files that hold something of what is wanted."""
+    """Return the files that have requested data."""
     every = manifest.tensors.items()
     patched = {patch.file for record in manifest.tensors.values() for patch in record.patches}
     return patched | {file for name, record in every for file, _ in _wanted(name, record, rows.get(name))}
@@ -115,7 +115,7 @@ def _wanted(name: str, record: TensorRecord, rows: tuple[int, int] | None) -> li
 
 
 def _one_after_the_other(name: str, record: TensorRecord) -> list[tuple[str, _ChunkSlice]]:
-    """Boxes as they lie: `state.adopt` knows where their elements belong."""
+    """Boxes in the order in which they are stored. `state.adopt` places their elements."""
     ends = accumulate(chunk.nbytes for chunk in record.chunks)
     return [
         (chunk.file, _ChunkSlice(name=name, offset=chunk.offset, nbytes=chunk.nbytes, place=end - chunk.nbytes))
@@ -124,7 +124,7 @@ def _one_after_the_other(name: str, record: TensorRecord) -> list[tuple[str, _Ch
 
 
 def _runs(parts: Sequence[_ChunkSlice]) -> Iterator[list[_ChunkSlice]]:
-    """Neighbours in a file, of one managed object, together."""
+    """Yield runs of parts that are neighbours in a file and belong to one managed object."""
     run = [parts[0]]
     for before, part in pairwise(parts):
         apart = part.offset != before.offset + before.nbytes or _owner(part) != _owner(before)
@@ -140,7 +140,7 @@ def _owner(part: _ChunkSlice) -> str:
 
 
 def _memory(nbytes: int, offset: int) -> memoryview:
-    """Fresh memory whose address is to its page as `offset` is to the file's: it can be read into without a copy."""
+    """Return new memory whose address within a page matches the file offset, so that reads need no copy."""
     if nbytes < LEAST_MAPPED:
         return memoryview(bytearray(nbytes + offset % 16))[offset % 16 :]
     return fresh(nbytes, offset=offset)

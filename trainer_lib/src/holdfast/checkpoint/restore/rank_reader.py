@@ -1,4 +1,4 @@
-"""One rank's reading of one checkpoint, from the stores that have it. No torch."""
+"""One rank's read of one checkpoint, from the stores that have it. No torch."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from holdfast.core.gc_pause import uncollected
 _log = logging.getLogger("holdfast.checkpoint.reader")
 
 Select = Callable[[Manifest], Rows]
-"""Which rows this rank wants of the tensors of which it does not want all."""
+"""Returns the rows that this rank requests, for the tensors that it does not read completely."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A commit in memory, every byte verified. `alone` is what this rank saved for itself, if it was there then.
+    """A checkpoint in memory, with every byte verified. `alone` is this rank's per-rank state, if it had any.
 
-    Of the tensors that `Select` named, only the rows that were asked for are here.
+    For the tensors that `Select` named, only the requested rows are present.
     """
 
     name: CheckpointName
@@ -45,7 +45,7 @@ class Loaded:
 
 
 class RankReader:
-    """One rank's reading of one commit. Its files stay open until the block ends."""
+    """One rank's read of one checkpoint. Its files stay open until the context ends."""
 
     def __init__(
         self, name: CheckpointName, manifest: Manifest, stores: Sequence[CheckpointStore], exchange: Exchange
@@ -77,7 +77,7 @@ class RankReader:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """The first thing wrong with each file of each copy; a file that a node's own store never had is no fault."""
+        """The first fault of each file of each copy. A file that a node-local store never had is no fault."""
         first: dict[tuple[str, str], Fault] = {}
         for fault in self._copies.faults:
             store = self._stores[fault.copy]
@@ -90,7 +90,10 @@ class RankReader:
         return Outcome(host=host, used=used, faults=self.faults, damage=self._damage, error=self._error)
 
     def can_read(self, part: Part) -> bool:
-        """Whether this rank gets what another found bad; an error that says nothing about the bytes is raised."""
+        """Return whether this rank can read a part that another rank found corrupt.
+
+        An error that does not concern the bytes is raised.
+        """
         url, file, begin, end = part
         opener = next(partial(open_file, store, self._name) for store in self._stores if store.url == url)
         with closing(Copies(openers=[opener], records=self._manifest.files)) as copies:
@@ -102,14 +105,14 @@ class RankReader:
         return True
 
     def spare(self, urls: Collection[str]) -> bool:
-        """Whether all that this rank needs can be had without these stores."""
+        """Return whether everything that this rank needs is available without these stores."""
         return spare(self._copies, {place for place, store in enumerate(self._stores) if store.url in urls})
 
     def _read(self, rows: Rows) -> Loaded:
         manifest, copies, exchange = self._manifest, self._copies, self._exchange
         own = rank_file(exchange.rank)
         small = [file for file in sorted(manifest.files) if not file.endswith(".safetensors")]
-        # Of the ranks' own files each rank reads its own; together they verify all.
+        # Each rank reads its own per-rank file. Together, the ranks verify all of them.
         turns = [file for index, file in enumerate(small) if file == own or index % exchange.size == exchange.rank]
         beside = self._turns(rows)
         looks = {
@@ -117,7 +120,7 @@ class RankReader:
             for file in sorted({*turns, *needed(manifest, rows), *(span.file for span in beside)})
         }
         for file in looks:
-            copies.require(file)  # before room is made for what they claim to hold
+            copies.require(file)  # before memory is allocated for what they claim to hold
         read = {file: read_small(copies, file) for file in turns}
         with uncollected():
             layout, patches = lay_out(manifest, rows), lossy_delta.wanted(manifest, rows)
@@ -132,13 +135,15 @@ class RankReader:
         return Loaded(name=self._name, manifest=manifest, tensors=layout.tensors, alone=alone)
 
     def _apply(self, patch: lossy_delta.Wanted, target: memoryview, rows: tuple[int, int] | None) -> None:
-        """Put it where it belongs; one that says what no patch does is a fault of each copy that has it."""
+        """Apply a patch. An invalid patch is a fault of each copy that has it."""
         first = 0 if rows is None else rows[0] * math.prod(patch.record.shape[1:])
         self._copies.fetch(patch.patch.file, lambda _: lossy_delta.apply(patch, target, first), settled=True)
 
     def _turns(self, rows: Rows) -> list[Span]:
-        """What is verified beside what is wanted, so that together the ranks verify all: who wants everything
-        verifies everything; of files of which only rows are wanted, the ranks in turn verify the headers."""
+        """Return what is verified in addition to the requested data, so that the ranks together verify everything.
+
+        A rank that requests everything verifies everything. If only rows are requested, the ranks divide the headers.
+        """
         files = [file for file in sorted(self._manifest.own) if file.endswith(".safetensors")]
         if not rows:
             return [whole_file(file, self._manifest.files[file]) for file in files]

@@ -1,8 +1,8 @@
-"""The newest checkpoint that can be read: verify every byte of it, and fall back to an older one. No torch.
+"""The search for the newest readable checkpoint: verify every byte, and fall back to older ones. No torch.
 
-All ranks go through the same candidates, newest first, and accept a checkpoint only when each rank has read and
-verified all that it needs of it. What a rank finds corrupt is read again, by itself and by another rank
-(`fault_check`). Only if that fails too, the copy is corrupt for all ranks: if no good copy of something is left, the
+All ranks try the same candidates, newest first. They accept a checkpoint only when each rank has read and verified
+everything that it needs. Data that a rank finds corrupt is read again, by the same rank and by another one
+(`fault_check`). Only if that fails too, the copy is corrupt for all ranks. If no valid copy of something is left, the
 next older checkpoint is tried.
 """
 
@@ -29,9 +29,9 @@ from holdfast.core.errors import CheckpointError, SuspectError
 
 _log = logging.getLogger("holdfast.checkpoint.reader")
 
-# Of commits that are lost so many are named in an error.
+# The number of lost checkpoints that an error names.
 _TOLD: Final = 5
-# A job may delete commits while they are read. So often the newest one is looked for again.
+# A job may delete checkpoints during the read. The search for the newest one runs at most this many times.
 _LOOKS: Final = 5
 
 _Found = TypeVar("_Found")
@@ -39,11 +39,13 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """The outcome of looking for a commit: None means a fresh start.
+    """The result of a search for a checkpoint. If `loaded` is None, training starts from the beginning.
 
-    `stores` are those that it came from; `lost` are the newer commits of which no good copy was left, and why.
-    `stuck`: no commit was read, and these stand in stores that all share, where nothing was moved: who begins anew
-    would give them up. `again`: nothing was decided, since a store that was left out answers now.
+    - `stores` are those from which it was read.
+    - `lost` has the newer checkpoints without a valid copy, and the reasons.
+    - `stuck` has the checkpoints in shared stores, if none could be read and nothing was moved: a new start would
+      abandon them.
+    - `again` means that nothing was decided, because a store that was skipped is available now.
     """
 
     loaded: Loaded | None
@@ -55,17 +57,17 @@ class Restored:
 
     @property
     def step(self) -> int:
-        """The step from which training goes on."""
+        """The step from which training continues."""
         return self.loaded.name.step if self.loaded else 0
 
     @property
     def pair(self) -> AttemptId | None:
-        """The attempt that made the commit."""
+        """The attempt that made the checkpoint."""
         return self.loaded.name.pair if self.loaded else None
 
 
 def _accepts(_step: int, _lost: bool) -> bool:
-    """Takes whatever was found."""
+    """Accept any result."""
     return False
 
 
@@ -77,7 +79,7 @@ def newest(
     resume: fencing.Resume = fencing.Resume.ALWAYS,
     step: int | None = None,
 ) -> tuple[CheckpointName, Manifest] | None:
-    """The newest readable commit (of `step`) with a good manifest, as one rank sees it."""
+    """Return the newest readable checkpoint (of `step`) with a valid manifest, as one rank sees it."""
     begin = partial(
         Candidates,
         stores=as_stores(where),
@@ -104,15 +106,17 @@ def restore(
     lone: bool = False,
     again: Callable[[int, bool], bool] = _accepts,
 ) -> Restored:
-    """Read the newest good commit (or the best one of `step`) on every rank; `loaded` is None if there is none.
+    """Read the newest valid checkpoint (or the best one of `step`) on every rank; `loaded` is None if there is none.
 
-    SuspectError if a rank cannot read what another can. `host` is this rank's, for people. `first`: where
-    there is one commit it is the first that was made, and is moved aside if it is damaged. `lone`: who reads is of no
-    job, and moves nothing of one. `again` is asked on every rank before a commit is accepted and anything moved, by
-    its step (0: none) and whether newer ones are lost: if it says yes, nothing was done, and the outcome says so.
+    - `host` is the name of this rank's machine, for messages.
+    - With `first`, a single checkpoint is the first that was made, and is moved aside if it is corrupt.
+    - With `lone`, the reader has no job, and moves nothing of a job.
+    - `again` is called on every rank before a checkpoint is accepted or anything is moved. Its arguments are the step
+      (0 if there is none) and whether newer checkpoints are lost. If it returns True, nothing was done, and the
+      result reports it.
 
-    A commit that is deleted while it is read is not lost: the newest one is looked for again. CheckpointError if that
-    happens several times in a row.
+    A checkpoint that is deleted during the read is not lost: the search runs again. Raise `CheckpointError` if this
+    happens several times in a row, and `SuspectError` if a rank cannot read what another rank can.
     """
     begin = partial(
         Candidates,
@@ -129,7 +133,7 @@ def restore(
 
 
 def _looked(begin: Callable[[], Candidates], look: Callable[[Candidates], _Found]) -> _Found:
-    """What a look finds; it begins again where a commit was deleted meanwhile. The same on every rank."""
+    """Run a search, and repeat it if a checkpoint was deleted meanwhile. The result is the same on every rank."""
     gone: list[str] = []
     for _ in range(_LOOKS):
         search = begin()
@@ -179,7 +183,7 @@ def _first_good(
 
 
 def none_whole(found: Restored, urls: Sequence[str]) -> str:
-    """For people: what none of which can be read, and what to do."""
+    """Return a message that names the unreadable checkpoints and what to do."""
     bad = "; ".join(f"{one.path} ({one.reason})" for one in found.stuck[:_TOLD])
     more = f"; and {len(found.stuck) - _TOLD} more" if len(found.stuck) > _TOLD else ""
     aside = " and ".join(f"'holdfast checkpoints verify {url} --quarantine'" for url in urls)
@@ -190,7 +194,10 @@ def none_whole(found: Restored, urls: Sequence[str]) -> str:
 
 
 def _confirmed(name: CheckpointName, outcomes: list[Outcome], own: RankReader, exchange: Exchange) -> list[Outcome]:
-    """The outcomes without what other ranks can read; SuspectError if somebody lacks it. No fault, no question."""
+    """Return the outcomes without the faults that other ranks cleared.
+
+    Raise `SuspectError` if a rank lacks such a part. If there are no faults, nothing is exchanged.
+    """
     questions = asked(outcomes)
     if not questions:
         return outcomes

@@ -1,4 +1,4 @@
-"""Copying a checkpoint's files to another store: verified on the way, and at a rate. No torch."""
+"""Copy a checkpoint's files to another store, verified and at a limited rate. No torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.checkpoint.restore.copies import read_slices
 from holdfast.checkpoint.stores.base import CheckpointStore, Incoming, Source
 from holdfast.core.errors import DamagedError
 
-# As much as a store of objects takes at once.
+# The part size of an upload to an object store.
 _PIECE_BYTES: Final = 2 * CHUNK_BYTES
 
 
@@ -31,8 +31,10 @@ def transfer(
     pace: Pace = UNHINDERED,
     shown: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Write the files of a checkpoint's own folder. What is damaged is not sent: another writer may have published
-    this very file meanwhile. `shown` is called with the bytes of each file that has arrived."""
+    """Write the files of a checkpoint's own folder, and call `shown` with the bytes of each file that has arrived.
+
+    Corrupt data is not sent, because another writer may have published the same file meanwhile.
+    """
     for file, record in sorted(manifest.own.items()):
         with store.open(name, file) as source:
             written = incoming.write(file, _verified(file, source, record, pace))
@@ -45,7 +47,7 @@ def transfer(
 
 
 def _verified(file: str, source: Source, record: FileRecord, pace: Pace) -> Iterator[memoryview]:
-    """A file, piece by piece. Each is good until the next one is asked for."""
+    """Yield a verified file piece by piece. Each piece is valid until the next one is requested."""
     if source.nbytes != record.nbytes:
         raise DamagedError(f"{file}: {source.nbytes} bytes instead of {record.nbytes}")
     buffer = memoryview(bytearray(min(_PIECE_BYTES, record.nbytes)))
