@@ -1,20 +1,21 @@
-"""A save on its way: its bytes are copied, and a thread of its own writes, exchanges and publishes. No torch.
+"""A save in the background: after the state is copied, a separate thread writes, exchanges and publishes. No torch.
 
-Why a save that is still on its way when its attempt ends can do no harm. Every rank of the attempt *a* began it after
-the vote on its step *s* had returned to it, and it is published only if all of them wrote and fsynced their shares.
+A save that is still running when its attempt ends is harmless. Every rank of the attempt *a* began the save after the
+vote on its step *s* had returned to it. The checkpoint is published only if all ranks wrote and fsynced their shares.
 
-- Each member that lives therefore leaves *a* at *s* or beyond it, and whatever goes on from the memory of one has *s*
-  behind it: the commit (s, a) is a true part of that line, however late it lands. So no claim is needed against it,
-  and `fencing.inherits` stays as it is.
-- If none of them lives, or none is in the next world, what goes on is older: a checkpoint, or the memory of an
-  earlier attempt. Both write a claim: the first always does, and the second because a launcher of the new world (any
-  two worlds of a generation share one) had ranks in *a*. It names a step below *s* or an attempt below *a*, so that
-  the commit is cut off as a zombie's is. One that landed before they looked is what they go on from.
+- Each surviving member therefore leaves *a* at step *s* or later. A state that continues from a member's memory
+  includes *s*. The checkpoint (s, a) is a valid part of that line, even if it is published late. It needs no claim
+  against it, and `fencing.inherits` needs no exception.
+- If no member survives, or none is in the next world, training continues from an older state: a checkpoint, or the
+  memory of an earlier attempt. Both cases write a claim. The first always does. The second does because a launcher of
+  the new world had ranks in *a*: any two worlds of a generation share a launcher. The claim names a step below *s* or
+  an attempt below *a*, so that it cuts the checkpoint off like that of any replaced attempt. If the checkpoint was
+  published before the new attempt searched, training continues from it.
 
-So a rank does not wait for the disk when it leaves: it gives the save up. Its waits end with the attempt, what the
-disk has begun ends by itself, and the result is nobody's: what every rank knows to be durable (`saved_step`) does not
-move, and the next step asks for another commit. Two things wait for the thread: the next save, which needs its
-memory, and a restore, which may find just this commit.
+A rank therefore does not wait for the disk when it leaves, but abandons the save. Its waits end with the attempt, the
+writes that have started finish, and the result is ignored. `saved_step`, the step that every rank knows to be
+durable, does not change, and the next step requests another checkpoint. Two operations wait for the thread: the next
+save, which needs its memory, and a restore, which may find this checkpoint.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class _Outcome:
 
 @dataclass(kw_only=True)
 class PendingSave:
-    """One save: a thread copies, and perhaps another commits. `called` is when training began to wait for it."""
+    """One save. One thread copies, and possibly another one writes. `called` is the time at which training stopped
+    for it.
+    """
 
     staged: Staged
     commits: Callable[[], SaveResult]
@@ -52,12 +55,12 @@ class PendingSave:
     _copied: float = field(default=math.inf, init=False)
 
     def copy(self) -> None:
-        """All for which training waits."""
+        """Copy the state. Training is paused during this call."""
         self.staged.copy()
         self._copied = time.monotonic()
 
     def commit(self) -> SaveResult:
-        """The rest, and say how it ended."""
+        """Write and publish the checkpoint, report the result to `ended`, and return it."""
         result, now = self.commits(), time.monotonic()
         copied = min(self._copied, now)
         result = replace(result, stalled=copied - self.called, seconds=now - copied)
@@ -66,7 +69,7 @@ class PendingSave:
 
 
 class Saving:
-    """One save, by a thread."""
+    """A save that runs on its own thread."""
 
     def __init__(self, work: Callable[[], SaveResult]) -> None:
         self._outcome = _Outcome()
@@ -77,19 +80,21 @@ class Saving:
         return self._outcome.ended.is_set()
 
     def settle(self, check: Callable[[], None]) -> None:
-        """Wait for its end, whatever it is; `check` may raise to leave that wait."""
+        """Wait until the save has ended, with any result. `check` may raise to stop waiting."""
         while not self._outcome.ended.wait(_SLICE):
             check()
 
     @property
     def lost(self) -> str:
-        """Why it was given up, if a peer was lost."""
+        """The reason for which the save was abandoned, if a peer was lost; otherwise ""."""
         error = self._outcome.error
         return str(error) or "a peer was lost" if isinstance(error, PeerLostError) else ""
 
     @property
     def result(self) -> SaveResult:
-        """What came of it, once it has ended; the same on all ranks. What its thread raised, here too."""
+        """The result of a save that has ended, the same on all ranks. Raise the error of its thread, if there was
+        one.
+        """
         if self._outcome.error is not None:
             raise self._outcome.error
         if self._outcome.result is None:

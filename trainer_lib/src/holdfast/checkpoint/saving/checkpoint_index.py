@@ -1,6 +1,7 @@
-"""What retention needs to know of each commit, read from its manifest once: one never changes. No torch.
+"""The data about each checkpoint that retention needs. Each manifest is read once, because it never changes. No
+torch.
 
-One that cannot be read is asked for again at each look: what is wrong may pass.
+An unreadable manifest is read again at each call, because the cause may be temporary.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ History = dict[int, dict[str, float]]
 
 
 class Ages:
-    """The commits of one store."""
+    """The index of one store's checkpoints."""
 
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
@@ -32,7 +33,10 @@ class Ages:
         self._told: set[CheckpointName] = set()
 
     def look(self) -> list[Entry]:
-        """All that lie there now, with what was measured at their steps: a later commit may be the first to tell."""
+        """Return all checkpoints in the store, with the metrics of their steps.
+
+        A later checkpoint may be the first that records the metrics of an earlier step.
+        """
         found = {name: self._known.get(name) or self._read(name) for name in self._store.commits()}
         self._known = {name: known for name, known in found.items() if not known[0].unread}
         told: History = {}
@@ -41,7 +45,7 @@ class Ages:
         return [replace(entry, metrics=told.get(entry.commit.step, {})) for entry, _ in found.values()]
 
     def learn(self, snapshot: Snapshot) -> None:
-        """What was just committed here, so that it need not be read."""
+        """Add a checkpoint that was just published, so that its manifest need not be read."""
         name = snapshot.name
         commit = Commit.named(name, snapshot.job_uid, snapshot.publication)
         self._known[name] = Entry(commit=commit, created=snapshot.created), metrics(snapshot.state)
@@ -68,12 +72,12 @@ def _moment(text: str) -> datetime | None:
     try:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except (ValueError, OverflowError):  # the latter: a time of day before the year 1 of UTC
+    except (ValueError, OverflowError):  # OverflowError: a local time before the year 1 in UTC
         return None
 
 
 def metrics(state: Any) -> History:
-    """What a manifest tells of measurements, by step: `[[100, {"val_loss": 2.1}], …]`. What is none is left out."""
+    """Return the metrics in a manifest by step, from `[[100, {"val_loss": 2.1}], …]`. Invalid entries are skipped."""
     told = state.get("metrics") if isinstance(state, dict) else None
     pairs = [pair for pair in told if isinstance(pair, list) and len(pair) == 2] if isinstance(told, list) else []
     return {
@@ -90,5 +94,5 @@ def told(history: History) -> list[list[Any]]:
 def _is_number(value: Any) -> bool:
     try:
         return isinstance(value, (int, float)) and math.isfinite(value)
-    except OverflowError:  # an integer that no float holds
+    except OverflowError:  # an integer that no float can represent
         return False

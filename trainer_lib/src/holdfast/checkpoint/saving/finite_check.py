@@ -1,6 +1,6 @@
-"""Whether the weights in a file are finite, looked at while their bytes are digested. No torch.
+"""Check that the weights in a file are finite, while their bytes are digested. No torch.
 
-Weights that are not finite cannot be trained, so no checkpoint is made of them.
+Training cannot continue from weights that are not finite, so they are not saved.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES, ShardPlan
 from holdfast.core.errors import NonFiniteWeightsError
 
-# Bits of the smallest number that is not finite, by dtype; all above it are none either. C64 is two of F32.
+# The bits of the smallest value that is not finite, by dtype. All larger bit patterns are not finite either. C64 is
+# two F32.
 _LEAST: Final[Mapping[str, int]] = MappingProxyType(
     {
         "F8_E4M3": 0x7F,
@@ -35,7 +36,7 @@ class _Range(NamedTuple):
 
 
 class Inspection:
-    """Looks at a file that passes by, in blocks that begin and end with an item."""
+    """Inspects a file that is passed in, in blocks that begin and end at an item."""
 
     def __init__(self, plan: ShardPlan, weights: Collection[str]) -> None:
         self._ranges = [
@@ -47,7 +48,7 @@ class Inspection:
         self._seen = 0
 
     def update(self, block: memoryview) -> None:
-        """The next block; NonFiniteWeightsError names the first weight in it that is not finite."""
+        """Inspect the next block. The `NonFiniteWeightsError` names the first weight in it that is not finite."""
         begin, end = self._seen, self._seen + block.nbytes
         self._seen = end
         while self._next < len(self._ranges) and self._ranges[self._next].begin < end:
@@ -63,8 +64,11 @@ class Inspection:
 
 
 def _is_finite(data: memoryview, dtype: str) -> bool:
-    """As integers, numbers of one sign are in the order of their size: two maxima are faster than a look at each."""
-    import numpy as np  # the commands import this module, and do without numpy
+    """Return whether all numbers are finite.
+
+    As integers, numbers of one sign are ordered by magnitude, so two maxima replace a test of each number.
+    """
+    import numpy as np  # imported here because the commands import this module and do not need numpy
 
     size, least = ITEM_BYTES["F32" if dtype == _C64 else dtype], _LEAST[dtype]
     positive, negative = np.frombuffer(data, f"<i{size}"), np.frombuffer(data, f"<u{size}")

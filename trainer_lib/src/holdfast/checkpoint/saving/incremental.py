@@ -1,13 +1,14 @@
-"""Commits that hold only what changed since the commit before: which blocks did, and where the others lie. No torch.
+"""Checkpoints that hold only the blocks that changed since the previous checkpoint. No torch.
 
-A rank cuts its share into blocks of whole rows and remembers the digest of each, and in which commit's file it lies.
-In the next commit, blocks with another digest are written; the others are named where they are. So every byte of a
-commit lies at a place that its own manifest names, with the digests that it is verified by: a restore follows no
-chain. What holds for a chain: it begins with a full commit, is of one attempt, has at most `every` commits, and is
-not gone on with unless all of them are still there. What a rank does not remember it writes: no two ranks need agree
-on anything but on the parent.
+A rank divides its share into blocks of complete rows. It keeps the digest of each block, and the checkpoint file that
+holds the block. The next checkpoint holds only the blocks with another digest, and names the others where they are. A
+manifest therefore names the place and the digest of every byte of its checkpoint, and a restore follows no chain.
 
-With a threshold, what is written of weights may be less than their blocks (`sparse`).
+A chain begins with a full checkpoint, belongs to one attempt, and has at most `every` checkpoints. It continues only
+if all its checkpoints still exist. A rank writes every block that it has no record of. Ranks need to agree only on
+the parent.
+
+With a threshold, a rank may write only some elements of the changed blocks of weights (`lossy_delta`).
 """
 
 from __future__ import annotations
@@ -29,22 +30,23 @@ from holdfast.checkpoint.saving.rank_results import RankWritten
 from holdfast.core.errors import UsageError
 from holdfast.core.limits import MOST_FULL_EVERY
 
-# A few rows of an embedding that change must not drag the rest of it along; a record of each block is kept in memory.
+# Small enough that a few changed rows of an embedding do not write the rest. Each block needs a record in memory.
 BLOCK_BYTES: Final = 64 << 10
 MOST_BLOCKS: Final = 8192
-"""Of a tensor's piece: beyond that its blocks are larger."""
-# A share of which more than this changed is written whole: to pick its blocks out would take as much memory again.
+"""The limit of blocks per piece of a tensor. Larger pieces have larger blocks."""
+# If more than this part of a share changed, the share is written completely: selecting blocks would need as much
+# memory again.
 _WORTH: Final = 0.5
-# Who asked for sparse differences has accepted that: of a dense Adam the moments, two thirds, change anyway.
+# Sparse differences accept this cost: with a dense Adam, the moments (two thirds of the state) always change.
 _WORTH_SPARSE: Final = 0.9
 
 FileOffset = tuple[str, int]
-"""A file, named as a later manifest names it (`<commit>/<file>`), and an offset in it."""
+"""A file, under its name in a later manifest (`<checkpoint>/<file>`), and an offset in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """The blocks of a piece in order of rows."""
+    """The blocks of a piece, in order of rows."""
 
     digests: tuple[bytes, ...]
     places: tuple[FileOffset, ...]
@@ -52,7 +54,7 @@ class Blocks:
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """What a rank knows of the last commit: its own blocks, and the files that they lie in."""
+    """A rank's record of the last checkpoint: its own blocks, and the files that hold them."""
 
     pieces: Mapping[Piece, Blocks]
     files: Mapping[str, FileRecord]
@@ -60,17 +62,19 @@ class Base:
 
 @dataclass(frozen=True, kw_only=True)
 class RankShare:
-    """What a rank writes into a commit, and what it leaves where it is."""
+    """The part of a rank's share that it writes into a checkpoint, and the places of the rest."""
 
     plan: ShardPlan
     image: memoryview
     pieces: Mapping[Piece, Blocks]
     patches: Mapping[str, Patch] = field(default_factory=dict)
-    """By tensor: of pieces whose blocks are those of an earlier commit, though not all of their elements are."""
+    """By tensor: the patches of pieces whose blocks are those of an earlier checkpoint, although some elements
+    changed.
+    """
 
 
 def rows_of(piece: Piece) -> tuple[int, int]:
-    """How many rows a block has, and how many the piece."""
+    """Return the number of rows per block, and the number of rows of the piece."""
     rows = piece.shape[0] if piece.shape else 1
     row = piece.nbytes // max(1, rows)
     wanted = max(BLOCK_BYTES, piece.nbytes // MOST_BLOCKS)
@@ -78,10 +82,10 @@ def rows_of(piece: Piece) -> tuple[int, int]:
 
 
 def blocks_of(piece: Piece) -> Iterator[tuple[int, int]]:
-    """Where each block begins and ends in the piece, in bytes."""
+    """Yield the begin and end of each block in the piece, in bytes."""
     step, rows = rows_of(piece)
     row = piece.nbytes // max(1, rows)
-    for begin in range(0, max(1, rows), step):  # what is empty has one block, and so a place
+    for begin in range(0, max(1, rows), step):  # an empty piece has one block, and so a place
         yield begin * row, min(rows, begin + step) * row
 
 
@@ -98,9 +102,9 @@ def subtract(
     *,
     differ: lossy_delta.Differ = lossy_delta.exactly,
 ) -> RankShare:
-    """What is left of a share without the blocks that did not change; `home` is the file that it is written to.
+    """Return the share without the blocks that did not change. `home` is the file that it is written to.
 
-    `differ` says of which pieces a patch is left instead of blocks.
+    `differ` selects the pieces that are written as a patch instead of as blocks.
     """
     parts = list(_parts(plan, image))
     digests = {piece: digests_of(piece, data) for piece, _, data in parts}
@@ -155,7 +159,7 @@ def _in_place(
 
 
 def _packed(pieces: Iterable[Piece], home: str, room: Arena) -> tuple[ShardPlan, memoryview]:
-    """A file for these, its header in place."""
+    """Plan a file for these pieces, and write its header into a buffer."""
     plan = lay_out(pieces).headed({"format": "pt", "delta": home})
     image = room.image(plan.nbytes)
     image[: len(plan.header)] = plan.header
@@ -164,10 +168,10 @@ def _packed(pieces: Iterable[Piece], home: str, room: Arena) -> tuple[ShardPlan,
 
 
 def chunks_of(piece: Piece, blocks: Blocks, own: str) -> tuple[Chunk, ...]:
-    """Where the piece lies, neighbours of one file together. `own` is the commit that names it."""
+    """Return the chunks of a piece, with neighbours in one file joined. `own` is the checkpoint that names them."""
     step, rows = rows_of(piece)
     row = ITEM_BYTES[piece.spec.dtype] * math.prod(piece.shape[1:])
-    runs: list[tuple[FileOffset, int, int]] = []  # where, and which rows
+    runs: list[tuple[FileOffset, int, int]] = []  # file offset, first row, end row
     for index, (file, offset) in enumerate(blocks.places):
         begin, end = index * step, min(rows, (index + 1) * step)
         if runs and runs[-1][0][0] == file and runs[-1][0][1] + (runs[-1][2] - runs[-1][1]) * row == offset:
@@ -187,7 +191,10 @@ def chunks_of(piece: Piece, blocks: Blocks, own: str) -> tuple[Chunk, ...]:
 
 
 def _changed(piece: Piece, digests: tuple[bytes, ...], before: Blocks | None) -> dict[int, tuple[int, int]]:
-    """The blocks that must be written, by number. What is empty is: it is no reason to stand on another commit."""
+    """Return the blocks to write, by number.
+
+    Empty pieces are always written, so that they need no other checkpoint.
+    """
     spans = enumerate(blocks_of(piece))
     if before is None or not piece.nbytes:
         return dict(spans)
@@ -195,7 +202,7 @@ def _changed(piece: Piece, digests: tuple[bytes, ...], before: Blocks | None) ->
 
 
 def _stacked(piece: Piece, blocks: Mapping[int, tuple[int, int]]) -> Piece:
-    """The blocks that changed, as one tensor of fewer rows: a file names each tensor once."""
+    """Return the changed blocks as one tensor with fewer rows, because a file names each tensor only once."""
     if not piece.shape:
         return piece
     step, rows = rows_of(piece)
@@ -205,9 +212,9 @@ def _stacked(piece: Piece, blocks: Mapping[int, tuple[int, int]]) -> Piece:
 
 @dataclass
 class Chain:
-    """The commits of one attempt that stand on each other, as one rank knows them.
+    """The checkpoints of one attempt that build on each other, as recorded by one rank.
 
-    `links` are the same on every rank: it is what all were told.
+    `links` is the same on every rank, because all ranks receive the same messages.
     """
 
     every: int
@@ -226,7 +233,7 @@ class Chain:
         self._bases = lossy_delta.Bases(threshold=lossy_delta.threshold(self.threshold))
 
     def parent(self, exists: Callable[[CheckpointName], bool]) -> CheckpointName | None:
-        """What the next commit is to stand on; None if it is to be a full one."""
+        """Return the checkpoint that the next one builds on; None if the next one is a full checkpoint."""
         if not self.links or len(self.links) >= self.every or not all(map(exists, self.links)):
             return None
         return self.links[-1]
@@ -241,19 +248,21 @@ class Chain:
         alone: bool,
         inexact: Collection[str] = (),
     ) -> RankShare:
-        """What this rank writes; `alone`: the commit stands on nothing. Of tensors that may be `inexact` it is enough
-        that a restored element is within the threshold of what is here."""
+        """Return what this rank writes. With `alone`, the checkpoint is a full one.
+
+        For the tensors in `inexact`, a restored element only needs to be within the threshold of the current value.
+        """
         home = f"{name}/{tensors_file(rank)}"
         if alone or self._base is None:
             return whole(plan, image, home)
         try:
             differ = partial(self._bases.differences, inexact=inexact)
             return subtract(plan, image, self._base, home, self._room, differ=differ)
-        except (MemoryError, OSError):  # a whole share needs no room beside the image
+        except (MemoryError, OSError):  # a complete share needs no memory in addition to the image
             return whole(plan, image, home)
 
     def record(self, name: CheckpointName, share: RankShare, written: Mapping[str, FileRecord]) -> RankWritten:
-        """What the manifest must say of this rank's share, and what this rank is to remember of it."""
+        """Return the manifest's data about this rank's share, and keep this rank's record of it."""
         files = {} if self._base is None else dict(self._base.files)
         files |= {f"{name}/{file}": record for file, record in written.items()}
         named = {file for blocks in share.pieces.values() for file, _ in blocks.places}
@@ -274,7 +283,9 @@ class Chain:
         stands: bool,
         inexact: Collection[str] = (),
     ) -> None:
-        """It is committed. `stands`: on what was committed before. The image is that of `share`."""
+        """Record that the checkpoint was published. With `stands`, it builds on the previous one. The image is that
+        of `share`.
+        """
         self.links = [*self.links, name] if stands else [name]
         before = {} if self._base is None else self._base.pieces
         self._base, self._pending = self._pending, None

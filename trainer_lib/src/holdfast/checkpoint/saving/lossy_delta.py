@@ -1,12 +1,13 @@
-"""Sparse differences: of weights only the elements that moved by more than a threshold are written. Lossy. No torch.
+"""Sparse differences: of the weights, only elements that changed by more than a threshold are written. Lossy. No
+torch.
 
-Invariant: what a reader restores of an element differs from what was saved by at most the threshold, however many
-commits stand on each other. What is written are places and new values, never differences, and they are chosen against
-the very bytes that the manifest names beside them: an exact copy from an earlier commit, the base, of which this rank
-keeps another in memory. A patch is never made against what a patch left, so that nothing adds up, and a reader
-applies at most one to a row. What is not finite, on either side, and not the same is always written.
+Invariant: a restored element differs from the saved one by at most the threshold, for any length of the chain. A
+patch has places and new values, never differences. It is computed against the exact bytes that the manifest names for
+it: a copy in an earlier checkpoint, the base, of which this rank keeps another copy in memory. A patch never builds
+on the result of another patch, so errors do not add up, and a reader applies at most one patch to a row. An element
+is always written if it differs and either value is not finite.
 
-Where a patch would not be smaller than the blocks that changed, these are written, and the piece has a new base.
+If a patch would not be smaller than the changed blocks, the blocks are written, and the piece has a new base.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _PLACE_BYTES: Final = ITEM_BYTES[PLACE]
 
 
 def threshold(value: float) -> float:
-    """As it was given; UsageError if it is none. 0: nothing is lost."""
+    """Return the threshold as a float. Raise `UsageError` if it is not valid. 0 means that nothing is lost."""
     if not 0 <= value <= LARGEST_THRESHOLD:
         raise UsageError(
             f"a delta threshold of {value}: give by how much a restored weight may differ from the saved one, "
@@ -39,18 +40,18 @@ def threshold(value: float) -> float:
 
 
 Spans = Mapping[int, tuple[int, int]]
-"""By number, where the blocks of a piece that changed begin and end in it."""
+"""The begin and end of the changed blocks of a piece, by block number."""
 Differ = Callable[[Iterable[tuple[Piece, memoryview]], Mapping[Piece, Spans]], Mapping[Piece, "Difference"]]
 
 
 def exactly(_: Iterable[tuple[Piece, memoryview]], __: Mapping[Piece, Spans]) -> dict[Piece, Difference]:
-    """Nothing is left but blocks."""
+    """Write changed blocks only, without patches."""
     return {}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Difference:
-    """The elements of a piece that are too far from its base: where they are in it, in order, and their bits."""
+    """The elements of a piece that are too far from its base: their places in ascending order, and their bits."""
 
     piece: Piece
     places: NDArray[Any]
@@ -70,7 +71,7 @@ class Difference:
         )
 
     def write(self, target: memoryview, begins: Mapping[str, int], file: str) -> Patch:
-        """Put it where the file has room for it, and say where that is."""
+        """Write the difference into the file's image at these offsets, and return its record."""
         name = self.piece.spec.name
         for begin, data in ((begins[name + PLACES], self.places), (begins[name + VALUES], self.values)):
             target[begin : begin + data.nbytes] = data.view("u1").data
@@ -88,7 +89,9 @@ class Difference:
 def difference(
     piece: Piece, data: memoryview, base: memoryview, spans: Iterable[tuple[int, int]], bound: float
 ) -> Difference | None:
-    """What to write of a piece of which only these spans of bytes differ from its base; None if that is no less."""
+    """Return the patch for a piece in which only these spans differ from its base; None if it would
+    not be smaller.
+    """
     import numpy as np
 
     spans, dtype = list(spans), piece.spec.dtype
@@ -108,8 +111,11 @@ def difference(
 
 
 def _far(new: NDArray[Any], old: NDArray[Any], dtype: str, bound: float) -> NDArray[Any]:
-    """Which elements are not surely within the bound. Rounding keeps order: a distance above the bound, which is
-    rounded down to a number of the same kind, is never rounded to one below it."""
+    """Return which elements may be outside the bound.
+
+    Rounding keeps order. The bound is rounded down to a number of the same type, so a distance above the bound is
+    never rounded to one below it.
+    """
     import numpy as np
 
     with np.errstate(all="ignore"):
@@ -117,7 +123,7 @@ def _far(new: NDArray[Any], old: NDArray[Any], dtype: str, bound: float) -> NDAr
         limit = distance.dtype.type(bound)
         if float(limit) > bound:
             limit = np.nextafter(limit, distance.dtype.type(0))
-        far: NDArray[Any] = ~(distance < limit)  # so that what is no number is far
+        far: NDArray[Any] = ~(distance < limit)  # so that NaN counts as far
     return far
 
 
@@ -142,7 +148,7 @@ class Bases:
         changed: Mapping[Piece, Spans],
         inexact: Collection[str],
     ) -> dict[Piece, Difference]:
-        """Of the pieces of which a patch is smaller than the blocks that changed."""
+        """Return the differences for the pieces whose patch is smaller than the changed blocks."""
         found = {}
         for piece, data in parts:
             base, spans = self._held.get(piece), changed[piece].values()
@@ -156,10 +162,10 @@ class Bases:
     def keep(
         self, parts: Iterable[tuple[Piece, memoryview]], same: Collection[Piece], inexact: Collection[str]
     ) -> None:
-        """Remember these as the bases; those in `same` have the one that they had."""
+        """Keep these pieces as the bases. The pieces in `same` keep their current base."""
         fit = [(piece, data) for piece, data in parts if piece.spec.name in inexact and _may_be_patched(piece)]
         before = {piece: self._held[piece] for piece, _ in fit if piece in self._held}
-        self._held = {}  # what is no piece any more goes before there is room for others
+        self._held = {}  # free the bases of removed pieces before new ones are allocated
         for piece, data in fit:
             base = before.get(piece)
             base = base if base is not None and piece in same else _copied(data, base)
@@ -172,7 +178,9 @@ def _may_be_patched(piece: Piece) -> bool:
 
 
 def _copied(data: memoryview, target: NDArray[Any] | None) -> NDArray[Any] | None:
-    """A copy, over one that was; None if there is no memory, and the piece is written exactly."""
+    """Copy the data, into the old base if there is one. Return None without memory: the piece is then written
+    exactly.
+    """
     import numpy as np
 
     try:
@@ -184,7 +192,7 @@ def _copied(data: memoryview, target: NDArray[Any] | None) -> NDArray[Any] | Non
 
 
 def patched(records: Records, shards: Iterable[Mapping[str, Patch]]) -> Records:
-    """Where tensors lie, with the patches that each rank wrote of its rows."""
+    """Add the patches that each rank wrote to the records of its tensors."""
     found: dict[str, list[Patch]] = {}
     for name, patch in (item for patches in shards for item in patches.items()):
         found.setdefault(name, []).append(patch)

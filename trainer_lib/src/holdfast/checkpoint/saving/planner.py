@@ -1,7 +1,7 @@
-"""Which rank writes what where, computed once while names, shapes and ranks stay the same. No torch.
+"""The plan of which rank writes what, and where. It is reused while names, shapes and ranks are the same. No torch.
 
-Every rank computes the same, so that ranks need not tell each other where their tensors lie; each says how its file
-begins, and with that rank 0 sees whether they agree.
+Every rank computes the same plan, so ranks need not exchange the places of their tensors. Each rank sends a digest of
+its own layout, with which rank 0 checks that the plans agree.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.checkpoint.format.shard_layout import (
 )
 
 Ownership = Holding | Shares | None
-"""How ranks hold it, where not all have all of it."""
+"""How the ranks hold the tensors, if not every rank has all of them."""
 _Key = tuple[tuple[TensorSpec, ...], Ownership, int]
 
 
@@ -38,17 +38,17 @@ class Layouts:
         self._records = Records()
 
     def of(self, rank: int) -> Layout:
-        """One rank's share, and its place in the rank's file."""
+        """Return the layout of one rank's share in the rank's file."""
         if rank not in self._layouts:
             self._layouts[rank] = lay_out(self._shares[rank])
         return self._layouts[rank]
 
     def plan(self, name: CheckpointName, rank: int) -> ShardPlan:
-        """The same for one commit."""
+        """Return the rank's file for one checkpoint."""
         return self.of(rank).headed({"format": "pt", "commit": str(name), "rank": str(rank)})
 
     def records(self, headers: Iterable[bytes]) -> Records:
-        """Where each tensor lies in the files of all ranks, which begin with these."""
+        """Return the places of each tensor in the files of all ranks, which begin with these headers."""
         heads = tuple(map(len, headers))
         if heads != self._heads:
             self._heads, self._records = heads, self._located(heads)
@@ -63,14 +63,14 @@ class Layouts:
 
 
 class Planner:
-    """The layouts of the last save, for the next one."""
+    """Keeps the layouts of the last save for the next one."""
 
     def __init__(self) -> None:
         self._key: _Key = ((), None, 0)
         self._layouts: Layouts | None = None
 
     def layouts(self, specs: Sequence[TensorSpec], holding: Ownership, size: int) -> Layouts:
-        """Those of a world of this size."""
+        """Return the layouts for a world of this size."""
         key = (tuple(specs), holding, size)
         if self._layouts is None or key != self._key:
             self._key, self._layouts = key, Layouts(key[0], holding, size)

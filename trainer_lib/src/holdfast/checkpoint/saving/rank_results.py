@@ -1,4 +1,4 @@
-"""What the ranks of a save tell each other at each turn. Pure."""
+"""The messages that the ranks of a save exchange in each phase. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.core.json_fields import JsonFields
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble(JsonFields):
-    """Why something failed; false if it did not."""
+    """The error and cause of a failure. It is false if nothing failed."""
 
     error: str = ""
     cause: str = ""
@@ -32,7 +32,7 @@ class Trouble(JsonFields):
 
     @classmethod
     def among(cls, told: Iterable[Trouble]) -> Trouble:
-        """All of it, with the cause of the first."""
+        """Join all errors, with the cause of the first."""
         every = [one for one in told if one]
         return cls(error="; ".join(one.error for one in every), cause=every[0].cause) if every else NONE
 
@@ -42,7 +42,7 @@ NONE: Final = Trouble()
 
 @dataclass(frozen=True, kw_only=True)
 class Begun(JsonFields):
-    """Rank 0 has a staging folder, or says why not: the commit `exists`, or there is trouble."""
+    """Rank 0's first message: the staging folder, or that the checkpoint `exists` already, or an error."""
 
     staging: str = ""
     parent: CheckpointName | None = None
@@ -52,10 +52,11 @@ class Begun(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class RankWritten(JsonFields):
-    """What one rank wrote, or why it could not.
+    """What one rank wrote, or why it failed.
 
-    Of all of a share, `layout` says where each tensor's piece lies: every rank computes the same. Of a share that
-    stands on earlier commits, `chunks` and `patches` say it, and `files` has those of before too.
+    For a complete share, `layout` identifies the place of each tensor's piece, which every rank computes. For a share
+    that builds on earlier checkpoints, `chunks` and `patches` state the places, and `files` includes the earlier
+    files.
     """
 
     files: Mapping[str, FileRecord] = field(default_factory=dict)
@@ -63,7 +64,7 @@ class RankWritten(JsonFields):
     chunks: Mapping[str, tuple[Chunk, ...]] = field(default_factory=dict)
     patches: Mapping[str, Patch] = field(default_factory=dict)
     objects: Mapping[str, str] = field(default_factory=dict)
-    """By object, a digest of its state, which should be the same on all ranks."""
+    """A digest of each object's state, which should be the same on all ranks."""
     trouble: Trouble = NONE
 
     @property
@@ -73,8 +74,10 @@ class RankWritten(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Finished(JsonFields):
-    """Rank 0 has published the commit, which `stands` on earlier ones or not, or says why not; `exists`: a commit of
-    this name is there all the same."""
+    """Rank 0's last message: the checkpoint is published, or an error.
+
+    `stands`: the checkpoint builds on earlier ones. `exists`: a checkpoint of this name exists in spite of the error.
+    """
 
     stands: bool = False
     exists: bool = False

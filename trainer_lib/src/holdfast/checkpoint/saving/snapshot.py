@@ -1,4 +1,4 @@
-"""What a save is made of, and what comes of it. No torch."""
+"""The input and the result of a save. No torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ Fill = Callable[[Sequence[tuple[Piece, memoryview]]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What is to be committed. The same on every rank, but for `alone` and the parts of what `holding` or `shares` is
-    about."""
+    """The state to save.
+
+    It is the same on every rank, except for `alone` and for the parts that `holding` or `shares` describe.
+    """
 
     name: CheckpointName
     specs: Sequence[TensorSpec]
@@ -33,18 +35,18 @@ class Snapshot:
     shares: Shares | None = None
     mesh: Mapping[str, int] | None = None
     created: datetime | None = None
-    """When, if not when its manifest is made."""
+    """The time of the checkpoint; by default, the time at which the manifest is created."""
     fill: Fill | None = None
-    """Copies many pieces at once, where that is faster than to read each."""
+    """Copies many pieces at once, where this is faster than reading each."""
     inexact: frozenset[str] = frozenset()
-    """Of these tensors, with a threshold for deltas, a restored element need only be within it."""
+    """The tensors that a delta with a threshold need only restore within that threshold."""
     weights: frozenset[str] = frozenset()
-    """The tensors without which there is nothing to train: they must be finite, or the commit fails."""
+    """The tensors that training needs. They must be finite, or the save fails."""
     samples: Mapping[str, str] = field(default_factory=dict)
-    """By object, what tells whether its tensors are alike on all ranks (see `alike`)."""
+    """By object, a digest that shows whether its tensors are the same on all ranks (see `replica_check`)."""
 
     def copy(self, places: Sequence[tuple[Piece, memoryview]]) -> None:
-        """Put each piece where it belongs."""
+        """Copy each piece into its buffer."""
         if self.fill is not None:
             self.fill(places)
             return
@@ -54,25 +56,25 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveResult:
-    """Whether the commit is durable, and if not, why."""
+    """Whether the checkpoint is durable, and if not, why."""
 
     committed: bool
     message: str = ""
     cause: str = ""
-    """Of one that failed: a word of `failures.FailureCause`."""
+    """The `FailureCause` of a failed save."""
     nbytes: int = 0
-    """This rank's share."""
+    """The bytes of this rank's share."""
     stalled: float = 0.0
-    """Until it was copied."""
+    """The seconds for which training was paused, until the state was copied."""
     seconds: float = 0.0
-    """From the end of the copy until it was durable."""
+    """The seconds from the end of the copy until the checkpoint was durable."""
     copying: float = 0.0
-    """Of a commit in memory, what it took to send it to another node; 0 if it was not sent."""
+    """For a checkpoint in memory: the seconds to send it to another node; 0 if it was not sent."""
     copy_failed: bool = False
-    """Of a commit in memory that failed: by its copy on another node."""
+    """Whether a checkpoint in memory failed because of its copy on another node."""
     existed: bool = False
-    """A commit of this name was there before this one could be."""
+    """Whether a checkpoint of this name existed already."""
     full: bool = False
-    """There is no room on the tier, not even for a first commit."""
+    """Whether the tier has no capacity even for a first checkpoint."""
     apart: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """The objects that are not the same on all ranks, with the ranks on which they are not as on rank 0."""
+    """The objects that differ between ranks, with the ranks that differ from rank 0."""

@@ -1,4 +1,4 @@
-"""Copies a rank's share out of the live objects into the staging buffer. No torch."""
+"""Copy a rank's share from the live objects into the staging buffer. No torch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.saving.planner import Layouts, Planner
 from holdfast.checkpoint.saving.snapshot import Snapshot
 
-# How far an image is filled is told after a sixteenth of it, so that the disk begins, and then each time it is twice
-# as far: what follows is slower than the copy. Never for less than this.
+# The progress of the copy is reported after a sixteenth of the image, so that the disk can start, and then each time
+# it has doubled: the writes are slower than the copy. A report covers at least `_PART_BYTES`.
 _FIRST_PART: Final = 1 / 16
 _PART_BYTES: Final = 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Staged:
-    """A snapshot, and this rank's file as it will be, in an arena; after `copy` the live objects are not needed.
+    """A snapshot and the image of this rank's file, in an arena. After `copy`, the live objects are not needed.
 
-    With an `error` it cannot be made, and the save of all ranks fails by it.
+    With an `error`, the image cannot be created, and the save of all ranks fails with it.
     """
 
     snapshot: Snapshot
@@ -35,7 +35,7 @@ class Staged:
     pace: Pace = UNHINDERED
 
     def copy(self) -> None:
-        """Fill the image; who writes it may follow. This is all for which training waits."""
+        """Fill the image, while a writer may follow. Training is paused only during this call."""
         if self.error:
             return
         try:
@@ -50,7 +50,7 @@ class Staged:
         self.filling.reach(self.image.nbytes)
 
     def _parts(self) -> Iterator[list[tuple[Piece, int, int]]]:
-        """Pieces with their places, each time about as many bytes as before it."""
+        """Yield pieces with their places. Each part has about as many bytes as all parts before it."""
         least = max(_PART_BYTES, int(self.plan.nbytes * _FIRST_PART))
         part: list[tuple[Piece, int, int]] = []
         for piece, offset in zip(self.plan.pieces, self.plan.offsets, strict=True):
@@ -63,7 +63,10 @@ class Staged:
 
 
 def plan(snapshot: Snapshot, arena: Arena | None, planner: Planner, *, rank: int, size: int) -> Staged:
-    """Find room for this rank's share, unless whoever saves it copies the live objects; nothing is copied yet."""
+    """Reserve the buffer for this rank's share. Without an arena, the caller copies the live objects itself.
+
+    Nothing is copied yet.
+    """
     layouts = planner.layouts(snapshot.specs, snapshot.shares or snapshot.holding, size)
     own, image, error = layouts.plan(snapshot.name, rank), memoryview(b""), ""
     try:
@@ -75,7 +78,7 @@ def plan(snapshot: Snapshot, arena: Arena | None, planner: Planner, *, rank: int
 
 
 def stage(snapshot: Snapshot, arena: Arena, planner: Planner, *, rank: int, size: int) -> Staged:
-    """Copy this rank's share out of the live objects."""
+    """Copy this rank's share from the live objects."""
     staged = plan(snapshot, arena, planner, rank=rank, size=size)
     staged.copy()
     return staged

@@ -1,7 +1,6 @@
-"""Writes one save of all ranks into a folder: each writes its share, rank 0 publishes. No torch.
+"""Write one save of all ranks into a folder: each rank writes its share, and rank 0 publishes. No torch.
 
-A failure of the disk on any rank fails the save on all of them, with one message, and leaves what was committed
-before untouched.
+If the disk fails on any rank, the save fails on all ranks with one message. Earlier checkpoints are not changed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from holdfast.core.errors import CheckpointError, PeerLostError
 
 
 def save(root: Path, snapshot: Snapshot, exchange: Exchange) -> SaveResult:
-    """Commit the snapshot; every rank gets the same answer."""
+    """Save the snapshot as a checkpoint. Every rank returns the same result."""
     staged = stage(snapshot, Arena(), Planner(), rank=exchange.rank, size=exchange.size)
     return commit(root, staged, exchange)
 
@@ -47,9 +46,10 @@ def commit(
     check: Callable[[], None] = lambda: None,
     chain: Chain | None = None,
 ) -> SaveResult:
-    """Commit what is staged; every rank gets the same answer. `check` may raise to give this rank's part up.
+    """Write and publish what is staged. Every rank returns the same result. `check` may raise to cancel this rank's
+    part.
 
-    With a `chain`, which all ranks have or none, it may stand on the commits before it.
+    With a `chain`, the checkpoint may build on earlier ones. Either all ranks have a chain or none.
     """
     snapshot = staged.snapshot
     own_begun = _begin(root, snapshot.name, chain) if exchange.rank == 0 else None
@@ -66,7 +66,7 @@ def commit(
     try:
         links = None if chain is None else Links(chain=chain, parent=begun.parent)
         own = write_share(root / begun.staging, staged, exchange.rank, check, links)
-        if exchange.size > 1 and not snapshot.shares:  # ranks that may have other objects have compared
+        if exchange.size > 1 and not snapshot.shares:  # ranks that may have different objects were compared before
             own = replace(own, objects=digests(snapshot.state, snapshot.samples))
         written = gather(exchange, own)
     except PeerLostError:
@@ -91,7 +91,7 @@ def _begin(root: Path, name: CheckpointName, chain: Chain | None) -> Begun:
     try:
         make_folder(root)
         if exists(root, name):
-            sync_folder(root)  # this may have failed after the rename
+            sync_folder(root)  # the last try may have failed after the rename
             return Begun(exists=True)
         if (root / str(name)).exists():
             catalog.quarantine(root, name, "MANIFEST.json is missing")
@@ -103,7 +103,7 @@ def _begin(root: Path, name: CheckpointName, chain: Chain | None) -> Begun:
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """The chain of a save, and the commit that it stands on; None: it is a full one."""
+    """The chain of a save, and its parent checkpoint; None for a full checkpoint."""
 
     chain: Chain
     parent: CheckpointName | None
@@ -112,7 +112,7 @@ class Links:
 def write_share(
     folder: Path, staged: Staged, rank: int, check: Callable[[], None], links: Links | None = None
 ) -> RankWritten:
-    """Write this rank's files; `check` may raise to give them up."""
+    """Write this rank's files. `check` may raise to cancel."""
     if staged.error:
         return RankWritten(trouble=Trouble.no_memory(staged.error))
     own, snapshot = staged.plan, staged.snapshot
@@ -161,7 +161,7 @@ def _finish(root: Path, begun: Begun, staged: Staged, written: Sequence[RankWrit
 
 
 def manifest_by(staged: Staged, written: Sequence[RankWritten], parent: CheckpointName | None = None) -> Manifest:
-    """What a commit says of itself, by what each rank says of its share."""
+    """Return the manifest of a checkpoint, from each rank's report of its share."""
     snapshot = staged.snapshot
     if all(part.layout for part in written):
         plans = [staged.layouts.plan(snapshot.name, rank) for rank in range(len(written))]
@@ -176,12 +176,12 @@ def manifest_by(staged: Staged, written: Sequence[RankWritten], parent: Checkpoi
 
 
 def _layout(own: ShardPlan) -> str:
-    """Which rows of which tensors a file holds where: headers of different rows may be the same."""
+    """Return a digest of the places of all rows in a file: files with different rows may have the same header."""
     return xxhash.xxh3_128_hexdigest(own.header + repr([piece.start for piece in own.pieces]).encode())
 
 
 def records_of(specs: Sequence[TensorSpec], shards: Sequence[Mapping[str, Sequence[Chunk]]]) -> Records:
-    """Where each tensor lies, by what each rank says of its own."""
+    """Return the places of each tensor, from each rank's report."""
     return Records(
         (spec.name, record_of(spec, [chunk for chunks in shards for chunk in chunks.get(spec.name, ())]))
         for spec in specs
@@ -194,7 +194,7 @@ def manifest_with(
     shards: Sequence[Mapping[str, FileRecord]],
     parent: CheckpointName | None = None,
 ) -> Manifest:
-    """What a commit of these files of each rank says of itself, whose tensors lie so."""
+    """Return the manifest of a checkpoint with these records, and these files of each rank."""
     manifest = Manifest(
         step=snapshot.name.step,
         pair=snapshot.name.pair,
@@ -212,6 +212,6 @@ def manifest_with(
         parent=None if parent is None else str(parent),
     )
     if not manifest.stands_on:
-        manifest = replace(manifest, parent=None)  # all has changed: it is a full one
+        manifest = replace(manifest, parent=None)  # everything changed, so this is a full checkpoint
     check_coverage(manifest)
     return manifest

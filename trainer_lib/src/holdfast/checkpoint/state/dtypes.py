@@ -1,4 +1,4 @@
-"""The dtypes that can be saved, as torch and as safetensors name them."""
+"""The dtypes that can be saved, by their names in torch and in safetensors."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def empty(spec: TensorSpec) -> torch.Tensor:
-    """A tensor of its own memory, for bytes to come."""
+    """Return a new tensor with uninitialised memory."""
     return torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype], device="cpu")
 
 
 def blank(record: TensorRecord | TensorSpec) -> torch.Tensor:
-    """A tensor of this kind and shape without memory: to see whether it fits before anything is read."""
+    """Return a tensor of this dtype and shape on the meta device, to check whether it fits before
+    anything is read.
+    """
     return torch.empty(record.shape, dtype=TORCH_DTYPES[record.dtype], device="meta")

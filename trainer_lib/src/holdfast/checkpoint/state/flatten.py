@@ -1,8 +1,8 @@
-"""Live objects ↔ named tensors and a JSON tree. No pickle: what cannot be said in these is refused by name.
+"""Convert live objects to named tensors and a JSON tree. Without pickle: other values are rejected by name.
 
-In the tree, `{"$tensor": name}` stands for a tensor, `{"$rows": [name, shape]}` for one of which each rank of a
-replica has rows, and `$map`, `$counter`, `$tuple`, `$float`, `$bytes`, `$array` for what JSON lacks. A tensor's
-name is its path in the tree, so it means the same on every rank and in every release.
+In the tree, `{"$tensor": name}` stands for a tensor, and `{"$rows": [name, shape]}` for one of which each rank of a
+replica group has rows. `$map`, `$counter`, `$tuple`, `$float`, `$bytes` and `$array` stand for values that JSON
+lacks. A tensor's name is its path in the tree, so it is the same on every rank and in every release.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from holdfast.checkpoint.state.savable import (
 )
 from holdfast.core.errors import StateError
 
-# So deep is no state: one that holds itself has no end. Python and JSON read that deep without a thought.
+# Deeper trees are rejected, because an object that contains itself is endless. Python and JSON support this depth.
 _DEEPEST: Final = 100
 
-# Of an object's tensors so many are looked at, and so much of each: it is done while training waits.
+# The tensors per object, and the bytes per tensor, that are sampled. Training is paused meanwhile.
 _SAMPLED_TENSORS: Final = 32
 _SAMPLED_BYTES: Final = 2048
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything that can be managed."""
+    """Any object that can be saved and loaded."""
 
     def state_dict(self) -> Any: ...
 
@@ -62,18 +62,18 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Flat:
-    """A state taken apart: a JSON tree, and the tensors that it names."""
+    """The parts of a state: a JSON tree, and the tensors that it names."""
 
     tree: Any
     tensors: Mapping[str, torch.Tensor]
     sharded: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of those of which only rows are here, the shape of the whole."""
+    """The global shapes of the tensors of which only rows are on this rank."""
     parts: Mapping[str, Any] = field(default_factory=dict)
-    """And they themselves, which know how they are cut."""
+    """These tensors themselves (DTensors), which know their sharding."""
 
     @property
     def specs(self) -> list[TensorSpec]:
-        """The whole tensors: what is needed to share them out over the ranks."""
+        """The complete tensors, with which the ranks divide the work."""
         return [
             TensorSpec(name=name, dtype=DTYPES[tensor.dtype], shape=self.sharded.get(name, tuple(tensor.shape)))
             for name, tensor in self.tensors.items()
@@ -87,12 +87,12 @@ class Flat:
         ]
 
     def read(self, piece: Piece) -> Buffer:
-        """The bytes of a piece. Of a sharded tensor, a piece is all that is here."""
+        """Return the bytes of a piece. For a sharded tensor, the piece is this rank's part."""
         flat = self._piece(piece).cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy().data
 
     def fill(self, places: Sequence[tuple[Piece, memoryview]]) -> None:
-        """Copy pieces to where they belong, without a copy between; from devices all at once."""
+        """Copy pieces to their targets directly. Copies from devices run concurrently."""
         busy: set[torch.device] = set()
         moves: list[Move] = []
         for piece, target in places:
@@ -110,7 +110,7 @@ class Flat:
             torch.cuda.synchronize(device)
 
     def sample(self, names: Iterable[str]) -> str:
-        """A digest of the first and last bytes of the first of these tensors, but for rows of a sharded one."""
+        """Return a digest of the first and last bytes of the first of these tensors, except for sharded ones."""
         digest = xxhash.xxh3_64()
         whole = (self.tensors[name] for name in names if name not in self.sharded)
         for tensor in islice(filter(_is_plain_bytes, whole), _SAMPLED_TENSORS):
@@ -126,17 +126,17 @@ class Flat:
 
 
 def _is_plain_memory(tensor: torch.Tensor) -> bool:
-    """Whether its bytes lie in this process's memory as they are saved."""
+    """Return whether the tensor's bytes are in this process's memory in the form in which they are saved."""
     return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and _is_plain_bytes(tensor)
 
 
 def _is_plain_bytes(tensor: torch.Tensor) -> bool:
-    """Whether they lie wherever they are as they would be saved."""
+    """Return whether the tensor's bytes, on any device, have the form in which they are saved."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def flatten(objects: Mapping[str, Stateful]) -> Flat:
-    """Take the state of each object apart; StateError names what cannot be saved and how to mend it."""
+    """Convert the state of each object. A `StateError` names what cannot be saved, and how to fix it."""
     encoder = _Encoder()
     named = parameter_names(objects)
     tree = {}
@@ -147,7 +147,7 @@ def flatten(objects: Mapping[str, Stateful]) -> Flat:
 
 
 def check_stateful(objects: Mapping[str, Any]) -> None:
-    """StateError for what is no object with a state, such as a state itself."""
+    """Raise `StateError` for a value that is not an object with a state, such as a state dict itself."""
     for name, thing in objects.items():
         if not isinstance(thing, Stateful):
             raise StateError(
@@ -157,12 +157,12 @@ def check_stateful(objects: Mapping[str, Any]) -> None:
 
 
 def _sorted_to(thing: Stateful) -> int:
-    """How deep its mappings need no order of their own: of a module the names, of an optimizer all."""
+    """Return down to which depth mappings may be sorted: the names of a module, and everything of an optimizer."""
     return (isinstance(thing, torch.optim.Optimizer) and _DEEPEST) or (isinstance(thing, torch.nn.Module) and 1) or 0
 
 
 def _state_of(thing: Stateful, named: Mapping[int, str]) -> Any:
-    """What is saved of an object: a module's under the names that it has without its wrappers."""
+    """Return the state to save for an object. A module's names omit its wrappers."""
     if isinstance(thing, torch.nn.Module):
         return saved_state(thing)
     state = thing.state_dict()
@@ -170,8 +170,10 @@ def _state_of(thing: Stateful, named: Mapping[int, str]) -> Any:
 
 
 def trained(objects: Mapping[str, Stateful], flat: Flat) -> frozenset[str]:
-    """The names of the tensors that are parameters of modules and are trained: all that may be inexact. Not buffers,
-    and nothing of an optimizer, whose numbers have other sizes and other uses."""
+    """Return the names of the trained parameters of modules, which may be inexact.
+
+    They exclude buffers, and everything of an optimizer, whose numbers have other magnitudes and other uses.
+    """
     found: set[Any] = set()
     for name, thing in objects.items():
         if isinstance(thing, torch.nn.Module):
@@ -181,8 +183,10 @@ def trained(objects: Mapping[str, Stateful], flat: Flat) -> frozenset[str]:
 
 
 def sampled(objects: Mapping[str, Stateful], flat: Flat) -> dict[str, str]:
-    """By object, a digest of a few bytes of its tensors, to be compared between ranks. Not of modules and optimizers:
-    the steps keep those alike."""
+    """Return a digest of a few bytes of each object's tensors, to compare between ranks.
+
+    Modules and optimizers are excluded, because the training steps keep them equal.
+    """
     return {
         name: flat.sample(tensors_in(flat.tree[name]))
         for name, thing in objects.items()
@@ -191,7 +195,7 @@ def sampled(objects: Mapping[str, Stateful], flat: Flat) -> dict[str, str]:
 
 
 def _named(leaf: Any) -> Any:
-    """The tensor that a leaf of a tree names, if it names one."""
+    """Return the tensor that a leaf of a tree names; None if there is none."""
     match leaf:
         case {"$tensor": str(name)} | {"$rows": [str(name), _]}:
             return name
@@ -199,7 +203,7 @@ def _named(leaf: Any) -> Any:
 
 
 def check_savable(objects: Mapping[str, Stateful]) -> None:
-    """StateError for what cannot be saved, also for what an optimizer's first step will add to its state."""
+    """Raise `StateError` for what cannot be saved, including what an optimizer's first step will add to its state."""
     flat = flatten(objects)
     if text_bytes(flat.tree) > LARGEST:
         raise StateError(
@@ -212,7 +216,7 @@ def check_savable(objects: Mapping[str, Stateful]) -> None:
 
 
 def flatten_values(values: Mapping[str, Any], *, ordered: bool = False) -> Flat:
-    """The same for plain values (a state dict, a tensor, a number); mappings keep their order if `ordered`."""
+    """Convert plain values (a state dict, a tensor, a number). Mappings keep their order if `ordered`."""
     encoder = _Encoder(sorted_to=0 if ordered else _DEEPEST)
     tree = {check_name(name): encoder.encode(value, (name,)) for name, value in values.items()}
     return Flat(tree=tree, tensors=encoder.tensors)
@@ -224,7 +228,7 @@ class _Encoder:
     sharded: dict[str, tuple[int, ...]] = field(default_factory=dict)
     parts: dict[str, Any] = field(default_factory=dict)
     sorted_to: int = 0
-    """Mappings on paths of so many parts are said with their keys sorted."""
+    """Mappings at paths of at most this length have sorted keys."""
     _seen: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
@@ -286,13 +290,13 @@ class _Encoder:
 
     def _tensor(self, tensor: torch.Tensor, path: tuple[str, ...], *, part: bool = False) -> str:
         check_tensor(tensor, path)
-        lazily = (tensor.is_conj(), tensor.is_neg())  # of one memory, other numbers
+        lazily = (tensor.is_conj(), tensor.is_neg())  # lazy views of the same memory have different numbers
         identity = (_place(tensor), tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride(), lazily)
-        # Tied weights are saved once. Of a part without elements that must be told as well: other ranks have some.
+        # Tied weights are saved once. This includes a part without elements, because other ranks have some.
         if (tensor.numel() or part) and identity in self._seen:
             return self._seen[identity]
         name = "/".join(part.replace("~", "~0").replace("/", "~1") for part in path)
-        while name in self.tensors or name == METADATA:  # keys 1 and "1" of one mapping; what no tensor can be called
+        while name in self.tensors or name == METADATA:  # keys 1 and "1" of one mapping, or a reserved name
             name += "'"
         self._seen[identity] = name
         self.tensors[name] = tensor.detach()
@@ -300,7 +304,7 @@ class _Encoder:
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where its numbers lie. What has none is at no address, but has a memory of its own all the same."""
+    """Return the place of the tensor's numbers. An empty tensor has no address, but its own storage."""
     if tensor.numel():
         return tensor.data_ptr(), 0
     return tensor.untyped_storage()._cdata, int(tensor.storage_offset())

@@ -1,6 +1,7 @@
-"""Giving objects a saved state: whether it fits is found out before anything of them is changed.
+"""Load saved state into live objects. Everything is validated before anything is modified.
 
-Invariant: when a load is refused, every object is as it was. What does not fit is told all at once, object by object.
+Invariant: if a load is rejected, every object is unchanged. One message lists everything that does not fit, by
+object.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from holdfast.core.gc_pause import uncollected
 _log = logging.getLogger("holdfast.checkpoint")
 
 SHOWN: Final = 10
-"""As many names of a kind as a message shows."""
+"""The number of names of each kind that a message shows."""
 
 Tensors = Callable[[str], torch.Tensor]
 _EXTRA: Final = "_extra_state"
@@ -41,12 +42,12 @@ def load_into(
     blank: Tensors,
     partly: bool = False,
 ) -> list[str]:
-    """Give each object its state back; StateError says what does not fit, and then nothing has been changed.
+    """Load each object's state. If anything does not fit, raise `StateError` and change nothing.
 
-    Returns which settings of the script are replaced by others.
+    Return the settings of the script that the checkpoint replaces.
 
-    `tensor` gives a tensor by its name, `blank` the same without its numbers. With `partly` there may be more in the
-    tree than these objects.
+    `tensor` returns a tensor by its name; `blank` returns the same without data. With `partly`, the tree may have
+    more than these objects.
     """
     _check_objects(objects, tree, partly=partly)
     _check_fit(objects, tree, tensor, blank)
@@ -59,7 +60,7 @@ def load_into(
             thing = objects[name]
             undo.append(_remember(thing))
             _load(thing, _state(tree[name], tensor, rows), rows)
-    except Exception as error:  # whatever the script's own code raises where a state is not to its liking
+    except Exception as error:  # any error of the script's own code when a state does not fit
         for back in reversed(undo):
             back()
         if isinstance(error, (HoldfastError, MemoryError)):
@@ -79,7 +80,7 @@ def _replaced(name: str, thing: Any, tree: Any, blank: Tensors) -> list[str]:
 
 
 def tell(other: Sequence[str]) -> None:
-    """Log which settings of the script are replaced."""
+    """Log which settings of the script the checkpoint replaces."""
     if other:
         _log.warning(
             "settings of the checkpoint replace those of the script; to train with the script's, set them after "
@@ -94,7 +95,9 @@ def _state(tree: Any, tensor: Tensors, rows: Rows) -> Any:
 
 
 def _turn(thing: Any) -> int:
-    """The script's own objects first, since only they can tell whether a state fits; then what can be undone."""
+    """Return the load order: the script's own objects first, because only they can check a state,
+    and then the rest.
+    """
     return (isinstance(thing, torch.optim.Optimizer) and 1) or (isinstance(thing, torch.nn.Module) and 2) or 0
 
 
@@ -111,7 +114,7 @@ def _load(thing: Any, state: Any, rows: Rows) -> None:
 
 
 def once(tensor: Tensors) -> Tensors:
-    """The same tensor each time for the same name: what was one thing under two names stays one."""
+    """Return a function that loads each name only once, so that tied tensors stay one tensor."""
     known: dict[str, torch.Tensor] = {}
 
     def give(name: str) -> torch.Tensor:
@@ -131,11 +134,14 @@ def _misfit(name: str, error: Exception) -> StateError:
 
 
 def _remember(thing: Stateful) -> Callable[[], None]:
-    """How to give it back the state that it has now. A module that fits is not refused any more."""
+    """Return a function that restores the object's current state.
+
+    A module needs none: once its state fits, its load does not fail.
+    """
     if isinstance(thing, torch.nn.Module):
         return lambda: None
     if isinstance(thing, torch.optim.Optimizer):
-        own = dict(vars(thing))  # a load replaces its state, and does not change it
+        own = dict(vars(thing))  # a load replaces the state, and does not modify it
         return lambda: vars(thing).update(own)
     try:
         before = copy.deepcopy(thing.state_dict())
@@ -207,7 +213,7 @@ def _blank_rows(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 def _module_misfits(module: torch.nn.Module, saved: Mapping[str, Any]) -> Iterator[str]:
     live = module.state_dict()
     own = own_names(module, saved)
-    here = {own[name]: name for name in saved}  # messages speak of the names in the checkpoint
+    here = {own[name]: name for name in saved}  # messages use the names in the checkpoint
     if not _renames(module):
         known = here.keys() | _tied(module, here)
         yield from _some("missing in the checkpoint", [name for name in live if name not in known])
@@ -225,7 +231,7 @@ def _module_misfits(module: torch.nn.Module, saved: Mapping[str, Any]) -> Iterat
 
 
 def _prefixed(module: torch.nn.Module, saved: Collection[str], live: Mapping[str, Any]) -> Iterator[str]:
-    """What to do where only the words of a wrapper before all names keep them from fitting."""
+    """Yield advice if only a wrapper's prefix on all names prevents a fit."""
     for prefix in common_prefixes(saved):
         bare = own_names(module, {name.removeprefix(prefix): None for name in saved})
         if live.keys() == {*bare.values()}:
@@ -236,14 +242,14 @@ def _prefixed(module: torch.nn.Module, saved: Collection[str], live: Mapping[str
 
 
 def _every(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """All of its tensors, each under every name that its state has it under."""
+    """Return all tensors of a module, each under every name in its state."""
     every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     names = state_names(module, [name for name, _ in every])
     return [(names[name], one) for name, one in every]
 
 
 def _apart(module: torch.nn.Module, tree: Any, tensor: Tensors) -> Iterator[str]:
-    """Names of a tied tensor that have different numbers in the checkpoint: all but one would be lost."""
+    """Yield the names of tied tensors whose data differ in the checkpoint: all but one would be lost."""
     saved = mapping(tree) or {}
     own = own_names(module, saved)
     here = {own[name]: name for name in saved}
@@ -267,21 +273,23 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _tied(module: torch.nn.Module, given: Container[str]) -> dict[str, str]:
-    """The names that are not given of tensors that are, and under which: a safetensors file has tied weights once."""
+    """Return the missing names of tensors that are given under another name: safetensors files have tied weights
+    once.
+    """
     every = _every(module)
     filled = {id(one): name for name, one in every if name in given}
     return {name: filled[id(one)] for name, one in every if name not in given and id(one) in filled}
 
 
 def _unfilled(module: torch.nn.Module, given: Container[str]) -> Iterator[str]:
-    """What has no numbers and would get none. A buffer that is not persistent is in no checkpoint."""
+    """Return the meta tensors that would stay without data. No checkpoint has buffers that are not persistent."""
     every = _every(module)
     filled = {id(one) for name, one in every if name in given}
     return (name for name, one in every if one.is_meta and id(one) not in filled)
 
 
 def _renames(module: torch.nn.Module) -> bool:
-    """Whether a part of the script's own takes other names than it gives: then only it can tell."""
+    """Return whether a part of the script's own code translates names, so that only it can check them."""
     return any(
         not type(part).__module__.startswith("torch.")
         and (
@@ -297,7 +305,7 @@ def _optimizer_misfits(optimizer: torch.optim.Optimizer, saved: Any, named: Mapp
     if not optimizer_state.is_state(saved):
         if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
             yield "no state that an optimizer has in the checkpoint"
-        return  # of a class with a state of its own
+        return  # the class has its own form of state
     here = [len(group["params"]) for group in optimizer.param_groups]
     there = [len(group["params"]) for group in saved["param_groups"]]
     if here != there:
@@ -323,8 +331,11 @@ def _optimizer_misfits(optimizer: torch.optim.Optimizer, saved: Any, named: Mapp
 
 
 def _moved(there: Sequence[str | None], here: Sequence[str | None]) -> Iterator[str]:
-    """Where the parameters are surely others. One without a name may be any that has its name nowhere else: of an
-    optimizer that is loaded without its module none has one."""
+    """Yield the parameters that certainly differ.
+
+    A parameter without a name may be any that is named on only one side. An optimizer that is loaded without its
+    module has no names at all.
+    """
     both = {*there} & {*here} - {None}
     for one, other in zip(there, here, strict=True):
         told = (one is not None and other is not None) or one in both or other in both

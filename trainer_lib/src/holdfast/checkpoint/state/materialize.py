@@ -1,4 +1,4 @@
-"""What a saved tensor becomes beside a live one: memory for what has none yet, and the part that belongs here."""
+"""Adapt saved tensors to live ones: allocate meta tensors, and select the part that belongs to this rank."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Rows = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 
 
 def materialise(module: torch.nn.Module) -> Callable[[], None]:
-    """Give what is on the meta device memory, and nothing else: what has numbers keeps them. Returns the way back.
+    """Allocate memory for the meta tensors of a module, and return a function that undoes it.
 
-    The tensors stay the same objects, so weights stay tied, and an optimizer that was made of them stays theirs.
+    Other tensors keep their data. All tensors stay the same objects, so weights stay tied, and optimizers of them
+    stay valid.
     """
     every = [*module.parameters(), *module.buffers()]
     real = [one.device for one in every if not one.is_meta]
@@ -37,7 +38,7 @@ def _filled(one: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def placed(value: Any, live: Any, rows: Rows) -> Any:
-    """A whole tensor cut as the live one is; whatever else is saved as it is."""
+    """Return the part of a complete tensor that the live one has. Return any other value unchanged."""
     if not (isinstance(value, torch.Tensor) and isinstance(live, torch.Tensor)):
         return value
     if is_sharded(value) or not is_sharded(live) or value.shape != live.shape:
@@ -47,7 +48,7 @@ def placed(value: Any, live: Any, rows: Rows) -> Any:
 
 
 def _cut(whole: torch.Tensor, live: Any) -> torch.Tensor:
-    """What DTensor's own chunks say is here of it."""
+    """Return the part of the tensor that this rank has, according to DTensor's own chunks."""
     from torch.distributed.tensor import DTensor
 
     chunks = live.__create_chunk_list__()

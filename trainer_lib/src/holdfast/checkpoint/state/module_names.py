@@ -1,9 +1,9 @@
-"""The names of a module's state, whatever it is wrapped in.
+"""The names in a module's state, independent of its wrappers.
 
-`torch.compile`, DistributedDataParallel, DataParallel and activation checkpointing put a module inside another one,
-and their own word into every name below it. Such a word is left out of what is saved, so that a commit of a wrapped
-module loads into a bare one and back. It is told by the type of the wrapper, never by the word: a module of the
-script's own may well have a part that is called `module`.
+`torch.compile`, DistributedDataParallel, DataParallel and activation checkpointing wrap a module and add their own
+prefix to every name in it. Saved names omit this prefix, so that a checkpoint of a wrapped module loads into an
+unwrapped one, and vice versa. The type of the wrapper identifies the prefix, never its text: a module of the script
+may have a part that is named `module`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataPara
 
 
 def saved_names(module: torch.nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """The name under which each of a module's own names is saved; the same for a module without wrappers."""
+    """Map each of a module's own names to the name under which it is saved."""
     prefixes = dict(_wrapped(module))
     if not prefixes:
         return {name: name for name in names}
@@ -30,14 +30,14 @@ def saved_names(module: torch.nn.Module, names: Iterable[str]) -> dict[str, str]
 
 
 def saved_state(module: torch.nn.Module) -> dict[str, Any]:
-    """A module's state under the names that it is saved with."""
+    """Return a module's state under its saved names."""
     state = module.state_dict()
     names = saved_names(module, state)
     return {names[own]: value for own, value in state.items()}
 
 
 def parameter_names(objects: Mapping[str, Any]) -> dict[int, str]:
-    """The names of all parameters of the modules, by the parameters' ids."""
+    """Return the names of all parameters of the modules, by the parameters' ids."""
     named: dict[int, str] = {}
     for name, module in sorted(objects.items()):
         if isinstance(module, torch.nn.Module):
@@ -48,9 +48,9 @@ def parameter_names(objects: Mapping[str, Any]) -> dict[int, str]:
 
 
 def own_names(module: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
-    """The module's own name for each name of a saved state; one that it does not know stays as it is.
+    """Map each name of a saved state to the module's own name. A name that the module does not have stays unchanged.
 
-    A file of another program may have the names of a compiled module: those are known too.
+    A file of another program may have the names of a compiled module. They are mapped too.
     """
     known = {saved: own for own, saved in saved_names(module, module.state_dict()).items()}
     plain = {name: name.replace(f"{_COMPILED}.", "") for name in state if name not in known}
@@ -58,24 +58,24 @@ def own_names(module: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, st
 
 
 def common_prefixes(names: Collection[str]) -> list[str]:
-    """The parts of paths with which all names begin, each with its dot: `a.`, `a.b.`."""
+    """Return the path prefixes that all names share, each with its dot: `a.`, `a.b.`."""
     first, last = min(names, default=""), max(names, default="")
     begin = os.path.commonprefix([first, last])  # noqa: RUF071  (these are no paths of files)
     return [begin[: place + 1] for place, letter in enumerate(begin) if letter == "."]
 
 
 def state_names(module: torch.nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """The name in a module's state of each of its parameters and buffers."""
+    """Map the names of a module's parameters and buffers to their names in its state."""
     prefixes = {prefix: left for prefix, left in _wrapped(module) if prefix.endswith(f"{_RECOMPUTED}.")}
     longest = max(map(len, prefixes), default=0)
     return {name: _bare(name, prefixes, longest) for name in names}
 
 
 def _wrapped(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
-    """Every prefix that ends in a wrapper's own word, and what is left of it without that word.
+    """Yield every prefix that ends with a wrapper's own part, and the prefix without that part.
 
-    Activation checkpointing takes its word out of the names of a state by itself, and leaves it in those of
-    parameters, so prefixes inside of it are known with that word and without.
+    Activation checkpointing removes its part from the names of a state by itself, but not from those of parameters.
+    Prefixes inside it are therefore yielded in both forms.
     """
     shown: dict[str, str] = {}
     for path, part in module.named_modules(remove_duplicate=False):
@@ -92,8 +92,10 @@ def _wrapped(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _word(part: torch.nn.Module) -> str | None:
-    """The word that a wrapper puts before the names of what it wraps. Modules that are slow to import are not
-    imported: where they are not loaded, nothing is wrapped by them."""
+    """Return the prefix that a wrapper adds to the names in it.
+
+    Modules that are slow to import are not imported: if they are not loaded, they wrap nothing.
+    """
     if isinstance(part, _WRAPPERS):
         return "module"
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
@@ -104,7 +106,7 @@ def _word(part: torch.nn.Module) -> str | None:
 
 
 def _bare(name: str, prefixes: Mapping[str, str], longest: int) -> str:
-    """Without the wrappers' words, the innermost first: what stands before it keeps its length."""
+    """Remove the wrappers' parts from a name, the innermost first, so that the text before it keeps its length."""
     end = name.rfind(".", 0, longest)
     while end >= 0:
         prefix = name[: end + 1]

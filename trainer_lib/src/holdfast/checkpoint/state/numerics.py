@@ -1,4 +1,4 @@
-"""What the bits of a result depend on beside the program: recorded with every commit."""
+"""The environment that the bits of a result depend on. Every checkpoint records it."""
 
 from __future__ import annotations
 

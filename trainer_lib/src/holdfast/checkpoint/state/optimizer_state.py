@@ -1,9 +1,9 @@
-"""What is special about an optimizer's state.
+"""The names, dtypes and settings in an optimizer's state.
 
-It names parameters by their place. So the parameters' names are saved beside it: an optimizer whose parameters are
-others, or in another order, would take over the wrong moments without a word. And torch casts what it loads to the
-parameter's dtype, which rounds the fp32 masters and moments of bf16 weights: here each keeps the dtype it was saved
-with.
+The state identifies parameters by their position. The parameters' names are therefore saved with it: otherwise an
+optimizer with other parameters, or in another order, would silently load the wrong moments. torch also casts what it
+loads to the parameter's dtype, which rounds the fp32 masters and moments of bf16 weights. Here, each tensor keeps its
+saved dtype.
 """
 
 from __future__ import annotations
@@ -22,24 +22,29 @@ _log = logging.getLogger("holdfast.checkpoint")
 
 NAMES: Final = "names"
 KIND: Final = "kind"
-_ROWS: Final = 2  # of a rehearsal's parameter, along each of its first dimensions
+_ROWS: Final = 2  # length of a rehearsal's parameter along each dimension, at most
 
 
 def labelled(optimizer: torch.optim.Optimizer, state: Any, named: Mapping[int, str]) -> Any:
-    """The state, the name of each parameter that a managed module has, group by group, and the kind."""
+    """Return the state with the kind of optimizer, and with the name of each parameter that a managed module has.
+
+    The names are grouped like the parameters.
+    """
     if not isinstance(state, dict) or NAMES in state or KIND in state:
         return state
     return {**state, NAMES: names_in(optimizer, named), KIND: kind(optimizer)}
 
 
 def kind(optimizer: torch.optim.Optimizer) -> str | None:
-    """Which of torch's optimizers it is, or is made of; None for any other, whose name says nothing of its state."""
+    """Return the torch optimizer that it is or derives from; None for any other, whose name does not identify its
+    state.
+    """
     every = [one.__name__ for one in type(optimizer).__mro__ if one.__module__.startswith("torch.optim.")]
     return every[0] if every[0] != torch.optim.Optimizer.__name__ else None
 
 
 def is_state(saved: Any) -> bool:
-    """Whether it has the form of what torch's optimizers save."""
+    """Return whether the value has the form of a torch optimizer's state."""
     groups = saved.get("param_groups") if isinstance(saved, dict) and isinstance(saved.get("state"), dict) else None
     return isinstance(groups, list) and all(
         isinstance(group, dict)
@@ -50,12 +55,12 @@ def is_state(saved: Any) -> bool:
 
 
 def names_in(optimizer: torch.optim.Optimizer, named: Mapping[int, str]) -> list[list[str | None]]:
-    """The names of its parameters, group by group; None for one of no module."""
+    """Return the names of the optimizer's parameters, group by group; None for a parameter of no module."""
     return [[named.get(id(one)) for one in group["params"]] for group in optimizer.param_groups]
 
 
 def load(optimizer: torch.optim.Optimizer, state: Any, placed: Callable[[Any, torch.Tensor], Any]) -> None:
-    """Give it its state back, each tensor in the dtype in which it was saved, and `placed` beside its parameter."""
+    """Load the optimizer's state. Each tensor keeps its saved dtype, and `placed` adapts it to its parameter."""
     own = (
         {key: value for key, value in state.items() if key not in (NAMES, KIND)} if isinstance(state, dict) else state
     )
@@ -69,7 +74,7 @@ def load(optimizer: torch.optim.Optimizer, state: Any, placed: Callable[[Any, to
 
 
 def _entries(optimizer: torch.optim.Optimizer, state: Any) -> Iterator[tuple[Any, dict[Any, Any]]]:
-    """Each parameter, and what was saved for it; nothing for a class with a state of its own."""
+    """Yield each parameter with its saved entry; nothing for a class with its own form of state."""
     if not (isinstance(state, dict) and {"param_groups", "state"} <= state.keys()):
         return
     for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
@@ -90,12 +95,13 @@ def _exact(saved: Any, loaded: Any) -> Any:
 
 
 def rehearse(optimizer: torch.optim.Optimizer) -> Any:
-    """The state that its first step would make, tried on a copy with tiny parameters; None if that cannot be told.
+    """Return the state that the first step would create; None if it cannot be determined.
 
-    The copy has the optimizer's groups and defaults and nothing else of it, so hooks and schedulers hear nothing.
+    The step runs on a copy with tiny parameters, which has only the optimizer's groups and defaults. Hooks and
+    schedulers are not called.
     """
     if getattr(optimizer, "state", None):
-        return None  # it has stepped: its state speaks for itself
+        return None  # it has stepped, so its state exists
     before = rng.States.current()
     try:
         copied = _understudy(optimizer)
@@ -110,7 +116,9 @@ def rehearse(optimizer: torch.optim.Optimizer) -> Any:
 
 
 def foreseen(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.dtype, tuple[int, ...]]]:
-    """Dtype and shape of what its first step will make of a parameter's size; nothing where that cannot be told."""
+    """Yield dtype and shape of each tensor of a parameter's size that the first step will create,
+    if this is known.
+    """
     for parameter, made in _entries(optimizer, rehearse(optimizer)):
         for value in made.values():
             if isinstance(value, torch.Tensor) and value.shape == _tiny(parameter).shape:
@@ -118,7 +126,7 @@ def foreseen(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.dtype, tu
 
 
 def unset(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> list[str]:
-    """Which of its settings a saved group lacks. It fills in by itself those that earlier releases of it had not."""
+    """Return the settings that a saved group lacks, except those that the optimizer adds for older releases."""
     wanted = getattr(optimizer, "defaults", {}).keys()
     if not _takes_as_it_is(optimizer) or all(wanted <= group.keys() for group in groups):
         return []
@@ -132,7 +140,10 @@ def unset(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> lis
 
 
 def misshaped(optimizer: torch.optim.Optimizer, state: Any) -> list[tuple[Any, str, torch.Tensor]]:
-    """The parameters, each with a saved tensor and its key, whose shape is not the parameter's though its own is."""
+    """Return the saved tensors that lack their parameter's shape, although the optimizer's own tensors have it.
+
+    Each one comes with its parameter and its key.
+    """
     if not _takes_as_it_is(optimizer):
         return []
     doubtful = [
@@ -146,13 +157,13 @@ def misshaped(optimizer: torch.optim.Optimizer, state: Any) -> list[tuple[Any, s
 
 
 def _takes_as_it_is(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether what it loads is changed by nobody on the way."""
+    """Return whether the optimizer loads a state without any hook or override that changes it."""
     hooked = getattr(optimizer, "_optimizer_load_state_dict_pre_hooks", None)
     return type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict and not hooked
 
 
 def _in_shape(optimizer: torch.optim.Optimizer) -> set[tuple[int, str]]:
-    """Which of its tensors have their parameter's shape, by parameter and key; of those that it has or will make."""
+    """Return which existing or future tensors have their parameter's shape, by parameter ID and key."""
     made: Iterator[tuple[Any, torch.Size, Mapping[Any, Any]]]
     if getattr(optimizer, "state", None):
         made = ((one, one.shape, state) for one, state in optimizer.state.items() if isinstance(one, torch.Tensor))

@@ -1,7 +1,7 @@
 """Settings of a script that a checkpoint replaces.
 
-An optimizer and a scheduler take all of a saved state, the settings in it included. A script that sets another weight
-decay, or a longer schedule, goes on with the old ones.
+An optimizer and a scheduler load a complete saved state, including its settings. A script that sets another weight
+decay, or a longer schedule, continues with the old ones.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 from holdfast.checkpoint.state import optimizer_state
 
 KINDS: Final = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-"""What has settings in its state."""
-# What a step of a scheduler changes by itself.
+"""The types that have settings in their state."""
+# Values that a scheduler changes at each step.
 _COUNTED: Final = frozenset({"last_epoch", "last_step"})
-# Schedulers of a scheduler.
+# The schedulers within a scheduler.
 _PARTS: Final = "_schedulers"
-# Of CyclicLR, which keeps none of the two that these are made of.
+# Values of CyclicLR, which does not keep the two arguments that they derive from.
 _DERIVED: Final = frozenset({"total_size", "step_ratio"})
 _MOMENTA: Final = ("betas", "momentum")
 
 
 def replaced(name: str, thing: Any, saved: Any) -> Iterator[str]:
-    """Which settings of one of these are others in a saved state."""
+    """Describe the settings of an object that differ in a saved state."""
     if isinstance(thing, torch.optim.Optimizer):
         yield from _of_groups(name, thing, saved)
     else:
@@ -43,12 +43,14 @@ def _of_groups(name: str, optimizer: torch.optim.Optimizer, saved: Any) -> Itera
 
 
 def _moved(group: Mapping[str, Any]) -> set[str]:
-    """What a scheduler sets at each step."""
+    """Return the values that a scheduler sets at each step."""
     return {"params", *(["lr"] if "initial_lr" in group else []), *(_MOMENTA if "max_momentum" in group else [])}
 
 
 def _of_arguments(name: str, thing: Any, saved: Any) -> Iterator[str]:
-    """Of what its class is made with, since all else may be where the schedule stands."""
+    """Compare only the constructor arguments of the class, because other values may be the position
+    in the schedule.
+    """
     own = thing.state_dict()
     if not isinstance(saved, Mapping) or not isinstance(own, Mapping):
         return

@@ -1,4 +1,4 @@
-"""States of the random number generators of one rank, as JSON."""
+"""The states of one rank's random number generators, as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class States:
 
     @classmethod
     def current(cls) -> States:
-        """Python's, numpy's, torch's and every CUDA device's generator, without waking a device that nobody uses."""
+        """Return the states of Python, numpy, torch and every CUDA device, without initialising CUDA."""
         devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
         return cls(
             python=random.getstate(),
@@ -50,7 +50,7 @@ class States:
         }
 
     def apply(self) -> None:
-        """Set the generators. Devices that are not there are left out."""
+        """Set the generators. Devices that do not exist are skipped."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
@@ -60,17 +60,17 @@ class States:
 
 
 def capture() -> dict[str, Any]:
-    """The states of all generators, as a rank saves them for itself."""
+    """Return the states of all generators, in the form of the per-rank state."""
     return States.current().to_json()
 
 
 def of(alone: Any) -> Any:
-    """The captured states in what a rank has saved for itself."""
+    """Return the captured states in a rank's per-rank state."""
     return alone.get("rng") if isinstance(alone, dict) else None
 
 
 def read(captured: Any) -> States:
-    """Read what was captured and try it on other generators; StateError if none can be in such a state."""
+    """Parse captured states, and try them on other generators. Raise `StateError` if they are not valid."""
     try:
         python, numpy = captured["python"], captured["numpy"]
         keys = np.frombuffer(base64.b64decode(numpy["keys"], validate=True), dtype="<u4")
@@ -91,7 +91,7 @@ def read(captured: Any) -> States:
 
 
 def seed(value: int) -> None:
-    """Seed all generators: for a rank that was not there when the checkpoint was made."""
+    """Seed all generators of a rank that did not exist when the checkpoint was made."""
     random.seed(value)
     np.random.seed(value & 0xFFFFFFFF)
     torch.manual_seed(value)

@@ -1,4 +1,4 @@
-"""Which values can be saved. What cannot is refused by name, with what to save in its place."""
+"""Which values can be saved. Other values are rejected by name, with what to save instead."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from holdfast.checkpoint.state.dtypes import DTYPES, TORCH_DTYPES
 from holdfast.core.errors import StateError
 
-# Python reads no more of an integer in JSON than 4,300 digits.
+# Python parses integers in JSON of at most 4,300 digits.
 _INTEGER_BITS: Final = 8192
 
 MEND: Final = "keep only tensors, numbers, strings, lists and dicts in its state_dict()"
 
 
 def check_name(name: str) -> str:
-    """What an object is called; StateError for what no file can have as a name."""
+    """Return an object's name. Raise `StateError` if a file cannot contain it."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -35,7 +35,10 @@ def refused(path: tuple[str, ...], value: Any, what: str = "") -> StateError:
 
 
 def plain_number(value: np.generic, path: tuple[str, ...]) -> Any:
-    """A NumPy scalar as Python has it. A date would become a number, and a long double another one."""
+    """Return a NumPy scalar as a Python value.
+
+    Raise `StateError` for types that Python would change: dates become numbers, and long doubles lose digits.
+    """
     plain = isinstance(value, (np.integer, np.floating, np.bool_, np.str_, np.bytes_))
     if not plain or isinstance(value, (np.timedelta64, np.longdouble)):
         raise StateError(
@@ -46,7 +49,7 @@ def plain_number(value: np.generic, path: tuple[str, ...]) -> Any:
 
 
 def checked_text(value: str, path: tuple[str, ...]) -> str:
-    """Return the text; StateError if it is no Unicode text."""
+    """Return the text. Raise `StateError` if it is not valid Unicode."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -57,7 +60,7 @@ def checked_text(value: str, path: tuple[str, ...]) -> str:
 
 
 def checked_integer(value: int, path: tuple[str, ...]) -> int:
-    """Return the integer; StateError if JSON cannot be read with it."""
+    """Return the integer. Raise `StateError` if JSON parsers cannot read it."""
     if value.bit_length() > _INTEGER_BITS:
         raise StateError(
             f"{'.'.join(path)} is an integer of {value.bit_length()} bits, more than JSON is read with: "
@@ -67,7 +70,7 @@ def checked_integer(value: int, path: tuple[str, ...]) -> int:
 
 
 def check_tensor(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
-    """StateError for a tensor that cannot be saved as it is."""
+    """Raise `StateError` for a tensor that cannot be saved as it is."""
     if is_lazy(tensor):
         raise StateError(
             f"{'.'.join(path)} has no shape yet: run a batch through its module before its state_dict() is asked for"
@@ -89,12 +92,12 @@ def check_tensor(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
 
 
 def _view(dtype: torch.dtype) -> str:
-    """How a tensor of a dtype that is not saved is seen as one that is, with all of its bits."""
+    """Return the expression that views an unsupported dtype as a supported one, with all of its bits."""
     return "torch.view_as_real(tensor)" if dtype.is_complex else "tensor.view(torch.uint8)"
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether its numbers lie in a memory of its own: a wrapper of other tensors has none, and its address is 0."""
+    """Return whether the tensor has its own memory. A wrapper of other tensors has none, and its address is 0."""
     if type(tensor) in (torch.Tensor, torch.nn.Parameter) or tensor.is_meta or tensor.is_nested:
         return True
     if is_traceable_wrapper_subclass(tensor):
@@ -106,7 +109,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def from_numpy(value: np.ndarray[Any, Any], path: tuple[str, ...]) -> torch.Tensor:
-    """Return the array as a tensor; StateError if it cannot be saved."""
+    """Return the array as a tensor. Raise `StateError` if it cannot be saved."""
     if isinstance(value, np.ma.MaskedArray):
         raise StateError(
             f"{'.'.join(path)} is a NumPy array with a mask, which would be lost: have its data and its mask in the "
@@ -114,7 +117,7 @@ def from_numpy(value: np.ndarray[Any, Any], path: tuple[str, ...]) -> torch.Tens
         )
     try:
         tensor = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
-    except (TypeError, ValueError):  # a dtype that torch has not; the bytes of another machine
+    except (TypeError, ValueError):  # a dtype that torch lacks, or another byte order
         tensor = None
     if tensor is None or tensor.dtype not in DTYPES:
         raise StateError(
@@ -125,7 +128,7 @@ def from_numpy(value: np.ndarray[Any, Any], path: tuple[str, ...]) -> torch.Tens
 
 
 def _numpy_view(dtype: np.dtype[Any]) -> str:
-    """What has all that such an array has, and can be saved."""
+    """Return the expression for a savable value with all data of such an array."""
     if not dtype.isnative:
         return 'array.astype(array.dtype.newbyteorder("="))'
     views = {"M": 'array.view("int64")', "m": 'array.view("int64")', "c": 'array.view("float64")'}

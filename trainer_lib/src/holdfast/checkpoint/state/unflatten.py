@@ -1,4 +1,4 @@
-"""A JSON tree and named tensors → values: the inverse of `flatten`."""
+"""Convert a JSON tree and named tensors to values: the inverse of `flatten`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ Rows = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 
 
 def all_of_it(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A sharded tensor as it is: the whole of it."""
+    """Return a sharded tensor unchanged, which is the complete one."""
     return tensor
 
 
 def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor], rows: Rows = all_of_it) -> Any:
-    """The inverse of `flatten` for one tree; `rows` makes a sharded tensor of one that `tensor` gave."""
+    """Return the values of one tree: the inverse of `flatten`. `rows` converts a result of `tensor` to a sharded
+    tensor.
+    """
     if isinstance(tree, list):
         return [unflatten(item, tensor, rows) for item in tree]
     if not isinstance(tree, dict):
@@ -60,7 +62,7 @@ def _unmark(mark: str, value: Any, tensor: Callable[[str], torch.Tensor], rows: 
 
 
 def rows_in(tree: Any) -> Iterator[tuple[str, int]]:
-    """The sharded tensors that a tree names, and how many rows each has."""
+    """Yield the sharded tensors that a tree names, with their numbers of rows."""
     if isinstance(tree, dict) and list(tree) == ["$rows"]:
         name, shape = tree["$rows"]
         yield name, shape[0]
@@ -70,8 +72,10 @@ def rows_in(tree: Any) -> Iterator[tuple[str, int]]:
 
 
 def adopt(record: TensorRecord, data: memoryview) -> torch.Tensor:
-    """A tensor over memory that is its own from now on: all of it, or as many of its rows as there are bytes. What
-    was saved in boxes is put together, all of it."""
+    """Return a tensor that takes over the memory: all of it, or as many rows as there are bytes.
+
+    A tensor that was saved in boxes is assembled, and must be complete.
+    """
     dtype = TORCH_DTYPES[record.dtype]
     if not record.in_rows and data.nbytes:
         return _of_boxes(record, data, dtype)
