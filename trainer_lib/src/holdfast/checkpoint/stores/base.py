@@ -1,15 +1,19 @@
-"""Where commits lie: the whole surface that a tier must offer to be read, filled, and looked after. No torch.
+"""The interface of a checkpoint store: everything that a tier must offer to be read, written and maintained. No
+torch.
 
-A store tells two troubles apart. `DamagedError`: the bytes are gone or are not those that were written, so another
-copy is needed. Any other `CheckpointError`: this process cannot get at them now (rights, network, credentials), and
-nothing may be concluded about the commit. A commit is there when its manifest is; what has none is nobody's.
+A store reports two kinds of errors. `DamagedError` means that bytes are missing or differ from what was written, so
+another copy is needed. Any other `CheckpointError` means that this process cannot read them now (permissions,
+network, credentials), which allows no conclusion about the checkpoint. A checkpoint exists if its manifest exists;
+files without a manifest are no checkpoint.
 
-A source is read a chunk at a time. One that can give parts of a chunk apart at no cost says so with a property
-`grain: int`: offsets and addresses of such parts are multiples of it (1: any). They then need no second copy. One
-that is read fastest into contiguous memory, and copied from there, says so with a property `staged: bool`. A store
-that is no disk says with a property `readers: int` how many parts to ask for at once: many where answers take their
-time, one for each processor where it is memory. One that goes by way of a cache of the host has a method `forget()`:
-the next read is past it.
+A source is read one chunk at a time. These optional members describe it:
+
+- The property `grain: int` shows that parts of a chunk can be read separately at no cost, and need no second copy.
+  The offsets and addresses of such parts are multiples of it (1: any).
+- The property `staged: bool` shows that a read into contiguous memory, followed by a copy, is fastest.
+- The property `readers: int` of a store that is no disk is the number of parts to request at once: many for slow
+  answers, and one per processor for memory.
+- The method `forget()` of a source with a host cache makes the next read bypass it.
 """
 
 from __future__ import annotations
@@ -26,24 +30,24 @@ from holdfast.core.errors import CheckpointError, DamagedError
 
 
 class Source(Protocol):
-    """One file of a commit, open for reading; any thread may read any part."""
+    """One file of a checkpoint, open for reading. Any thread may read any part."""
 
     @property
     def nbytes(self) -> int:
-        """The file's length as the store has it."""
+        """The file's length in the store, in bytes."""
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill all of `target` from `offset` on; DamagedError if the file ends before."""
+        """Fill all of `target` from `offset` on. Raise `DamagedError` if the file ends before."""
 
     def __enter__(self) -> Self:
-        """Open until the block ends."""
+        """Keep the file open until the context ends."""
 
     def __exit__(self, *_: object) -> None:
-        """Let go of it."""
+        """Close the file."""
 
 
 class OpenSource:
-    """A source that `close` lets go of."""
+    """A source whose context calls `close`."""
 
     def __enter__(self) -> Self:
         return self
@@ -52,90 +56,99 @@ class OpenSource:
         self.close()
 
     def close(self) -> None:
-        """Nothing is held, unless a source says otherwise."""
+        """Close the source. By default, there is nothing to close."""
 
 
 class Incoming(Protocol):
-    """A commit on its way into a store: nobody sees it before it is published."""
+    """A checkpoint that is being written into a store. Readers do not see it before it is published."""
 
     def write(self, file: str, parts: Iterable[Buffer]) -> FileRecord:
-        """Write one file whole; its length and digests, once the store has it for good."""
+        """Write one complete file. Return its length and digests once it is durable."""
 
     def publish(self, manifest: Manifest) -> None:
-        """Make it a commit, durably, by writing its manifest last."""
+        """Turn the files into a durable checkpoint by writing its manifest last."""
 
     def discard(self) -> None:
-        """Give it up. What cannot be removed now is nobody's commit."""
+        """Abandon the checkpoint. What cannot be removed now is no checkpoint."""
 
 
 class CheckpointStore(Protocol):
-    """One tier's commits."""
+    """The checkpoints of one tier."""
 
     @property
     def url(self) -> str:
-        """Where it is, for people; without credentials."""
+        """The location, for people, without credentials."""
 
     @property
     def shared(self) -> bool:
-        """Whether all ranks see the same commits here, each with all its files; if not, it is this node's own, and
-        of a commit it may have only some files."""
+        """Whether all ranks see the same checkpoints here, each with all its files.
+
+        Otherwise the store is node-local, and may have only some files of a checkpoint.
+        """
 
     def commits(self) -> tuple[CheckpointName, ...]:
-        """What is a commit by name."""
+        """Return the names of the checkpoints."""
 
     def claims(self) -> tuple[Claim, ...]:
-        """Every claim that lies here; a claim that cannot be read is an error."""
+        """Return every claim in the store. Raise an error if a claim cannot be read."""
 
     def manifest(self, name: CheckpointName) -> Manifest:
-        """The manifest of a commit, whole and of this commit; DamagedError or UnknownFormatError."""
+        """Return the manifest of a checkpoint. Raise `DamagedError` or `UnknownFormatError` if it is not valid."""
 
     def open(self, name: CheckpointName, file: str) -> Source:
-        """One of its files; DamagedError if it is missing."""
+        """Open one of its files. Raise `DamagedError` if it is missing."""
 
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
-        """Move a bad commit aside, never delete it; False if it cannot be moved (it is then ignored where it is)."""
+        """Move a corrupt checkpoint aside, and never delete it.
+
+        Return False if it cannot be moved; reads then ignore it.
+        """
 
 
 class Target(CheckpointStore, Protocol):
-    """A store that all ranks share: commits are copied into it and deleted in it, and it keeps claims as well."""
+    """A store that all ranks share. Checkpoints are copied into it and deleted in it, and it also keeps claims."""
 
     def receive(self, name: CheckpointName, content: str) -> Incoming:
-        """Begin a commit of this name. `content` stands for all that it will hold: CheckpointError if another one is
-        begun here under the name, and the two would meet."""
+        """Begin a checkpoint of this name. `content` identifies all that it will contain.
+
+        Raise `CheckpointError` if another content was begun under this name, because the files would mix.
+        """
 
     def delete(self, name: CheckpointName) -> None:
-        """Delete a commit, its manifest first. One that this release cannot read is left alone."""
+        """Delete a checkpoint, its manifest first. Keep a checkpoint that this release cannot read."""
 
     def keep_claim(self, claim: Claim) -> None:
-        """Write a claim, exclusively; the same claim again is none too many."""
+        """Write a claim exclusively. Writing the same claim again is no error."""
 
     def sweep(self, below: CheckpointName) -> None:
-        """Remove what was never finished of the commits before this one."""
+        """Remove the unfinished files of the checkpoints before this one."""
 
 
 class NodeStore:
-    """What is true of each store that is one node's own: claims are where all see them, and in the membership."""
+    """The common part of node-local stores. Claims are in shared stores and in the membership."""
 
     shared = False
 
     def claims(self) -> tuple[Claim, ...]:
-        """There are none."""
+        """Return no claims."""
         return ()
 
 
 def needed_by(store: CheckpointStore, name: CheckpointName) -> CheckpointName | None:
-    """A commit of which some bytes lie in this one's folder, if there is one: moved, it would take that along."""
+    """Return another checkpoint that needs bytes in the folder of `name`, which a move would remove; None if none
+    does.
+    """
     for other in store.commits():
         try:
             if other != name and str(name) in store.manifest(other).stands_on:
                 return other
         except CheckpointError:
-            continue  # it cannot be read as it is
+            continue  # it is already unreadable
     return None
 
 
 def manifest_of(store: CheckpointStore, name: CheckpointName) -> Manifest:
-    """The manifest of a commit. One that is found bad is read once more: bytes may be flipped on their way."""
+    """Return the manifest of a checkpoint. Read it again once if it is corrupt, because bits may flip in transit."""
     try:
         return store.manifest(name)
     except DamagedError:
@@ -143,7 +156,7 @@ def manifest_of(store: CheckpointStore, name: CheckpointName) -> Manifest:
 
 
 def open_file(store: CheckpointStore, name: CheckpointName, file: str) -> Source:
-    """A file that a commit's manifest names: one of its own, or one of an earlier commit on which it stands."""
+    """Open a file that a checkpoint's manifest names: its own, or one of an earlier checkpoint that it builds on."""
     home, own = located(name, file)
     try:
         return store.open(home, own)

@@ -1,9 +1,9 @@
-"""A copy of the commits elsewhere, which may be out of reach as long as the tier before it has some. No torch.
+"""A copy of the checkpoints, which may be unavailable as long as the tier before it has checkpoints. No torch.
 
-Invariant: a job never starts from nothing because a store could not be asked. Where the tier before it has commits,
-its claims are all that there are, since each was written there first. A restore that finds some of those commits
-lost, none at all, or only older ones than a claim continues, insists: to continue from an older commit would give up
-the copy.
+Invariant: a job never starts from the beginning because a store was unavailable. If the tier before has checkpoints,
+it has all claims too, since each was written there first. A restore insists on this store in three cases: some of
+those checkpoints are lost, there are none, or they are older than the one that a claim continues. Continuing from an
+older checkpoint would abandon the copy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Found = TypeVar("Found")
 
 
 class FallbackStore:
-    """A store by its URL, opened when it is first asked, behind another that holds what counts."""
+    """A store by its URL, opened on first use, behind another store that is authoritative."""
 
     shared = True
 
@@ -45,11 +45,11 @@ class FallbackStore:
         return int(getattr(self._inner, "readers", 0))
 
     def commits(self) -> tuple[CheckpointName, ...]:
-        """What is there; nothing if it cannot be asked and the first has commits."""
+        """Return the checkpoints; nothing if the store is unavailable and the first one has checkpoints."""
         return self._asked(lambda store: store.commits())
 
     def claims(self) -> tuple[Claim, ...]:
-        """Every claim; none if it cannot be asked and the first has commits."""
+        """Return every claim; none if the store is unavailable and the first one has checkpoints."""
         return self._asked(lambda store: store.claims())
 
     def manifest(self, name: CheckpointName) -> Manifest:
@@ -62,7 +62,10 @@ class FallbackStore:
         return self._inner.quarantine(name, reason)
 
     def insist(self) -> bool:
-        """Ask it after all, if it was left out: UnavailableError if it is still away. Whether it was."""
+        """Try the store again if it was skipped, and return whether it was.
+
+        Raise `UnavailableError` if it is still unavailable.
+        """
         if not self._left_out:
             return False
         self._inner.commits()

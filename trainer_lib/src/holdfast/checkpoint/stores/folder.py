@@ -1,4 +1,4 @@
-"""A folder as a store: a shared volume that all ranks see, or a disk of one node. No torch."""
+"""A folder as a store: a shared volume that all ranks see, or a node-local disk. No torch."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _LEAST_DIRECT: Final = 1 << 20
 
 
 class FolderSource(OpenSource):
-    """An open file, read past the page cache where the filesystem can."""
+    """An open file, which is read without the page cache if the file system supports it."""
 
-    grain = PAGE  # parts may be read apart, whole pages straight from the disk
+    grain = PAGE  # parts may be read separately, and complete pages directly from the disk
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -41,11 +41,11 @@ class FolderSource(OpenSource):
             self.nbytes = os.fstat(self._fd).st_size
         self._direct = _open_direct(path) if self.nbytes >= _LEAST_DIRECT else -1
         if self._direct >= 0:
-            linux.advise(self._fd, "RANDOM")  # what is left to it are single pages
+            linux.advise(self._fd, "RANDOM")  # only single pages are read through this descriptor
 
     @property
     def staged(self) -> bool:
-        """What comes straight from a disk comes faster in few pieces, and is then copied."""
+        """Whether a disk read into few pieces, followed by a copy, is faster."""
         return self._direct >= 0
 
     def place(self, offset: int, nbytes: int) -> FileRange:
@@ -54,10 +54,10 @@ class FolderSource(OpenSource):
         return FileRange(fd=self._fd, offset=offset, nbytes=nbytes)
 
     def verify(self) -> None:
-        """Nothing overwrites a commit in a folder."""
+        """Do nothing: no writer overwrites a checkpoint in a folder."""
 
     def forget(self) -> None:
-        """Have the next read ask the disk, or the server of a network's volume, again."""
+        """Drop the cached pages, so that the next read uses the disk, or the server of a network volume."""
         with contextlib.suppress(OSError):
             linux.advise(self._fd, "DONTNEED")
 
@@ -83,7 +83,7 @@ class FolderSource(OpenSource):
 
 
 def _open_direct(path: Path) -> int:
-    """-1 where the system or the filesystem has no such thing."""
+    """Open a file with O_DIRECT. Return -1 if the system or the file system does not support it."""
     if not linux.O_DIRECT:
         return -1
     try:
@@ -93,7 +93,10 @@ def _open_direct(path: Path) -> int:
 
 
 def _read_direct(fd: int, offset: int, target: memoryview) -> int:
-    """Read whole pages; how many bytes came: what is refused or falls short is read the other way, which says why."""
+    """Read complete pages, and return the number of bytes.
+
+    The caller reads the rest through the page cache, which also reports errors.
+    """
     done = 0
     while done < target.nbytes:
         try:
@@ -107,7 +110,7 @@ def _read_direct(fd: int, offset: int, target: memoryview) -> int:
 
 
 class FolderIncoming:
-    """A folder under a name that is nobody's."""
+    """A checkpoint that is written in a staging folder."""
 
     def __init__(self, root: Path, name: CheckpointName) -> None:
         make_folder(root)
@@ -126,7 +129,7 @@ class FolderIncoming:
 
 class FolderStore:
     def __init__(self, root: Path, *, shared: bool = True) -> None:
-        """`shared`: it is a volume that all ranks see, and not a disk of one node."""
+        """Open the folder. With `shared`, it is a volume that all ranks see; otherwise a node-local disk."""
         self._root = root
         self.shared = shared
         self.url = str(root)
@@ -138,13 +141,13 @@ class FolderStore:
         return list_claims(self._root)
 
     def keep_claim(self, claim: Claim) -> None:
-        """Write a claim, exclusively; the same claim again is none too many."""
+        """Write a claim exclusively. Writing the same claim again is no error."""
         if claim not in self.claims():
             make_folder(self._root)
             write_claim(self._root, claim)
 
     def sweep(self, below: CheckpointName) -> None:
-        """Remove what attempts before this commit's left half done."""
+        """Remove the unfinished work of attempts before this checkpoint's."""
         catalog.clean(self._root, own=below.pair)
 
     def manifest(self, name: CheckpointName) -> Manifest:
@@ -154,11 +157,11 @@ class FolderStore:
         return FolderSource(self._root / str(name) / file)
 
     def receive(self, name: CheckpointName, content: str) -> FolderIncoming:
-        """Begin a commit, in a folder that nobody else writes."""
+        """Begin a checkpoint, in a folder that no other writer uses."""
         return FolderIncoming(self._root, name)
 
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
-        """Move a bad commit to `quarantine/`, unless another one needs what is still good of it."""
+        """Move a corrupt checkpoint to `quarantine/`, unless another one needs its intact part."""
         needing = needed_by(self, name)
         if needing is not None:
             _log.error("%s is damaged (%s), and left where it is: %s stands on it", name, reason, needing)

@@ -1,7 +1,7 @@
-"""Commits on a disk of this node: of each only the files of this node's ranks, each rank's in a folder of its own.
+"""Checkpoints on a disk of this node, with only the files of this node's ranks, in one folder per rank. No torch.
 
-A rank's folder is `<digest of the job>-own-<local rank>`: what another job left on the disk is no commit of this one.
-Such a folder is a tier as the shared one is, so what makes a commit whole there makes it whole here. No torch.
+A rank's folder is `<digest of the job>-own-<local rank>`, so that checkpoints of other jobs do not count. Each folder
+is a tier with the same order of writes as the shared one, and with the same guarantee of complete checkpoints.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def own_folder(folder: Path, job: str, local_rank: int) -> Path:
 
 
 def own_folders(folder: Path, jobs: Collection[str] | None = None) -> list[Path]:
-    """Those of all ranks that were ever here, or of those of some jobs."""
+    """Return the folders of all ranks that ever ran here, or of those of some jobs."""
     found = sorted(folder.glob(f"*{_OWN}*"))
     kept = None if jobs is None else {_digest(job) for job in jobs}
     return [path for path in found if kept is None or path.name.partition(_OWN)[0] in kept]
@@ -39,7 +39,7 @@ def _digest(job: str) -> str:
 
 
 class LocalStore(NodeStore):
-    """What the ranks of some jobs have committed on this node."""
+    """The checkpoints that the ranks of some jobs saved on this node."""
 
     def __init__(self, folder: Path, jobs: Collection[str] | None = None) -> None:
         self._folder = folder
@@ -47,12 +47,12 @@ class LocalStore(NodeStore):
         self.url = f"{LOCAL_TIER}:{folder}"
 
     def commits(self) -> tuple[CheckpointName, ...]:
-        """What any rank has a manifest of."""
+        """Return the checkpoints of which any rank has a manifest."""
         names = {name for folder in own_folders(self._folder, self._jobs) for name in catalog.list_commits(folder)}
         return tuple(sorted(names))
 
     def manifest(self, name: CheckpointName) -> Manifest:
-        """The manifest, from any rank that has a good one."""
+        """Return the manifest from any rank that has a valid one."""
         trouble = DamagedError(f"{MANIFEST} is missing")
         for folder in self._having(name):
             try:
@@ -62,7 +62,7 @@ class LocalStore(NodeStore):
         raise trouble
 
     def open(self, name: CheckpointName, file: str) -> FolderSource:
-        """One of its files, if a rank of this node wrote it."""
+        """Open one of its files, if a rank of this node wrote it."""
         if file != Path(file).name:
             raise DamagedError(f"{file!r} is no file of a commit")
         for folder in self._having(name):
@@ -71,7 +71,7 @@ class LocalStore(NodeStore):
         raise DamagedError(f"{file} is missing in {self.url}")
 
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
-        """Move it aside, as long as there is room for it: the next commit here removes it."""
+        """Move the checkpoint aside. The next checkpoint on this disk removes it."""
         moved = [catalog.quarantine(folder, name, reason) for folder in self._having(name)]
         return all(moved)
 

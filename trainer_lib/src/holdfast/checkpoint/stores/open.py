@@ -1,4 +1,4 @@
-"""A store by its URL. No torch."""
+"""Open a store by its URL. No torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from holdfast.core.paths import local_path
 
 
 def open_store(url: str, *, attempts: int | None = None, in_flight: int | None = None) -> FolderStore | ObjectStore:
-    """A folder (a path, or `file://`), a bucket (`s3://bucket/prefix`), or what fsspec has a scheme for.
+    """Open a folder (a path, or `file://`), a bucket (`s3://bucket/prefix`), or a URL with a scheme of fsspec.
 
-    `attempts` is how often a request to a bucket is made before it has failed; `in_flight` how many parts of files
-    may be on their way to a bucket, or from it, at once.
+    `attempts` is the number of tries of a request to a bucket. `in_flight` is the number of parts of files that may
+    be transferred to or from a bucket at once.
     """
     if "://" not in url:
         return _folder(url)
@@ -36,7 +36,7 @@ def open_store(url: str, *, attempts: int | None = None, in_flight: int | None =
 
 
 def parted(url: str) -> SplitResult:
-    """A URL's parts; UsageError if it is none."""
+    """Split a URL. Raise `UsageError` if it is not valid."""
     try:
         return urlsplit(url)
     except ValueError as error:

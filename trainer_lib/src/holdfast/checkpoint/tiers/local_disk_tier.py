@@ -1,14 +1,14 @@
-"""The local tier: each rank's part of a commit on its own node's disk, written while training goes on. No torch.
+"""The local tier: each rank's part of a checkpoint on its own node's disk, written during training. No torch.
 
-A commit here is made in three turns, on a thread of its own, of the same image as one on the shared tier:
+A save has three phases on a separate thread, and uses the same image as a save on the shared tier:
 
-    agreed    rank 0 has heard what lies on every node, and says which commit is spared and whether a new one fits
-    written   every rank's files are fsynced, and rank 0 has made the manifest of all of them
-    known     every rank has published its files with that manifest, and said so
+    agreed    rank 0 received what every node has, and decided which checkpoint stays and whether a new one fits
+    written   every rank's files are fsynced, and rank 0 created the manifest of all of them
+    known     every rank published its files with that manifest, and reported it
 
-Invariant: the newest commit of which every file lies on some node is deleted by nobody before all ranks know a newer
-one to be published. So a death at any moment leaves one that is whole, if all disks are left: a rank's part is on its
-own node only.
+Invariant: the newest checkpoint with every file on some node is not deleted before all ranks know that a newer one is
+published. After a crash at any time, one complete checkpoint is therefore left, if no disk is lost: a rank's part is
+only on its own node.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from holdfast.core.settings import format_size
 
 _log = logging.getLogger("holdfast.checkpoint.local")
 
-# What a part takes beside its tensors and what is its rank's alone: the digests of its slices, blocks of small files.
+# What a part needs in addition to tensors and per-rank state: digests of slices, and blocks of small files.
 _BESIDE: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldFiles(JsonFields):
-    """What one node's ranks have of a commit: its owner, all files that it is made of, and which of them are here."""
+    """What one node's ranks have of a checkpoint: its owner, the names of all its files, and those on this node."""
 
     job_uid: str
     publication: str
@@ -67,7 +67,7 @@ class HeldFiles(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalDiskReport(JsonFields):
-    """What one rank says before a commit: what lies on its node, and what its part needs."""
+    """One rank's report before a save: the checkpoints on its node, and the bytes that its part needs."""
 
     rank: int
     pod: str
@@ -80,7 +80,7 @@ class LocalDiskReport(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Decision(JsonFields):
-    """Which commit every rank spares, and why none is made."""
+    """The checkpoint that every rank keeps, and the reason if no new one is saved."""
 
     keep: CheckpointName | None
     error: str = ""
@@ -90,7 +90,7 @@ class Decision(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Made(JsonFields):
-    """The manifest that rank 0 has made, or why there is none; `full`: some node's disk is."""
+    """The manifest that rank 0 created, or the reason why there is none. `full`: some node's disk is full."""
 
     manifest: str = ""
     full: bool = False
@@ -98,7 +98,9 @@ class Made(JsonFields):
 
 
 def decide(told: Sequence[LocalDiskReport], terms: FencingContext) -> Decision:
-    """Spare the newest that counts and of which every file is somewhere; refuse what does not fit beside it."""
+    """Keep the newest checkpoint that counts and has every file on some node. Reject a save that does not fit with
+    it.
+    """
     keep = _newest(told, terms)
     troubles = [one for one in told if one.error]
     if troubles:
@@ -125,11 +127,11 @@ def _newest(told: Sequence[LocalDiskReport], terms: FencingContext) -> Checkpoin
 
 
 def _lacks(pod: Sequence[LocalDiskReport], keep: CheckpointName | None) -> str:
-    """Why one pod's ranks cannot commit; the smallest limit that lets them always holds two parts of each."""
+    """Explain why the ranks of one pod cannot save. The smallest sufficient limit holds two parts of each rank."""
     need, limit = sum(one.need for one in pod), pod[0].limit
     held = None if keep is None else pod[0].held.get(keep)
     used = 0 if held is None else held.nbytes
-    # Not later, when there is something to spare: a volume for one part only would never get a second commit.
+    # Checked from the first save on: a volume with the capacity of one part would never get a second checkpoint.
     if limit is None or max(need, used) + need <= limit:
         return ""
     return (
@@ -159,27 +161,27 @@ class LocalTier:
         self._known = {}
 
     def pace(self) -> Pace:
-        """How fast this rank may write its next part, and how much at once."""
+        """Return the rate and the number of writers for this rank's next part."""
         return Pace(self._settings.per_second, self._settings.in_flight or WRITERS)
 
     def due_at(self, step: int) -> bool:
-        """Whether every rank is to commit this step here, or the first one after it that it can."""
+        """Return whether every rank saves this step here, or the first possible one after it."""
         return step % self._settings.interval == 0
 
     def stores(self, context: FencingContext) -> list[CheckpointStore]:
-        """This node's disk, then those of the others."""
+        """Return this node's disk, and then those of the other nodes."""
         there = (PeerStore(peer, context.jobs, tier=LOCAL_TIER) for peer in self._peers)
         return [LocalStore(self._settings.folder, context.jobs), *there]
 
     def reported_as(self, url: str) -> str:
-        """Disks of all nodes are the same tier."""
+        """Return the tier's name for the disk of any node."""
         return LOCAL_TIER if url.startswith(f"{LOCAL_TIER}:") else ""
 
     def restored(self, name: CheckpointName) -> None:
-        """Each save finds out by itself which commit is spared."""
+        """Do nothing: each save determines which checkpoint stays."""
 
     def close(self) -> None:
-        """Hang up: what a connection holds open there keeps its room, removed or not."""
+        """Close the connections, because open files keep their disk space even if they are removed."""
         for peer in self._peers:
             peer.close()
 
@@ -192,7 +194,7 @@ class LocalTier:
         check: Callable[[], None] = lambda: None,
         asked: bool = False,
     ) -> SaveResult:
-        """Commit what is staged; every rank gets the same answer. `check` may raise to give this rank's part up."""
+        """Save what is staged. Every rank returns the same result. `check` may raise to cancel this rank's part."""
         name = staged.snapshot.name
         self.close()
         decision = self._agree(staged, exchange, context)
@@ -217,7 +219,7 @@ class LocalTier:
         self._prune(name, name)
         return SaveResult(committed=True, nbytes=own.nbytes)
 
-    # Inside
+    # Internal
 
     def _agree(self, staged: Staged, exchange: Exchange, context: FencingContext) -> Decision:
         told = gather(exchange, self._tell(staged, exchange.rank, context))
@@ -235,7 +237,7 @@ class LocalTier:
         return LocalDiskReport(rank=rank, pod=me.pod, need=need, limit=limit, held=held, error=error, cause=cause)
 
     def _held(self, terms: FencingContext) -> dict[CheckpointName, HeldFiles]:
-        """All of this node; each manifest is read once."""
+        """Return all checkpoints of this node. Each manifest is read once."""
         found: dict[CheckpointName, HeldFiles] = {}
         known, self._known = self._known, {}
         for path in _commits(own_folders(self._settings.folder, terms.jobs)):
@@ -249,7 +251,10 @@ class LocalTier:
         return found
 
     def _prune(self, keep: CheckpointName | None, making: CheckpointName) -> None:
-        """Leave nothing on this node but what is spared and what its ranks are making. Several may do it at once."""
+        """Delete everything on this node except `keep` and the checkpoint being saved.
+
+        Ranks may do so concurrently.
+        """
         for path in _commits(own_folders(self._settings.folder)):
             name = parse_commit(path.name)
             same = None if name is None else CheckpointName(step=name.step, pair=name.pair)
@@ -258,7 +263,7 @@ class LocalTier:
 
 
 class _StagedRank:
-    """One rank's files of a commit on their way to its folder."""
+    """One rank's files of a checkpoint that is being written."""
 
     def __init__(self, root: Path, name: CheckpointName) -> None:
         self._root = root
@@ -266,10 +271,10 @@ class _StagedRank:
         self._staging = ""
 
     def write(self, staged: Staged, rank: int, check: Callable[[], None]) -> RankWritten:
-        """What rank 0 must know of them."""
+        """Write the files, and return rank 0's data about them."""
         try:
             make_folder(self._root, mode=0o700)
-            _remove(self._root / str(self._name))  # of a commit that not all knew
+            _remove(self._root / str(self._name))  # of a checkpoint that not all ranks know
             self._staging = begin(self._root, self._name)
             return write_share(self._root / self._staging, staged, rank, check)
         except OSError as error:
@@ -283,13 +288,13 @@ class _StagedRank:
         return NONE
 
     def discard(self) -> None:
-        """Remove what is not published; what was published stays until the next one is pruned."""
+        """Remove unpublished files. Published ones stay until the next save prunes them."""
         if self._staging:
             discard(self._root, self._staging)
 
 
 def _made(staged: Staged, written: Sequence[RankWritten]) -> Made:
-    """The manifest of all ranks' files, or why there is none."""
+    """Return the manifest of all ranks' files, or the reason why there is none."""
     trouble = Trouble.among(part.trouble for part in written)
     if any(part.trouble.cause == FailureCause.FULL for part in written):
         mend = ": make room on the node's disk, or leave checkpoint.local (--local-tier) out"
@@ -306,7 +311,7 @@ def _made(staged: Staged, written: Sequence[RankWritten]) -> Made:
 
 
 def _beside(staged: Staged) -> int:
-    """Beside the tensors: the manifest of all ranks, and the digests of slices."""
+    """Return the bytes in addition to the tensors: the manifest of all ranks, and the digests of slices."""
     specs = staged.snapshot.specs
     slices = staged.plan.nbytes // 512 if staged.plan.nbytes >= LEAST_BYTES else 0
     return _BESIDE + slices + sum(512 + len(spec.name) for spec in specs)
@@ -321,7 +326,7 @@ def _commits(folders: Iterable[Path]) -> list[Path]:
 
 
 def _look(path: Path) -> HeldFiles | None:
-    """What lies in a commit's folder, if its manifest is good."""
+    """Return the content of a checkpoint's folder, if its manifest is valid."""
     name = parse_commit(path.name)
     if name is None or name.staging:
         return None
@@ -331,7 +336,7 @@ def _look(path: Path) -> HeldFiles | None:
     except CheckpointError:
         return None
     except OSError:
-        return None  # another rank of this node removes it
+        return None  # another rank of this node is removing it
     here = {file for file, record in manifest.files.items() if sizes.get(file) == record.nbytes}
     return HeldFiles(
         job_uid=manifest.job_uid,
@@ -353,7 +358,7 @@ def _both(one: HeldFiles, other: HeldFiles) -> HeldFiles:
 
 
 def _remove(path: Path) -> None:
-    """What is a commit by name is none before its files go."""
+    """Remove a folder. A checkpoint is renamed first, so that it never counts while its files are deleted."""
     try:
         if not path.is_dir():
             path.unlink(missing_ok=True)
@@ -364,6 +369,6 @@ def _remove(path: Path) -> None:
             sync_folder(path.parent)
         shutil.rmtree(path)
     except FileNotFoundError:
-        pass  # another rank of this node did it
+        pass  # another rank of this node removed it
     except OSError as error:
         _log.warning("%s cannot be removed from the local tier: %s", path, error.strerror)

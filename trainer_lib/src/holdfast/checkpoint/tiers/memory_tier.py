@@ -1,15 +1,16 @@
-"""The memory tier: each rank's part of a commit in its own node's memory, with a copy on another node. No torch.
+"""The memory tier: each rank's part of a checkpoint in its node's memory, with a copy on another node. No torch.
 
-A commit here is made in three turns, and a rank returns from `save` only after the last:
+A save has three phases, and a rank returns from `save` only after the last one:
 
-    staged    every rank's bytes are whole in its slot, and where copies are due, whole in its neighbour's memory
-    sealed    every rank made the same manifest of what all told, and put it into its slot and its neighbour's
-    known     every rank said so
+    staged    every rank's bytes are complete in its slot and, if copies are due, in its neighbour's memory
+    sealed    every rank created the same manifest from all reports, and wrote it into its slot and its neighbour's
+    known     every rank reported this
 
-Invariant: when `save` has returned on any rank, every slot and every copy of the commit is sealed, so the commit
-outlives all rank processes, and with copies any one node. Until then the commit before it is whole in another slot
-everywhere: nobody begins the next one before all have sealed this one. Where only some commits are copied, the newest
-one of these is spared too, in a third slot: it is what is left when a node is lost.
+Invariant: when `save` has returned on any rank, every slot and every copy of the checkpoint is sealed. The checkpoint
+then survives the loss of all rank processes, and, with copies, of any one node. Until then, the previous checkpoint
+is complete in another slot on every node, because no rank begins the next save before all have sealed this one. If
+only some checkpoints are copied, the newest copied one is also kept, in a third slot: it is what remains if a node is
+lost.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _log = logging.getLogger("holdfast.checkpoint.memory")
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryTrouble(Trouble):
-    """Why a rank's part is not committed. `there`: it is in its own memory, and the copy on another node failed."""
+    """Why a rank's part was not saved. `there`: its own memory has the part, and the copy on another node failed."""
 
     full: bool = False
     there: bool = False
@@ -68,7 +69,7 @@ class MemoryTrouble(Trouble):
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryReport(JsonFields):
-    """What one rank tells the others of its part. `made`: an earlier commit of this process stands."""
+    """One rank's report about its part. `made`: an earlier checkpoint of this process is complete."""
 
     made: bool
     trouble: MemoryTrouble
@@ -117,12 +118,12 @@ class MemoryTier:
             )
 
     def stores(self, context: FencingContext) -> list[CheckpointStore]:
-        """This node's memory, then that of the others."""
+        """Return this node's memory, and then that of the other nodes."""
         there = (PeerStore(peer, context.jobs) for peer in self._peers.values())
         return [MemoryStore(self._settings.folder, context.jobs), *there]
 
     def reported_as(self, url: str) -> str:
-        """Another node's memory is the peer tier."""
+        """Return the name of the memory tier for this node, and of the peer tier for other nodes."""
         if url.startswith(f"{MEMORY_TIER}://"):
             return PEER_TIER
         return MEMORY_TIER if url.startswith(f"{MEMORY_TIER}:") else ""
@@ -134,7 +135,7 @@ class MemoryTier:
         return UNHINDERED
 
     def restored(self, name: CheckpointName) -> None:
-        """Training goes on from this commit: it is overwritten last."""
+        """Record that training continues from this checkpoint, which is overwritten last."""
         self._newest = name
 
     def save(
@@ -146,7 +147,10 @@ class MemoryTier:
         check: Callable[[], None] = lambda: None,
         asked: bool = False,
     ) -> SaveResult:
-        """Commit; every rank gets the same answer. It is `full` if there is no room for the very first one."""
+        """Save the checkpoint. Every rank returns the same result.
+
+        The result is `full` if there is no capacity even for the first checkpoint.
+        """
         self._look(exchange, context)
         snapshot, part = staged.snapshot, RankFiles(staged, exchange)
         every = self._settings.peer_interval
@@ -175,14 +179,14 @@ class MemoryTier:
         return SaveResult(committed=True, nbytes=0 if record is None else record.nbytes, copying=seconds)
 
     def close(self) -> None:
-        """Let another process write these slots."""
+        """Release the slots for another process."""
         for peer in self._peers.values():
             peer.close()
         if self._slots is not None:
             self._slots.close()
         self._slots, self._owner, self._peers, self._made = None, "", {}, False
 
-    # Inside
+    # Internal
 
     def _own(self, owner: str) -> None:
         if owner != self._owner or self._slots is None:
@@ -197,11 +201,11 @@ class MemoryTier:
         return tuple(name for name in (self._newest, self._copied) if name is not None)
 
     def _look(self, exchange: Exchange, terms: FencingContext) -> None:
-        """Once an attempt: which commits here are the newest that count. All ranks must spare the same ones."""
+        """Once per attempt, find the newest checkpoints here that count, so that all ranks keep the same ones."""
         if self._looked:
             return
         for peer in self._peers.values():
-            peer.close()  # a restore is over: what a connection holds open there keeps its memory, unlinked or not
+            peer.close()  # the restore is over, and open connections keep memory even if it is unlinked
         claims = exchange.share([claim.to_json() for claim in terms.claims])
         terms = replace(terms, claims=tuple(map(Claim.from_json, claims)))
         told = exchange.gather(self._have(terms))
@@ -214,7 +218,7 @@ class MemoryTier:
         found = fencing.order(commits, terms.claims, job_uid=terms.job_uid, resume=terms.resume)
         names = [one.name for one in found]
         self._newest = self._newest or next(iter(names), None)
-        if self._target is not None:  # else none will be that could take its place
+        if self._target is not None:  # otherwise no newer copied checkpoint would replace it
             copied = {text for one in told for text, _, _, there in one if there}
             self._copied = next((name for name in names if str(name) in copied), None)
         self._looked = True
@@ -239,7 +243,9 @@ class MemoryTier:
         return writer, RankWritten(files=files, chunks=part.chunks)
 
     def _begin(self, slots: SlotSet, snapshot: Snapshot, room: int) -> SlotWriter:
-        """Copies that lost neighbours left are the launcher's, which has them open: it is asked to let go of them."""
+        """Begin a slot. If there is no capacity, ask the launcher to free copies of lost neighbours, which it has
+        open.
+        """
         name, keep, job, me = snapshot.name, self._keep, snapshot.job_uid, self._settings.me
         try:
             return slots.begin(name, room, keep=keep, job=job)
@@ -279,7 +285,7 @@ class MemoryTier:
     def _report(
         self, part: RankFiles, record: RankWritten | None, trouble: Exception | None, rank: int
     ) -> MemoryReport:
-        """Where tensors lie seldom changes: that is told when it does."""
+        """Return this rank's report. It includes the places of tensors only when they have changed."""
         state = part.snapshot.state
         report = MemoryReport(
             made=self._made,
@@ -294,15 +300,15 @@ class MemoryTier:
 
     def _manifest(self, snapshot: Snapshot, reports: Sequence[MemoryReport]) -> Manifest:
         first = reports[0]
-        if first.failures is not None:  # each rank counts them by its own clock; the manifest is the same on all
+        if first.failures is not None:  # each rank counts by its own clock, but the manifest must be the same on all
             snapshot = replace(snapshot, state={**snapshot.state, "failures": first.failures})
-        if len({one.order for one in reports}) > 1:  # mappings that ranks filled in other orders keep none
+        if len({one.order for one in reports}) > 1:  # if ranks filled mappings in different orders, none is kept
             snapshot = replace(snapshot, state=without_order(snapshot.state))
         records = self._records(snapshot.specs, len(reports))
         return replace(manifest_with(records, snapshot, [one.files for one in reports]), created=first.created)
 
     def _records(self, specs: Sequence[TensorSpec], size: int) -> Records:
-        """Where tensors lie, put together again only when that has changed."""
+        """Return the places of tensors, computed again only after a change."""
         if self._located is None or list(self._located[0]) != list(specs):
             self._located = specs, records_of(specs, [self._chunks[rank] for rank in range(size)])
         return self._located[1]
@@ -322,7 +328,10 @@ class MemoryTier:
 
 
 def _not_committed(told: Sequence[MemoryTrouble], *, made: bool) -> SaveResult:
-    """Why; `made`: an earlier commit stands, so that lack of room is no reason to end training."""
+    """Return the failed result.
+
+    With `made`, an earlier checkpoint is complete, so a lack of capacity is not fatal.
+    """
     trouble, first = Trouble.among(told), next((one for one in told if one), MemoryTrouble())
     return SaveResult(
         committed=False,

@@ -1,4 +1,4 @@
-"""One rank's files of a checkpoint, copied into a slot and digested on the way. No torch."""
+"""One rank's files of a checkpoint, copied into a slot and digested at the same time. No torch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from holdfast.checkpoint.stores.memory.peer_client import room_for
 from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter
 
 _MANIFEST_BASE: Final = 64 << 10
-# What is copied before its digests are begun on another thread.
+# The bytes that are copied before another thread begins to digest them.
 _BATCH_BYTES: Final = 4 * CHUNK_BYTES
 
 
 class RankFiles:
-    """One rank's files of a commit, as they are to lie in a slot."""
+    """One rank's files of a checkpoint, in the form in which a slot holds them."""
 
     def __init__(self, staged: Staged, exchange: Exchange) -> None:
         self.snapshot = snapshot = staged.snapshot
@@ -59,7 +59,7 @@ class RankFiles:
         }
 
     def _copied(self, image: memoryview) -> FileRecord:
-        """Digests follow the copy on another thread."""
+        """Copy the tensors, while another thread computes the digests."""
         plan = self._plan
         digests = ChunkDigester(Inspection(plan, self.snapshot.weights).update)
         image[: len(plan.header)] = plan.header
@@ -77,7 +77,7 @@ class RankFiles:
         return digests.record()
 
     def _places(self, image: memoryview) -> Iterator[tuple[Piece, memoryview, int]]:
-        """In order, each with its end."""
+        """Yield the pieces in order, each with its buffer and its end."""
         for piece, offset in zip(self._plan.pieces, self._plan.offsets, strict=True):
             end = offset + piece.nbytes
             yield piece, image[offset:end], end
@@ -99,14 +99,14 @@ def _batches(
 
 
 def _order(state: Any, said: bytes) -> str:
-    """What stands for the order of its objects' mappings; nothing where none has one of its own."""
+    """Return a digest of the order of the mappings; "" if all are sorted."""
     if not isinstance(state, dict) or not has_order(said.decode()):
         return ""
     return xxhash.xxh3_64_hexdigest(encode_json(state.get("objects")))
 
 
 def _manifest_bound(snapshot: Snapshot, size: int, state: int) -> int:
-    """More bytes than the manifest will have: it is made when the room for it is taken already."""
+    """Return an upper limit of the manifest's size, which is reserved before the manifest is created."""
     total = sum(spec.nbytes for spec in snapshot.specs)
     fair = max(LEAST_CUT_BYTES, -(-total // size))
     held = frozenset[str]() if snapshot.holding is None else snapshot.holding.names

@@ -1,4 +1,4 @@
-"""What the launcher says of a tier that it owns on its node. No torch."""
+"""The launcher's settings of a tier that it owns on its node. No torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from holdfast.core.json_fields import JsonFields
 
 @dataclass(frozen=True, kw_only=True)
 class TierSettings(JsonFields):
-    """A folder of the node's. Intervals are in steps; without one for peers, no copies are sent to other nodes.
+    """A folder of the node. Intervals are in steps. Without a peer interval, no copies are sent to other nodes.
 
-    The settings travel over the agent socket, which only this user can read.
+    The settings are sent over the agent socket, which only this user can read.
     """
 
     folder: Path
@@ -30,8 +30,10 @@ class TierSettings(JsonFields):
 
     @classmethod
     def agreed(cls, own: Mapping[str, Any], first: Mapping[str, Any]) -> Self:
-        """Read what the own launcher says, with the intervals that rank 0's announces: pods from before and after a
-        change of the intervals do the same."""
+        """Parse the own launcher's settings, with the intervals that rank 0's launcher announces.
+
+        Pods from before and after a change of the intervals then act in the same way.
+        """
         try:
             return cls.from_json({**own, **first, "me": own["me"]})
         except (KeyError, TypeError, ValueError) as error:
@@ -39,6 +41,6 @@ class TierSettings(JsonFields):
 
 
 def announced(tiers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What the other ranks must know of this rank's tiers: where each is served, and how often it saves."""
+    """Return what other ranks need of this rank's tiers: the address of each, and its interval."""
     shown = ("me", "interval", "peerInterval")
     return {name: {key: said[key] for key in shown if key in said} for name, said in tiers.items()}

@@ -1,7 +1,7 @@
-"""A storage tier, as one rank and its checkpoint manager see it. No torch.
+"""A storage tier, from the view of one rank and its checkpoint manager. No torch.
 
-A tier holds checkpoints in addition to the job's folder. Every rank's launcher must offer a tier before any rank uses
-it, so all ranks have the same tiers and make the same calls on them.
+A tier holds checkpoints in addition to the job's folder. A rank uses a tier only if every rank's launcher offers it.
+All ranks therefore have the same tiers, and make the same calls on them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.checkpoint.tiers.settings import TierSettings
 
 @dataclass(frozen=True, kw_only=True)
 class TierWorld:
-    """The world that a tier is entered for. `check` may raise while a tier waits for a neighbour."""
+    """The world for which a tier is entered. `check` may raise while a tier waits for a neighbour."""
 
     settings: TierSettings
     neighbours: frozenset[Neighbour]
@@ -33,19 +33,21 @@ class TierWorld:
 
 
 class Tier(Protocol):
-    """One rank's part of a tier, in one world after the other."""
+    """One rank's part of a tier, in successive worlds."""
 
     name: str
-    """As in `core.protocol`, in the launcher's welcome, and in `--<name>-tier`."""
+    """The name in `core.protocol`, in the launcher's welcome, and in `--<name>-tier`."""
     in_background: bool
-    """Whether a thread saves from the staging buffer. Otherwise the tier copies the live objects while training
-    waits, and the staged image is empty."""
+    """Whether a thread saves from the staging buffer.
+
+    Otherwise the tier copies the live objects while training is paused, and the staged image is empty.
+    """
 
     def enter(self, world: TierWorld) -> None:
         """Serve this world from now on."""
 
     def due_at(self, step: int) -> bool:
-        """Whether every rank saves this step here."""
+        """Return whether every rank saves this step here."""
 
     def pace(self) -> Pace:
         """Return the limits of the next save in the background."""
@@ -59,19 +61,19 @@ class Tier(Protocol):
         check: Callable[[], None] = lambda: None,
         asked: bool = False,
     ) -> SaveResult:
-        """Save what is staged; every rank gets the same result. `check` may raise to give up this rank's part.
+        """Save what is staged. Every rank returns the same result. `check` may raise to cancel this rank's part.
 
-        `asked`: a worker must leave, so copies on other nodes are made even if none is due.
+        `asked`: a worker must leave, so copies on other nodes are created even if none is due.
         """
 
     def restored(self, name: CheckpointName) -> None:
-        """Note that training resumes from this checkpoint."""
+        """Record that training continues from this checkpoint."""
 
     def stores(self, context: FencingContext) -> list[CheckpointStore]:
-        """Return the stores to restore from: the one of this node, then those of other nodes."""
+        """Return the stores to restore from: this node's first, and then those of other nodes."""
 
     def reported_as(self, url: str) -> str:
-        """Return the name under which a restore from this store is reported; empty if the store is not the tier's."""
+        """Return the name under which a restore from this store is reported; "" if the store is not the tier's."""
 
     def close(self) -> None:
-        """Leave the tier: this rank's world does not use it, or the process ends."""
+        """Leave the tier, because this rank's world does not use it, or the process ends."""

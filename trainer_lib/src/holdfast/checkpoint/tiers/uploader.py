@@ -1,8 +1,8 @@
-"""Copying commits from the shared tier to a store of objects: which one next, at what pace, what is then deleted.
+"""Copy checkpoints from the shared tier to an object store: the order, the rate, and the deletions. No torch.
 
-Invariant: a commit arrives with every claim that the shared tier holds, so that the fence is the same on both; it is
-verified on the way, and held back from the shared tier's retention meanwhile; and what it replaces goes only after it
-has arrived. What went wrong is told, and tried again; what is given up leaves nothing behind. No torch.
+Invariant: a checkpoint arrives with every claim of the shared tier, so that the fence is the same on both. It is
+verified in transit, and the shared tier's retention keeps it meanwhile. What it replaces is deleted only after it has
+arrived. Failures are reported and retried. An abandoned upload leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from holdfast.core.limits import backoff
 _SHORTEST_WAIT: Final = 1.0
 _LONGEST_WAIT: Final = 60.0
 FENCED_SECONDS: Final = 24 * 3600.0
-"""How long a commit stays that a claim fences."""
+"""How long a fenced checkpoint stays, in seconds."""
 _NO_RULES: Final = retention.Rules()
 
 
 @dataclass(frozen=True, kw_only=True)
 class UploadSettings(JsonFields):
-    """Where commits go, how often, how fast, and how many stay."""
+    """The destination of checkpoints, their interval and rate, and how many stay."""
 
     url: str
     interval_seconds: float = 0.0
@@ -53,12 +53,12 @@ class UploadSettings(JsonFields):
             raise UsageError("an object store needs an interval of 0 s or more, 1 or more to keep, a limit above 0")
 
 
-# What to do next. Pure.
+# Decisions. Pure.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """What is known of the commits; of those that wait only the newest counts."""
+    """The checkpoints to upload. Only the newest one that is pending counts."""
 
     newest: CheckpointName | None = None
     done: CheckpointName | None = None
@@ -68,7 +68,7 @@ class Queue:
     closing: bool = False
 
     def failed(self, now: float) -> Queue:
-        """An upload failed: again, later and later."""
+        """Record a failed upload, and increase the wait before the next try."""
         wait = backoff(self.failures, first=_SHORTEST_WAIT, longest=_LONGEST_WAIT)
         return replace(self, failures=self.failures + 1, retry_at=now + wait)
 
@@ -76,31 +76,31 @@ class Queue:
         return replace(self, done=name, failures=0, retry_at=0.0)
 
     def given_up(self, name: CheckpointName) -> Queue:
-        """Nothing came of an upload, and the same again would end no better: another commit need not wait."""
+        """Record an upload that another try cannot complete. The next checkpoint does not wait."""
         return replace(self.arrived(name), began=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """Upload this commit now."""
+    """Upload this checkpoint now."""
 
     name: CheckpointName
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Nothing to do for so long; None: until something is said."""
+    """Wait this many seconds; None: until there is news."""
 
     seconds: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """All is uploaded and the launcher goes."""
+    """End: everything is uploaded and the launcher is stopping."""
 
 
 def decide(queue: Queue, settings: UploadSettings, now: float) -> Upload | Wait | End:
-    """The next thing to do. Who goes uploads the newest whatever the interval says."""
+    """Return the next action. A stopping launcher uploads the newest checkpoint regardless of the interval."""
     if queue.newest is None or queue.newest == queue.done:
         return End() if queue.closing else Wait(seconds=None)
     due = queue.retry_at
@@ -109,16 +109,16 @@ def decide(queue: Queue, settings: UploadSettings, now: float) -> Upload | Wait 
     return Upload(name=queue.newest) if now >= due else Wait(seconds=due - now)
 
 
-# Doing it.
+# Actions.
 
 
 class _ReplacedError(CheckpointError):
-    """A newer commit has come, for which retention deleted what this one stands on."""
+    """A newer checkpoint exists, for which retention deleted what this one builds on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How one upload went; `gone`: its source, or what it stands on, was deleted, which a newer commit makes good."""
+    """The result of one upload. `gone`: its source or its base was deleted, and a newer checkpoint replaces it."""
 
     name: CheckpointName
     nbytes: int = 0
@@ -133,13 +133,13 @@ class Outcome:
 
     @property
     def settled(self) -> bool:
-        """Whether another try would end no better: it arrived, or its source is gone or damaged."""
+        """Whether another try is useless: the upload arrived, or its source is gone or corrupt."""
         return self.arrived or self.gone or self.cause in (FailureCause.DAMAGED, FailureCause.GONE)
 
 
 @dataclass
 class Uploader:
-    """Uploads commits of one job, one after the other."""
+    """Uploads the checkpoints of one job, one at a time."""
 
     source: CheckpointStore
     target: Target
@@ -157,7 +157,7 @@ class Uploader:
         self._ages = Ages(self.target)
 
     def upload(self, name: CheckpointName) -> Outcome:
-        """Copy one commit; raises nothing but defects."""
+        """Copy one checkpoint. Failures are returned, not raised."""
         try:
             with self.hold(name):
                 return self._upload(name)
@@ -186,7 +186,7 @@ class Uploader:
         return Outcome(name=name, nbytes=nbytes, seconds=self.now() - began)
 
     def tidy(self, name: CheckpointName) -> str:
-        """Delete what the new commit replaces, and what was never finished; what went wrong, if anything."""
+        """Delete what the new checkpoint replaces, and unfinished uploads. Return an error message, or ""."""
         try:
             manifest = self.target.manifest(name)
             self._verified.add(name)
@@ -212,13 +212,15 @@ class Uploader:
         return ""
 
     def _delete_above(self, gone: set[str]) -> None:
-        """What another uploader published meanwhile on what was just deleted: each looks after it wrote."""
+        """Delete checkpoints that another uploader published meanwhile on a deleted base: each checks after its
+        writes.
+        """
         above = (one.name for one in self._ages.look() if one.stands_on & gone)
         for name in sorted(above, reverse=True):
             self.target.delete(name)
 
     def _fenced_lately(self, decided: Iterable[retention.Decision]) -> list[CheckpointName]:
-        """Of those that are fenced, the ones that this uploader has not known as such for a day."""
+        """Return the fenced checkpoints that this uploader has known as fenced for less than a day."""
         now = self.now()
         names = (one.commit.name for one in decided if one.fenced)
         self._fenced = {name: self._fenced.get(name, now) for name in names}
@@ -234,7 +236,7 @@ class Uploader:
         try:
             transfer(self.source, name, manifest, incoming, pace=self.pace)
             incoming.publish(manifest)
-        except DamagedError as error:  # a store out of reach keeps its parts, from which the next try goes on
+        except DamagedError as error:  # an unreachable store keeps its parts for the next try
             self._begun.pop(name).discard()
             raise DamagedError(f"{name} on the shared tier is not what was written: {error}") from error
         except OSError:
@@ -248,7 +250,7 @@ class Uploader:
         return before + sum(record.nbytes for record in manifest.own.values())
 
     def _let_go(self, name: CheckpointName) -> None:
-        """Of what was interrupted, all on which this commit does not stand."""
+        """Abandon the interrupted uploads that this checkpoint does not build on."""
         needed = {str(name), *self.source.manifest(name).stands_on}
         for other in [other for other in self._begun if str(other) not in needed]:
             self._begun.pop(other).discard()

@@ -1,13 +1,13 @@
-"""The memory of another node as a store, and the copies that it is sent: TCP, with the job's key. No torch.
+"""The memory of another node as a store, and the copies that it receives: TCP, with the job's key. No torch.
 
     server → {nonce}
-    client → {nonce, mac}        it holds the key
-    server → {mac}               so does the server
+    client → {nonce, mac}        proof that the client has the key
+    server → {mac}               proof that the server has it
     client → {op, …}             any number of requests, each answered before the next
 
-A message is a length and a JSON object. The bytes of a copy follow its request in pieces of 8 MiB, each checked
-against the digest that the request named for it; bytes that are read are checked by the reader against the manifest.
-What a copy is made of counts only once all of it is there: the slot says so (`slots`).
+A message is a length and a JSON object. The bytes of a copy follow their request in pieces of 8 MiB. The server
+checks each piece against the digest in the request. A reader checks the bytes that it reads against the manifest. A
+copy counts only when it is complete, which its slot records (`slots`).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from holdfast.core.protocol import MEMORY_TIER
 
 _log = logging.getLogger("holdfast.checkpoint.peer")
 
-# Connections to one neighbour at a time: while the bytes of one are verified, another's are on their way.
+# Connections per neighbour: while the bytes of one are verified, the bytes of another are being transferred.
 STREAMS: Final = 4
 _OWNER: Final = re.compile(r"[a-z0-9-]{1,80}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Neighbour(JsonFields):
-    """A launcher that keeps commits in memory: on which node, and where it is reached."""
+    """A launcher that keeps checkpoints in memory: its node, and its address."""
 
     node: str
     pod: str
@@ -52,12 +52,14 @@ class Neighbour(JsonFields):
 
 
 def derive(job_key: bytes) -> bytes:
-    """The key for this use alone: ranks get it, and never the job's."""
+    """Return the key for this use only. Ranks receive it, but never the job's key."""
     return derived_key(job_key, "holdfast-memory-1")
 
 
 def successor(members: Iterable[Neighbour], me: Neighbour) -> Neighbour | None:
-    """Who keeps the copies of `me`: on the next node in their order, never on its own; None if there is no other."""
+    """Return the launcher that keeps the copies of `me`: on the next node in order; None if there
+    is no other node.
+    """
     by_node: dict[str, list[Neighbour]] = {}
     for member in sorted({*members, me}):
         by_node.setdefault(member.node, []).append(member)
@@ -69,7 +71,7 @@ def successor(members: Iterable[Neighbour], me: Neighbour) -> Neighbour | None:
 
 
 class Peer:
-    """Connections to a neighbour, opened when they are needed and again after they broke. Any thread may ask."""
+    """Connections to a neighbour, opened on demand and reopened after a failure. Any thread may use them."""
 
     def __init__(
         self,
@@ -85,12 +87,15 @@ class Peer:
         self._turns = threading.Semaphore(streams)
 
     def ask(self, request: Mapping[str, Any], act: Callable[[Wire], None] = lambda _: None) -> dict[str, Any]:
-        """One request, what follows it, and the answer; CheckpointError if it cannot be had."""
+        """Send one request and the data that follows it, and return the answer.
+
+        Raise `CheckpointError` on failure.
+        """
         with self._turns:
             try:
                 answer = self._asked(request, act)
             except (OSError, ValueError) as error:
-                self._check()  # at the end of an attempt this is only what follows
+                self._check()  # at the end of an attempt, the failure is only a consequence
                 raise CheckpointError(f"{self._who}: {error}") from error
         if "damaged" in answer:
             raise DamagedError(str(answer["damaged"]))
@@ -117,7 +122,7 @@ class Peer:
             act(wire)
             answer = wire.receive()
         except BaseException:
-            wire.close()  # in the middle of a message nothing else can be said
+            wire.close()  # the connection is inside a message and cannot be used again
             raise
         self._free.append(wire)
         return answer
@@ -142,7 +147,7 @@ class Peer:
 
 
 class PeerSource(OpenSource):
-    """A file in a neighbour's memory. The connection is the store's."""
+    """A file in a neighbour's memory. The store owns the connection."""
 
     def __init__(self, peer: Peer, name: CheckpointName, file: str, jobs: list[str] | None) -> None:
         self._peer = peer
@@ -158,7 +163,7 @@ class PeerSource(OpenSource):
 
 
 def _expect(wire: Wire, target: memoryview) -> None:
-    """The bytes, unless it is told at once that they are not to be had."""
+    """Receive the bytes, unless the answer is an error."""
     first = wire.receive()
     if "damaged" in first:
         raise DamagedError(str(first["damaged"]))
@@ -168,7 +173,9 @@ def _expect(wire: Wire, target: memoryview) -> None:
 
 
 class PeerStore(NodeStore):
-    """Another launcher's memory: its own ranks' slots, and those that it keeps for others; or its disk, by `tier`."""
+    """Another launcher's memory: the slots of its own ranks, and those that it keeps for others; or its disk, by
+    `tier`.
+    """
 
     def __init__(self, peer: Peer, jobs: Collection[str] | None = None, *, tier: str = MEMORY_TIER) -> None:
         self._peer = peer
@@ -177,7 +184,9 @@ class PeerStore(NodeStore):
         self.url = f"{tier}://{peer.neighbour.node}/{peer.neighbour.pod}"
 
     def commits(self) -> tuple[CheckpointName, ...]:
-        """What has its manifest there; nothing if it cannot be reached: what it has may lie elsewhere too."""
+        """Return the checkpoints with a manifest there; nothing if the node is unreachable, as other nodes may have
+        copies.
+        """
         try:
             told = self._peer.ask({"op": "list", "jobs": self._jobs}).get("commits")
             if not isinstance(told, list):
@@ -189,19 +198,20 @@ class PeerStore(NodeStore):
 
     def manifest(self, name: CheckpointName) -> Manifest:
         told = self._peer.ask({"op": "manifest", "name": str(name), "jobs": self._jobs})
-        return decode_as(str(told.get("manifest")).encode(errors="replace"), name)  # what it cannot have has no seal
+        # characters that cannot be encoded also break the seal
+        return decode_as(str(told.get("manifest")).encode(errors="replace"), name)
 
     def open(self, name: CheckpointName, file: str) -> PeerSource:
         return PeerSource(self._peer, name, file, self._jobs)
 
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
-        """Its own launcher's ranks see to that."""
+        """Leave it to the ranks of that launcher."""
         return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copy(JsonFields):
-    """A rank's part of a commit, on its way to a neighbour. `room` is for all of it, manifest included."""
+    """A rank's part of a checkpoint, which is sent to a neighbour. `room` is its size in bytes, with the manifest."""
 
     owner: str
     job: str
@@ -216,7 +226,10 @@ class Copy(JsonFields):
 
 
 def send(peer: Peer, copy: Copy, places: Sequence[FileRange], *, per_second: int | None = None) -> None:
-    """Give a neighbour a rank's part of a commit, `places` in the order of its files; returns when all is there."""
+    """Send a rank's part of a checkpoint to a neighbour, and return when it is complete.
+
+    `places` are in the order of the copy's files.
+    """
 
     def content(wire: Wire) -> None:
         for place in places:
@@ -226,14 +239,16 @@ def send(peer: Peer, copy: Copy, places: Sequence[FileRange], *, per_second: int
 
 
 def seal(peer: Peer, copy: Copy, manifest: Manifest) -> None:
-    """Let a neighbour know that what it was sent is part of a commit."""
+    """Send the manifest to a neighbour, which makes its copy part of a checkpoint."""
     request = {"op": "seal", "owner": copy.owner, "name": str(copy.name), "manifest": encode(manifest).decode()}
     peer.ask(request)
 
 
 def make_room(peer: Peer, name: CheckpointName, keep: Iterable[CheckpointName]) -> int:
-    """Ask a launcher to let go of copies that nobody sends it any more, for slots of its own ranks' first commit; how
-    many bytes it will let go of once that stands."""
+    """Ask a launcher to free outdated copies for the slots of its own ranks' first checkpoint.
+
+    Return the bytes that it will free only after that checkpoint is complete.
+    """
     return _bytes_in(peer.ask({"op": "room", "name": str(name), "keep": [str(kept) for kept in keep]}))
 
 
@@ -250,5 +265,5 @@ def names(texts: Iterable[Any]) -> tuple[CheckpointName, ...]:
 
 
 def room_for(files: Iterable[int], manifest: int) -> int:
-    """Bytes that a slot must have for files of these lengths and a manifest."""
+    """Return the bytes that a slot needs for files of these lengths and a manifest."""
     return sum(nbytes + PADDING for nbytes in (*files, manifest))

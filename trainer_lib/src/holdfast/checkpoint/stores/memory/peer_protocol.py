@@ -1,4 +1,4 @@
-"""Messages and bytes between launchers' memories, over one TCP connection; what a proof of the key is made of."""
+"""Messages and data between the memory servers of launchers over one TCP connection, and the proof of the key."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from holdfast.checkpoint.stores.memory.slot import FileRange
 from holdfast.core.errors import CheckpointError
 
 MAX_MESSAGE: Final = 256 << 20
-# Of a message before the other side has proved that it holds the key.
+# The largest message before the other side has proved that it has the key.
 MAX_GREETING: Final = 1024
 GREETING_SECONDS: Final = 5.0
-# How long one send or receive waits before it is asked whether there is still a reason to.
+# The wait of one send or receive, after which `check` is called.
 SLICE_SECONDS: Final = 0.25
 _LENGTH: Final = 4
 _PATIENCE_SECONDS: Final = 30.0
-# A node that lost its power says nothing: its connections are given up after this many seconds of silence.
+# A node without power sends nothing: its connections are closed after this many seconds without data.
 _SILENT_SECONDS: Final = 60
 _THROTTLED_BYTES: Final = 1 << 20
 _PART_BYTES: Final = 1 << 20
 
 
 class Wire:
-    """Messages and bytes over one connection. `check` may raise while it waits; `until` ends the greeting."""
+    """Messages and data over one connection.
+
+    `check` may raise during waits. `until` is the deadline of the greeting.
+    """
 
     def __init__(
         self,
@@ -44,7 +47,7 @@ class Wire:
         self._every = every
         self.limit = limit
         self.until = float("inf")
-        self.heard = False  # whether anything came
+        self.heard = False  # whether any data was received
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_SECONDS // 2)
@@ -53,19 +56,21 @@ class Wire:
         sock.settimeout(every)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """One message; OSError if it cannot go out."""
+        """Send one message. Raise `OSError` on failure."""
         raw = json.dumps(message, separators=(",", ":")).encode()
         self.send_bytes(memoryview(len(raw).to_bytes(_LENGTH, "big") + raw))
 
     def receive(self, patience: float = _PATIENCE_SECONDS) -> dict[str, Any]:
-        """One message, within `patience` seconds of silence; OSError or CheckpointError."""
+        """Receive one message, within `patience` seconds without data. Raise `OSError` or `CheckpointError` on
+        failure.
+        """
         head = bytearray(_LENGTH)
         self.receive_into(memoryview(head), patience)
         length = int.from_bytes(head, "big")
         if length > self.limit:
             raise CheckpointError(f"a message of {length} bytes")
         raw = bytearray()
-        while len(raw) < length:  # no more room than came: the length is only a word
+        while len(raw) < length:  # allocate only what was received, because the length is not trusted
             part = bytearray(min(_PART_BYTES, length - len(raw)))
             self.receive_into(memoryview(part))
             raw += part
@@ -83,7 +88,7 @@ class Wire:
             rest = rest[self._patiently(lambda rest=rest: self._socket.send(rest)) :]  # type: ignore[misc]
 
     def send_file(self, place: FileRange, per_second: int | None = None) -> None:
-        """Bytes of a file, from the page cache to the network without a copy between."""
+        """Send bytes of a file from the page cache without copying them."""
         started, sent = time.monotonic(), 0
         while sent < place.nbytes:
             most = min(place.nbytes - sent, _THROTTLED_BYTES if per_second else place.nbytes)
@@ -94,7 +99,7 @@ class Wire:
                 self._wait_until(started + sent / per_second)
 
     def receive_into(self, target: memoryview, patience: float = _PATIENCE_SECONDS) -> None:
-        """As many bytes as there is room for."""
+        """Fill all of `target`."""
         rest = target
         while rest.nbytes:
             count = self._patiently(lambda rest=rest: self._socket.recv_into(rest), patience)  # type: ignore[misc]
@@ -133,7 +138,7 @@ class Wire:
         raise TimeoutError("it took too long")
 
     def close(self) -> None:
-        """Hang up; whoever waits here hears of it."""
+        """Close the connection, which also ends the waits on it."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -1,7 +1,7 @@
-"""What a launcher keeps, served to the job's other launchers: its memory, with the copies that it takes for them, or
-its folder on a disk.
+"""The server with which a launcher offers its memory to the job's other launchers, or its folder on a disk.
 
-`peer` has the protocol. A thread for each connection; one owner's copies have one writer at a time.
+The memory includes the copies that the launcher keeps for others. `peer_client` describes the protocol. Each
+connection has a thread, and only one of them at a time writes an owner's copies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
 _log = logging.getLogger("holdfast.checkpoint.peer")
 
 _MAX_CONNECTIONS: Final = 1024
-# What a request can be by which nothing can be done.
+# The errors of an invalid request.
 _UNUSABLE: Final = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
 
@@ -51,20 +51,20 @@ class ServedSource(Protocol):
     def nbytes(self) -> int: ...
 
     def place(self, offset: int, nbytes: int) -> FileRange:
-        """Where the bytes are; they count only if `verify` says so afterwards."""
+        """Return the place of the bytes, which are valid only if `verify` succeeds afterwards."""
 
     def verify(self) -> None:
-        """DamagedError if the bytes may be others by now."""
+        """Raise `DamagedError` if the bytes may have changed."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
 
 
 class Served(Protocol):
-    """What can be served of a store."""
+    """The part of a store that can be served."""
 
     def commits(self) -> tuple[CheckpointName, ...]:
-        """What is a commit."""
+        """Return the names of the checkpoints."""
 
     def manifest(self, name: CheckpointName) -> Manifest: ...
 
@@ -72,7 +72,7 @@ class Served(Protocol):
 
 
 class PeerServer:
-    """Serves a launcher's memory. A thread for each connection: they wait for the network and copy."""
+    """Serves a launcher's memory. Each connection has a thread, which waits for the network and copies."""
 
     def __init__(
         self,
@@ -93,12 +93,12 @@ class PeerServer:
         self._socket = socket.create_server((host or "", 0), family=family, backlog=128)
         self.port: int = self._socket.getsockname()[1]
         self.key: bytes | None = None
-        self.strangers = 0  # turned away before they had proved that they hold the key
+        self.strangers = 0  # connections that were rejected before they proved that they have the key
         self._closed = False
         threading.Thread(target=self._accept, name="holdfast-memory", daemon=True).start()
 
     def close(self) -> None:
-        """Serve nobody any more. The slots stay."""
+        """Stop serving. The slots stay."""
         self._closed = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -114,8 +114,11 @@ class PeerServer:
             return self._keepers[owner]
 
     def make_room(self, pair: AttemptId, keep: Collection[CheckpointName], beside: str = "") -> int:
-        """Let go of copies for who sends them elsewhere by now, but for the commit that training goes on from: how
-        many bytes are held for that alone, until another one stands. `beside` is whose copies stay."""
+        """Free copies whose owners now send them elsewhere, except the checkpoint from which training continues.
+
+        Return the bytes that are kept only for that checkpoint, until another one is complete. Copies of `beside`
+        stay.
+        """
         later = 0
         for path in sorted(self._folder.glob("for-*.slot-[0-9]")):
             owner = path.name.partition(".")[0].removeprefix("for-")
@@ -126,7 +129,7 @@ class PeerServer:
     @staticmethod
     def _let_go(path: Path, keeper: _Keeper, pair: AttemptId, keep: Collection[CheckpointName]) -> int:
         if not keeper.lock.acquire(blocking=False):
-            return 0  # it is being filled
+            return 0  # the slot is being filled
         try:
             if keeper.newest is not None and keeper.newest >= pair:
                 return 0
@@ -145,7 +148,7 @@ class PeerServer:
             except OSError as error:
                 if not self._closed:
                     _log.warning("a connection to this launcher's memory could not be taken: %s", error)
-                    time.sleep(SLICE_SECONDS)  # out of descriptors: others go in time
+                    time.sleep(SLICE_SECONDS)  # out of descriptors: connections close after a while
                 continue
             self._admit(connection, str(address[0]))
 
@@ -184,7 +187,7 @@ class PeerServer:
         except (OSError, CheckpointError, *_UNUSABLE) as error:
             silent = (
                 isinstance(error, ConnectionError) and not wire.heard
-            )  # closed before a word: a probe of the port
+            )  # closed without any data: a probe of the port
             _log.debug("a connection to this launcher's memory ended: %s", error)
         finally:
             with self._lock:
@@ -207,7 +210,7 @@ class PeerServer:
 
 
 class _Keeper:
-    """The only writer of one owner's copies; one at a time."""
+    """The only writer of one owner's copies."""
 
     def __init__(self, folder: Path, owner: str, limit: int | None) -> None:
         self._folder = folder
@@ -215,7 +218,7 @@ class _Keeper:
         self._limit = limit
         self._pair: SlotSet | None = None
         self._writer: tuple[CheckpointName, SlotWriter] | None = None
-        self.newest: AttemptId | None = None  # the attempt that sent copies last
+        self.newest: AttemptId | None = None  # the attempt that last sent copies
         self.lock = threading.Lock()
 
     def begin(self, copy: Copy, promised: int = 0) -> SlotWriter:
@@ -226,7 +229,7 @@ class _Keeper:
         return writer
 
     def forget(self) -> None:
-        """Its slots are another's room by now."""
+        """Close the slots, whose memory was given to another owner."""
         self._writer = None
         if self._pair is not None:
             self._pair.close()
@@ -239,7 +242,7 @@ class _Keeper:
 
 
 class _Session:
-    """One connection's requests."""
+    """The requests of one connection."""
 
     def __init__(self, server: PeerServer, folder: Path, wire: Wire) -> None:
         self._server = server
@@ -271,7 +274,7 @@ class _Session:
             case "read":
                 return self._read(request)
             case "put" | "seal" | "room" if self._server.store is not MemoryStore:
-                raise ValueError("copies are kept in memory only")  # said by nobody who knows this tier
+                raise ValueError("copies are kept in memory only")  # no client that supports this tier sends it
             case "put":
                 return self._put(Copy.from_json(request))
             case "seal":
@@ -324,7 +327,7 @@ class _Session:
             return keeper.begin(copy, self._server.make_room(copy.name.pair, copy.keep, beside=copy.owner))
 
     def _take(self, record: FileRecord, target: memoryview | None) -> str:
-        """All bytes of a file, also if there is no place for them: the next request comes behind them."""
+        """Receive all bytes of a file, even if they are discarded, because the next request follows them."""
         trouble, waste = "", memoryview(bytearray(CHUNK_BYTES if target is None else 0))
         for index, begin in enumerate(range(0, record.nbytes, CHUNK_BYTES)):
             length = min(CHUNK_BYTES, record.nbytes - begin)

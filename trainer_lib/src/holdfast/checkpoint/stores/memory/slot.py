@@ -1,15 +1,16 @@
 """A slot: a file in shared memory that holds one rank's part of a checkpoint. No torch.
 
-A slot is a file on a memory volume: a page with the sequence and two places for the table of contents, then the
-bytes. The sequence is one aligned word, so it changes at once or not at all:
+A slot is a file on a memory volume. Its first page has the sequence and two places for the table of contents. The
+bytes follow. The sequence is one aligned word, so each change is atomic:
 
-    odd     the bytes are being written, and nothing of the slot counts
-    even    the bytes are whole, and the table in place (sequence / 2) mod 2 says what they are
+    odd     the bytes are being written, and nothing in the slot is valid
+    even    the bytes are complete, and the table in place (sequence / 2) mod 2 describes them
 
-Invariant: a writer that is killed at any instruction leaves the other slots as they were, and its own slot either as
-it was after the last change of the sequence, or odd. A table ends in the digest of itself and of its sequence, and
-the manifest in it has the digests of the bytes: what is torn is never taken for whole. Adding the manifest to a slot
-whose bytes are whole writes the other table and moves the sequence on by two; it never goes through odd.
+Invariant: if a writer is killed at any instruction, the other slots are unchanged. Its own slot is as it was after
+the last change of the sequence, or odd. A table ends with the digest of itself and of its sequence, and the manifest
+in it has the digests of the bytes. A torn write is therefore never taken for a complete one. To add the manifest to a
+complete slot, the writer writes the other table and increases the sequence by two; the sequence is never odd
+meanwhile.
 """
 
 from __future__ import annotations
@@ -37,27 +38,27 @@ _TABLES: Final = (PAGE // 4, PAGE // 2)
 _DIGEST: Final = 16
 _WORD: Final = 8
 
-# A slot is made a little larger than asked for: counters grow by digits, and a new file costs its page faults.
+# A slot is slightly larger than requested: counters grow by digits, and a new file costs its page faults again.
 _STEP: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """Where bytes lie in a slot."""
+    """A range of bytes in a slot."""
 
     offset: int
     nbytes: int
 
     @classmethod
     def from_json(cls, value: Any) -> Extent:
-        """As a table has it; ValueError or TypeError for anything else."""
+        """Parse an entry of a table. Raise `ValueError` or `TypeError` if it is not valid."""
         offset, nbytes = map(whole_number, value)
         return cls(offset=offset, nbytes=nbytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileRange:
-    """Bytes of an open file."""
+    """A range of bytes of an open file."""
 
     fd: int
     offset: int
@@ -66,8 +67,10 @@ class FileRange:
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What a whole slot holds, and of whose commit. `number` tells its bytes from all that were there before;
-    `copied` says that another node has them as well."""
+    """The content of a complete slot, and its checkpoint.
+
+    `number` distinguishes the bytes from all earlier ones. `copied` means that another node has them as well.
+    """
 
     name: CheckpointName
     number: int
@@ -82,7 +85,7 @@ class Content:
         return max((one.offset + one.nbytes for one in (*self.files.values(), self.manifest) if one), default=PAGE)
 
     def lies_within(self, capacity: int) -> bool:
-        """Whether a slot of this length has room for all that is said to be there."""
+        """Return whether everything in the table is within a slot of this length."""
         extents = [*self.files.values(), *([self.manifest] if self.manifest else [])]
         return self.end <= capacity and all(one.offset >= PAGE for one in extents)
 
@@ -99,7 +102,7 @@ class Content:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Content | None:
-        """Read a table; None if it is of nothing that this release knows."""
+        """Parse a table. Return None if this release does not know it."""
         try:
             name, manifest = parse_commit(value["name"]), value["manifest"]
             if name is None or name.staging:
@@ -118,7 +121,7 @@ class Content:
 
 
 class Slot:
-    """One slot's file, mapped."""
+    """The mapped file of one slot."""
 
     def __init__(self, path: Path, *, writable: bool = False, populate: bool = False) -> None:
         self.path = path
@@ -127,7 +130,7 @@ class Slot:
             self.capacity = os.fstat(self.fd).st_size
             if self.capacity < PAGE:
                 raise DamagedError(f"{path.name} is no slot")
-            # Mapped at once: a first touch of each page costs more than the copy into it.
+            # Mapped at once: the first access to each page costs more than the copy into it.
             kind = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
             access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
             self._map = mmap.mmap(self.fd, self.capacity, flags=kind, prot=access)
@@ -140,7 +143,7 @@ class Slot:
 
     @classmethod
     def create(cls, path: Path, capacity: int, *, populate: bool = False) -> Slot:
-        """A new slot whose pages are there already; OSError (ENOSPC) if the volume has no room for them."""
+        """Create a slot with its pages allocated. Raise `OSError` (ENOSPC) if the volume has no capacity."""
         fresh = path.with_name(f"{path.name}.tmp-{os.getpid()}")
         fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -155,16 +158,16 @@ class Slot:
 
     @property
     def sequence(self) -> int:
-        """Odd while bytes are written."""
+        """The sequence, which is odd while bytes are written."""
         return self._sequence[0]
 
     def content(self) -> Content | None:
-        """What is whole in it; None if nothing is."""
+        """Return the complete content; None if there is none."""
         for _ in range(100):
             sequence = self.sequence
             if sequence % 2 or not sequence:
                 return None
-            seen = self._seen  # a sequence comes once, and so does its table
+            seen = self._seen  # a sequence occurs only once, and so does its table
             table = seen[1] if seen[0] == sequence else self._table(sequence)
             if self.sequence == sequence:
                 self._seen = sequence, table
@@ -172,12 +175,12 @@ class Slot:
         return None
 
     def read(self, content: Content, extent: Extent, offset: int, target: memoryview) -> None:
-        """Copy bytes out; DamagedError if they are another commit's by now."""
+        """Copy bytes from the slot. Raise `DamagedError` if another checkpoint has overwritten them."""
         if offset + target.nbytes > extent.nbytes:
             raise DamagedError(f"it ends before byte {offset + target.nbytes}")
         begin, done = extent.offset + offset, 0
         while done < target.nbytes:
-            # Not out of the mapping: that would fault in each page, and keep other threads from running.
+            # Not from the mapping, which would fault in each page and block other threads.
             count = os.preadv(self.fd, [target[done:]], begin + done)
             if not count:
                 raise DamagedError(f"it ends before byte {offset + target.nbytes}")
@@ -185,7 +188,7 @@ class Slot:
         self.verify(content)
 
     def verify(self, content: Content) -> None:
-        """DamagedError if the bytes of `content` may not be there any more."""
+        """Raise `DamagedError` if the bytes of `content` may have been overwritten."""
         now = self.content()
         if now is None or now.number != content.number:
             raise DamagedError(f"{content.name} was overwritten in memory while it was read")
@@ -193,24 +196,28 @@ class Slot:
     # Writing
 
     def empty(self) -> None:
-        """Nothing here counts any more, and its memory is free, whoever holds the file: a process that the script
-        forked has it open and mapped for as long as it lives. The first page stays: who reads it finds it void."""
+        """Invalidate the content and free its memory, even if other processes have the file open.
+
+        A process that the script forked keeps it open and mapped until it exits. The first page stays, so that
+        readers find no content.
+        """
         self.begin()
-        with contextlib.suppress(OSError, ValueError):  # a file system without holes, or nothing behind the page
+        # a file system without holes, or no bytes after the first page
+        with contextlib.suppress(OSError, ValueError):
             self._map.madvise(mmap.MADV_REMOVE, PAGE, self.capacity - PAGE)
 
     def begin(self) -> int:
-        """From now on nothing here counts; the number of what comes."""
+        """Invalidate the content, and return the number of the next one."""
         number = self.sequence + 1 + self.sequence % 2
         self._sequence[0] = number
         return number
 
     def stage(self, content: Content) -> None:
-        """The bytes are whole: it counts from now on."""
+        """Make `content` valid: its bytes are complete."""
         self._switch(content, self.sequence + 1)
 
     def amend(self, content: Content) -> None:
-        """Say something else of the same bytes."""
+        """Change the table of the same bytes."""
         self._switch(content, self.sequence + 2)
 
     def _switch(self, content: Content, sequence: int) -> None:
@@ -238,7 +245,7 @@ class Slot:
         return content if content is not None and content.lies_within(self.capacity) else None
 
     def close(self) -> None:
-        """Unmap, as soon as nobody has a view of it any more."""
+        """Unmap the file as soon as no view of it is left."""
         self._sequence.release()
         self.view.release()
         os.close(self.fd)
@@ -255,7 +262,7 @@ def padded(nbytes: int) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove a slot, and what it takes."""
+    """Remove a slot and free its memory."""
     with contextlib.suppress(OSError, DamagedError):
         slot = Slot(path, writable=True)
         slot.empty()
@@ -268,7 +275,7 @@ def slot_path(folder: Path, owner: str, index: int) -> Path:
 
 
 def manifest_of(slot: Slot, content: Content) -> Manifest | None:
-    """The manifest in a slot, if it has one."""
+    """Return the manifest in a slot; None if it has none."""
     if content.manifest is None:
         return None
     if content.manifest.nbytes > LARGEST:
@@ -280,7 +287,7 @@ def manifest_of(slot: Slot, content: Content) -> Manifest | None:
 
 @contextlib.contextmanager
 def opened(folder: Path, *, writable: bool = False) -> Iterator[list[tuple[Slot, Content]]]:
-    """Every slot of a folder that holds something whole, until the block ends."""
+    """Yield every slot of a folder with complete content, open until the context ends."""
     slots: list[Slot] = []
     try:
         for path in sorted(folder.glob("*.slot-[0-9]")):

@@ -1,4 +1,4 @@
-"""A checkpoint's part on its way into a slot. No torch."""
+"""Write a rank's part of a checkpoint into a slot. No torch."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from holdfast.checkpoint.io.durable_files import Buffer
 from holdfast.checkpoint.stores.memory.slot import Content, Extent, FileRange, Slot
 from holdfast.core.errors import CheckpointError
 
-# Each file begins at a page, and what it takes to get there.
+# Each file begins at a page; this is the most that the alignment needs.
 PADDING: Final = 4096
 
 
 class SlotWriter:
-    """A commit's part on its way into a slot: a plain writable buffer for each file, then the seal."""
+    """Writes a rank's part of a checkpoint into a slot: a writable buffer for each file, and then the seal."""
 
     def __init__(self, slot: Slot, name: CheckpointName, job: str) -> None:
         self._slot = slot
         self._content = Content(name=name, number=slot.begin(), job=job)
 
     def buffer(self, file: str, nbytes: int) -> memoryview:
-        """Room for one file, to be filled before `stage`."""
+        """Return the buffer of one file, to be filled before `stage`."""
         at = -(-self._content.end // PADDING) * PADDING
         if at + nbytes > self._slot.capacity:
             raise CheckpointError(f"{file} ({nbytes} bytes) does not fit the slot of {self._content.name}")
@@ -34,7 +34,7 @@ class SlotWriter:
         return self._slot.view[at : at + nbytes]
 
     def write(self, file: str, parts: Iterable[Buffer], nbytes: int) -> FileRecord:
-        """Copy one file in, digested on the way."""
+        """Copy one file into the slot, and digest it at the same time."""
         target, digester, filled = self.buffer(file, nbytes), ChunkDigester(), 0
         for part in parts:
             data = memoryview(part).cast("B")
@@ -54,11 +54,11 @@ class SlotWriter:
         return tuple(self._content.files)
 
     def stage(self) -> None:
-        """All bytes are here."""
+        """Mark all bytes as complete."""
         self._slot.stage(self._content)
 
     def seal(self, manifest: Manifest, *, copied: bool = False) -> None:
-        """Add the manifest: it is a commit."""
+        """Add the manifest, which makes the content part of a checkpoint."""
         raw = encode(manifest)
         at = -(-self._content.end // PADDING) * PADDING
         if at + len(raw) > self._slot.capacity:

@@ -1,6 +1,6 @@
-"""The slots of one owner: which one is overwritten next, and how much memory there is for them. No torch.
+"""The slots of one owner: which one is overwritten next, and how much memory they may use. No torch.
 
-Each rank has two or three slots, of which one is always whole. One process at a time writes them.
+Each rank has two or three slots, of which one is always complete. Only one process at a time writes them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _NUMBERS: Final = {2: "two", 3: "three"}
 
 
 class SlotSet:
-    """The slots of one owner, as their only writer has them. `count` is how many there are to be from now on.
+    """The slots of one owner, for their only writer. `count` is the number of slots.
 
-    `populate`: map them whole before they are used.
+    With `populate`, a slot's pages are mapped before it is used.
     """
 
     def __init__(
@@ -45,9 +45,10 @@ class SlotSet:
     def begin(
         self, name: CheckpointName, nbytes: int, *, keep: Collection[CheckpointName], job: str = "", promised: int = 0
     ) -> SlotWriter:
-        """Overwrite a slot that is none of `keep`. `nbytes` is for all files and the manifest.
+        """Overwrite a slot that holds none of `keep`. `nbytes` is the size of all files and the manifest.
 
-        `promised`: bytes that others hold until this commit stands. What fits only then is made only then.
+        `promised` is the number of bytes that others free once this checkpoint is complete. Slots that need them are
+        created only then.
         """
         index = self._victim(keep)
         slot = self._open(index)
@@ -57,7 +58,7 @@ class SlotSet:
         return SlotWriter(slot, name, job)
 
     def copied(self) -> frozenset[CheckpointName]:
-        """The commits of which another node has these bytes as well."""
+        """Return the checkpoints of which another node has these bytes as well."""
         contents = [slot.content() for index in self._indices() if (slot := self._open(index)) is not None]
         return frozenset(one.name for one in contents if one is not None and one.copied and not one.void)
 
@@ -68,7 +69,7 @@ class SlotSet:
         os.close(self._lock)
 
     def _indices(self) -> list[int]:
-        """Those of a time when there were more are used on: what they hold may be all that is left."""
+        """Return the slot numbers, including those above `count`, which may hold the only remaining data."""
         there = (int(path.name[-1]) for path in self._folder.glob(f"{self._owner}.slot-[0-9]"))
         return sorted({*range(self.count), *there})
 
@@ -86,7 +87,7 @@ class SlotSet:
         return min(indices, key=worth)
 
     def _make(self, index: int, need: int, promised: int) -> Slot:
-        """All at once, so that what does not fit is known before the first commit."""
+        """Create all missing slots at once, so that a lack of capacity is reported before the first checkpoint."""
         self._drop(index)
         missing = [i for i in self._indices() if i == index or self._open(i) is None]
         lacks = self._lacks(padded(need) * len(missing))
@@ -104,7 +105,7 @@ class SlotSet:
         return self._slots[index]
 
     def _lacks(self, more: int) -> str:
-        """Why so much more does not fit; nothing if it does."""
+        """Explain why this many more bytes do not fit; "" if they do."""
         volume = os.statvfs(self._folder)
         if more > volume.f_bavail * volume.f_frsize:
             return f"{format_size(volume.f_bavail * volume.f_frsize)} are free on {self._folder}"
@@ -139,13 +140,13 @@ class SlotSet:
 
 
 def _locked(path: Path) -> int:
-    """One writer at a time; one that was killed has let go of it."""
+    """Lock the slots for one writer. The lock of a killed writer is released by the system."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _OTHER_WRITER_SECONDS
     while True:
         try:
-            # Of this process, not of the descriptor: a child that the script forked must not hold it any longer.
+            # A lock of this process, not of the descriptor: a child that the script forked must not keep it.
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return fd
         except (BlockingIOError, PermissionError):

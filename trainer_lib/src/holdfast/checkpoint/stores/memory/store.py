@@ -1,6 +1,6 @@
 """The memory of one node as a store: the slots of its ranks, and those that it keeps for others. No torch.
 
-A slot has one rank's part of a commit, so a commit may be here in part only: its other files are on other nodes.
+A slot has one rank's part of a checkpoint, so a node may have only some files of it. Other nodes have the rest.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _MOST_READERS: Final = 8
 
 
 class SlotSource(OpenSource):
-    """A file in a slot. Its bytes may be overwritten while it is open; whoever reads them then is told."""
+    """A file in a slot. If its bytes are overwritten while it is open, reads raise an error."""
 
-    grain = 1  # any part of it can be copied out apart
+    grain = 1  # any part can be copied separately
 
     def __init__(self, slot: Slot, content: Content, file: str) -> None:
         self._slot = slot
@@ -43,13 +43,13 @@ class SlotSource(OpenSource):
             raise DamagedError(f"{self._file}: {error}") from None
 
     def place(self, offset: int, nbytes: int) -> FileRange:
-        """Where the bytes are; they count only if `verify` says so afterwards."""
+        """Return the place of the bytes, which are valid only if `verify` succeeds afterwards."""
         if not 0 <= offset <= offset + nbytes <= self.nbytes:
             raise DamagedError(f"{self._file} ends before byte {offset + nbytes}")
         return FileRange(fd=self._slot.fd, offset=self._extent.offset + offset, nbytes=nbytes)
 
     def verify(self) -> None:
-        """DamagedError if the bytes may be others by now."""
+        """Raise `DamagedError` if the bytes may have changed."""
         self._slot.verify(self._content)
 
     def close(self) -> None:
@@ -57,10 +57,12 @@ class SlotSource(OpenSource):
 
 
 class MemoryStore(NodeStore):
-    """All slots in a folder of a memory volume, or those of the commits of some jobs: an earlier one on the same host
-    may have left its own there."""
+    """All slots in a folder of a memory volume, or those of some jobs.
 
-    readers = min(PROCESSORS, _MOST_READERS)  # nobody waits for memory, and a few fill it
+    An earlier job on the same host may have left slots there.
+    """
+
+    readers = min(PROCESSORS, _MOST_READERS)  # reads from memory do not wait, and few threads use all its bandwidth
 
     def __init__(self, folder: Path, jobs: Collection[str] | None = None) -> None:
         self._folder = folder
@@ -68,13 +70,13 @@ class MemoryStore(NodeStore):
         self.url = f"memory:{folder}"
 
     def commits(self) -> tuple[CheckpointName, ...]:
-        """What has its manifest here."""
+        """Return the checkpoints with a manifest here."""
         with self._opened() as slots:
             names = {content.name for _, content in slots if content.manifest is not None}
         return tuple(sorted(names))
 
     def manifest(self, name: CheckpointName) -> Manifest:
-        """The manifest, from any slot that has a good one."""
+        """Return the manifest from any slot that has a valid one."""
         trouble = f"{MANIFEST} is missing"
         with self._opened() as slots:
             for slot, content in slots:
@@ -88,7 +90,7 @@ class MemoryStore(NodeStore):
         raise DamagedError(trouble)
 
     def open(self, name: CheckpointName, file: str) -> SlotSource:
-        """One of its files, if this node has it; also of a commit whose manifest is elsewhere."""
+        """Open one of its files, if this node has it, even if the manifest is elsewhere."""
         for path in sorted(self._folder.glob("*.slot-[0-9]")):
             try:
                 slot = Slot(path)
@@ -101,7 +103,7 @@ class MemoryStore(NodeStore):
         raise DamagedError(f"{file} is missing in {self.url}")
 
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
-        """Void it where it is: its bytes stay until a later commit needs the slot."""
+        """Mark the checkpoint as void. Its bytes stay until a later checkpoint needs the slot."""
         try:
             with self._opened(writable=True) as slots:
                 for slot, content in slots:

@@ -1,7 +1,7 @@
-"""What an error of an S3 client means, and the errors that the S3 bucket raises. Pure: it imports no client.
+"""The meaning of an S3 client's errors, and the errors that the S3 bucket raises. Pure: imports no client.
 
-Invariant: only an answer that the object is not there is damage. Trouble on the way, with credentials, rights or room
-says nothing about what lies in the bucket.
+Invariant: only a reply that the object is missing counts as lost data. Errors of the network, credentials,
+permissions or capacity allow no conclusion about the bucket's content.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.core.limits import backoff
 
 
 class Kind(StrEnum):
-    """What is wrong; those below `UNAVAILABLE` are words for counters."""
+    """The kind of an error. Those from `NETWORK` on are also causes for counters."""
 
     MISSING = "Missing"
     TAKEN = "Taken"
@@ -35,7 +35,7 @@ class Kind(StrEnum):
 
 
 class Lack(StrEnum):
-    """What a server was found to lack, and what is done instead."""
+    """A feature that a server lacks, and its replacement."""
 
     CONDITIONS = (
         "it does not honour If-None-Match: an object is looked for, written and read back instead. Give each job a "
@@ -50,20 +50,20 @@ class Lack(StrEnum):
 
 
 class TakenError(CheckpointError):
-    """The object is there, or is another one than before."""
+    """The object exists, or is another one than before."""
 
 
 class RefusedError(UnavailableError):
-    """The server does not do what was asked for."""
+    """The server does not support the request."""
 
 
 class NoUploadError(CheckpointError):
-    """The multipart upload is not there."""
+    """The multipart upload does not exist."""
 
 
 RETRIED: Final = frozenset({Kind.NETWORK, Kind.SERVER, Kind.THROTTLED, Kind.CORRUPTED})
 
-# What a store that was reached answers to the job itself, whatever node asks.
+# Errors from a reachable store that concern the job, on any node.
 OF_THE_JOB: Final = frozenset({Kind.CREDENTIALS, Kind.DENIED, Kind.NO_BUCKET, Kind.FULL})
 
 ADVICE: Final[Mapping[Kind, str]] = {
@@ -108,24 +108,24 @@ _CREDENTIALS: Final = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """What is wrong, and in which words the store or the client said so."""
+    """The kind of an error, and the text of the store or the client."""
 
     kind: Kind
     said: str
 
     @property
     def passes(self) -> bool:
-        """Whether the same request may succeed in a moment."""
+        """Whether the same request may succeed shortly."""
         return self.kind in RETRIED
 
     @property
     def advice(self) -> str:
-        """What happened and what to do."""
+        """What happened, and what to do."""
         return f"{ADVICE.get(self.kind, 'unexpected answer')} ({self.said})"
 
 
 def trouble_of(error: Exception) -> Trouble:
-    """Judge an error of boto3, or of the connection below it."""
+    """Classify an error of boto3, or of the connection below it."""
     response = getattr(error, "response", None)
     if isinstance(response, Mapping) and "Error" in response:
         return _of_answer(response)
@@ -136,16 +136,16 @@ def trouble_of(error: Exception) -> Trouble:
 def _of_answer(response: Mapping[str, Any]) -> Trouble:
     code = str(response["Error"].get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    # A 404 under another name says that something is missing, and not that it is the object.
+    # With another code, a 404 means that something is missing, but not the object.
     by_status = None if status == 404 and code else _CODES.get(str(status))
     kind = _CODES.get(code) or by_status or (Kind.SERVER if status >= 500 else Kind.REFUSED)
     said = f"{status} {code}".strip()
-    if kind is Kind.REFUSED:  # what is refused stands in the message only
+    if kind is Kind.REFUSED:  # other messages are not needed
         message = " ".join(str(response["Error"].get("Message") or "").split())[:_LONGEST_MESSAGE]
         said = f"{said}: {message}" if message else said
     return Trouble(kind=kind, said=said)
 
 
 def pause(attempt: int, *, base: float, cap: float, draw: float) -> float:
-    """Seconds before the attempt after this one (0, 1, …); `draw` in [0, 1) spreads clients that failed together."""
+    """Return the seconds before the attempt after this one (0, 1, …). `draw` in [0, 1) spreads out clients."""
     return backoff(attempt, first=base, longest=cap) * (0.5 + draw / 2)

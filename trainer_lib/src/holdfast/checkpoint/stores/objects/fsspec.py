@@ -1,9 +1,9 @@
-"""Any fsspec file system as a store: the general path, for which no more is asked than reading and writing. No torch.
+"""Any fsspec file system as a store, which needs only reads and writes. No torch.
 
-What it cannot promise, unlike a folder or S3: fsspec has no exclusive creation that all file systems keep. A manifest
-or claim is looked for first, written, and read back; of two writers in one moment the last one stays, and the other
-finds the bytes of that one and says so. Nor does fsspec compare checksums on the way: lengths are compared after each
-file, and every byte when it is read. Uploads do not go on where they broke off.
+fsspec offers fewer guarantees than a folder or S3. No exclusive creation works on all its file systems. A manifest or
+claim is checked for existence, written, and read back. If two writers do so at the same time, the last one wins, and
+the other one reads the winner's bytes and reports it. fsspec also compares no checksums in transit. Lengths are
+compared after each file, and every byte is verified on a read. Interrupted uploads do not resume.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FsspecBucket:
         return sorted(path.lstrip("/")[strip:].lstrip("/") for path in found)
 
     def stat(self, key: str) -> Stat:
-        """Length, and what the file system has for a tag."""
+        """Return the length, and the file system's tag or time."""
         with self._reaching(key):
             self._fs.invalidate_cache()
             found = self._fs.info(self._path(key))
@@ -107,7 +107,7 @@ class FsspecBucket:
             self._fs.cp_file(self._path(source), path)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove files, and the folders that they leave empty where there are any."""
+        """Remove files, and then empty folders."""
         with self._reaching(", ".join(keys[:1])):
             for key in keys:
                 with contextlib.suppress(FileNotFoundError):
@@ -117,18 +117,18 @@ class FsspecBucket:
                 self._fs.rmdir(folder)
 
     def unfinished(self, prefix: str) -> list[str]:
-        """fsspec cannot list unfinished uploads."""
+        """Return nothing: fsspec cannot list unfinished uploads."""
         return []
 
     def abandon(self, prefix: str) -> None:
-        """fsspec cannot abort unfinished uploads."""
+        """Do nothing: fsspec cannot abort unfinished uploads."""
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}".rstrip("/")
 
     @contextlib.contextmanager
     def _reaching(self, key: str) -> Iterator[None]:
-        """Each file system has errors of its own: but for a missing file none says that something is damaged."""
+        """Translate errors. File systems differ, and only a missing file counts as lost data."""
         try:
             yield
         except CheckpointError:
@@ -164,6 +164,6 @@ def _file_system(url: str, shown: str) -> tuple[Any, str]:
         fs, root = url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise UsageError(f"{shown}: fsspec cannot open it: {error}") from error
-    except (TypeError, AttributeError) as error:  # it lacks what this file system must be told
+    except (TypeError, AttributeError) as error:  # the URL lacks arguments of this file system
         raise UsageError(f"{shown} is not all that this file system of fsspec asks for: {error}") from error
     return fs, str(root)

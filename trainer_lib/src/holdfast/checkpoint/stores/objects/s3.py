@@ -1,8 +1,7 @@
-"""A bucket of an S3 server by boto3. No torch.
+"""A bucket of an S3 server, accessed with boto3. No torch.
 
-If a server refuses a feature, or ignores one that the protocol relies on, the bucket works without it from then on
-(`Lack`).
-Retries are ours, not botocore's: they cover bodies that break off, and are bounded in one place.
+If a server rejects a feature, or ignores one that the protocol relies on, the bucket continues without it (`Lack`).
+Retries are implemented here and not by botocore: they cover interrupted bodies, and are limited in one place.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def s3_store(settings: S3Settings) -> ObjectStore:
 
 
 class S3Bucket:
-    """A bucket; any thread may use it."""
+    """A bucket, which any thread may use."""
 
     def __init__(self, settings: S3Settings, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._settings = settings
@@ -89,7 +88,7 @@ class S3Bucket:
         return bytes(data)
 
     def read_into(self, key: str, stat: Stat, offset: int, target: memoryview) -> None:
-        """Ranges in parallel."""
+        """Read ranges in parallel."""
         size = self.part_bytes
         pieces = [(offset + at, target[at : at + size]) for at in range(0, target.nbytes, size)]
         if len(pieces) == 1:
@@ -98,7 +97,9 @@ class S3Bucket:
             finish_all([self._pool.submit(self._read_range, key, stat.tag, begin, piece) for begin, piece in pieces])
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write with `If-None-Match: *` if the server honours it; what is there may be our own, its answer lost."""
+        """Write with `If-None-Match: *` if the server honours it. An existing object may be ours if the reply was
+        lost.
+        """
         if not self._honours_conditions(key):
             return create_by_looking(self, key, data)
         try:
@@ -108,7 +109,7 @@ class S3Bucket:
         return True
 
     def _honours_conditions(self, key: str) -> bool:
-        """Try it once, on an object of our own next to `key`, where the rights are the same."""
+        """Test it once, on a separate object next to `key`, where the permissions are the same."""
         if not self._tried_conditions:
             trial = f"{key}.trial-{uuid4().hex[:8]}"
             self._put(trial, b"1")
@@ -120,7 +121,7 @@ class S3Bucket:
             except RefusedError as error:
                 self._do_without(Lack.CONDITIONS, error)
             finally:
-                with contextlib.suppress(CheckpointError):  # an uploader may have no right to delete
+                with contextlib.suppress(CheckpointError):  # an uploader may have no permission to delete
                     self.delete([trial])
             self._tried_conditions = True
         return Lack.CONDITIONS not in self._lacks
@@ -129,7 +130,7 @@ class S3Bucket:
         self._put(key, data)
 
     def upload(self, key: str, blocks: Iterable[memoryview]) -> None:
-        """One request for a small file, parts in parallel for a large one."""
+        """Upload a small file in one request, and a large one in parallel parts."""
         parts = iter(in_parts(blocks))
         first = bytes(next(parts, b""))
         second = next(parts, None) if len(first) == self.part_bytes else None
@@ -141,7 +142,7 @@ class S3Bucket:
             )
 
     def copy(self, source: str, target: str) -> None:
-        """On the server; large objects in parts."""
+        """Copy on the server, large objects in parts."""
         nbytes = self.stat(source).nbytes
         place = {"Bucket": self._settings.bucket, "Key": source}
         if nbytes <= _COPIED_AT_ONCE:
@@ -188,7 +189,7 @@ class S3Bucket:
         return [entry["Key"] for entry in self.uploads(prefix)]
 
     def abandon(self, prefix: str) -> None:
-        """Abort multipart uploads, whose parts are paid for as long as they wait."""
+        """Abort multipart uploads, because unfinished parts cost storage."""
         for entry in self.uploads(prefix):
             self.abort(entry["Key"], entry["UploadId"])
 
@@ -199,7 +200,7 @@ class S3Bucket:
             return
 
     def uploads(self, prefix: str) -> list[dict[str, Any]]:
-        """Multipart uploads that wait below a prefix."""
+        """Return the unfinished multipart uploads below a prefix."""
         found: list[dict[str, Any]] = []
         marker: dict[str, str] = {}
         while Lack.UPLOADS not in self._lacks:
@@ -215,7 +216,7 @@ class S3Bucket:
         return found
 
     def checksum_of(self, key: str) -> tuple[int, str | None] | None:
-        """Length and checksum that the server has of an object, or None if there is none."""
+        """Return the length and checksum of an object on the server; None if it does not exist."""
         try:
             found = self._head(key, ChecksumMode="ENABLED")
         except DamagedError:
@@ -223,11 +224,11 @@ class S3Bucket:
         return int(found["ContentLength"]), found.get(self.checksum().field)
 
     def checksum(self) -> Checksum:
-        """A new checksum of the best kind that the server takes."""
+        """Return a new checksum of the best kind that the server supports."""
         return Checksum(crc=Lack.CRC64NVME not in self._lacks)
 
     def checked(self, act: Callable[[Checksum], Any]) -> Any:
-        """Do what needs a checksum; if the server refuses CRC64NVME, again with SHA-256."""
+        """Run an action that needs a checksum. If the server rejects CRC64NVME, run it again with SHA-256."""
         checksum = self.checksum()
         try:
             return act(checksum)
@@ -245,7 +246,7 @@ class S3Bucket:
                 _log.warning("%s: %s (%s)", self.url, lack, why)
 
     def call(self, operation: str, key: str, **arguments: Any) -> Any:
-        """One request, repeated while that may help; its error in words."""
+        """Send one request, retry it where this may help, and translate its error."""
         lists = operation.startswith("list_objects")
         return self._attempts(key, lambda client: self._send(client, operation, arguments), lists=lists)
 
@@ -263,7 +264,7 @@ class S3Bucket:
             except (BotoCoreError, ClientError, OSError) as error:
                 trouble = trouble_of(error)
                 if lists and trouble.kind is Kind.MISSING:
-                    # There is no such answer to a list. Some servers trip over what is deleted meanwhile.
+                    # A list cannot be missing. Some servers fail this way if objects are deleted during the request.
                     trouble = replace(trouble, kind=Kind.SERVER)
                 if trouble.kind is Kind.CREDENTIALS and not renewed:
                     renewed = True
@@ -275,7 +276,7 @@ class S3Bucket:
         raise AssertionError
 
     def _renew(self, used: Any) -> None:
-        """A mounted secret may have been renewed: read it again, once for all threads that find it expired."""
+        """Create a client with renewed credentials, once for all threads that use the expired one."""
         with self._lock:
             if self._client is used:
                 self._client = client_of(self._settings)
@@ -305,7 +306,7 @@ class S3Bucket:
             raise
 
     def _require_bucket(self) -> None:
-        """A HEAD has no body to say whether the key or the whole bucket is missing."""
+        """Raise an error if the bucket is missing: a HEAD reply does not distinguish this from a missing key."""
         try:
             self.call("head_bucket", "")
         except DamagedError as error:
@@ -338,7 +339,7 @@ class S3Bucket:
             return ""
 
     def _read_range(self, key: str, tag: str, offset: int, target: memoryview) -> None:
-        """Fill `target`; after a break go on where it broke off."""
+        """Fill `target`. After an interruption, continue where it stopped."""
         filled = self._ranges.read(key, tag, offset, target) if target.nbytes >= LEAST_BYTES else 0
         if filled == target.nbytes:
             return
@@ -363,7 +364,7 @@ class S3Bucket:
 
 
 class _Answered(Exception):  # noqa: N818 — the shape of an answer's error, only judged, never raised
-    """An error inside an answer."""
+    """An error inside a reply."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)

@@ -1,6 +1,6 @@
 """The checksum that an S3 server compares. Pure.
 
-With awscrt it is CRC64NVME, of the whole object too; without it, SHA-256 of each part.
+With awscrt, it is CRC64NVME, also for the complete object. Otherwise, it is SHA-256 of each part.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-# Of what is digested and copied, so that only the first of both waits for the memory.
+# Each block is digested and copied while it is in the CPU cache.
 _IN_CACHE: Final = 256 << 10
 
 
 class Checksum:
-    """The checksum that the server compares: of each part, and of the whole object as the server then keeps it."""
+    """The checksum that the server compares: of each part, and of the complete object as the server stores it."""
 
     def __init__(self, *, crc: bool = True) -> None:
-        """`crc`: use CRC64NVME where awscrt is installed."""
+        """Create an empty checksum. `crc` selects CRC64NVME if awscrt is installed."""
         self._crc, self._combine = (_crc64nvme(), _combine_crc64nvme()) if crc else (None, None)
         self._whole = 0
         self._parts: list[bytes] = []
@@ -29,19 +29,24 @@ class Checksum:
 
     @property
     def field(self) -> str:
-        """The parameter that carries it."""
+        """The request parameter for the checksum."""
         return f"Checksum{self.name}"
 
     @property
     def kind(self) -> Mapping[str, str]:
-        """The parameter that asks for one of the whole object. SHA-256 has none: servers keep that of its parts'."""
+        """The parameter that requests a checksum of the complete object. With SHA-256, servers have only that of the
+        parts.
+        """
         return {} if self._crc is None else {"ChecksumType": "FULL_OBJECT"}
 
     def of(self, block: memoryview | bytes) -> str:
         return base64.b64encode(self._raw(block)).decode()
 
     def add(self, block: memoryview, copy: bytearray | None = None) -> str:
-        """A block's own; it counts as the next part of the object. `copy` gets its bytes on the way."""
+        """Add the next part of the object, and return its own checksum.
+
+        `copy` receives its bytes at the same time.
+        """
         raw = self._raw(block, copy)
         self._parts.append(raw)
         if self._crc is not None and self._combine is not None:
@@ -80,7 +85,7 @@ def _crc64nvme() -> Callable[[Any, int], int] | None:
 
 
 def _combine_crc64nvme() -> Callable[[int, int, int], int] | None:
-    """That of two blocks from that of each; earlier releases lack it."""
+    """Return the function that combines the checksums of two blocks; earlier releases of awscrt lack it."""
     try:
         from awscrt import checksums
     except ImportError:

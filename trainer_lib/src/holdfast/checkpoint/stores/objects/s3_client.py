@@ -1,4 +1,4 @@
-"""The settings of an S3 bucket, and the boto3 client that they give. No torch."""
+"""The settings of an S3 bucket, and its boto3 client. No torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("holdfast.checkpoint.s3")
 
 @dataclass(frozen=True, kw_only=True)
 class S3Settings:
-    """How to talk to a bucket. Credentials, region and endpoint are found as boto3 finds them unless given here."""
+    """How to access a bucket. By default, boto3 finds credentials, region and endpoint. Times are in seconds."""
 
     bucket: str
     prefix: str = ""
@@ -41,7 +41,7 @@ class S3Settings:
 
     @classmethod
     def of_url(cls, url: str) -> S3Settings:
-        """Read `s3://bucket/prefix`. An empty segment of the path (`//`) is dropped, with a warning."""
+        """Parse `s3://bucket/prefix`. An empty segment of the path (`//`) is dropped, with a warning."""
         parts = urlsplit(url)
         if parts.query or parts.fragment or "@" in parts.netloc:
             raise UsageError(
@@ -77,7 +77,7 @@ def client_of(settings: S3Settings) -> Any:
         retries={"total_max_attempts": 1},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
-        # Every body has a checksum of its own that the server compares: a second pass of SHA-256 proves no more.
+        # The server compares each body's own checksum, so SHA-256 for the signature would add nothing.
         s3={"payload_signing_enabled": False},
     )
     try:

@@ -1,8 +1,8 @@
-"""Parts of objects over plain connections, by an address that is signed once for each object. No torch.
+"""Reads of object ranges over plain connections, with a signed URL for each object. No torch.
 
-botocore makes, signs and judges each request anew, and its bodies are copied twice on their way, which takes as long
-as the bytes themselves. Here an answer's bytes go from the socket to where they stay. Whatever does not go as it
-should is left to the caller, whose general way has retries, new credentials, and words for what is wrong.
+botocore builds, signs and checks each request separately, and copies its bodies twice, which takes as long as the
+transfer. This module receives a reply's bytes directly into their target. If anything fails, the caller falls back to
+the general reads, which have retries, new credentials, and error messages.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from threading import Lock
 from typing import Final
 from urllib.parse import urlsplit
 
-# A smaller part is not worth an address of its own.
+# A smaller part is not worth a signed URL.
 LEAST_BYTES: Final = 1 << 20
 SIGNED_SECONDS: Final = 3600
 _USED_SECONDS: Final = 600.0
 _READ_AT_ONCE: Final = 1 << 20
-# A server that wants something else gets no more tries.
+# After this many consecutive failures, the server is not tried again.
 _GIVEN_UP: Final = 16
 
 Sign = Callable[[str], str]
-"""The address of an object; empty if none can be made."""
+"""Returns the signed URL of an object; empty if it cannot be created."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """In seconds."""
+    """The timeouts in seconds."""
 
     connect: float
     read: float
@@ -39,20 +39,20 @@ class Timeouts:
 
 @dataclass
 class Ranges:
-    """Reads ranges of the objects of one bucket; any thread may."""
+    """Reads ranges of the objects of one bucket. Any thread may use it."""
 
     sign: Sign
     timeouts: Timeouts
     authorities: str | None = None
-    """The file of certificates, if not the system's."""
+    """The file of CA certificates, unless the system's are used."""
     clock: Callable[[], float] = time.monotonic
     _signed: dict[str, tuple[str, float]] = field(default_factory=dict)
     _idle: dict[str, list[http.client.HTTPConnection]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
-    _failed: int = 0  # in a row
+    _failed: int = 0  # consecutive failures
 
     def read(self, key: str, tag: str, offset: int, target: memoryview) -> int:
-        """Fill `target` from the object that has this tag; how many bytes came, from its beginning on."""
+        """Fill `target` from the object with this tag, and return how many bytes were read from its beginning."""
         scheme, place, path = self._address(key)
         proxied = scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(place)
         if not place or self._failed >= _GIVEN_UP or proxied:

@@ -1,6 +1,6 @@
-"""A multipart upload to an S3 server, resumed from the parts that the server has. No torch.
+"""A multipart upload to an S3 server, which resumes from the parts that the server has. No torch.
 
-Each part travels with its checksum, which the server compares.
+Each part is sent with its checksum, which the server compares.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("holdfast.checkpoint.s3")
 
-# S3 allows 10,000 parts: every 2,000 they double, which reaches 1 TB from 16 MiB.
+# S3 allows 10,000 parts. The part size doubles every 2,000 parts, which reaches 1 TB from 16 MiB.
 _PARTS_OF_A_SIZE: Final = 2000
 
 
 class MultipartUpload:
-    """One file in parts: a bounded number of them in memory, those that the server has not sent again."""
+    """The upload of one file in parts. A limited number is in memory, and parts that the server has are not sent
+    again.
+    """
 
     def __init__(self, bucket: S3Bucket, settings: S3Settings, pool: ThreadPoolExecutor, key: str) -> None:
         self._bucket = bucket
@@ -61,7 +63,7 @@ class MultipartUpload:
             raise
 
     def _compare(self, before: tuple[int, str | None], nbytes: int) -> None:
-        """The file was there whole already; the server's checksum says whether it is this one."""
+        """Check by the server's checksum whether a file that was already complete is this one."""
         if before == (nbytes, self._checksum.whole()):
             return
         self._bucket.delete([self._key])
@@ -70,7 +72,7 @@ class MultipartUpload:
         )
 
     def _resume(self) -> tuple[str, dict[int, dict[str, Any]]]:
-        """The newest upload that waits under this key with our checksum and its parts, or a fresh one."""
+        """Return the newest unfinished upload of this key with our checksum, and its parts; or begin a new one."""
         waiting = [entry for entry in self._bucket.uploads(self._key) if entry["Key"] == self._key]
         for entry in sorted(waiting, key=lambda entry: entry["Initiated"], reverse=True):
             parts = self._parts(entry["UploadId"])
@@ -111,7 +113,7 @@ class MultipartUpload:
         return self._pool.submit(self._send_part, upload, number, body, checksum)
 
     def _buffer(self, nbytes: int) -> bytearray:
-        """One that an earlier part has left, if it can be: fresh pages cost more than to copy into them."""
+        """Return a buffer, from an earlier part if possible: new pages cost more than copying into used ones."""
         if self._made > self._settings.in_flight:
             body = self._free.get()
         else:
@@ -140,13 +142,13 @@ class MultipartUpload:
                 "complete_multipart_upload", self._key, **which, **whole, MultipartUpload={"Parts": list(parts)}
             )
         except NoUploadError:
-            # It was completed, and the answer lost; or another has aborted it.
+            # It was completed and the reply was lost, or another writer aborted it.
             if self._bucket.checksum_of(self._key) != (nbytes, self._checksum.whole()):
                 raise
 
 
 def in_parts(blocks: Iterable[memoryview]) -> Iterator[memoryview]:
-    """Blocks put together to the sizes of parts, which grow with their number."""
+    """Join blocks to the sizes of parts, which grow with their number."""
     blocks = iter(blocks)
     for number in itertools.count():
         joined = list(itertools.islice(blocks, 1)) if number < _PARTS_OF_A_SIZE else _joined(blocks, number)
@@ -173,7 +175,7 @@ def finish_all(running: Iterable[Future[Any]]) -> list[Any]:
 
 
 def cancel_all(running: Iterable[Future[Any]]) -> None:
-    """Those that run are waited for: their buffers are still read."""
+    """Cancel the futures, and wait for those that run, because they still read their buffers."""
     for future in running:
         if not future.cancel():
             future.exception()

@@ -1,9 +1,10 @@
-"""Commits in a store of objects: no folders, no rename, no link. No torch.
+"""Checkpoints in an object store, without folders, renames or links. No torch.
 
-The names are those of a folder tier. What stands in for its rename is the order of writes: every file of a commit is
-complete, and its checksum compared by the store where it does that, before the manifest is created; and the manifest
-is created once, by one writer. Files without a manifest are nobody's commit, whatever interrupted them. Before them
-lies a word on what they will be, created once as well: who would write something else under the name changes nothing.
+The names are those of a folder tier. The order of writes replaces the rename. Every file of a checkpoint is complete
+before the manifest is created, and the store has compared its checksum if it can. One writer creates the manifest
+exclusively. Files without a manifest are no checkpoint, whatever interrupted them. A `CONTENT` object comes before
+all files and identifies them. It is also created exclusively, so that a writer of other content under the same name
+changes nothing.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from holdfast.core.errors import CheckpointError, ClaimError, DamagedError, Unkn
 
 _log = logging.getLogger("holdfast.checkpoint.objects")
 
-# Beside each commit's files, for whoever has no holdfast: `sha256sum --check` reads it.
+# With each checkpoint's files, for use without Holdfast: `sha256sum --check` reads it.
 SHA256SUMS: Final = "SHA256SUMS"
-# Before them: what this commit will be.
+# The first object, which identifies the content of the checkpoint.
 CONTENT: Final = "CONTENT"
 GIVEN_UP: Final = "GIVEN-UP"
-"""Stands in a commit's folder while its files are removed."""
+"""Exists in a checkpoint's folder while its files are removed."""
 IN_FLIGHT: Final = 8
 
 Thing = TypeVar("Thing")
@@ -53,74 +54,76 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, kw_only=True)
 class Stat:
-    """What is known of an object: its length, and a tag that changes with its content."""
+    """An object's length, and a tag that changes with its content."""
 
     nbytes: int
     tag: str
 
 
 class Bucket(Protocol):
-    """What a store of objects can do. A missing object is a DamagedError, trouble an UnavailableError."""
+    """The operations of an object store. A missing object is a `DamagedError`; other failures are an
+    `UnavailableError`.
+    """
 
     @property
     def url(self) -> str:
-        """Where it is, without credentials."""
+        """The location, without credentials."""
 
     @property
     def lacks(self) -> Sequence[str]:
-        """What the store was found to lack so far and what is done instead, in words."""
+        """Descriptions of the features that the store was found to lack, and of their replacements."""
 
     @property
     def part_bytes(self) -> int:
-        """How much of a file is handled at once; a multiple of the digests' chunk."""
+        """The bytes of a file that are processed at once: a multiple of the digests' chunk."""
 
     @property
     def in_flight(self) -> int:
-        """How many parts may be on their way at once."""
+        """The number of parts that may be transferred at once."""
 
     def folders(self, prefix: str) -> list[str]:
-        """Names directly below a prefix that have something below them."""
+        """Return the names directly below a prefix that have keys below them."""
 
     def keys(self, prefix: str) -> list[str]:
-        """Every key that begins so."""
+        """Return every key with this prefix."""
 
     def stat(self, key: str) -> Stat:
-        """An object's length and tag."""
+        """Return an object's length and tag."""
 
     def read(self, key: str, most: int) -> bytes:
-        """All of a small object; DamagedError if it is larger than `most`, and then nothing of it is read."""
+        """Return all of a small object. Raise `DamagedError` without reading it if it is larger than `most` bytes."""
 
     def read_into(self, key: str, stat: Stat, offset: int, target: memoryview) -> None:
-        """A part of an object, which must still be the one that `stat` was taken of."""
+        """Read a part of an object, which must still be the one that `stat` describes."""
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write a small object that does not exist; False if it exists with other bytes."""
+        """Write a small object that does not exist. Return False if it exists with other bytes."""
 
     def put(self, key: str, data: bytes) -> None: ...
 
     def upload(self, key: str, blocks: Iterable[memoryview]) -> None:
-        """Write an object in blocks of `part_bytes`; each is free for other use when the next is asked for."""
+        """Write an object in blocks of `part_bytes`. Each block may be reused when the next one is requested."""
 
     def copy(self, source: str, target: str) -> None: ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete; what is missing is no error."""
+        """Delete objects. A missing one is no error."""
 
     def unfinished(self, prefix: str) -> list[str]:
-        """Keys below a prefix of which an upload was begun and not finished."""
+        """Return the keys below a prefix with unfinished uploads."""
 
     def abandon(self, prefix: str) -> None:
-        """Give up unfinished uploads below a prefix."""
+        """Abort the unfinished uploads below a prefix."""
 
 
 def check_small(key: str, nbytes: int, most: int) -> None:
-    """DamagedError for what claims to be larger than anything that was written there."""
+    """Raise `DamagedError` if an object is larger than anything that is written there."""
     if nbytes > most:
         raise DamagedError(f"{key.rpartition('/')[2]}: {nbytes} bytes are more than it can have")
 
 
 def holds(bucket: Bucket, key: str, data: bytes) -> bool:
-    """Whether an object has these bytes; False too if another writer replaces or removes it meanwhile."""
+    """Return whether an object has these bytes; False too if another writer replaces or removes it meanwhile."""
     try:
         return bucket.stat(key).nbytes == len(data) and bucket.read(key, len(data)) == data
     except DamagedError:
@@ -128,10 +131,10 @@ def holds(bucket: Bucket, key: str, data: bytes) -> bool:
 
 
 def create_by_looking(bucket: Bucket, key: str, data: bytes) -> bool:
-    """Do what `Bucket.create` does on a store without exclusive creation: look, write, and read back what stayed.
+    """Implement `Bucket.create` without exclusive creation: check, write, and read back the result.
 
-    Of two writers in the same moment the last one stays, and the other finds the bytes of that one unless it read
-    back before they came.
+    If two writers do so at the same time, the last one wins. The other one reads the winner's bytes, unless it read
+    back before.
     """
     if not _exists(bucket, key):
         bucket.put(key, data)
@@ -139,7 +142,7 @@ def create_by_looking(bucket: Bucket, key: str, data: bytes) -> bool:
 
 
 def blocks_of(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:
-    """The same bytes in blocks of `size`, the last one shorter; one buffer serves all."""
+    """Yield the same bytes in blocks of `size`, the last one shorter. All blocks share one buffer."""
     buffer = memoryview(bytearray(size))
     filled = 0
     for part in parts:
@@ -175,7 +178,7 @@ class ObjectSource(OpenSource):
 
 
 class ObjectIncoming:
-    """Files under the commit's own name, which is nobody's until its manifest is there."""
+    """Files under the checkpoint's own name, which become a checkpoint when the manifest is created."""
 
     def __init__(self, bucket: Bucket, prefix: str, name: CheckpointName, content: str) -> None:
         self._bucket = bucket
@@ -198,16 +201,16 @@ class ObjectIncoming:
                 yield block
                 digesting.result()
 
-        with Pool(1, "holdfast-digest") as pool:  # its end waits for the last block
+        with Pool(1, "holdfast-digest") as pool:  # leaving the context waits for the last block
             self._bucket.upload(self._folder + file, passing(pool))
         self._sums[file] = sha256.hexdigest()
         return digests.record()
 
     def publish(self, manifest: Manifest) -> None:
-        """Create the manifest. If the same manifest exists already, an earlier answer was lost or another writer won.
+        """Create the manifest. If the same manifest exists already, an earlier reply was lost or another writer won.
 
-        Another writer of the same checkpoint may remove files meanwhile (`_give_up`). Then this raises
-        CheckpointError and removes the manifest that it created, but never one that existed before.
+        Another writer of the same checkpoint may remove files meanwhile (`_give_up`). In this case, raise
+        `CheckpointError` and remove the manifest that this call created, but never one that existed before.
         """
         self._insist_on_files()
         sums = "".join(f"{digest}  {file}\n" for file, digest in sorted(self._sums.items()))
@@ -221,14 +224,14 @@ class ObjectIncoming:
         self._insist_on_files(otherwise=ours)
 
     def _insist_on_files(self, otherwise: Sequence[str] = ()) -> None:
-        """CheckpointError if another writer removes files; `otherwise` are the keys that go then."""
+        """Raise `CheckpointError` if another writer is removing files, after deleting the keys `otherwise`."""
         here = {key.removeprefix(self._folder) for key in self._bucket.keys(self._folder)}
         if GIVEN_UP in here or not here.issuperset(self._sums):
             self._bucket.delete(otherwise)
             raise CheckpointError(f"{self._bucket.url}/{self._folder} was given up by another writer: try again")
 
     def discard(self) -> None:
-        """Remove what was written, unless it is a commit."""
+        """Remove what was written, unless it is a checkpoint."""
         try:
             _give_up(self._bucket, self._folder)
         except CheckpointError as error:
@@ -236,7 +239,7 @@ class ObjectIncoming:
 
 
 def _give_up(bucket: Bucket, folder: str) -> None:
-    """Remove what was never finished. A writer that publishes the same commit finds the mark, or a file missing."""
+    """Remove unfinished files. A writer that publishes the same checkpoint finds the mark, or a missing file."""
     mark = folder + GIVEN_UP
     bucket.put(mark, b"")
     if not _exists(bucket, folder + MANIFEST):
@@ -254,7 +257,7 @@ def _exists(bucket: Bucket, key: str) -> bool:
 
 
 class ObjectStore:
-    """Commits below a prefix of a bucket."""
+    """Checkpoints below a prefix of a bucket."""
 
     shared = True
 
@@ -265,9 +268,10 @@ class ObjectStore:
         self.readers = bucket.in_flight
 
     def rehearse(self, name: str) -> Sequence[str]:
-        """List, write, read back and delete, as an upload and a restore would: nothing of it stays.
+        """List, write, read back and delete, as an upload and a restore would. Nothing stays in the bucket.
 
-        Return what the store was found to lack, in words. CheckpointError if it creates an object that exists.
+        Return descriptions of the features that the store lacks. Raise `CheckpointError` if it creates an object that
+        exists.
         """
         self._bucket.folders(self._prefix)
         key, data = f"{self._prefix}.preflight-{name}", name.encode()
@@ -301,7 +305,7 @@ class ObjectStore:
         )
 
     def keep_claim(self, claim: Claim) -> None:
-        """Write a claim, exclusively; the same claim again is none too many."""
+        """Write a claim exclusively. Writing the same claim again is no error."""
         key = f"{self._prefix}{CLAIMS}/{claim_file(claim.pair)}"
         if not self._bucket.create(key, encode_json(claim.to_json())):
             raise ClaimError(
@@ -316,11 +320,14 @@ class ObjectStore:
         return ObjectSource(self._bucket, self._key(name, file))
 
     def receive(self, name: CheckpointName, content: str) -> ObjectIncoming:
-        """Begin a commit, or go on with one of the same content that was interrupted."""
+        """Begin a checkpoint, or resume an interrupted one of the same content."""
         return ObjectIncoming(self._bucket, self._prefix, name, content)
 
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
-        """Copy a bad commit below `quarantine/`, then take it away, its manifest first; not one that others need."""
+        """Copy a corrupt checkpoint below `quarantine/`, and then delete it, its manifest first.
+
+        A checkpoint that others need stays.
+        """
         folder = f"{self._prefix}{name}/"
         target = f"{self._prefix}{QUARANTINE}/{name}.{uuid4().hex[:8]}"
         note = {"path": str(name), "reason": reason, "time": datetime.now(UTC).isoformat()}
@@ -341,7 +348,7 @@ class ObjectStore:
         return True
 
     def delete(self, name: CheckpointName) -> None:
-        """Delete a commit, its manifest first."""
+        """Delete a checkpoint, its manifest first."""
         try:
             self.manifest(name)
             self._remove(self._bucket.keys(f"{self._prefix}{name}/"))
@@ -351,7 +358,7 @@ class ObjectStore:
             _log.warning("%s could not be deleted: %s", name, error)
 
     def sweep(self, below: CheckpointName) -> None:
-        """Remove what was never finished of the commits before this one."""
+        """Remove the unfinished files of the checkpoints before this one."""
         begun = {key.removeprefix(self._prefix).partition("/")[0] for key in self._bucket.unfinished(self._prefix)}
         committed = set(self.commits())
         for name in map(parse_commit, sorted({*begun, *self._bucket.folders(self._prefix)})):
