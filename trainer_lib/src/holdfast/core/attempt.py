@@ -1,6 +1,7 @@
-"""What names a world: its pair, and the claim by which it may commit. Pure; shared by launcher and checkpoints.
+"""The attempt ID that names a world, and the claim with which an attempt may save. Pure; for launcher and
+checkpoints.
 
-All worlds of a job are ordered by their pair (generation, attempt). Wire forms: `docs/reference/protocol.md`.
+All worlds of a job are ordered by their attempt ID (generation, attempt). Wire forms: `docs/reference/protocol.md`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Json = Mapping[str, Any]
 
 
 def check_version(document: Json, what: str) -> None:
-    """Refuse by name a document of a version that this release does not know."""
+    """Raise `VersionError` if this release does not know the document's version. `what` names the document."""
     version = document.get("version")
     if version != PROTOCOL_VERSION:
         raise VersionError(f"{what} has version {version!r}; this release reads version {PROTOCOL_VERSION}")
@@ -24,7 +25,7 @@ def check_version(document: Json, what: str) -> None:
 
 @dataclass(frozen=True, order=True)
 class AttemptId:
-    """(generation, attempt); the order of pairs is the order of worlds."""
+    """The attempt ID (generation, attempt). The order of attempt IDs is the order of worlds."""
 
     generation: int
     attempt: int
@@ -44,18 +45,20 @@ class AttemptId:
 
     @classmethod
     def from_optional(cls, value: Json | None) -> AttemptId | None:
-        """Read a pair that may be null."""
+        """Parse an attempt ID that may be null."""
         return None if value is None else cls.from_json(value)
 
 
 def highest(*pairs: AttemptId | None) -> AttemptId | None:
-    """The highest of some pairs, of which any may be unknown."""
+    """Return the highest of some attempt IDs, each of which may be None."""
     return max((pair for pair in pairs if pair is not None), default=None)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Claim:
-    """An attempt's right to commit: everything older than `pair` ends at `from_step` of `from_pair`."""
+    """An attempt's right to save checkpoints: the line of everything older than `pair` ends at `from_step` of
+    `from_pair`.
+    """
 
     pair: AttemptId
     job_uid: str
@@ -64,7 +67,7 @@ class Claim:
     from_pair: AttemptId | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form (`claim.json`)."""
+        """Return the wire form (`claim.json`)."""
         return {
             "version": PROTOCOL_VERSION,
             "jobUID": self.job_uid,

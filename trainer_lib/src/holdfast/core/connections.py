@@ -1,7 +1,7 @@
-"""Connections between launchers: the own address, proofs of a key, and a limit while nothing is proved yet.
+"""Connections between launchers: this host's address, proofs of a key, and a limit of unauthenticated connections.
 
-A stranger may open any number of connections and send nothing. If all places are taken, the oldest connection of the
-address that holds most is dropped, so that no address can keep the others out; members' addresses come last.
+Any host may open connections and send nothing. If the limit is reached, the oldest connection of the address with the
+most connections is dropped. No address can therefore block the others. Addresses of members are dropped last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 def own_address(host: str, port: int) -> str:
-    """Return this host's address on the way to another. Nothing is sent."""
+    """Return the address that this host uses to reach another host. Nothing is sent."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
@@ -31,24 +31,27 @@ def derived_key(key: bytes, use: str) -> bytes:
 
 
 def proof(key: bytes, *parts: str) -> str:
-    """Return the text over these parts that only a holder of the key can compute."""
+    """Return a proof over these parts, which only a holder of the key can compute."""
     return hmac.new(key, "\n".join(parts).encode(), hashlib.sha256).hexdigest()
 
 
 def is_proof(given: str, key: bytes, *parts: str) -> bool:
-    """Whether a text from the other side is that proof."""
+    """Return whether a text from the other side is the proof over these parts."""
     return hmac.compare_digest(given.encode(errors="replace"), proof(key, *parts).encode())
 
 
 class Greetings(Generic[K]):
-    """Connections by their key, oldest first, each with the address that it came from."""
+    """Unauthenticated connections by their key, oldest first, each with its source address."""
 
     def __init__(self, most: int = MOST_GREETINGS) -> None:
         self._most = most
         self._hosts: dict[K, str] = {}
 
     def begin(self, key: K, host: str, *, members: Collection[str] = ()) -> K | None:
-        """Add a connection; return the one to drop for it, if any. It is no longer counted."""
+        """Add a connection.
+
+        Return the connection to drop for it, which is no longer counted; None if there is none.
+        """
         dropped = self._to_drop(members) if len(self._hosts) >= self._most else None
         if dropped is not None:
             del self._hosts[dropped]
@@ -56,7 +59,7 @@ class Greetings(Generic[K]):
         return dropped
 
     def end(self, key: K) -> None:
-        """Forget a connection: it has proved itself, was refused or was dropped."""
+        """Remove a connection that was authenticated, refused or dropped."""
         self._hosts.pop(key, None)
 
     def _to_drop(self, members: Collection[str]) -> K:

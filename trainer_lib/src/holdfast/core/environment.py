@@ -1,4 +1,4 @@
-"""The one place where this package reads, and writes, the process environment. Declares every variable.
+"""Access to the process environment, which no other module of this package reads or writes. Declares every variable.
 
 The variables are part of the interface: see `docs/reference/protocol.md`.
 """
@@ -28,9 +28,9 @@ from holdfast.core.settings import (
     whole,
 )
 
-# Different for each process that the launcher starts: it finds what that process has started, wherever it went.
+# Unique per process that the launcher starts, so that the launcher finds all descendants of the process.
 ENV_PROCESS_MARK: Final = "HOLDFAST_PROCESS_MARK"
-# What torchrun sets of a process's place in the world, in addition to TORCHELASTIC_* and Holdfast's own names.
+# The variables of torchrun for a process's place in the world, in addition to TORCHELASTIC_* and Holdfast's own.
 PLACE_VARIABLES: Final = frozenset(
     {
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
@@ -38,7 +38,7 @@ PLACE_VARIABLES: Final = frozenset(
     }
 )
 PLACE_PREFIXES: Final = ("HOLDFAST_", "TORCHELASTIC_")
-# What torch's NCCL reads when a communicator is made: no thread of its own may end the process.
+# Variables that torch's NCCL reads when it creates a communicator, so that none of its threads ends the process.
 NCCL_ENVIRONMENT: Final = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_BLOCKING_WAIT": "0",
@@ -241,7 +241,10 @@ class Environment:
         return self.run_dir is not None and bool(self.pod_uid)
 
     def with_options(self, given: Mapping[str, Any]) -> Environment:
-        """Apply the command line's options. An option wins over its variable, unless its setting says otherwise."""
+        """Apply the options of the command line.
+
+        An option overrides its variable, unless its setting reverses this.
+        """
         variables = {one.name for one in SETTINGS if one.variable_wins} & self.given
         values = {name: value for name, value in given.items() if name not in variables}
         return replace(self, **values, given=self.given | values.keys())
@@ -257,12 +260,12 @@ def variable(name: str) -> str:
 
 
 def variables(**values: object) -> dict[str, str]:
-    """Return the variables that pass on these settings; one without a value is left out."""
+    """Return the variables that set these settings. Settings without a value are omitted."""
     return {_VARIABLES[name]: str(value) for name, value in values.items() if value not in (None, "")}
 
 
 def process_environment() -> dict[str, str]:
-    """All of it, to be handed on to a child process."""
+    """Return a copy of the environment for a child process."""
     return dict(os.environ)
 
 
@@ -272,17 +275,17 @@ def helper_environment() -> dict[str, str]:
 
 
 def place() -> tuple[int, int]:
-    """Rank and size of the world, which change in a process that goes from one to the next."""
+    """Return the rank and size of the world, which change when the process enters another world."""
     return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def aws_region() -> str | None:
-    """As every client of AWS but boto3 reads it, which knows `AWS_DEFAULT_REGION` only."""
+    """Return AWS_REGION, which all AWS clients except boto3 read; boto3 reads only `AWS_DEFAULT_REGION`."""
     return os.environ.get("AWS_REGION") or None
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
-    """Read and check every variable that this package knows."""
+    """Read and validate every variable that this package declares."""
     source = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     for one in SETTINGS:
@@ -298,7 +301,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
 
 @contextmanager
 def nccl_leaves_errors_to_us() -> Iterator[None]:
-    """While this lasts, a communicator that torch makes does not end the process when a peer is lost."""
+    """Set the variables with which a new torch communicator does not end the process when a peer is lost."""
     before = {name: os.environ.get(name) for name in NCCL_ENVIRONMENT}
     os.environ.update(NCCL_ENVIRONMENT)
     try:
@@ -309,5 +312,5 @@ def nccl_leaves_errors_to_us() -> Iterator[None]:
 
 
 def publish(variables: Mapping[str, str]) -> None:
-    """Let the script and its libraries see the world that this process was given after its start."""
+    """Set the variables of a world that this process received after its start, for the script and its libraries."""
     os.environ.update(variables)

@@ -1,30 +1,30 @@
-"""The exception tree of `holdfast`. Each message says what happened and what to do next.
+"""The exceptions of `holdfast`. Each message states what happened and what to do.
 
 HoldfastError
-├── UsageError               the command line, the environment or a call cannot work as given
-├── StateError               what `manage` was given cannot be saved, or does not fit what was saved
+├── UsageError               the command line, the environment or a call is not valid
+├── StateError               an object of `manage` cannot be saved, or does not fit the saved state
 ├── DataError                the dataset is not the one whose position was saved
-├── NonFiniteError           loss or gradients were not finite too many steps in a row
-├── PeerLostError            a collective failed: another rank is gone
-├── InvariantError           a rule that keeps the state right would be broken: a defect of Holdfast
-├── DemoError                something that the demo waits for did not happen
-├── ChaosError               `holdfast chaos` was asked to raise this in the script
+├── NonFiniteError           loss or gradients were not finite in too many consecutive steps
+├── PeerLostError            a collective failed: another rank is lost
+├── InvariantError           a rule that keeps the state correct would be broken: a defect of Holdfast
+├── DemoError                an event that the demo expects did not happen
+├── ChaosError               `holdfast chaos` injected this error into the script
 ├── CheckpointError          a checkpoint cannot be written or read
 │   ├── DamagedError         ... because its bytes are not those that were written
-│   ├── SuspectError         ... because one rank alone reads it badly: its machine is suspect
-│   ├── NoneWholeError       ... because there are commits, and none of them is whole
+│   ├── SuspectError         ... because only one rank reads it incorrectly: its machine is suspect
+│   ├── NoneWholeError       ... because there are checkpoints, and none of them is complete
 │   ├── UnknownFormatError   ... because another program or a newer release wrote it
-│   ├── ElsewhereError       ... because the part that is asked for is on another node
+│   ├── ElsewhereError       ... because the requested part is on another node
 │   ├── NonFiniteWeightsError    ... because weights in it are not finite
-│   ├── NoRoomError          ... because the memory tier is too small for it
-│   ├── UnavailableError     ... because the store cannot be used now: network, credentials, rights, room
-│   └── ClaimError           the right to commit could not be had
+│   ├── NoRoomError          ... because the memory tier has too little capacity for it
+│   ├── UnavailableError     ... because the store is unavailable: network, credentials, permissions, capacity
+│   └── ClaimError           the right to save could not be acquired
 │       └── ForeignClaimError    ... because another job or operator uses the folder
-└── LaunchError              the launcher cannot do its part
+└── LaunchError              the launcher cannot continue
     ├── DocumentError        a file or message of the protocol cannot be read
-    │   └── VersionError     ... because it is of a version that this release does not know
+    │   └── VersionError     ... because this release does not know its version
     ├── ControlError         a connection between launchers was refused or broke a rule
-    │   └── AuthenticationError   the other side does not hold the job's key
+    │   └── AuthenticationError   the other side does not have the job's key
     ├── StoreError           the rendezvous store could not be opened
     └── SpawnError           a rank process could not be started
 """
@@ -33,15 +33,15 @@ from __future__ import annotations
 
 
 class HoldfastError(Exception):
-    """Base of everything that Holdfast raises on purpose."""
+    """Base of all exceptions that Holdfast raises intentionally."""
 
 
 class UsageError(HoldfastError):
-    """The command line, the environment or a call cannot work as given."""
+    """The command line, the environment or a call is not valid."""
 
 
 class StateError(HoldfastError):
-    """What `manage` was given cannot be saved, or does not fit what was saved."""
+    """An object of `manage` cannot be saved, or does not fit the saved state."""
 
 
 class DataError(HoldfastError):
@@ -49,23 +49,23 @@ class DataError(HoldfastError):
 
 
 class NonFiniteError(HoldfastError):
-    """Loss or gradients were not finite too many steps in a row."""
+    """Loss or gradients were not finite in too many consecutive steps."""
 
 
 class PeerLostError(HoldfastError):
-    """A collective failed: another rank is gone. Not this process's fault."""
+    """A collective failed because another rank is lost. This process did not cause it."""
 
 
 class InvariantError(HoldfastError):
-    """A rule that keeps the state right would be broken: a defect of Holdfast, and nothing was changed."""
+    """A rule that keeps the state correct would be broken: a defect of Holdfast. Nothing was changed."""
 
 
 class DemoError(HoldfastError):
-    """Something that the demo waits for did not happen."""
+    """An event that the demo expects did not happen."""
 
 
 class ChaosError(HoldfastError):
-    """`holdfast chaos` was asked to raise this in the script."""
+    """`holdfast chaos` injected this error into the script."""
 
 
 class CheckpointError(HoldfastError):
@@ -77,31 +77,31 @@ class DamagedError(CheckpointError):
 
 
 class SuspectError(CheckpointError):
-    """One rank alone reads a checkpoint badly: not the checkpoint is suspect but that rank's machine."""
+    """Only one rank reads a checkpoint incorrectly, so its machine is suspect, and not the checkpoint."""
 
 
 class NoneWholeError(CheckpointError):
-    """There are commits, and none of them can be restored: nothing was moved, and nobody begins anew over them."""
+    """There are checkpoints, and none can be restored. Nothing was moved, and training does not start over."""
 
 
 class UnknownFormatError(CheckpointError):
-    """Another program or a newer release wrote the checkpoint; it is left alone."""
+    """Another program or a newer release wrote the checkpoint, which is not changed."""
 
 
 class ElsewhereError(CheckpointError):
-    """A part of a commit is on another node, and nothing is known of it here."""
+    """A part of a checkpoint is on another node, and this node has no data about it."""
 
 
 class NonFiniteWeightsError(CheckpointError):
-    """A weight is infinite or NaN: a checkpoint of it is not published, and those before it stay."""
+    """A weight is infinite or NaN. The checkpoint is not published, and earlier ones stay."""
 
 
 class NoRoomError(CheckpointError):
-    """The memory tier or the local one is too small for a commit."""
+    """The memory tier or the local tier has too little capacity for a checkpoint."""
 
 
 class UnavailableError(CheckpointError):
-    """A store cannot be used now; nothing follows from that for what lies in it. `cause` is a word for counters."""
+    """A store is unavailable, which allows no conclusion about its content. `cause` is the cause for counters."""
 
     def __init__(self, message: str, *, cause: str) -> None:
         super().__init__(message)
@@ -109,7 +109,7 @@ class UnavailableError(CheckpointError):
 
 
 class ClaimError(CheckpointError):
-    """The right to commit could not be had."""
+    """The right to save checkpoints could not be acquired."""
 
 
 class ForeignClaimError(ClaimError):
@@ -117,7 +117,7 @@ class ForeignClaimError(ClaimError):
 
 
 class LaunchError(HoldfastError):
-    """The launcher cannot do its part."""
+    """The launcher cannot continue."""
 
 
 class DocumentError(LaunchError):
@@ -125,7 +125,7 @@ class DocumentError(LaunchError):
 
 
 class VersionError(DocumentError):
-    """A document is of a version that this release does not know."""
+    """This release does not know the version of a document."""
 
 
 class ControlError(LaunchError):
@@ -133,7 +133,7 @@ class ControlError(LaunchError):
 
 
 class AuthenticationError(ControlError):
-    """The other side of a connection does not hold the job's key."""
+    """The other side of a connection does not have the job's key."""
 
 
 class StoreError(LaunchError):

@@ -1,6 +1,6 @@
-"""The interpreter's collector of garbage, held back while thousands of objects are made that all stay. No torch.
+"""A pause of the interpreter's garbage collector, while thousands of objects that all stay are created. No torch.
 
-Each 700 of them would have it look for cycles, and now and then through all that the process has: 0.13 s with torch.
+Otherwise a collection would run after every 700 objects, and sometimes over the complete process: 0.13 s with torch.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Nothing is collected meanwhile: for milliseconds, never while something is waited for.
+    """Disable garbage collection in a context that lasts milliseconds, and never in one that waits.
 
-    Only the main thread holds it back, so that no two of them undo each other's, and a process that it forks has it.
+    Only the main thread disables it, so that two threads cannot undo each other's change, and forked processes
+    inherit a consistent state.
     """
     if threading.current_thread() is not threading.main_thread() or not gc.isenabled():
         yield

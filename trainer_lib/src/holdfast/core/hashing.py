@@ -9,7 +9,7 @@ _STEP: Final = 0x9E3779B97F4A7C15
 
 
 def mix(value: int) -> int:
-    """Scatter 64 bits: every input bit moves every output bit with probability one half."""
+    """Mix 64 bits: every input bit changes every output bit with probability one half."""
     value = (value + _STEP) & MASK64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK64

@@ -1,8 +1,8 @@
 """Dataclasses as JSON, by the types of their fields. Pure.
 
-A field `per_second` is called `perSecond`, one with a default may be missing, and what is unknown is passed over.
-Bytes are hex digits, sets are sorted lists, enums are their values. A type with `to_json` and `from_json` of its own
-keeps them.
+The JSON name of a field `per_second` is `perSecond`. A field with a default is optional, and unknown fields are
+ignored. Bytes are hex digits, sets are sorted lists, enums are their values. A type with its own `to_json` and
+`from_json` uses them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class JsonFields:
-    """A dataclass whose JSON is that of its fields."""
+    """A dataclass whose JSON form has its fields."""
 
     def to_json(self: DataclassInstance) -> dict[str, Any]:
         """Return the fields by their names."""
@@ -28,7 +28,7 @@ class JsonFields:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read the fields; KeyError, TypeError or ValueError if one is missing or of another type."""
+        """Parse the fields. Raise `KeyError`, `TypeError` or `ValueError` if one is missing or has another type."""
         known = _fields_of(cls)  # type: ignore[arg-type]
         return cls(**{one.name: _read(one.kind, value[one.key]) for one in known if one.needed or one.key in value})
 
@@ -73,7 +73,7 @@ def _written(value: Any) -> Any:
         case IntEnum():
             return int(value)
         case str():
-            return str(value)  # an enum's text, also where nothing is encoded on the way
+            return str(value)  # the text of an enum, also where the result is not encoded
         case bytes():
             return value.hex()
         case Path():

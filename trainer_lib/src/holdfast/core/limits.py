@@ -1,21 +1,24 @@
-"""Bounds on what one side may send the other, on what a user may set, and on waits between tries."""
+"""Limits of messages between processes, of settings, and of the waits between tries."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# Commits that may stand on each other: what one of them lacks, all above it lack.
+# Checkpoints in a chain of deltas. If one of them is lost, all later ones are lost.
 MOST_FULL_EVERY: Final = 100
-# By how much a restored weight may differ from the saved one. More is a slip of the pen, such as 1e4 for 1e-4.
+# The difference between a restored weight and the saved one. Larger values are typing errors, such as 1e4 for 1e-4.
 LARGEST_THRESHOLD: Final = 1.0
-# Writes, parts or connections at once, of any tier. Each takes a thread, and up to 16 MiB of memory.
+# Concurrent writes, parts or connections of any tier. Each needs a thread, and up to 16 MiB of memory.
 MOST_IN_FLIGHT: Final = 64
-# A line that a rank or another launcher may send.
+# The length of a line from a rank or another launcher.
 MAX_LINE_BYTES: Final = 1 << 20
-# A text of a script (an exception's message, a line of a traceback) in characters: a message with many fits a line.
+# The characters of a script's text (an exception's message, a line of a traceback). A line can hold many such texts.
 MAX_TEXT: Final = 2000
 
 
 def backoff(tries: int, *, first: float, longest: float) -> float:
-    """Return the seconds to wait after `tries` earlier waits: each is twice the one before, up to a bound."""
+    """Return the seconds to wait after `tries` earlier waits.
+
+    Each wait is twice the previous one, up to `longest`.
+    """
     return min(longest, first * 2.0 ** min(tries, 30))

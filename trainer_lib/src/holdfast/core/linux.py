@@ -1,6 +1,6 @@
-"""What only Linux has: clear errors for what needs it, and what the rest does elsewhere.
+"""Features of Linux: clear errors where a feature requires Linux, and fallbacks elsewhere.
 
-Every module of Holdfast can be imported where these names are missing.
+Every module of Holdfast can be imported on systems without these features.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Final
 from holdfast.core.errors import UsageError
 
 O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
-"""0 where files can only be read and written through the page cache."""
+"""The flag, or 0 on systems where all reads and writes use the page cache."""
 
 
 def require(what: str, why: str) -> None:
-    """Raise UsageError where this is not Linux."""
+    """Raise `UsageError` on other systems than Linux."""
     if sys.platform != "linux":
         raise UsageError(
             f"{what} needs Linux, because it {why}, and this is {sys.platform}: "
@@ -26,7 +26,7 @@ def require(what: str, why: str) -> None:
 
 
 def prctl() -> Any:
-    """Return the function of the C library. It keeps the interpreter's lock: it may be called after a fork."""
+    """Return `prctl` of the C library. It keeps the interpreter lock, so it may be called after a fork."""
     return getattr(ctypes.PyDLL(None), "prctl", _no_prctl)
 
 
@@ -35,11 +35,11 @@ def _no_prctl(*_: int) -> None:
 
 
 def processors() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def advise(fd: int, advice: str) -> None:
-    """Advise the page cache about a whole file, such as "DONTNEED"; without effect where there is no such advice."""
+    """Advise the page cache about a complete file, for example "DONTNEED". Without support, do nothing."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, getattr(os, f"POSIX_FADV_{advice}"))

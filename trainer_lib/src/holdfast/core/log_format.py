@@ -1,4 +1,4 @@
-"""Logs: for people on a terminal, JSON in a container. Transitions are logged, ticks are not."""
+"""Log output: text on a terminal, and JSON in a container. Transitions are logged, ticks are not."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _OWN_INFO = re.compile(
 
 
 def rfc3339(moment: float) -> str:
-    """A Unix time as the protocol writes it: UTC, microseconds, trailing Z."""
+    """Format a Unix time as in the protocol: UTC, microseconds, trailing Z."""
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def is_own_info(line: str) -> bool:
-    """Whether it is a line of these logs that tells of no trouble, and so not why its process ended."""
+    """Return whether a line of these logs has level info, and so does not explain why its process ended."""
     return _OWN_INFO.match(line) is not None
 
 
 @dataclass(kw_only=True)
 class LogContext:
-    """What every line of this process carries; the owner moves it on as the world changes."""
+    """The fields of every line of this process. The owner updates them when the world changes."""
 
     fields: dict[str, Any] = field(default_factory=dict)
 
     def update(self, **values: Any) -> None:
-        """Set fields for all lines from now on."""
+        """Set fields for all later lines."""
         self.fields.update(values)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: ts, level, msg, the context, then the line's own fields."""
+    """One JSON object per line: ts, level, msg, the context, then the line's own fields."""
 
     def __init__(self, context: LogContext) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def _own_fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class BackgroundHandler(logging.Handler):
-    """Writes on a thread of its own: a full pipe must not stop an event loop that has heartbeats to answer."""
+    """Writes on a separate thread, so that a full pipe does not block an event loop that must answer heartbeats."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -102,12 +102,12 @@ class BackgroundHandler(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Format now, write soon; what does not fit is lost rather than waited for."""
+        """Format now and write later. Lines that do not fit the queue are dropped."""
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(self.format(record))
 
     def close(self) -> None:
-        """Write what waits, as far as that takes no long time."""
+        """Write the queued lines, within a short time limit."""
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(None)
         self._thread.join(_FLUSH_SECONDS)
@@ -115,7 +115,7 @@ class BackgroundHandler(logging.Handler):
 
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
-            # A disk that is full now takes the next line; a stream that is closed takes none.
+            # A full disk may accept the next line; a closed stream accepts none.
             with contextlib.suppress(OSError, ValueError):
                 self._stream.write(line + "\n")
                 self._stream.flush()
@@ -124,7 +124,9 @@ class BackgroundHandler(logging.Handler):
 def configure(
     context: LogContext, *, level: int = logging.INFO, stream: TextIO | None = None, background: bool = False
 ) -> logging.Logger:
-    """Send the package's log to `stream` (standard error), in the form that suits who reads it."""
+    """Send the package's log to `stream` (standard error by default), as text for a terminal and
+    otherwise as JSON.
+    """
     target = sys.stderr if stream is None else stream
     handler = BackgroundHandler(target) if background else logging.StreamHandler(target)
     handler.setFormatter(PeopleFormatter(context) if target.isatty() else JsonFormatter(context))

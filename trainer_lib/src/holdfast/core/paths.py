@@ -1,4 +1,4 @@
-"""Paths that users give. No torch."""
+"""Paths from users. No torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final
 
 from holdfast.core.errors import UsageError
 
-# One slash: pathlib leaves one of two.
+# One slash, because pathlib reduces two to one.
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*:/")
 
 
 def local_path(given: str | os.PathLike[str]) -> Path:
-    """Return a path of a file system. UsageError for a URL, and for `~`, which only a shell expands."""
+    """Return a path of a file system. Raise `UsageError` for a URL, and for `~`, which only a shell expands."""
     path = os.fspath(given)
     if _URL.match(path):
         raise UsageError(

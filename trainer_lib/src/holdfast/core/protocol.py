@@ -1,4 +1,4 @@
-"""What the processes of a job agree on: version, exit codes, causes. See `docs/reference/protocol.md`."""
+"""Constants that the processes of a job share: version, exit codes, causes. See `docs/reference/protocol.md`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from enum import IntEnum, StrEnum
 from typing import Final
 
 PROTOCOL_VERSION: Final = 1
-# Exit code of a rank process that lost its peers or its launcher, after it said so. Nobody's script is to blame.
+# Exit code of a rank process that reported the loss of its peers or its launcher. The script did not cause it.
 EXIT_PEER_LOST: Final = 76
 
 
 class ExitCode(IntEnum):
-    """Exit codes of the launcher; anything else is the application's own, and a signal is 128 + n."""
+    """Exit codes of the launcher. Any other code is the application's own, and 128 + n is a signal."""
 
     COMPLETE = 0
     USAGE = 2
@@ -20,7 +20,7 @@ class ExitCode(IntEnum):
 
 
 class Cause(StrEnum):
-    """Why a world ended; decided once, at detection."""
+    """Why a world ended. The cause is decided once, at detection."""
 
     APPLICATION = "Application"
     INFRASTRUCTURE = "Infrastructure"
@@ -29,7 +29,7 @@ class Cause(StrEnum):
 
 
 class RankPhase(StrEnum):
-    """What a rank process is doing, as it tells its launcher."""
+    """What a rank process is doing, as reported to its launcher."""
 
     STARTUP = "startup"
     RESTORE = "restore"
@@ -42,15 +42,15 @@ class RankPhase(StrEnum):
 
 # Names of the places in which checkpoints are stored, in logs, status and messages.
 
-# The tier that all pods of a job see.
+# The tier that all pods of a job share.
 SHARED_TIER: Final = "shared"
 # The tier that outlives the cluster.
 OBJECT_TIER: Final = "object"
-# In the memory of each node, for its own ranks and for those of another.
+# The memory of each node, for its own ranks and for those of another node.
 MEMORY_TIER: Final = "memory"
-# The same as another node's rank sees it.
+# The memory tier of another node.
 PEER_TIER: Final = "peer"
-# On the disk of each node, for its own ranks.
+# The disk of each node, for its own ranks.
 LOCAL_TIER: Final = "local"
-# Where a state that goes on comes from without any tier: a rank that still had it.
+# The source of a state that no tier supplied: a rank that still had it in memory.
 SURVIVOR: Final = "survivor"

@@ -1,6 +1,7 @@
-"""How a setting is declared: once, as a field of a dataclass. The command line, the environment and the docs derive.
+"""Settings, each declared once as a field of a dataclass. The command line, the environment and the docs derive from
+it.
 
-A module declares its settings with `setting()`, each with its option, variable, parser, default, user and meaning.
+A module declares its settings with `setting()`, each with its option, variable, parser, default, owner and meaning.
 `settings_of` returns them. Parsers take the text and raise `ValueError` with what they expected.
 """
 
@@ -30,7 +31,7 @@ class Owner(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One setting. `flag` includes what it takes (`--nnodes N`). `meaning` and `shown`, the default, are Markdown."""
+    """One setting. `flag` includes its argument (`--nnodes N`). `meaning` and `shown`, the default, are Markdown."""
 
     name: str = ""
     flag: str
@@ -42,7 +43,7 @@ class Setting:
     shown: str
     variable_wins: bool
     key: str
-    """Its name among the checkpoint settings of a membership document."""
+    """The setting's name among the checkpoint settings of a membership document."""
 
     @property
     def help(self) -> str:
@@ -53,7 +54,7 @@ class Setting:
 
     @property
     def option(self) -> str:
-        """The option alone, and an empty text if there is none."""
+        """The option without its argument; "" if there is none."""
         return self.flag.partition(" ")[0]
 
 
@@ -88,7 +89,9 @@ def setting(
 
 
 def settings_of(kind: Any, *, prefix: str = "") -> tuple[Setting, ...]:
-    """Return the settings that a dataclass declares. With a prefix, each has a variable: its own, or by its name."""
+    """Return the settings that a dataclass declares. With a prefix, each has a variable: its own, or one from its
+    name.
+    """
     declared = [replace(one.metadata["setting"], name=one.name) for one in fields(kind) if one.metadata]
     return tuple(
         replace(one, variable=one.variable or f"{prefix}{one.name.upper()}") if prefix else one for one in declared
@@ -100,14 +103,14 @@ def settings_of(kind: Any, *, prefix: str = "") -> tuple[Setting, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Volume:
-    """A folder on a volume, and how many bytes of it may be used."""
+    """A folder on a volume, and the number of bytes that may be used."""
 
     root: Path
     limit: int | None = None
 
 
 def volume(text: str) -> Volume:
-    """Read `PATH[:SIZE]`, the size as Kubernetes writes it."""
+    """Parse `PATH[:SIZE]`, with a size in the format of Kubernetes."""
     match = _VOLUME.fullmatch(text)
     if match is None:
         raise ValueError("expected an absolute PATH or PATH:SIZE, for example /dev/shm:16Gi")
@@ -123,7 +126,7 @@ def format_size(nbytes: float) -> str:
 
 
 def whole(least: int = 0, most: int | None = None) -> Callable[[str], int]:
-    """Return a parser of whole numbers within bounds."""
+    """Return a parser of integers within bounds."""
 
     def read(text: str) -> int:
         number = int(text) if text.isascii() and text.isdecimal() else -1
@@ -136,7 +139,7 @@ def whole(least: int = 0, most: int | None = None) -> Callable[[str], int]:
 
 
 def number(text: str) -> float:
-    """Read a number."""
+    """Parse a number."""
     try:
         return float(text)
     except ValueError:
@@ -144,7 +147,7 @@ def number(text: str) -> float:
 
 
 def switch(text: str) -> bool:
-    """Any text is true. An option with this parser takes no value."""
+    """Return True for any text. An option with this parser takes no value."""
     return bool(text)
 
 
@@ -160,7 +163,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 
 def interval(text: str) -> str:
-    """Check steps, a duration or `Auto`."""
+    """Validate steps, a duration or `Auto`."""
     if _INTERVAL.fullmatch(text.strip()) is None:
         raise ValueError("expected steps, for example 50, a duration, for example 30s or 5m, or Auto")
     return text.strip()

@@ -91,7 +91,7 @@ def init(
 
 
 def _close(job: Job, reporter: exception_reporter.Reporter, owner: int) -> None:
-    """Close the job at the script's end, but not in forked processes, because the connections are this process's."""
+    """Close the job at the script's end, but not in forked processes, because this process owns the connections."""
     if os.getpid() != owner:
         return
     try:
@@ -102,7 +102,7 @@ def _close(job: Job, reporter: exception_reporter.Reporter, owner: int) -> None:
 
 
 def _once(call: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that makes the call if it was not made before, and waits for one that is being made."""
+    """Return a function that runs `call` once, and waits if it is running."""
     lock, begun = threading.Lock(), False
 
     def only() -> None:
@@ -176,7 +176,7 @@ def _device(here: RankPlacement) -> torch.device:
 
 
 class PhaseTeller:
-    """Reports lasting changes of a rank's activity to the launcher, and not each part of a step."""
+    """Reports lasting changes of a rank's activity to the launcher, but not the parts of a step."""
 
     def __init__(self, agent: LauncherConnection) -> None:
         self._agent = agent

@@ -1,7 +1,8 @@
-"""What a training script uses: `job = holdfast.init()`, and the loop over `job.batches` with `job.step`.
+"""The interface for training scripts: `job = holdfast.init()`, and the loop over `job.batches` with `job.step`.
 
-A step is applied by all ranks or by none. When a peer is lost, the call that the script is in enters the next world
-and returns a `StepResult` with reason `Retried`: the same samples come again, divided over the ranks that are there.
+A step is applied by all ranks or by none. When a peer is lost, the current call of the script enters the next world
+and returns a `StepResult` with reason `Retried`. The same samples are then repeated, divided over the remaining
+ranks.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Job:
         self._callbacks: list[Callable[[Job], None]] = []
         agent.parting = self._parting
 
-    # What a script may ask
+    # Properties for scripts
 
     @property
     def rank(self) -> int:
@@ -96,12 +97,12 @@ class Job:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks in the present world. Before `manage`, this waits until the world is formed."""
+        """The number of ranks in the current world. Before `manage`, this waits until the world is formed."""
         return self._place.world_size
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's model belongs."""
+        """The device for this rank's model."""
         return torch.device("cpu") if not torch.cuda.is_available() else self._device_of(self._place)
 
     @property
@@ -136,7 +137,7 @@ class Job:
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether this rank should print and write for all. It may change with the world."""
+        """Whether this rank should print and write for all ranks. It may change with the world."""
         return self.rank == 0
 
     def log(self, **values: Any) -> None:
@@ -164,7 +165,7 @@ class Job:
         expected = expected_audit(size=loader.size, seed=position.seed, cursor=position.cursor)
         return AuditResult(ok=expected == position.audit, seen=position.audit, expected=expected)
 
-    # What a script does
+    # Methods for scripts
 
     def manage(
         self,
@@ -177,11 +178,11 @@ class Job:
         elasticity: Elasticity | None = None,
         **stateful: Stateful,
     ) -> None:
-        """Restore the newest good state if there is one, and save the state from now on.
+        """Restore the newest valid state, if there is one, and save these objects from now on.
 
         `elasticity` sets how batch and learning rate follow the world size; by default they do not. `scaler` is a
-        `torch.amp.GradScaler`: `job.step` scales the loss and steps the optimizer through it. Other objects with
-        `state_dict` and `load_state_dict` have names of their own.
+        `torch.amp.GradScaler`: `job.step` scales the loss and steps the optimizer with it. Other objects with
+        `state_dict` and `load_state_dict` may have any names.
         """
         if self._entry is not None:
             raise UsageError("job.manage() was called twice: give it everything at once")
@@ -269,26 +270,26 @@ class Job:
         return loop.batches(Batches(loader=loop.loader, start=start, max_steps=max_steps, alike=alike))
 
     def step(self, loss: torch.Tensor, *, samples: float | None = None) -> StepResult:
-        """Run backward. At the end of the global batch, average, apply the step, and make a checkpoint if one is due.
+        """Run backward. At the end of the global batch, average the gradients, apply the step, and save if it is due.
 
-        `loss` is the mean over the micro-batch. With its own loader, a script makes one global step per call.
-        `samples` is then the number of this rank's samples, if it differs between ranks; 0 if it has none in this
-        step.
+        `loss` is the mean over the micro-batch. With its own loader, a script executes one global step per call. In
+        this case, `samples` is the number of this rank's samples, if it differs between ranks; 0 if it has none in
+        this step.
         """
         return self._managed.step(loss, samples)
 
     def run_step(self, fn: Callable[[], torch.Tensor], *, samples: float | None = None) -> StepResult:
-        """Run `job.step(fn())` for a model that communicates. `fn` computes the loss, and is repeated after a lost
-        peer.
+        """Run `job.step(fn())` for a model that communicates. `fn` computes the loss, and is repeated if a peer is
+        lost.
 
         If a lost peer breaks a collective of the script, in `fn` or in backward, the result is `Retried` and the same
-        samples come again. Any other error of `fn` is raised unchanged, and the batch is not consumed.
+        samples are repeated. Any other error of `fn` is raised unchanged, and the batch is not consumed.
         """
         return self._managed.run_step(fn, samples)
 
     def save(self, *, metrics: Mapping[str, float] | None = None) -> bool:
-        """Make a checkpoint now; every rank must call it at the same step. Return False if it failed; the reason is
-        logged.
+        """Save a checkpoint now. Every rank must call this at the same step. Return False if it failed, and log the
+        reason.
 
         A checkpoint that failed, or that a lost peer interrupted, is repeated after the next step. `metrics` are
         measurements of this state, for example `{"val_loss": 2.1}`, by which `retention="best=val_loss:min"` keeps
@@ -314,12 +315,12 @@ class Job:
         else:
             report_done(self._agent, self._meter, self.committed_step)
         with suppress(PeerLostError, CheckpointError):
-            self._scheduler.settle()  # an exception after a save's copy must not take that save along
+            self._scheduler.settle()  # an exception after the copy of a save must not lose the save
         self._agent.close()
         if loop is not None:
             loop.leave_groups(failed=failed())
 
-    # Inside
+    # Internal
 
     def _enter(self, entry: WorldEntry, stepper: Stepper) -> TrainingLoop:
         """Enter the first world."""
@@ -352,7 +353,7 @@ class Job:
         if self._loop is not None:
             return self._loop.team.place
         if self._entry is not None and self._entry.place is not None:
-            return self._entry.place  # a managed object asks, while its state is restored
+            return self._entry.place  # a managed object may call this while its state is restored
         if self._first is None:
             self._first = self._agent.next_place()
             self._agent.enter(self._first)
@@ -385,7 +386,7 @@ class Job:
 
 
 def _objects(sharding: Sharding | None, named: Mapping[str, Any]) -> dict[str, Stateful]:
-    """Return the objects of `manage`; UsageError or StateError if the job cannot train or save them."""
+    """Return the objects of `manage`. Raise `UsageError` or `StateError` if the job cannot train or save them."""
     modules = [thing for thing in named.values() if isinstance(thing, torch.nn.Module)]
     check_sharded(sharding, (one for module in modules for one in module.parameters()), named["scaler"])
     objects = {name: _checked(name, thing) for name, thing in named.items() if thing is not None}

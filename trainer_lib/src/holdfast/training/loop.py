@@ -1,7 +1,7 @@
-"""The training loop of a managed job: batches, steps, and what follows when a world ends in the middle of one.
+"""The training loop of a managed job: batches, steps, and the recovery when a world ends.
 
 A step is applied by all ranks or by none (`protocol.step_commit`, `step.stepper`). When a peer is lost, this process
-keeps its state and waits for its place in the next world, inside the call that it is in.
+keeps its state and waits for its place in the next world, within the current call.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Batches:
 
 
 class TrainingLoop:
-    """Makes the steps of a managed job, in one world after the other."""
+    """Executes the steps of a managed job, in successive worlds."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class TrainingLoop:
         return self._stepper.torn
 
     def begin(self) -> None:
-        """Begin in the first world. A restored state is complete, so that memory for checkpoints is reserved now."""
+        """Begin in the first world. A restored state is complete, so the memory for checkpoints is reserved now."""
         self._enter(self.team)
         if self._state.step:
             self._hooks.prepare()
@@ -97,7 +97,7 @@ class TrainingLoop:
     # Batches
 
     def batches(self, batches: Batches) -> Iterator[Any]:
-        """Yield this rank's micro-batches until `max_steps` are completed, and finish then."""
+        """Yield this rank's micro-batches until `max_steps` are completed, and then finish."""
         if self.progress is Progress.SET_UP:
             self.progress = Progress.IN_LOOP
         if self._state.step > batches.max_steps:
@@ -125,7 +125,7 @@ class TrainingLoop:
             if self._batch.held:
                 raise UsageError("the loop took a batch and did not call job.step(loss) for it")
             self._meter.enter(Activity.DATA)
-        if not parts:  # more ranks than samples: this one only adds zeros
+        if not parts:  # more ranks than samples: this rank only adds zeros
             self._end_step(loader.batch_at(team.group.size))
 
     # Steps
@@ -138,7 +138,7 @@ class TrainingLoop:
         """`job.run_step`."""
         team = self.team
         if team.cancel.is_set() or (self.loader is not None and not self._batch.held):
-            # Nothing to compute: the peers are not in `fn` either.
+            # Nothing to compute, because the peers are not in `fn` either.
             return self.step(torch.zeros((), device="cpu"), samples)
         lost = partial(exception_reporter.lost, cancel=team.cancel, alone=team.group.size == 1)
         over = ""
@@ -148,7 +148,7 @@ class TrainingLoop:
             over = lost(error)
             if not over:
                 raise
-        if over:  # after the handler, whose error holds the frames, and with them the graph
+        if over:  # after the handler, because its error holds the frames and the graph
             if self._batch.held:
                 self._batch.take()
             return self._retry(PeerLostError(over))
@@ -165,8 +165,8 @@ class TrainingLoop:
         try:
             return self._step(loss, taken, 1.0 if samples is None else float(samples), lost)
         except Exception as error:
-            # This rank will contribute nothing to the averages. The launcher must know even if the script swallows
-            # the exception, so that peers do not wait.
+            # This rank contributes nothing to the averages. The launcher must receive the error even if the script
+            # ignores it, so that peers do not wait.
             exception_reporter.tell(self._agent, error, self._state.step)
             raise
 
@@ -180,7 +180,7 @@ class TrainingLoop:
         try:
             self._stepper.add(loss, weight, taken.micro.seen if taken else None, last=last)
         except Exception as error:
-            over = lost(error)  # the error itself holds the frames, and with them the graph
+            over = lost(error)  # the error holds the frames and the graph
             if not over:
                 raise
         if over:
@@ -204,7 +204,7 @@ class TrainingLoop:
                     self._leave(_LAST_STEP_MADE)
             except PeerLostError as error:
                 self._retry(error)
-        if self.loader is None:  # the loop does not say what follows a step, nor that there was one
+        if self.loader is None:  # without the loader's loop, it is unknown what follows a step
             self._meter.enter(Activity.APPLY, self._state.step)
         return made.result
 
@@ -223,26 +223,28 @@ class TrainingLoop:
             return False
 
     def close(self) -> None:
-        """Finish, unless the script left its loop half way."""
+        """Finish, unless the script left its loop early."""
         while self.progress is not Progress.IN_LOOP and not self._finish():
             pass
 
     def fail(self, trace: TracebackType | None) -> None:
-        """The script has failed: make its last step durable if no rank keeps it."""
+        """After a failure of the script, make its last step durable if no rank keeps it."""
         failure = ScriptFailure(
             agent=self._agent, hooks=self._hooks, state=self._state, stepper=self._stepper, team=self.team
         )
         failure.save(trace)
 
     def leave_groups(self, *, failed: bool) -> None:
-        """Leave the groups in order; after a loop that was left half way, not before the process ends."""
+        """Leave the groups in order. If the script left its loop early, leave them when the process ends."""
         if self.progress is Progress.IN_LOOP and not failed:
             self.team.outlive()
         else:
             self.team.close()
 
     def _finish(self) -> bool:
-        """Make the last step durable and report that this rank is done. False if the world ended: look again."""
+        """Make the last step durable and report that this rank is done. Return False if the world ended, to try
+        again.
+        """
         try:
             self._hooks.finish()
         except PeerLostError as error:
@@ -265,7 +267,7 @@ class TrainingLoop:
         self._meter.enter(Activity.DATA, self._state.step)
 
     def _retry(self, error: PeerLostError) -> StepResult:
-        """Enter the next world, since the attempt is over. A prepared step may have been applied on the way."""
+        """Enter the next world, because the attempt is over. A prepared step may be applied meanwhile."""
         before = self._state.step
         self._agent.lose_peers(str(error))
         self._leave("")
@@ -279,7 +281,7 @@ class TrainingLoop:
         self._entry.leave(self.team, reason)
         self._hooks.leave()
         self._enter(self._entry.enter())
-        if self.loader is not None:  # else it is not known where the script's loop begins again
+        if self.loader is not None:  # otherwise it is unknown where the script's loop continues
             self._batch.end_world()
 
 

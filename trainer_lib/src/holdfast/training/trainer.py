@@ -1,4 +1,4 @@
-"""The loop over `job.batches` with `job.run_step`, wrapped: `holdfast.Trainer(model=…, …).fit()`."""
+"""The loop over `job.batches` with `job.run_step` as one call: `holdfast.Trainer(model=…, …).fit()`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from holdfast.training.step.stepper import StepResult
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
-    """What to train, on what, and how long. Nothing happens before `fit`."""
+    """What to train, on which data, and for how long. Nothing happens before `fit`."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     loss: Callable[[Any, Any], torch.Tensor]
-    """Of the model and a micro-batch: the mean over it. It may communicate."""
+    """Returns the mean over a micro-batch, from the model and the micro-batch. It may communicate."""
     dataset: MapDataset
     global_batch_size: int
     micro_batch_size: int
@@ -38,14 +38,14 @@ class Trainer:
     max_grad_norm: float | None = None
     elasticity: Elasticity | None = None
     others: Mapping[str, Stateful] = field(default_factory=dict)
-    """Further objects for `job.manage`, by name."""
+    """Other objects for `job.manage`, by name."""
     evaluate: Callable[[Any], object] | None = None
-    """Of the model, on each rank, every `evaluate_every` committed steps. It must not communicate."""
+    """Called with the model on each rank, after every `evaluate_every` completed steps. It must not communicate."""
     evaluate_every: int | None = None
     on_step: Callable[[StepResult], object] | None = None
-    """Called with each result, also of steps that were not committed."""
+    """Called with each result, including those of steps that were not completed."""
     job: Job | None = None
-    """What `holdfast.init` gave, if the script has called it; else `fit` calls it."""
+    """The result of `holdfast.init`, if the script has called it; otherwise `fit` calls it."""
 
     def __post_init__(self) -> None:
         _check_type("model", self.model, torch.nn.Module, "a torch.nn.Module")
@@ -69,7 +69,7 @@ class Trainer:
             check_whole("evaluate_every", self.evaluate_every, least=1)
 
     def fit(self) -> Job:
-        """Train until `max_steps` are committed, from wherever the newest good state is."""
+        """Train until `max_steps` steps are completed, from the newest valid state."""
         job = init() if self.job is None else self.job
         self.model.to(job.device)
         job.manage(

@@ -1,7 +1,7 @@
 """The position of a job in the data, and the samples of each rank in a step. Pure.
 
-The position is the number of samples that completed steps have consumed, and nothing else. So the same samples follow
-at every world size, also if it changes between two steps.
+The position is the number of samples that completed steps have consumed, and nothing else. The same samples therefore
+follow at every world size, even if it changes between two steps.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Position:
         )
 
     def resumed(self, saved: Position) -> Position:
-        """Return the saved position. Raises `DataError` for other data or another order."""
+        """Return the saved position. Raise `DataError` for other data or another order."""
         if saved.fingerprint != self.fingerprint:
             raise DataError(
                 f"the checkpoint stands in dataset {saved.fingerprint}, and the script gives {self.fingerprint}: "
@@ -82,7 +82,7 @@ def share_of(*, cursor: int, batch: int, rank: int, world_size: int) -> BatchSha
 
 
 def micro_batches(share: BatchShare, size: int) -> Iterator[BatchShare]:
-    """Cut a share into micro-batches. The last may be smaller."""
+    """Split a share into micro-batches. The last one may be smaller."""
     for begin in range(share.begin, share.end, size):
         yield BatchShare(begin=begin, end=min(begin + size, share.end))
 

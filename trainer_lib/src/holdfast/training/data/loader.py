@@ -1,4 +1,4 @@
-"""Reads this rank's micro-batches from a map-style dataset."""
+"""Read this rank's micro-batches from a map-style dataset."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MapDataset(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """Samples that were actually read: the collated batch, their number and their audit."""
+    """The samples that were read: the collated batch, their number and their audit."""
 
     data: Any
     samples: int
@@ -37,7 +37,7 @@ class MicroBatch:
 class Loader:
     """The data of a job: a dataset, its order and its steps.
 
-    `global_batch` is the script's request; `batch_at` is the batch of one step in a world of some size.
+    `global_batch` is the script's request. `batch_at` returns the batch of one step in a world of some size.
     """
 
     dataset: MapDataset
@@ -55,7 +55,7 @@ class Loader:
     def parts(self, position: Position, *, rank: int, world_size: int, alike: bool = False) -> list[BatchShare]:
         """Return this rank's micro-batches of the step at `position`; none if the world has more ranks than samples.
 
-        With `alike`, all ranks get the same number: a rank with fewer gets empty ones in addition.
+        With `alike`, all ranks have the same number: a rank with fewer gets empty ones in addition.
         """
         batch = self.batch_at(world_size)
         share = share_of(cursor=position.cursor, batch=batch, rank=rank, world_size=world_size)
@@ -66,7 +66,7 @@ class Loader:
     def fetch(self, part: BatchShare, position: Position) -> MicroBatch:
         """Read the samples of a micro-batch.
 
-        An empty one has one sample that does not count, so a model can run on it.
+        An empty micro-batch has one sample that does not count, so that a model can run on it.
         """
         seen, samples = Audit(), []
         for place in range(part.begin, part.end):
@@ -86,7 +86,7 @@ def make_loader(
     collate: Callable[[list[Any]], Any] | None = None,
     elasticity: Elasticity | None = None,
 ) -> Loader:
-    """Check the arguments of `job.batches`; UsageError says what to change."""
+    """Return the loader for the arguments of `job.batches`. Raise `UsageError` if they are not valid."""
     check_batches(dataset, global_batch=global_batch, micro_batch=micro_batch, collate=collate)
     loader = Loader(
         dataset=dataset,
@@ -97,12 +97,12 @@ def make_loader(
         device=device,
         elasticity=elasticity or Elasticity(),
     )
-    loader.batch_at(1)  # refuses what no world could share
+    loader.batch_at(1)  # rejects a batch that no world could divide
     return loader
 
 
 def fingerprint(dataset: MapDataset) -> str:
-    """Return the identity of a dataset: its own `fingerprint` if it has one, else its type and length."""
+    """Return the identity of a dataset: its type and length, and its own `fingerprint` if it has one."""
     own = getattr(dataset, "fingerprint", None)
     value = own() if callable(own) else own
     return f"{type(dataset).__qualname__}:{len(dataset)}" + (f":{value}" if value is not None else "")

@@ -1,8 +1,8 @@
-"""A random order of any number of samples without a list of them. Pure.
+"""A random order of any number of samples, without a list of them. Pure.
 
-A keyed Feistel network permutes the numbers below a power of four; one that falls outside the dataset is sent
-through again until it falls inside (cycle walking), which keeps the whole a permutation. A lookup takes
-microseconds and no memory, so that resuming anywhere costs nothing.
+A keyed Feistel network permutes the numbers below a power of four. A result outside the dataset is permuted again
+until it is inside (cycle walking), so the result is still a permutation. A lookup takes microseconds and no memory,
+so resuming at any position is free.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ROUNDS: Final = 6
 
 
 class Permutation:
-    """A permutation of `range(size)`; calling it gives the sample at a place."""
+    """A permutation of `range(size)`. A call returns the sample at a place."""
 
     def __init__(self, size: int, *, key: int) -> None:
         if size < 1:
@@ -26,7 +26,7 @@ class Permutation:
         self._keys = tuple(mix_all(key, number) for number in range(_ROUNDS))
 
     def __call__(self, place: int) -> int:
-        """Return the sample at a place. It takes fewer than four passes on average."""
+        """Return the sample at a place, after fewer than four passes on average."""
         if not 0 <= place < self.size:
             raise IndexError(f"place {place} is not in a permutation of {self.size}")
         value = self._pass(place)

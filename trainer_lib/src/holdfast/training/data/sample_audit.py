@@ -1,7 +1,7 @@
-"""Proof that no sample was skipped or seen twice: a sum of hashes that does not depend on the order. Pure.
+"""Proof that no sample was skipped or used twice: a sum of hashes that does not depend on the order. Pure.
 
-Each committed step adds the hashes of the samples that its ranks really fetched. What the sum must be at a cursor
-follows from the dataset's size and the seed alone, so anyone can check it afterwards.
+Each completed step adds the hashes of the samples that its ranks read. The expected sum at a cursor depends only on
+the dataset's size and the seed, so it can be checked afterwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The micro-batch that the script got last from `job.batches`, and which of the script's calls are still made for it.
+"""The micro-batch that the script received last from `job.batches`, and which calls for it are still executed.
 
-When a world ends, the script does not know it yet: it may call `job.step` for a batch of that world, or `job.save`
-at a step that its peers have passed. Such calls are answered without being made.
+When a world ends, the script does not know it yet. It may call `job.step` for a batch of that world, or `job.save` at
+a step that its peers have passed. Such calls return without doing anything.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.training.data.loader import MicroBatch
 
 
 class BatchState(Enum):
-    """What became of the last micro-batch."""
+    """The state of the last micro-batch."""
 
     NONE = "its step was made, or there was none yet"
     HELD = "the script has it, and its step is still to come"
@@ -23,7 +23,7 @@ class BatchState(Enum):
     BOTH_LOST = "its world has ended: neither its step nor a save before that is made"
 
 
-# After a world has ended. Peers may have completed the step before it ended: their next call is a step and no save.
+# After a world has ended. Peers may have completed the step before the end: their next call is a step and not a save.
 _WITHOUT_SAVE = {BatchState.NONE: BatchState.SAVE_LOST, BatchState.STEP_LOST: BatchState.BOTH_LOST}
 _SAVE_SKIPPED = {BatchState.SAVE_LOST: BatchState.NONE, BatchState.BOTH_LOST: BatchState.STEP_LOST}
 _STEP_SKIPPED = {BatchState.STEP_LOST: BatchState.NONE, BatchState.BOTH_LOST: BatchState.SAVE_LOST}
@@ -31,14 +31,14 @@ _STEP_SKIPPED = {BatchState.STEP_LOST: BatchState.NONE, BatchState.BOTH_LOST: Ba
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A micro-batch whose step the script makes. `last`: it is the last one of its global batch on this rank."""
+    """A micro-batch whose step the script executes. `last`: it is the last one of its global batch on this rank."""
 
     micro: MicroBatch
     last: bool
 
 
 class ScriptBatch:
-    """Follows one micro-batch after the other from the loader to its step."""
+    """Tracks each micro-batch from the loader to its step."""
 
     def __init__(self) -> None:
         self.state = BatchState.NONE
@@ -50,13 +50,13 @@ class ScriptBatch:
         return self.state is BatchState.HELD
 
     def give(self, micro: MicroBatch, *, last: bool) -> None:
-        """Note that the script gets this micro-batch."""
+        """Record that the script receives this micro-batch."""
         self.state, self._taken = BatchState.HELD, Taken(micro=micro, last=last)
 
     def take(self) -> Taken | None:
-        """Return the micro-batch for its step; None if the step is not made, because its world has ended.
+        """Return the micro-batch for its step; None if the step is skipped, because its world has ended.
 
-        UsageError if the script holds none.
+        Raise `UsageError` if the script holds no micro-batch.
         """
         taken, self._taken = self._taken, None
         if self.held:
@@ -68,21 +68,21 @@ class ScriptBatch:
         return None
 
     def take_back(self) -> None:
-        """Another world was entered: a micro-batch that the script holds belongs to none."""
+        """Record that another world was entered, to which a micro-batch that the script holds does not belong."""
         if self.held:
             self.state, self._taken = BatchState.STEP_LOST, None
 
     def end_world(self) -> None:
-        """Skip a save that the script calls before it has come to the next batch."""
+        """Skip a save that the script calls before its next batch."""
         self.state = _WITHOUT_SAVE.get(self.state, self.state)
 
     def end_world_in_save(self) -> None:
-        """Skip no other save than the one in which the world ended, unless the batch's step is still to come."""
+        """Skip only the save in which the world ended, unless the batch's step is still to come."""
         if self.state is BatchState.SAVE_LOST:
             self.state = BatchState.NONE
 
     def skip_save(self) -> bool:
-        """Return whether a save that is called now is not made. At most one save is skipped."""
+        """Return whether a save that is called now is skipped. At most one save is skipped."""
         skipped = self.state in _SAVE_SKIPPED
         self.state = _SAVE_SKIPPED.get(self.state, self.state)
         return skipped

@@ -1,4 +1,4 @@
-"""What a job runs under: arguments win over the environment, which wins over defaults. Pure."""
+"""The configuration of a job: arguments override the environment, which overrides defaults. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AUTO: Final = "Auto"
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """How often to commit: every so many steps, every so many seconds, or as often as pays (`cadence`)."""
+    """The checkpoint interval: in steps, in seconds, or automatic (`policy.interval`)."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -31,7 +31,7 @@ class Interval:
 
     @classmethod
     def parse(cls, text: str) -> Interval:
-        """`50` is steps; `30s`, `5m`, `1h` are durations; `Auto` leaves the choice to the job."""
+        """Parse an interval: `50` is steps; `30s`, `5m`, `1h` are durations; `Auto` leaves the choice to the job."""
         if text.strip() == AUTO:
             return cls(auto=True)
         match = _DURATION.fullmatch(text.strip())
@@ -43,7 +43,7 @@ class Interval:
         return cls(steps=number) if unit is None else cls(seconds=number * _SECONDS[unit])
 
     def due_at(self, step: int) -> bool:
-        """Whether every rank commits this step without being asked."""
+        """Return whether every rank saves this step without a request."""
         return self.steps is not None and step % self.steps == 0
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class JobConfig:
-    """Effective configuration, and where each value came from."""
+    """The effective configuration, and the source of each value."""
 
     checkpoint_dir: Path | None
     interval: Interval
@@ -68,7 +68,7 @@ class JobConfig:
     sources: Mapping[str, str]
 
     def described(self) -> dict[str, Any]:
-        """For the one line of the log."""
+        """Return the fields of the configuration's log line."""
         values = {
             "checkpoint_dir": str(self.checkpoint_dir) if self.checkpoint_dir else "none",
             "checkpoint_interval": str(self.interval),
@@ -95,7 +95,7 @@ def effective(
     max_in_flight: int | None = None,
     resume: str | None = None,
 ) -> JobConfig:
-    """Choose each value; UsageError says what cannot be."""
+    """Choose the source of each value. Raise `UsageError` if a value is not valid."""
     sources: dict[str, str] = {}
 
     def pick(name: str, argument: Any, setting: str) -> Any:
@@ -128,7 +128,9 @@ def effective(
 
 
 def checked_threshold(threshold: float, full_every: int) -> float:
-    """By how much a restored weight may differ from the saved one; UsageError if that cannot be."""
+    """Return the largest difference between a restored weight and the saved one. Raise `UsageError` if it is not
+    valid.
+    """
     if lossy_delta.threshold(threshold) and full_every == 1:
         raise UsageError(
             f"delta_threshold is {threshold}, and full_every 1: where every commit is a full one nothing is left out"

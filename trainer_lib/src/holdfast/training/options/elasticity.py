@@ -1,11 +1,11 @@
-"""What a change of the world's size does to the global batch and to the learning rate. No collectives, no clock.
+"""The effect of the world size on the global batch and on the learning rate. No collectives, no clock.
 
-By default nothing: the global batch stays, its shares are weighted exactly, and so the learning rate stays right. A
-batch that is scaled with the world keeps each rank's share instead; the learning rate may then follow by a rule.
+By default there is none: the global batch stays, its shares are weighted exactly, and the learning rate stays
+correct. A scaled batch keeps each rank's share instead, and the learning rate may then follow by a rule.
 
-The rule's factor is applied around the optimizer's step and taken back after it, so that whoever else reads or
-writes `param_groups` (schedulers, ReduceLROnPlateau too, checkpoints, the script) only ever meets values that do not
-depend on the world's size.
+The rule's factor applies only during the optimizer's step. Everything else that reads or writes `param_groups`
+(schedulers, also ReduceLROnPlateau, checkpoints, the script) therefore sees values that do not depend on the world
+size.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ParamGroup = dict[str, Any]
 
 
 class Batch(StrEnum):
-    """What stays the same when the world's size changes."""
+    """What stays the same when the world size changes."""
 
     CONSTANT = "constant"  # the global batch
-    SCALED = "scaled"  # each rank's share of it
+    SCALED = "scaled"  # each rank's share of the global batch
 
 
 class Rule(StrEnum):
@@ -40,7 +40,7 @@ class Rule(StrEnum):
     SQUARE_ROOT = "square-root"
 
     def factor(self, ratio: float) -> float:
-        """For a global batch of so many times the reference."""
+        """Return the factor for a global batch of `ratio` times the reference."""
         match self:
             case Rule.NONE:
                 return 1.0
@@ -52,10 +52,10 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Elasticity:
-    """How training follows the world's size.
+    """How training follows the world size.
 
-    `global_batch_size` and the optimizer's learning rate are meant for `reference_world_size` ranks. A learning rate
-    that rises does so over `warmup_steps` steps; one that falls does so at once, since the batch has shrunk already.
+    `global_batch_size` and the optimizer's learning rate apply to `reference_world_size` ranks. A learning rate rises
+    over `warmup_steps` steps. It falls immediately, because the batch is already smaller.
     """
 
     batch: str = Batch.CONSTANT
@@ -86,14 +86,14 @@ class Elasticity:
             )
 
     def factor(self, world_size: int) -> float:
-        """What the learning rate is multiplied by in a world of this size."""
+        """Return the factor of the learning rate in a world of this size."""
         if self.batch == Batch.CONSTANT or self.reference_world_size is None:
             return 1.0
         return Rule(self.learning_rate).factor(world_size / self.reference_world_size)
 
 
 def global_batch(config: Elasticity, requested: int, world_size: int) -> int:
-    """Samples of one step in a world of this size; `requested` is what the script asked for."""
+    """Return the samples of one step in a world of this size. `requested` is the script's request."""
     if config.batch == Batch.CONSTANT or config.reference_world_size is None:
         return requested
     share, rest = divmod(requested, config.reference_world_size)
@@ -107,27 +107,27 @@ def global_batch(config: Elasticity, requested: int, world_size: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Ramp:
-    """The learning rate's factor on its way from `begin` to `target`, since the step `since`."""
+    """The learning rate's factor on its way from `begin` to `target`, from the step `since` on."""
 
     begin: float
     target: float
     since: int
 
     def at(self, step: int, length: int) -> float:
-        """The factor for this step: the last of `length` steps is the first at the target."""
+        """Return the factor for this step. The last of `length` steps is the first one at the target."""
         made = max(0, step - self.since) + 1
         if made >= length or self.target <= self.begin:
             return self.target
         return self.begin + (self.target - self.begin) * made / length
 
     def towards(self, target: float, step: int, length: int) -> Ramp:
-        """The world that makes this step asks for `target`."""
+        """Return the ramp for a world that executes this step and requests `target`."""
         if target == self.target:
             return self
         return Ramp(begin=self.at(step - 1, length), target=target, since=step)
 
     def to_json(self) -> dict[str, Any]:
-        """For the checkpoint and for newcomers."""
+        """Return the form for checkpoints and new ranks."""
         return {"begin": self.begin, "target": self.target, "since": self.since}
 
     @classmethod
@@ -136,14 +136,14 @@ class Ramp:
 
     @classmethod
     def from_optional(cls, value: Mapping[str, Any] | None) -> Ramp | None:
-        """Read back what may not be there."""
+        """Parse an optional ramp."""
         return None if value is None else cls.from_json(value)
 
 
 class Scaler:
-    """Applies the rule to an optimizer. `ramp` is its whole state: part of a checkpoint, and sent to newcomers.
+    """Applies the rule to an optimizer. `ramp` is its complete state, for checkpoints and new ranks.
 
-    It moves with steps that are applied, and with nothing else, so it is the same on every rank.
+    The state changes only with applied steps, so it is the same on every rank.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer | None, config: Elasticity) -> None:
@@ -156,7 +156,7 @@ class Scaler:
 
     @contextmanager
     def applied(self, world_size: int, step: int) -> Iterator[None]:
-        """Around the optimizer's step: with the learning rate of the world that averaged the gradients of `step`."""
+        """Apply the learning rate of the world that averaged the gradients of `step`, during the optimizer's step."""
         target, length = self.config.factor(world_size), self.config.warmup_steps
         before = self.ramp or Ramp(begin=target, target=target, since=step)
         self.ramp = before.towards(target, step, length)
@@ -167,12 +167,15 @@ class Scaler:
 
     @property
     def lr(self) -> float | None:
-        """The learning rate of the first group in the last step, or in the script's hands before one. For the log."""
+        """The learning rate of the first group in the last step, or the script's value before any step.
+
+        For the log.
+        """
         rate = self._first() if self._applied is None else self._applied
         return None if rate is None else float(rate)
 
     def to_json(self) -> dict[str, Any] | None:
-        """The state, for the checkpoint and for newcomers."""
+        """Return the state for checkpoints and new ranks."""
         return None if self.ramp is None else self.ramp.to_json()
 
     def _first(self) -> float | torch.Tensor | None:
@@ -186,10 +189,10 @@ class Scaler:
 
 @contextmanager
 def scaled(groups: Sequence[ParamGroup], factor: float) -> Iterator[None]:
-    """Multiply the groups' learning rates; afterwards they are what they were, to the last bit.
+    """Multiply the groups' learning rates, and restore them exactly afterwards.
 
-    A rate that is a tensor changes in place, since compiled and captured steps read that very tensor; groups may
-    share it. An optimizer that sets a rate by itself in its step has set a scaled one, which is taken back as such.
+    A tensor changes in place, because compiled and captured steps read this tensor, and groups may share it. If an
+    optimizer changes a rate in its step, the new rate is scaled, and is divided by the factor afterwards.
     """
     numbers = [(group, group["lr"]) for group in groups if not isinstance(group["lr"], torch.Tensor)]
     tensors = {id(group["lr"]): group["lr"] for group in groups if isinstance(group["lr"], torch.Tensor)}

@@ -1,7 +1,7 @@
-"""What a script gives to `manage`, `batches` and `step`: whatever cannot work is refused here, with the mend.
+"""Validation of the arguments of `manage`, `batches` and `step`. An error states what to change.
 
-What depends on gradients (sparse ones, frozen parameters that thaw, a dtype or device that changes) is for the
-averaging to refuse, and what cannot be saved for the checkpoint.
+The averaging rejects what depends on gradients: sparse ones, parameters that are unfrozen, a dtype or device that
+changes. The checkpoint rejects what cannot be saved.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from holdfast.core.errors import UsageError
 _log = logging.getLogger("holdfast.job")
 
 NAMED: Final = 3
-"""As many parameters as a message names."""
+"""The number of parameters that a message names."""
 
 
 # manage
 
 
 def check_managed(objects: Mapping[str, Any], saved: Sequence[torch.Tensor] = ()) -> None:
-    """The objects of `manage` fit each other. `saved`: tensors of the managed state that is not the optimizer's."""
+    """Check that the objects of `manage` fit together. `saved` has the tensors of the managed state without the
+    optimizer's.
+    """
     modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
     _check_kinds(objects)
     for name, module in modules.items():
@@ -139,7 +141,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def check_batches(dataset: Any, *, global_batch: Any, micro_batch: Any, collate: Any = None) -> None:
-    """The arguments of `job.batches` that say what the samples are."""
+    """Check the arguments of `job.batches` that define the samples."""
     if isinstance(dataset, torch.utils.data.IterableDataset) or not (
         hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     ):
@@ -149,7 +151,7 @@ def check_batches(dataset: Any, *, global_batch: Any, micro_batch: Any, collate:
         )
     try:
         samples = len(dataset)
-    except TypeError as error:  # as a wrapper of a dataset without a length raises it
+    except TypeError as error:  # a wrapper of a dataset without a length raises it
         raise UsageError(
             f"the length of the dataset is not known ({error}): give job.batches one with __len__, or write the loop "
             "yourself, and give its state to job.manage()"
@@ -165,19 +167,19 @@ def check_batches(dataset: Any, *, global_batch: Any, micro_batch: Any, collate:
 
 
 def check_run(*, max_steps: Any, seed: Any) -> None:
-    """The arguments of `job.batches` that say how long and in what order."""
+    """Check the arguments of `job.batches` that define the number of steps and the order."""
     check_whole("max_steps", max_steps, least=0)
     check_whole("seed", seed, least=0)
 
 
 def check_whole(field: str, value: Any, *, least: int) -> None:
-    """A whole number that is not too small."""
+    """Check an integer and its lower bound."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise UsageError(f"{field} is {value!r}: give a whole number of at least {least}")
 
 
 def check_loss(loss: Any) -> None:
-    """The argument of `job.step`: one real number that backward can begin at."""
+    """Check the argument of `job.step`: one real number with a graph for backward."""
     if not isinstance(loss, torch.Tensor):
         raise UsageError(
             f"job.step was given a {type(loss).__name__}: give the loss itself, a tensor (not loss.item())"
@@ -193,13 +195,13 @@ def check_loss(loss: Any) -> None:
         )
 
 
-# In mid-run
+# During training
 
 
 class Structure:
-    """The parameters of the managed modules as they were at `manage`: what averaging and optimizer work on.
+    """The parameters of the managed modules at `manage`, which averaging and the optimizer use.
 
-    A look at all of them costs half a microsecond for each, so `check` takes one at every `EVERY`th step only.
+    Inspecting a parameter costs half a microsecond, so `check` does so only at every `EVERY`th step.
     """
 
     EVERY: Final = 16
@@ -211,22 +213,23 @@ class Structure:
         self._remember()
 
     def check(self, step: int) -> None:
-        """UsageError if a parameter was added, taken away or replaced since `manage`."""
+        """Raise `UsageError` if a parameter was added, removed or replaced since `manage`."""
         if step % self.EVERY == 0:
             self.check_now()
 
     def check_now(self) -> None:
-        """The same at any step: before a checkpoint is written."""
+        """Check at any step, before a checkpoint is written."""
         if self._ids_now() != self._ids:
             difference = self._difference()
             if difference is not None:
                 raise UsageError(difference)
-            self._remember()  # a part without parameters may come and go
+            self._remember()  # a part without parameters may be added or removed
         if [parameter.shape for parameter in self._known.values()] != self._shapes:
             raise UsageError("a parameter changed its shape in mid-run: build the model whole before job.manage()")
 
     def _remember(self) -> None:
-        # Walking with `parameters()` costs three times as much. A dict that is here knows what was put into it.
+        # Iterating `parameters()` costs three times as much as reading these dictionaries, which always have the
+        # current entries.
         parts = [part for module in self._modules.values() for part in module.modules()]
         self._dicts: list[Mapping[str, object]] = [own for part in parts for own in (part._parameters, part._modules)]
         self._ids = self._ids_now()
