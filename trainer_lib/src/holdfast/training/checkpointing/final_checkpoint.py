@@ -1,9 +1,8 @@
-"""Decides whether a script failed on every rank. Then no rank keeps the last step in memory, so it is saved. No
-torch.
+"""Decide whether a script failed on every rank. In this case no rank keeps the last step in memory. No torch.
 
-A rank that fails alone has nothing to save: its peers keep the state, and recovery must not wait for it. So all
-failing ranks report to the attempt's store and wait for each other for a moment. The first rank writes one decision
-for all: either all ranks failed, or a rank stopped waiting.
+The last step is then saved. If only some ranks fail, there is nothing to save: their peers keep the state, and
+recovery must not wait. All failing ranks therefore report to the attempt's store and wait for each other for a
+moment. The first rank writes one decision for all: either all ranks failed, or a rank stopped waiting.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, Final
 
 from holdfast.training.distributed.key_value_store import KeyValueStore
 
-# Less than launchers wait for what others have to say before they end an attempt (`Rules.settle`).
+# Less than the time for which launchers wait for other reports before they end an attempt (`Rules.settle`).
 LOOK_SECONDS: Final = 0.25
 _EVERY: Final = 0.01
 _ALL: Final = "all"
@@ -28,8 +27,8 @@ _VERDICT: Final = "verdict"
 class Left:
     """The state of a failing rank.
 
-    `whole`: its state is that of the step, without parts of the next one. `saves`: the number of saves that it has
-    begun in the attempt.
+    `whole`: the state is exactly that of the step, without parts of the next one. `saves`: the number of saves that
+    the rank has begun in the attempt.
     """
 
     step: int
@@ -42,7 +41,7 @@ def together(
 ) -> tuple[Left, ...]:
     """Return the state of each rank, the same on all ranks; empty unless every rank failed.
 
-    `hurried`: the launcher waits.
+    `hurried`: returns True if the launcher is waiting.
     """
     store.set(str(rank), json.dumps(vars(own)))
     keys = [str(each) for each in range(size)]
@@ -55,19 +54,22 @@ def together(
 
 
 def alike(left: Sequence[Left]) -> bool:
-    """Whether all ranks failed after the same saves: otherwise some would wait for a save that others never began."""
+    """Return whether all ranks failed after the same saves. Otherwise some would wait for a save that others never
+    began.
+    """
     return len({one.saves for one in left}) == 1
 
 
 def can_be_saved(left: Sequence[Left]) -> bool:
-    """Whether all have the same state, of one step."""
+    """Return whether all ranks have the same state of one step."""
     return all(one.whole for one in left) and len({one.step for one in left}) == 1
 
 
 def broken_off(objects: Mapping[str, Any], trace: TracebackType | None) -> bool:
-    """Whether the exception came from a managed object that was changing itself, for example a half-updated average.
+    """Return whether the exception came from a managed object that was changing itself, such as a half-updated
+    average.
 
-    The model is excluded: its forward pass changes nothing that is not reverted.
+    The model is excluded, because its forward pass changes nothing that is not reverted.
     """
     others = {id(thing) for name, thing in objects.items() if name != "model"}
     while trace is not None:

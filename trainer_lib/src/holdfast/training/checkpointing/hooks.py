@@ -1,6 +1,6 @@
-"""Checkpoints at the points of the training loop where one may be due: after a step, in `job.save`, at the end.
+"""Checkpoints at the points of the training loop where one may be due: after a step, in `job.save`, and at the end.
 
-The scheduler says when a checkpoint is due. Every rank makes the same calls.
+The scheduler decides when a checkpoint is due. Every rank makes the same calls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.training.step.stepper import Stepper
 from holdfast.training.step.train_state import TrainState
 
 _log = logging.getLogger("holdfast.job")
-# Between two tries of a checkpoint that has failed.
+# The seconds between two tries of a failed checkpoint.
 _PAUSE_SECONDS: Final = 1.0
 _CHANGED: Final = (
     "the checkpoint of step %d holds weights that the script changed after that step, outside of the optimizer, and "
@@ -43,7 +43,7 @@ _CHANGED_IN_EVALUATION: Final = (
 
 
 class CheckpointHooks:
-    """Makes the checkpoints of a managed job, in one world after the other."""
+    """Makes the checkpoints of a managed job, in successive worlds."""
 
     def __init__(
         self,
@@ -73,23 +73,23 @@ class CheckpointHooks:
         self._scheduler.begin(coordinator=team.place.rank == 0, cancel=team.cancel)
 
     def leave(self) -> None:
-        """The attempt is over: what has not ended is given up."""
+        """Abandon the unfinished checkpoints of an attempt that is over."""
         self._scheduler.leave()
 
     def prepare(self) -> None:
-        """Reserve memory, once in each world and when the state is complete: an optimizer has its after a step."""
+        """Reserve memory once per world, when the state is complete: an optimizer has its state only after a step."""
         if self._engine is not None and self._prepared is not self._team:
             self._prepared = self._team
             flat = self._state.flat()
             self._engine.prepare(flat.specs, self._team.holding(flat.sharded))
 
-    # When
+    # Timing
 
     def after_step(self, agreed: Agreed) -> bool:
-        """Make the checkpoints that are due after a step; whether the job leaves the world then.
+        """Make the checkpoints that are due after a step. Return whether the job then leaves the world.
 
-        A checkpoint that failed is tried again after the next step, because the request stays. Without a folder there
-        is nothing to wait for.
+        A failed checkpoint is repeated after the next step, because the request stays. Without a checkpoint folder,
+        there is nothing to wait for.
         """
         scheduler, step = self._scheduler, self._state.step
         if agreed.urgent:
@@ -112,26 +112,28 @@ class CheckpointHooks:
         return leaves
 
     def save(self) -> bool:
-        """Make a checkpoint because the script asks for one; whether it is durable."""
+        """Make a checkpoint at the script's request. Return whether it is durable."""
         return self._save_between_steps(Call.SAVE)
 
     def skip_save(self) -> None:
-        """Make the checkpoint that the script asks for with the next step."""
+        """Make the checkpoint that the script requests with the next step."""
         self._scheduler.put_off()
 
     def finish(self) -> None:
-        """Wait until the last step is durable, before anyone calls the job complete."""
+        """Wait until the last step is durable, before the job is reported as complete."""
         self.wait()
         while self.behind:
             with self._meter.during(Activity.CHECKPOINT):
                 while not self._scheduler.await_retry(_PAUSE_SECONDS):
-                    self._meter.enter(Activity.CHECKPOINT)  # again, since a pause is no hang
+                    self._meter.enter(Activity.CHECKPOINT)  # again, because a pause is not a hang
             self._save_between_steps(Call.END)
         self._scheduler.answer_rest(self._state.step)
 
     def _agree_to_leave(self) -> None:
-        """No rank leaves before all have reported the checkpoint: the first launcher that sees the end of the attempt
-        ends it for every rank."""
+        """Wait until all ranks have reported the checkpoint before this rank leaves.
+
+        The first launcher that detects the end of the attempt ends it for every rank.
+        """
         with suppress(PeerLostError):
             self.wait()
             self._team.group.barrier()
@@ -147,11 +149,11 @@ class CheckpointHooks:
             self.begin(onward=call is Call.SAVE)
             return self.wait()
 
-    # How
+    # Writing
 
     @property
     def begun(self) -> int:
-        """How many checkpoints were begun in this attempt."""
+        """The number of checkpoints that were begun in this attempt."""
         return 0 if self._engine is None else self._engine.saves
 
     @property
@@ -171,7 +173,7 @@ class CheckpointHooks:
             self._scheduler.commit(self._state.step, self._snapshot, spare=spare, onward=onward)
 
     def wait(self) -> bool:
-        """Wait for the checkpoint that is being written; whether the last step is durable after it."""
+        """Wait for the running checkpoint. Return whether the last step is durable after it."""
         with self._meter.during(Activity.CHECKPOINT) if self.busy else nullcontext():
             self._scheduler.settle()
         return self._scheduler.has_folder and not self.behind

@@ -1,4 +1,4 @@
-"""Host memory to which a GPU copies at the full speed of its link, all tensors at once."""
+"""Host memory for copies from a GPU at the full speed of its link, with all tensors at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _log = logging.getLogger("holdfast.checkpoint")
 
 
 class PinnedMemory:
-    """Provides an arena's memory (`arena.Provide`), one piece at a time. The next piece releases the last one."""
+    """Provides an arena's memory (`staging_buffer.Provide`), one buffer at a time. The next buffer releases the last
+    one.
+    """
 
     def __init__(self) -> None:
         self._held: memoryview | None = None

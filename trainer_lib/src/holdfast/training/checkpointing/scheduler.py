@@ -1,8 +1,8 @@
-"""When a commit is due, and what follows from one that failed.
+"""When a checkpoint is due, and what happens after a failed one.
 
-A commit that fails ends nothing: every rank has its state in memory, and to end the script would throw that away for
-an outage of the storage. Training continues, and the commit is tried again until one succeeds (decision 0137). The
-exception is a state whose weights are not finite: no other try would end better (decision 0139).
+A failed checkpoint does not end the script: every rank has its state in memory, which would be lost because of a
+storage outage. Training continues, and the checkpoint is repeated until one succeeds (decision 0137). The exception
+is a state whose weights are not finite, which no repetition can fix (decision 0139).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _UNLIKE: Final = (
 
 
 class CheckpointScheduler:
-    """Commits the job's steps and tells the launcher of each. Every rank makes the same calls."""
+    """Saves the job's steps and reports each save to the launcher. Every rank makes the same calls."""
 
     def __init__(
         self, engine: CheckpointManager | None, agent: LauncherConnection, interval: Interval, lineage: TrainState
@@ -61,15 +61,15 @@ class CheckpointScheduler:
         self._saved_at = self._entered = time.monotonic()
         self._cadence = Cadence()
         self._every = interval.seconds
-        self._failed = 0  # commits in a row
+        self._failed = 0  # consecutive failed checkpoints
         self._retry_at = 0.0
-        self._tried: frozenset[str] = frozenset()  # requests that the last commit, which failed, was to answer
-        self._spoiled = 0  # of them, the last ones that failed since weights are not finite
+        self._tried: frozenset[str] = frozenset()  # requests for the last checkpoint, which failed
+        self._spoiled = 0  # consecutive failures because weights are not finite
         self._message = ""
         self._cancel = CancelToken()
         self._flight: _Flight | None = None
         self._broken_off = False
-        self._troubles: dict[str, str] = {}  # the last message of each tier's failure
+        self._troubles: dict[str, str] = {}  # the last error message of each tier
         self._beside: _Flight | None = None
         self._due: dict[str, Tier] = {}
         self._urgent = False
@@ -77,16 +77,16 @@ class CheckpointScheduler:
 
     @property
     def has_folder(self) -> bool:
-        """Whether commits can be made at all."""
+        """Whether the job has a checkpoint folder."""
         return self._engine is not None
 
     @property
     def busy(self) -> bool:
-        """Whether a commit is on its way."""
+        """Whether a checkpoint is being written."""
         return self._flight is not None
 
     def begin(self, *, coordinator: bool, cancel: CancelToken) -> None:
-        """A world has lined up."""
+        """Begin in a new world."""
         self._coordinator, self._cancel = coordinator, cancel
         self._beside, self._due = None, {}
         self._lineage.failures = self._lineage.failures.told(self._agent.books)
@@ -95,19 +95,19 @@ class CheckpointScheduler:
 
     @property
     def failures(self) -> Failures:
-        """What the job has lived through until now."""
+        """The failures of the job until now."""
         return self._lineage.failures.later(time.monotonic() - self._entered)
 
     def due_at(self, step: int) -> bool:
-        """Whether every rank commits this step without being asked."""
+        """Return whether every rank saves this step without a request."""
         return self.has_folder and self._interval.due_at(step)
 
     def overdue(self) -> bool:
-        """Whether this rank asks the others for a commit: somebody asked, it is time, says the coordinator, a lost
-        peer broke the last one off, or it failed and is to be tried again.
+        """Return whether this rank requests a checkpoint from the others.
 
-        Not while one is on its way, to the node's disk neither. One that has ended is taken note of here, before each
-        step's vote.
+        The reasons are: there is a request, the coordinator's interval is over, a lost peer interrupted the last
+        checkpoint, or a failed one must be repeated. While a checkpoint is being written, also to the node's disk,
+        the result is False. A finished checkpoint is recorded here, before each step's vote.
         """
         if not self.has_folder:
             return bool(self._agent.requests().checkpoint)
@@ -118,27 +118,29 @@ class CheckpointScheduler:
             self._land(flight)
             if flight.saving.lost:
                 raise PeerLostError(flight.saving.lost)
-        asked = self._agent.requests().checkpoint  # not earlier: the save that has just ended may have answered it
+        # not earlier, because the save that has just ended may have answered it
+        asked = self._agent.requests().checkpoint
         again = self._failed > 0 and time.monotonic() >= self._retry_at
         return again or not self._tried.issuperset(asked) or self._timed() or self._broken_off
 
     def hurry(self) -> None:
-        """Somebody waits for a commit: neither the one on its way nor the next is held up by a limit of bandwidth."""
+        """Lift the rate limit of the running checkpoint and of the next one, because something waits for it."""
         self._urgent = True
         if self._engine is not None:
             self._engine.hurry()
 
     def behind(self, step: int) -> bool:
-        """Whether the last step is not durable yet."""
+        """Return whether the last step is not durable yet."""
         return self.has_folder and self._lineage.saved_step != step
 
     def commit(
         self, step: int, snapshot: Callable[[], Snapshot], *, spare: bool = False, onward: bool = False
     ) -> None:
-        """Begin a commit, once the last one has ended.
+        """Begin a checkpoint, after the last one has ended.
 
-        `spare`: no older one goes for it. `onward`: another step of this attempt follows, so that it answers nobody
-        who wants the attempt's end: whoever hears of a commit then may take the machine away.
+        With `spare`, retention deletes no older one for it. With `onward`, another step of this attempt follows. The
+        checkpoint then answers no request to end the attempt, because the machine may be removed after such an
+        answer.
         """
         started = time.monotonic()
         self.settle()
@@ -150,12 +152,12 @@ class CheckpointScheduler:
             self._tell(step, SaveResult(committed=False, message=none, cause=FailureCause.NO_FOLDER), ids, 0.0)
             self._agent.answered(Requests(checkpoint=wanted.checkpoint))
             return
-        self._broken_off = True  # until all have made it
+        self._broken_off = True  # until all ranks have written it
         taken, cancel = snapshot(), self._cancel
         waited = time.monotonic() - started
 
         def ended(result: SaveResult) -> None:
-            """On the save's thread: whoever asked hears it at once, and not from a rank in another attempt."""
+            """Report the result on the save's thread at once, and not through a rank in another attempt."""
             if not cancel.is_set():
                 self._tell(step, result, ids, time.monotonic() - started)
             if result.committed and self._coordinator:
@@ -168,8 +170,10 @@ class CheckpointScheduler:
         self._saved_at = time.monotonic()
 
     def settle(self) -> None:
-        """Wait for the commit that is on its way, as all ranks do at the same step; whether it succeeded is in
-        `behind`. PeerLostError if the attempt ends before; CheckpointError if weights stay not finite.
+        """Wait for the running checkpoint, as all ranks do at the same step. `behind` shows whether it succeeded.
+
+        Raise `PeerLostError` if the attempt ends before. Raise `CheckpointError` if the weights repeatedly are not
+        finite.
         """
         flight = self._flight
         if flight is not None:
@@ -179,13 +183,13 @@ class CheckpointScheduler:
             if flight.saving.lost:
                 raise PeerLostError(flight.saving.lost)
         if self._spoiled >= _SPOILED_SAVES:
-            spoiled, self._spoiled = self._spoiled, 0  # whoever mends the weights after all may save again
+            spoiled, self._spoiled = self._spoiled, 0  # a script that corrects the weights may save again
             raise CheckpointError(f"{spoiled} checkpoints in a row could not be written ({self._message}): {_FREEZE}")
 
     def await_retry(self, most: float) -> bool:
-        """Wait until a commit that failed is to be tried again, for `most` seconds at most; whether it is time.
+        """Wait at most `most` seconds for the retry of a failed checkpoint. Return whether it is due.
 
-        PeerLostError if the attempt ends before.
+        Raise `PeerLostError` if the attempt ends before.
         """
         until = min(self._retry_at, time.monotonic() + most)
         while (left := until - time.monotonic()) > 0:
@@ -194,21 +198,27 @@ class CheckpointScheduler:
         return time.monotonic() >= self._retry_at
 
     def leave(self) -> None:
-        """The attempt is over: what has not ended is given up (see `checkpoint.saving`), and asked for anew."""
+        """Abandon the unfinished checkpoint of an attempt that is over (see `saving.background`), and request
+        another.
+        """
         flight, self._flight = self._flight, None
         if flight is not None and flight.saving.ended:
             self._land(flight)
         self._lineage.failures, self._entered = self.failures, time.monotonic()
 
     def due_now(self, step: int, *, asked: bool) -> list[Tier]:
-        """The tiers on which every rank saves this step before it goes on; `asked`: a worker must leave, so all."""
+        """Return the tiers on which every rank saves this step before the next one.
+
+        With `asked`, a worker must leave, so these are all tiers without background saves.
+        """
         return [tier for tier in self._tiers if not tier.in_background and (asked or tier.due_at(step))]
 
     def commit_now(self, tier: Tier, step: int, snapshot: Callable[[], Snapshot], *, asked: bool = False) -> None:
-        """Save on a tier before training goes on. What fails is told; the save before it is still there.
+        """Save on a tier while training is paused. A failure is reported, and the previous save stays.
 
-        `asked`: to other nodes as well, due or not. NoRoomError if there is no room for the first save, and none was
-        asked for: training would go on without what it was told to keep.
+        With `asked`, also copy to other nodes, whether due or not. Raise `NoRoomError` if there is no capacity for
+        the first save and none was requested: training would otherwise continue without the checkpoints that were
+        configured.
         """
         if self._engine is None:
             return
@@ -216,7 +226,7 @@ class CheckpointScheduler:
         result = self._engine.save_on(tier, snapshot(), asked=asked)
         if result.full and not asked:
             raise NoRoomError(result.message)
-        if result.committed or result.message != self._troubles.get(tier.name):  # the same each step is told once
+        if result.committed or result.message != self._troubles.get(tier.name):  # repeated messages are logged once
             name = PEER_TIER if result.copy_failed else tier.name
             self._tell(step, result, (), time.monotonic() - started, tier=name)
             if not result.committed:
@@ -224,19 +234,21 @@ class CheckpointScheduler:
         self._troubles[tier.name] = result.message
 
     def writes(self) -> bool:
-        """Whether a commit of this rank is on its way, to whichever tier."""
+        """Return whether this rank is writing a checkpoint to any tier."""
         return (self._flight is not None and not self._flight.saving.ended) or self._writes_beside()
 
     def due_beside(self, step: int, *, busy: bool) -> Tier | None:
-        """The tier on which every rank is to begin a save in the background; none while any of them is `busy`."""
+        """Return the tier on which every rank begins a background save; None while any rank is `busy`."""
         for tier in self._tiers:
             if tier.in_background and tier.due_at(step):
                 self._due[tier.name] = tier
         return None if busy else next(iter(self._due.values()), None)
 
     def commit_beside(self, tier: Tier, step: int, snapshot: Callable[[], Snapshot]) -> None:
-        """Begin a save on a tier. What fails is told, and training goes on, unless not even the first one fits:
-        NoRoomError, on all ranks at the same step."""
+        """Begin a background save on a tier. A failure is reported, and training continues.
+
+        If even the first save does not fit, raise `NoRoomError` on all ranks at the same step.
+        """
         before, self._beside = self._beside, None
         self._due.pop(tier.name, None)
         if before is not None and not before.saving.lost and before.saving.result.full:
@@ -246,7 +258,7 @@ class CheckpointScheduler:
         started, cancel, taken = time.monotonic(), self._cancel, snapshot()
 
         def ended(result: SaveResult) -> None:
-            """On the save's thread."""
+            """Report the result on the save's thread."""
             if not cancel.is_set():
                 self._tell(step, result, (), time.monotonic() - started, tier=tier.name)
             if self._coordinator and result.committed:
@@ -265,22 +277,25 @@ class CheckpointScheduler:
         return self._beside is not None and not self._beside.saving.ended
 
     def put_off(self) -> None:
-        """Ask for a commit with the next step, as after one that was broken off."""
+        """Request a checkpoint with the next step, as after an interrupted one."""
         self._broken_off = True
 
     def answer_rest(self, step: int) -> None:
-        """What was asked after the last commit is answered by it, since no step was made since."""
+        """Answer the requests since the last checkpoint with this checkpoint, because no step followed it."""
         wanted = self._agent.requests()
         if self.has_folder and (ids := (*wanted.checkpoint, *wanted.quiesce)):
             self._tell(step, SaveResult(committed=True), ids, 0.0)
             self._agent.answered(Requests(checkpoint=wanted.checkpoint))
 
     def _timed(self) -> bool:
-        """The coordinator's clock alone says so; the others hear it with the step's vote."""
+        """Return whether the interval is over, by the coordinator's clock only.
+
+        The step's vote informs the others.
+        """
         return self._coordinator and self._every is not None and time.monotonic() - self._saved_at >= self._every
 
     def _choose(self) -> None:
-        """By what the last commits cost and how often the job fails."""
+        """Choose the interval from the costs of the last checkpoints and the failures of the job."""
         if not self._interval.auto:
             return
         choice = self._cadence.choose(self.failures.mtbf)
@@ -289,10 +304,10 @@ class CheckpointScheduler:
             _log.info("a commit is due every %.0f s: %s", choice.seconds, choice.reason)
 
     def _land(self, flight: _Flight) -> None:
-        """Take note of how a commit ended."""
+        """Record the result of a checkpoint."""
         self._flight = None
         if flight.saving.lost:
-            return  # and is still broken off
+            return  # it still counts as interrupted
         result, self._broken_off = flight.saving.result, False
         if result.committed:
             self._lineage.saved_step = flight.step
@@ -321,7 +336,7 @@ class CheckpointScheduler:
         )
 
     def _say_apart(self, apart: Mapping[str, Sequence[int]]) -> None:
-        """Of each object once: what is wrong with it is wrong in each commit."""
+        """Log each object once, because its fault is the same in each checkpoint."""
         for name in sorted(apart.keys() - self._apart):
             self._apart.add(name)
             _log.error(_UNLIKE, name, ", ".join(map(str, apart[name])))
@@ -332,14 +347,14 @@ class CheckpointScheduler:
         self._message = result.message
         self._spoiled = self._spoiled + 1 if result.cause == FailureCause.NON_FINITE else 0
         if self._spoiled >= _SPOILED_SAVES:
-            return  # it ends the script, and says so there
+            return  # the error that ends the script reports it
         mend = _FREEZE if self._spoiled else _MAKE_ROOM
         _log.error(_FAILED, step, result.cause, self._failed, result.message, self._lineage.saved_step, mend)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Flight:
-    """A commit on its way, and which requests it answers."""
+    """A running checkpoint, and the requests that it answers."""
 
     step: int
     asked: tuple[str, ...]
@@ -348,12 +363,12 @@ class _Flight:
 
 
 def _copying(result: SaveResult) -> dict[str, float]:
-    """Of a commit that went to another node, how long that took of it."""
+    """Return the seconds for the copy to another node, if there was one."""
     return {"copying": round(result.copying, 6)} if result.copying else {}
 
 
 def _say(step: int, result: SaveResult, stalled: float) -> None:
-    """The one line of a commit."""
+    """Log the line of a durable checkpoint."""
     rate = result.nbytes / result.seconds / 1e9 if result.seconds else 0.0
     _log.info(
         "step %d is durable: training stood still for %.3f s, rank 0 wrote %.1f MB in %.3f s (%.2f GB/s)",

@@ -1,4 +1,4 @@
-"""The last step of a script that fails: made durable if every rank fails, since no rank keeps it in memory then."""
+"""The last step of a failing script. It is saved if every rank fails, because no rank keeps it in memory then."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.training.step.stepper import Stepper
 from holdfast.training.step.train_state import TrainState
 
 _log = logging.getLogger("holdfast.job")
-# A bound for jobs where nothing else sets one: launchers wait for `checkpoint.deadlineSeconds`.
+# The limit for jobs without another one: launchers wait for `checkpoint.deadlineSeconds`.
 _LAST_CHECKPOINT_SECONDS: Final = 60.0
 _CHANGED: Final = (
     "step %d is not committed: the script changed the weights after that step, outside of the optimizer. Averaged "
@@ -31,7 +31,7 @@ _CHANGED: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptFailure:
-    """What a rank does between the script's exception and its exit."""
+    """The actions of a rank between the script's exception and its exit."""
 
     agent: LauncherConnection
     hooks: CheckpointHooks
@@ -49,7 +49,7 @@ class ScriptFailure:
         over.daemon = True
         try:
             self.agent.stay()
-            cancel.check()  # it may have failed on its way into the next one
+            cancel.check()  # the script may have failed on the way into the next attempt
             over.start()
             own = Left(step=self.state.step, whole=self._complete(trace), saves=self.hooks.begun)
             left = self._gathered(own)
@@ -63,12 +63,12 @@ class ScriptFailure:
             self.agent.go()
 
     def _complete(self, trace: TracebackType | None) -> bool:
-        """Whether the state is that of the last step."""
+        """Return whether the state is exactly that of the last step."""
         step = self.state.step
         try:
             complete = self.stepper.rewind() and not final_checkpoint.broken_off(self.state.objects, trace)
             changed = complete and self.stepper.weights.changed()
-        except RuntimeError as error:  # a device that has failed is the usual reason for an exception
+        except RuntimeError as error:  # a failed device is the usual reason for an exception
             _log.warning("step %d is not committed: the state cannot be read: %s", step, error)
             return False
         if changed:
@@ -89,7 +89,9 @@ class ScriptFailure:
         return found
 
     def _save(self, left: Sequence[Left]) -> None:
-        """The checkpoint before it stays: this state may be the one that the script cannot continue from."""
+        """Save the last step, and keep the checkpoint before it, because the script may fail again
+        from this state.
+        """
         hooks = self.hooks
         hooks.wait()
         if not final_checkpoint.can_be_saved(left):

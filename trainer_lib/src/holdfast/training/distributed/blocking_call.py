@@ -14,7 +14,7 @@ from holdfast.core.errors import PeerLostError
 from holdfast.training.distributed.cancel_token import CancelToken
 
 SLICE_SECONDS: Final = 0.02
-# How long an orderly end waits for its sockets to be closed.
+# The time limit for closing sockets during a regular exit, in seconds.
 CLOSING: Final = 1.0
 _threads: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
 
@@ -29,11 +29,11 @@ class BlockingCall:
         run_aside(_run, action, self._outcome, self._done)
 
     def wait(self) -> None:
-        """Wait for the call to return, as `result` does."""
+        """Wait until the call returns, as `result` does."""
         self.result()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return what the action returned; PeerLostError if it failed, the time is up or the attempt is over."""
+        """Return the result of the action. Raise `PeerLostError` if it failed, timed out or the attempt is over."""
         end = math.inf if timeout is None else time.monotonic() + timeout
         while not self._done.wait(SLICE_SECONDS):
             self._cancel.check()
@@ -48,12 +48,12 @@ class BlockingCall:
 
 
 def unless_cancelled(action: Callable[[], Any], cancel: CancelToken) -> Any:
-    """Return what the action returns; PeerLostError if it fails, or the attempt ends first."""
+    """Return the result of the action. Raise `PeerLostError` if it fails, or the attempt ends first."""
     return BlockingCall(action, cancel).result()
 
 
 def run_aside(target: Callable[..., None], *args: Any) -> threading.Thread:
-    """Start a thread that may block forever in a library and does not prevent the end of the process."""
+    """Start a thread that may block forever in a library and does not prevent the exit of the process."""
     thread = threading.Thread(target=target, args=args, name="holdfast-aside", daemon=True)
     thread.start()
     _threads.add(thread)
@@ -61,14 +61,16 @@ def run_aside(target: Callable[..., None], *args: Any) -> threading.Thread:
 
 
 def peer_lost(error: BaseException) -> PeerLostError:
-    """Return a library's error as ours, in one line."""
+    """Convert a library's error to a `PeerLostError` with one line."""
     lines = str(error).splitlines()
     return PeerLostError(lines[0] if lines else type(error).__name__)
 
 
 @atexit.register
 def _settle() -> None:
-    """A thread that returns from the library while the interpreter ends would abort the process: wait for most."""
+    """Wait for most threads: one that returns from the library while the interpreter exits would
+    abort the process.
+    """
     end = time.monotonic() + CLOSING
     for thread in tuple(_threads):
         thread.join(max(0.0, end - time.monotonic()))

@@ -14,7 +14,7 @@ class CancelToken:
     def __init__(self) -> None:
         self._reasons: list[str] = []
         self.waited: Callable[[float], None] | None = None
-        """Called in each slice of a wait with the seconds that the wait has lasted; may raise."""
+        """Called regularly during a wait with the seconds that it has lasted. It may raise."""
 
     def set(self, reason: str) -> None:
         """Cancel the attempt for every thread that waits in it."""
@@ -26,16 +26,16 @@ class CancelToken:
 
     @property
     def reason(self) -> str:
-        """The first reason; empty while the attempt runs."""
+        """The first reason; "" while the attempt runs."""
         return self._reasons[0] if self._reasons else ""
 
     def check(self) -> None:
-        """Raise PeerLostError if the attempt is over."""
+        """Raise `PeerLostError` if the attempt is over."""
         if self._reasons:
             raise PeerLostError(f"the attempt is over: {self._reasons[0]}")
 
     def check_since(self, began: float) -> None:
-        """Do the same in a wait that began at this time."""
+        """Check in a wait that began at this time, and call `waited`."""
         self.check()
         if self.waited is not None:
             self.waited(time.monotonic() - began)

@@ -1,9 +1,10 @@
-"""Models that are sharded over the ranks of a replica by torch's FSDP2, in worlds that come and go.
+"""Models that torch's FSDP2 shards over the ranks of a replica group, in changing worlds.
 
-FSDP2 is given a mesh whose process group does nothing but say its size and this rank's place in it; what travels goes
-over the groups of the attempt, which FSDP2 never sees. So a lost peer leaves nothing in FSDP2 to be rebuilt. Its
-collectives are called out of user code's forward and backward, where nothing may be raised: the first error cancels
-the attempt for this rank (`CancelToken`). From then on they give zeros, until `job.step` finds the attempt over.
+FSDP2 receives a mesh whose process group has only a size and this rank's place. The data is sent over the groups of
+the attempt, which FSDP2 does not know. A lost peer therefore leaves nothing in FSDP2 to rebuild. FSDP2 calls its
+collectives in the forward and backward of user code, where they must not raise. The first error therefore cancels the
+attempt for this rank (`CancelToken`). From then on, the collectives return zeros, until `job.step` finds that the
+attempt is over.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class _PlaceholderGroup(ProcessGroup):
 
 
 class Sharding:
-    """The sharded modules of a script, and the communication of their present shard group."""
+    """The sharded modules of a script, and the communication of their current shard group."""
 
     def __init__(self, size: int, device: torch.device, meter: Meter) -> None:
         self.size = size
@@ -59,7 +60,8 @@ class Sharding:
         self._place = _PlaceholderGroup(size)
         self.mesh = torch_internals.mesh_over(self._place, self._place.group_name, device.type)
         self._modules: list[Any] = []
-        # Whole parameters as the script made them, until the first world has lined up: it says who holds what.
+        # The complete parameters as the script created them, until the first world decides which rank holds which
+        # shard.
         self._whole: dict[torch.Tensor, torch.Tensor] | None = {}
         self._mates: Group | None = None
         self._watched: set[int] = set()
@@ -67,11 +69,11 @@ class Sharding:
 
     @property
     def shard(self) -> int:
-        """The shard that is here."""
+        """The shard on this rank."""
         return self._place.shard
 
     def add(self, module: torch.nn.Module, options: dict[str, Any]) -> None:
-        """Shard the parameters of a module that are not sharded yet."""
+        """Shard those parameters of a module that are not sharded yet."""
         from torch.distributed.fsdp import fully_shard
 
         if self._whole is None:
@@ -91,7 +93,7 @@ class Sharding:
         self._mates = mates
 
     def become(self, shard: int) -> None:
-        """Hold another shard, whose numbers are zeros until they are loaded."""
+        """Hold another shard. Its values are zeros until they are loaded."""
         if shard == self.shard:
             return
         self.reset()
@@ -120,7 +122,9 @@ class Sharding:
                 local(parameter).copy_(whole[begin:end])
 
     def watch(self) -> None:
-        """Record which parameters get a gradient in the next backward: FSDP2 turns a missing one into zeros."""
+        """Record which parameters get a gradient in the next backward, because FSDP2 replaces a
+        missing one by zeros.
+        """
         for one in self._fsdp_parameters():
             whole = torch_internals.gathered(one)
             if whole is not None and id(whole) not in self._watched:
@@ -128,7 +132,7 @@ class Sharding:
                 whole.register_post_accumulate_grad_hook(partial(self._use, one.sharded_param))
 
     def used(self, parameters: Iterable[torch.Tensor]) -> list[bool]:
-        """Return which parameters got a gradient here since the last call."""
+        """Return which parameters got a gradient on this rank since the last call."""
         used, self._used = self._used, set()
         return [parameter in used for parameter in parameters]
 
@@ -148,7 +152,7 @@ class Sharding:
         """Return the rows of a checkpoint's sharded tensors that this shard needs."""
         return {name: rows(length, self.size, shard) for name, length in rows_in(tree)}
 
-    # What FSDP2 calls
+    # Called by FSDP2
 
     def gather(self, output: torch.Tensor, part: torch.Tensor) -> None:
         """Gather the parts of the shard group, in order; zeros if a rank is lost."""
@@ -170,10 +174,10 @@ class Sharding:
             mates.cancel.set(str(error))
             output.zero_()
 
-    # Inside
+    # Internal
 
     def _waiting(self) -> AbstractContextManager[None]:
-        """Mark a wait for the shard group in forward or backward, which does not count as a hang of this rank."""
+        """Return a context for a wait in forward or backward, which does not count as a hang of this rank."""
         computes = self._meter.activity is Activity.COMPUTE
         return self._meter.during(Activity.AVERAGE) if computes else nullcontext()
 
@@ -217,8 +221,7 @@ class _Scatter(_Gather):
 
 
 def _speak(module: Any, sharding: Sharding) -> None:
-    """Configure sums instead of means, because gradients are weighted, and the same collectives on all ranks of the
-    group."""
+    """Configure sums instead of means, because gradients are weighted, and the same collectives on all ranks."""
     module.set_custom_all_gather(_Gather(sharding))
     module.set_custom_reduce_scatter(_Scatter(sharding))
     module.set_gradient_divide_factor(1.0)

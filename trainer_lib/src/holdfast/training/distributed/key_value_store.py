@@ -1,4 +1,4 @@
-"""The attempt's TCPStore, as far as Holdfast's own protocols use it. Does not import torch."""
+"""The operations of the attempt's TCPStore that Holdfast's own protocols use. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class KeyValueStore(Protocol):
     def set(self, key: str, value: str, /) -> None: ...
 
     def get(self, key: str, /) -> bytes:
-        """Return the value of a key; waits until a rank has written it."""
+        """Return the value of a key. Wait until a rank has written it."""
 
     def check(self, keys: list[str], /) -> bool: ...
 

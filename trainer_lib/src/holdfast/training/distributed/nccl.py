@@ -1,9 +1,9 @@
-"""NCCL for gradients, where each rank has a GPU of its own. Written for `process_group.Group`; it never ran on a GPU.
+"""NCCL for gradients, if each rank has its own GPU. Written for `process_group.Group`. It has never run on a GPU.
 
-What differs from gloo: an aborted operation counts as done, so `lost` is set before any abort and asked after
-every operation; kernels may write until the device was synchronised after the abort, so whatever was in flight is
-kept until then, and the next communicator waits for it. What decides (ballot, vote, standings) goes over gloo. The
-handling of errors that torch has would end the process; it is off for this communicator alone.
+NCCL differs from gloo in these ways. An aborted operation counts as done, so `lost` is set before any abort and
+checked after every operation. Kernels may write until the device is synchronised after the abort, so the tensors of
+running operations are kept until then, and the next communicator waits for it. Decisions (ballot, vote, rank states)
+use gloo. torch's own error handling would end the process, and is switched off only for this communicator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.core.environment import nccl_leaves_errors_to_us
 from holdfast.training.distributed import torch_internals
 
 POLL: Final = 50e-6
-# One after the other: the constructor reads the environment, and an abort must end before the next one begins.
+# A lock, because the constructor reads the environment, and an abort must end before the next one begins.
 _turn: Final = threading.Lock()
 
 
@@ -38,9 +38,9 @@ class Flight:
         self._tensor = tensor
 
     def landed(self) -> bool:
-        """Whether the operation is done, after a short sleep if not.
+        """Return whether the operation is done, after a short sleep if not.
 
-        Raises RuntimeError if it failed or was aborted.
+        Raise `RuntimeError` if it failed or was aborted.
         """
         done = self._work.is_completed()
         if self._owner.lost:
@@ -50,7 +50,7 @@ class Flight:
             return False
         if not self._work.is_success():
             raise RuntimeError("NCCL reported an error")
-        self._work.wait()  # the current stream goes on behind it
+        self._work.wait()  # the current stream continues after the operation
         self._owner.forget(self._tensor)
         return True
 
@@ -66,7 +66,10 @@ class Nccl:
 
     @classmethod
     def connect(cls, store: Any, *, rank: int, size: int, device: torch.device, timeout: float) -> Nccl:
-        """Connect to the other ranks; blocks while one is missing. The first operation creates the communicator."""
+        """Connect to the other ranks, and block while one is missing.
+
+        The first operation creates the communicator.
+        """
         with _turn, nccl_leaves_errors_to_us():
             torch.cuda.set_device(device)  # each thread has its own current device
             options = torch_internals.nccl_options(timedelta(minutes=30))
@@ -79,7 +82,7 @@ class Nccl:
         return made
 
     def all_reduce(self, tensor: torch.Tensor, op: Any) -> Flight:
-        """Begin to reduce over all ranks, after the present work of the current stream."""
+        """Begin to reduce over all ranks, after the work on the current stream."""
         return self._fly(tensor, self._group.allreduce([tensor], op))
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> Flight:
@@ -93,7 +96,7 @@ class Nccl:
         return self._fly(output, torch_internals.all_gather(self._group, output, part), part)
 
     def reduce_scatter(self, output: torch.Tensor, parts: torch.Tensor) -> Flight:
-        """Begin to sum, each rank getting its part."""
+        """Begin to sum over all ranks. Each rank gets its part."""
         return self._fly(output, torch_internals.reduce_scatter(self._group, output, parts), parts)
 
     def forget(self, tensor: torch.Tensor) -> None:
@@ -101,7 +104,7 @@ class Nccl:
         self._flying.pop(id(tensor), None)
 
     def abort(self) -> None:
-        """Abort all operations in flight; blocks until no operation writes any more."""
+        """Abort all running operations, and block until none of them writes any more."""
         self.lost = True
         with _turn:
             self._group.abort()

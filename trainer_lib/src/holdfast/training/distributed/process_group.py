@@ -1,14 +1,14 @@
-"""The collectives of one attempt, in any of which a peer may be dead, stopped, asleep or cut off.
+"""The collectives of one attempt. In any of them, a peer may have exited, stopped, or lost its connection.
 
-A group belongs to one attempt and is never repaired: the next attempt makes another. No default process group is
-made, so a script may make its own. Every wait takes slices of 20 ms alongside a `CancelToken`, which another thread
-sets when the attempt is over, and then ends in PeerLostError. All ranks call the same collectives in the same order,
-from one thread at a time.
+A group belongs to one attempt and is never repaired: the next attempt creates another one. No default process group
+is created, so a script may create its own. Every wait checks a `CancelToken` every 20 ms. Another thread sets the
+token when the attempt is over, and the wait then raises `PeerLostError`. All ranks call the same collectives in the
+same order, from one thread at a time.
 
-Three facts of gloo shape this module. An operation's timeout ruins the group for all that follows, so only the
-waiting is sliced. Destroying a group with an operation in flight blocks until that operation fails, so a group is
-abandoned to a thread of its own. And with two operations in flight a survivor of three may never see a loss: it
-waits for another, which saw it and left. Only `CancelToken` ends that, set by the launcher's word.
+Three properties of gloo determine this design. A timeout of an operation breaks the group, so only the wait has
+slices. Destroying a group with a running operation blocks until the operation fails, so a separate thread destroys
+abandoned groups. With two running operations, a survivor of three ranks may never detect a loss, because it waits for
+another survivor that has already left. Only the `CancelToken` ends such a wait, after a message from the launcher.
 """
 
 from __future__ import annotations
@@ -34,18 +34,21 @@ from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.distributed.torch_internals import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 SLICE: Final = timedelta(seconds=SLICE_SECONDS)
-# Only a bound on waiting for a peer that says nothing at all: launchers end an attempt long before.
+# Only a limit for a peer that never answers: launchers end an attempt long before.
 COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)
 
 
 class Pending(Protocol):
     def wait(self) -> None:
-        """Wait until it is done on this rank. Raises PeerLostError if it failed or the attempt is over."""
+        """Wait until the operation is done on this rank.
+
+        Raise `PeerLostError` if it failed or the attempt is over.
+        """
 
 
 class _Done:
     def wait(self) -> None:
-        """Return at once."""
+        """Return immediately."""
 
 
 class _GlooPending:
@@ -60,7 +63,7 @@ class _GlooPending:
             try:
                 self._work.wait(SLICE)
                 return
-            except RuntimeError as error:  # of an operation that failed, and of a slice that ended
+            except RuntimeError as error:  # raised for a failed operation, and at the end of a slice
                 if finished:
                     raise peer_lost(error) from error
             self._cancel.check_since(began)
@@ -113,7 +116,7 @@ class Group:
         """Connect to the other ranks through the store.
 
         `interface` (gloo's own setting) takes precedence over the route to the store. The prefix must be unused.
-        Raises PeerLostError if the attempt ends or the time is up before.
+        Raise `PeerLostError` if the attempt ends or the time is up before.
         """
         cancel.check()
         if size == 1:
@@ -133,7 +136,7 @@ class Group:
             raise
         return group
 
-    # Collectives that go on while the caller does something else
+    # Asynchronous collectives
 
     def launch_sum(self, tensor: torch.Tensor) -> Pending:
         """Begin to sum over all ranks, in place."""
@@ -144,7 +147,9 @@ class Group:
         return self._launch_all_reduce(tensor, dist.ReduceOp.MAX)
 
     def launch_gather(self, output: torch.Tensor, part: torch.Tensor) -> Pending:
-        """Begin to gather every rank's part, in order, into `output`: flat tensors, all parts of one length."""
+        """Begin to gather every rank's part, in order, into `output`. The tensors are flat, and the parts have one
+        length.
+        """
         self.cancel.check()
         if self.size == 1:
             output.copy_(part)
@@ -155,7 +160,7 @@ class Group:
         return _GlooPending(torch_internals.all_gather(self._pg(), output, part), self.cancel)
 
     def launch_scatter(self, output: torch.Tensor, parts: torch.Tensor) -> Pending:
-        """Begin to sum all ranks' `parts`, of which this rank gets its own; flat tensors."""
+        """Begin to sum the `parts` of all ranks. This rank gets its own part of the sum. The tensors are flat."""
         self.cancel.check()
         if self.size == 1:
             output.copy_(parts)
@@ -166,25 +171,25 @@ class Group:
         return _GlooPending(torch_internals.reduce_scatter(self._pg(), output, parts), self.cancel)
 
     def launch_send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> Pending:
-        """Begin to send tensors on the CPU to one rank; the nth message has tag + n."""
+        """Begin to send CPU tensors to one rank. Message n has the tag `tag + n`."""
         return self._launch_aside(lambda: [self._pg().send([one], to, tag + n) for n, one in enumerate(tensors)])
 
     def launch_receive(self, tensors: Sequence[torch.Tensor], frm: int, tag: int = 0) -> Pending:
-        """Begin to receive as many from one rank, in place."""
+        """Begin to receive the same number of CPU tensors from one rank, in place."""
         return self._launch_aside(lambda: [self._pg().recv([one], frm, tag + n) for n, one in enumerate(tensors)])
 
-    # Collectives that are waited for
+    # Blocking collectives
 
     def sum_(self, tensor: torch.Tensor) -> None:
         """Sum over all ranks, in place."""
         self.launch_sum(tensor).wait()
 
     def agree_(self, tensor: torch.Tensor) -> None:
-        """Maximum over all ranks, in place; a tensor on the CPU."""
+        """Compute the maximum over all ranks, in place, for a CPU tensor."""
         self.launch_max(tensor).wait()
 
     def broadcast_(self, tensor: torch.Tensor, src: int = 0) -> None:
-        """The tensor of rank `src`, in place; of any type and layout."""
+        """Broadcast the tensor of rank `src`, in place. It may have any dtype and layout."""
         if self.size == 1 or tensor.numel() == 0:
             return
         dense = tensor.detach().contiguous()
@@ -193,11 +198,11 @@ class Group:
             tensor.detach().copy_(dense)
 
     def send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> None:
-        """Send a tensor on the CPU to one rank."""
+        """Send a CPU tensor to one rank."""
         self.launch_send([tensor], to, tag).wait()
 
     def receive_(self, tensor: torch.Tensor, frm: int, tag: int = 0) -> None:
-        """Receive a tensor on the CPU from one rank, in place."""
+        """Receive a CPU tensor from one rank, in place."""
         self.launch_receive([tensor], frm, tag).wait()
 
     def barrier(self) -> None:
@@ -235,21 +240,22 @@ class Group:
     # Leaving
 
     def abandon(self) -> None:
-        """Leave at once, never blocking, never raising. Buffers of what is in flight may still be written."""
+        """Leave immediately, without blocking or raising. Running operations may still write to their buffers."""
         self._leave()
 
     def close(self) -> None:
-        """Leave in an orderly way, without an operation in flight."""
+        """Leave in order, when no operation is running."""
         self._leave().join(CLOSING)
 
     def outlive(self) -> None:
-        """Keep the connections open until the process ends, so that its launcher sees the exit code first.
+        """Keep the connections open until the process exits, so that its launcher sees the exit code first.
 
-        The interpreter may take seconds to end. Peers that lose the connection before could only report a lost rank,
-        and that would become the root cause of an attempt that the script ended.
+        The interpreter may take seconds to exit. Peers that lose the connection before can only report a lost rank.
+        That report would become the root cause of an attempt that the script ended.
         """
         for held in (self._gloo, self._nccl):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))  # a last reference would go with the interpreter
+            # otherwise the interpreter releases the last reference
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
     def _leave(self) -> threading.Thread:
         held = [self._gloo, self._nccl]
@@ -258,7 +264,7 @@ class Group:
         self._gloo = self._nccl = None
         return run_aside(_drop, held)
 
-    # Inside
+    # Internal
 
     def _launch_all_reduce(self, tensor: torch.Tensor, op: Any) -> Pending:
         self.cancel.check()
@@ -277,7 +283,9 @@ class Group:
         return _GlooPending(self._pg().broadcast([tensor], _broadcast_options(src)), self.cancel)
 
     def _launch_aside(self, launch: Callable[[], list[Any]]) -> Pending:
-        """A point-to-point operation: gloo blocks in the wait, and leaving that wait early ruins the group."""
+        """Begin a point-to-point operation on a thread: gloo blocks in the wait, and leaving it early breaks the
+        group.
+        """
         self.cancel.check()
         return BlockingCall(partial(_wait_for, _launched(launch)), self.cancel)
 
@@ -287,7 +295,7 @@ class Group:
         return self._gloo
 
     def _own_gpus(self) -> bool:
-        """Whether NCCL can be used: it needs a GPU per rank.
+        """Return whether NCCL can be used, which needs one GPU per rank.
 
         Ranks that share a GPU average over gloo, through the host.
         """
@@ -297,7 +305,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class _Rendezvous:
-    """The rendezvous of a rank with the others."""
+    """The parameters of a rank's rendezvous with the others."""
 
     host: str
     port: int
@@ -313,7 +321,7 @@ class _Rendezvous:
 
 
 def store_client(host: str, port: int, prefix: str, timeout: float) -> Store:
-    """Return a separate client, because a client makes one call at a time, and a waiting call delays all others."""
+    """Return a separate client. A client executes one call at a time, so a waiting call delays all others."""
     patience = timedelta(seconds=timeout)
     client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
     return PrefixStore(prefix, client)
@@ -330,9 +338,9 @@ def _meet_on_gpus(place: _Rendezvous, device: torch.device) -> nccl.Nccl:
 
 
 def _devices(place: _Rendezvous) -> list[Any]:
-    """Return the address on which gloo listens.
+    """Return the devices on which gloo listens.
 
-    By default gloo resolves this host's name, which may fail in a pod.
+    By default, gloo resolves this host's name, which may fail in a pod.
     """
     names = [name for name in place.interface.split(",") if name]
     if names:
@@ -341,7 +349,9 @@ def _devices(place: _Rendezvous) -> list[Any]:
 
 
 def _launched(launch: Callable[[], Any]) -> Any:
-    """Start a call that checks its connection first. gloo's collectives do not, and raise here for a wrong tensor."""
+    """Start a call that checks its connection first. gloo's collectives do not, and raise here for
+    an invalid tensor.
+    """
     try:
         return launch()
     except RuntimeError as error:
@@ -361,7 +371,7 @@ def _broadcast_options(src: int) -> Any:
 
 
 def _drop(held: list[Any]) -> None:
-    time.sleep(SLICE_SECONDS)  # whoever is just launching must not be the last to hold the group
+    time.sleep(SLICE_SECONDS)  # a thread that is launching an operation must not hold the last reference to the group
     for one in held:
         if isinstance(one, nccl.Nccl):
             one.abort()

@@ -1,4 +1,4 @@
-"""The communication of ranks about an asynchronous save: through the attempt's store and never its groups."""
+"""The exchange between ranks for an asynchronous save. It uses the attempt's store, and never its process groups."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from holdfast.training.distributed.blocking_call import unless_cancelled
 from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.distributed.key_value_store import KeyValueStore
 
-# Of one save.
+# The limit of calls per save.
 _MOST_CALLS: Final = 6
 
 
 class StoreClient:
-    """A rank's own connection of an attempt, created for the first save."""
+    """A rank's own store connection for an attempt, created for the first save."""
 
     def __init__(self, connect: Callable[[], KeyValueStore], cancel: CancelToken) -> None:
         self._connect = connect
@@ -32,7 +32,9 @@ class StoreClient:
 
 
 class StoreExchange:
-    """The exchange of one save, the `number`th of its attempt. `gather` returns the others' values on rank 0 only."""
+    """The exchange of one save, with its `number` within the attempt. `gather` returns the others' values only on
+    rank 0.
+    """
 
     def __init__(self, client: StoreClient, *, rank: int, size: int, number: int) -> None:
         self.rank = rank
@@ -43,7 +45,7 @@ class StoreExchange:
         self._forgot = False
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, in order of ranks, on rank 0; on other ranks only the own one."""
+        """Return every rank's value, in order of ranks, on rank 0. Other ranks get only their own."""
         call = self._next()
         own = json.dumps(value)
         self._client.call(lambda store: store.set(_key(self._number, call, self.rank), own))
@@ -53,7 +55,8 @@ class StoreExchange:
         told = self._client.call(lambda store: [store.get(key) for key in keys])
         if not self._forgot:
             self._forgot = True
-            self._client.call(self._forget_the_last)  # all are in this one, so all have read what was said in it
+            # all ranks are in this save, so all have read the values of the previous one
+            self._client.call(self._forget_the_last)
         return [json.loads(text) for text in told]
 
     def share(self, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Every use of torch's private interface by the code that runs in a rank: a new release of torch breaks one file."""
+"""All uses of torch's private interface in a rank, so that a new release of torch affects one file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def all_gather(group: Any, output: torch.Tensor, part: torch.Tensor) -> Any:
 
 
 def reduce_scatter(group: Any, output: torch.Tensor, parts: torch.Tensor) -> Any:
-    """Begin to sum one flat tensor, of which each rank gets its part."""
+    """Begin to sum one flat tensor over all ranks. Each rank gets its part."""
     return group._reduce_scatter_base(output, parts)
 
 
@@ -51,7 +51,7 @@ def reduce_scatter(group: Any, output: torch.Tensor, parts: torch.Tensor) -> Any
 
 
 def mesh_over(group: ProcessGroup, name: Any, device: str) -> Any:
-    """Return a mesh of one dimension over a process group of our own, in which this process is rank 0."""
+    """Return a one-dimensional mesh over a custom process group, in which this process is rank 0."""
     from torch.distributed.device_mesh import DeviceMesh
 
     _register_process_group(name, group)
@@ -62,7 +62,7 @@ def mesh_over(group: ProcessGroup, name: Any, device: str) -> Any:
 
 
 def move_to(mesh: Any, rank: int) -> None:
-    """Make this process another rank of the mesh."""
+    """Change this process's rank in the mesh."""
     mesh._rank = rank
 
 
@@ -72,7 +72,7 @@ def is_root(module: Any) -> bool:
 
 
 def fsdp_parameters(module: Any) -> Iterator[Any]:
-    """Return FSDP2's own records of a module's sharded parameters."""
+    """Yield FSDP2's own records of a module's sharded parameters."""
     for group in module._get_fsdp_state()._fsdp_param_groups:
         yield from group.fsdp_params
 
@@ -83,12 +83,12 @@ def gathered(parameter: Any) -> Any:
 
 
 def whole_length(parameter: Any) -> int:
-    """Return the number of rows of a parameter before it was sharded."""
+    """Return the number of rows of a parameter before sharding."""
     return int(parameter._orig_size[0])
 
 
 def hold_rows(parameter: Any, begin: int, end: int) -> None:
-    """Let a parameter hold these rows of the whole one; all of them are zeros."""
+    """Make a parameter hold these rows of the complete one, filled with zeros."""
     dtype, device = parameter.sharded_param.dtype, parameter.device
     padded = torch.zeros(parameter.padded_sharded_param_size, dtype=dtype, device=device)
     parameter._sharded_param_data = padded.view(-1)

@@ -1,11 +1,11 @@
-"""The rank's side of the agent socket: what a training process tells its launcher, and what it is asked.
+"""The rank's side of the agent socket: reports to the launcher, and requests from it.
 
-A thread of its own reads, so that a request is seen whatever the script is doing; the ranks act on it in their next
-step, together.
+A separate thread reads, so that a request is received whatever the script does. The ranks act on it together in their
+next step.
 
-Leaving an attempt. Invariant: once `left` was said for a pair, this process votes in no pair up to it. The thread
-says it at once while the script computes; while a vote is in flight, the main thread says it when the vote is over,
-which it is within moments because every wait checks the `CancelToken`.
+Invariant of leaving an attempt: after this process sent `left` for an attempt ID, it does not vote in that attempt or
+in an earlier one. While the script computes, the reading thread sends `left` at once. During a vote, the main thread
+sends it after the vote, which ends soon because every wait checks the `CancelToken`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RECEIVE_BYTES: Final = 1 << 16
 
 
 class LauncherClient:
-    """A connection to the launcher that started this process; when it ends, so does the process."""
+    """The connection to the launcher that started this process. If the connection ends, the process exits."""
 
     connected = True
 
@@ -50,7 +50,7 @@ class LauncherClient:
         self.tiers: Mapping[str, Mapping[str, Any]] = {}
         self._slot = slot
         self._sending = threading.Lock()
-        self._state = threading.Condition()  # guards what follows
+        self._state = threading.Condition()  # guards the fields below
         self._next = place
         self._pair: AttemptId | None = None
         self._cancel = CancelToken()
@@ -58,7 +58,7 @@ class LauncherClient:
         self._voting = False
         self._owes_left = False
         self._staying = False
-        self._awaited: tuple[AttemptId, str] | None = None  # it was told to leave while it stays
+        self._awaited: tuple[AttemptId, str] | None = None  # the order to leave that arrived during `stay`
         self._claims: tuple[Claim, ...] | None = None
         self._requests: dict[str, list[str]] = {"checkpoint": [], "quiesce": [], "pause": [], "near": []}
         self._closing = False
@@ -77,7 +77,7 @@ class LauncherClient:
         threading.Thread(target=self._read, name="holdfast-agent", daemon=True).start()
 
     def send(self, kind: str, **body: Any) -> None:
-        """Tell the launcher; a launcher that is gone ends this process."""
+        """Send a message to the launcher. If the launcher is gone, exit this process."""
         line = json.dumps({"type": kind, **body}, separators=(",", ":")).encode() + b"\n"
         try:
             with self._sending:
@@ -89,12 +89,12 @@ class LauncherClient:
     # Places
 
     def stands_by(self) -> bool:
-        """Before the first world."""
+        """Return whether the process is on standby, before its first world."""
         with self._state:
             return self._next is None and self._pair is None
 
     def next_place(self) -> RankPlacement:
-        """The newest place that the launcher gave, once it has given one."""
+        """Wait for a place from the launcher, and return the newest one."""
         if self.stands_by():
             self.send("ready")
         with self._state:
@@ -105,7 +105,7 @@ class LauncherClient:
         return place
 
     def enter(self, place: RankPlacement) -> CancelToken:
-        """Take a place. What was asked of the last attempt's end is asked no more."""
+        """Take a place. Requests to end the last attempt no longer apply."""
         pair = place.pair
         if pair is None:
             raise LaunchError("a launcher's world has a pair")
@@ -123,7 +123,7 @@ class LauncherClient:
         return cancel
 
     def known_claims(self) -> tuple[Claim, ...]:
-        """The claims that the launcher's welcome to this attempt named."""
+        """Return the claims in the launcher's welcome to this attempt."""
         with self._state:
             self._state.wait_for(lambda: self._claims is not None or self._cancel.is_set(), _WELCOME_SECONDS)
             if self._cancel.is_set():
@@ -135,14 +135,14 @@ class LauncherClient:
     # Leaving
 
     def begin_vote(self) -> None:
-        """From here to `end_vote`, only the main thread says `left`."""
+        """Begin a vote. Until `end_vote`, only the main thread sends `left`."""
         with self._state:
             if self._cancel.is_set():
                 raise PeerLostError(self._cancel.reason)
             self._voting = True
 
     def end_vote(self) -> None:
-        """Say `left` if it was asked for meanwhile."""
+        """End a vote, and send `left` if it was requested meanwhile."""
         with self._state:
             self._voting = False
             owes, self._owes_left = self._owes_left, False
@@ -150,13 +150,13 @@ class LauncherClient:
             self._say_left()
 
     def stay(self) -> None:
-        """From here to `go`, a word to leave waits."""
+        """Delay orders to leave until `go`."""
         with self._state:
             self._cancel.check()
             self._staying = True
 
     def go(self) -> None:
-        """Do as was told meanwhile."""
+        """Follow an order to leave that arrived meanwhile."""
         with self._state:
             self._staying = False
             awaited, self._awaited = self._awaited, None
@@ -164,12 +164,12 @@ class LauncherClient:
             self._told_to_leave(*awaited)
 
     def hurried(self) -> bool:
-        """Whether the launcher waits."""
+        """Return whether the launcher is waiting for this rank to leave."""
         with self._state:
             return self._awaited is not None
 
     def leave(self, reason: str) -> None:
-        """The main thread leaves by itself."""
+        """Leave the attempt on the main thread's own decision."""
         with self._state:
             pair = self._pair
             if pair is None or (self._left is not None and self._left >= pair):
@@ -179,7 +179,7 @@ class LauncherClient:
         self._say_left()
 
     def lose_peers(self, message: str) -> None:
-        """Said before `left`: the launcher looks for who is lost while this rank waits."""
+        """Report lost peers before `left`, so that the launcher searches for the lost rank while this one waits."""
         with self._state:
             told = self._cancel.is_set()
         if not told:
@@ -208,24 +208,24 @@ class LauncherClient:
     # Requests
 
     def requests(self) -> Requests:
-        """What is asked now."""
+        """Return the current requests."""
         with self._state:
             return Requests(**{kind: tuple(ids) for kind, ids in self._requests.items()})
 
     def answered(self, requests: Requests) -> None:
-        """Forget what a commit has answered."""
+        """Remove the requests that a checkpoint has answered."""
         with self._state:
             for kind, ids in self._requests.items():
                 done = getattr(requests, kind)
                 self._requests[kind] = [item for item in ids if item not in done]
 
-    # Inside
+    # Internal
 
     def close(self) -> None:
-        """Say nothing more, and no longer mind when the launcher goes.
+        """Send nothing more, and ignore the end of the launcher.
 
-        The reader waits in the kernel, which keeps a socket open that is only closed: the launcher must see now that
-        this process has hung up, or takes an interpreter that takes its time to end for hung.
+        The socket is shut down, because a plain close keeps it open while the reader waits in the kernel. The
+        launcher must detect the end now: otherwise a slow exit of the interpreter would count as a hang.
         """
         self._closing = True
         with self._sending:
@@ -262,20 +262,20 @@ class LauncherClient:
                 self._want("checkpoint", str(message["id"]))
             case "quiesce":
                 if message.get("near"):
-                    self._want("near", str(message["id"]))  # first: no vote on the end may lack it
+                    self._want("near", str(message["id"]))  # first, so that no vote on the end lacks it
                 self._want("quiesce" if message.get("commit", True) else "pause", str(message["id"]))
             case "leave":
                 self._told_to_leave(AttemptId.from_json(message), str(message.get("reason", ""))[:MAX_TEXT])
             case "world":
                 self._take(places.from_message(message))
             case _:
-                pass  # a newer launcher may say more
+                pass  # a message of a newer launcher
 
     def _welcomed(self, message: Mapping[str, Any]) -> None:
         claims = tuple(Claim.from_json(claim) for claim in message["claims"])
         with self._state:
             if "generation" in message and AttemptId.from_json(message) != self._pair:
-                return  # to an attempt that is over
+                return  # a welcome to an attempt that is over
             self._claims = claims
             self.reached = int(message.get("reached") or 0)
             self.durable = int(message.get("durable") or 0)

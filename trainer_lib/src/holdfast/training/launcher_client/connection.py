@@ -1,4 +1,4 @@
-"""What the training code needs of its launcher, whether there is one or not."""
+"""The interface of the launcher that the training code uses, with or without a launcher."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from holdfast.training.launcher_client.placement import RankPlacement
 
 @dataclass(frozen=True, kw_only=True)
 class Requests:
-    """What was asked and not answered yet, by id. `quiesce` ends the attempt after a commit, `pause` without one.
-    With `near` that commit is wanted in memory and on other nodes as well, due there or not."""
+    """The unanswered requests, by ID. `quiesce` ends the attempt after a checkpoint, `pause` without one.
+
+    With `near`, the checkpoint is also saved in memory and on other nodes, whether due or not.
+    """
 
     checkpoint: tuple[str, ...] = ()
     quiesce: tuple[str, ...] = ()
@@ -25,7 +27,7 @@ class Requests:
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """What a rank says of itself when it leaves an attempt. `keep`: it can go on in another world."""
+    """A rank's report when it leaves an attempt. `keep`: it can continue in another world."""
 
     step: int = 0
     in_doubt: bool = False
@@ -33,58 +35,63 @@ class Parting:
 
 
 class LauncherConnection(Protocol):
-    """What the job needs of its launcher."""
+    """The operations of the launcher that a job needs."""
 
     connected: bool
     parting: Callable[[], Parting]
-    reached: int  # the highest step that the job committed, as far as the launcher knows
+    reached: int  # the highest step that the job completed, as far as the launcher knows
     durable: int  # the step of the newest checkpoint on the volume, as far as launcher and operator know
-    trained: AttemptId | None  # the highest attempt before this one that had ranks under this launcher, dead ones too
-    books: LauncherFailures | None  # the launcher's, when it welcomed this rank to its attempt
+    trained: AttemptId | None  # the highest earlier attempt in which this launcher had ranks, including exited ones
+    books: LauncherFailures | None  # the launcher's failure counters at its welcome to this attempt
     tiers: Mapping[str, Mapping[str, Any]]  # the settings of the launcher's tiers, by name
 
     def send(self, kind: str, **body: Any) -> None:
-        """Tell something."""
+        """Send a message."""
 
     def stands_by(self) -> bool:
-        """Whether the launcher gave no place yet."""
+        """Return whether the launcher has not sent a place yet."""
 
     def next_place(self) -> RankPlacement:
-        """The place in the next world; waits for it."""
+        """Wait for the place in the next world, and return it."""
 
     def enter(self, place: RankPlacement) -> CancelToken:
-        """Take a place; the answer says when its attempt is over."""
+        """Take a place. The returned token is cancelled when its attempt is over."""
 
     def known_claims(self) -> tuple[Claim, ...]:
-        """The claims of the membership."""
+        """Return the claims of the membership."""
 
     def begin_vote(self) -> None:
-        """PeerLostError if the attempt is over. Until `end_vote` nobody says that this rank has left."""
+        """Begin a vote. Until `end_vote`, no thread reports that this rank has left.
+
+        Raise `PeerLostError` if the attempt is over.
+        """
 
     def end_vote(self) -> None:
-        """The vote has come back, or failed for good."""
+        """End a vote that has returned or has failed permanently."""
 
     def stay(self) -> None:
-        """PeerLostError if the attempt is over. Until `go` it is not over for this rank: the script has failed, and
-        its last step may have to be committed."""
+        """Delay the end of the attempt for this rank until `go`.
+
+        The script has failed, and its last step may have to be saved. Raise `PeerLostError` if the attempt is over.
+        """
 
     def go(self) -> None:
-        """Leave if that was asked for meanwhile."""
+        """Leave if this was requested meanwhile."""
 
     def hurried(self) -> bool:
-        """Whether it was."""
+        """Return whether leaving was requested since `stay`."""
 
     def leave(self, reason: str) -> None:
-        """This rank votes no more in its attempt: its last step is made."""
+        """Leave the attempt. This rank has made its last step in it, and does not vote again."""
 
     def lose_peers(self, message: str) -> None:
-        """A collective failed: say so, unless the launcher ended the attempt; this rank votes no more in it."""
+        """Report a failed collective, unless the launcher ended the attempt, and leave the attempt."""
 
     def requests(self) -> Requests:
-        """What is asked now."""
+        """Return the current requests."""
 
     def answered(self, requests: Requests) -> None:
-        """Forget what a commit has answered."""
+        """Remove the requests that a checkpoint has answered."""
 
     def close(self) -> None:
-        """Say nothing more."""
+        """Send nothing more."""

@@ -1,4 +1,4 @@
-"""Reports to the launcher why this process ends: the script's own exception, or lost peers."""
+"""Report to the launcher why this process exits: the script's own exception, or lost peers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from holdfast.training.launcher_client.connection import LauncherConnection
 from holdfast.training.launcher_client.exit_watch import exit_peer_lost
 
 _TRACEBACK_LINES: Final = 20
-# What gloo and NCCL say from inside a script's own communication (DDP, a barrier) when a peer is gone.
+# Error texts of gloo and NCCL in a script's own communication (DDP, a barrier) when a peer is lost.
 _PEER_GONE: Final = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL communicator")
 
-# What torch says to a script that calls torch.distributed by itself: in a collective, and in destroy_process_group().
+# Error texts of torch if the script calls torch.distributed without a group: a collective, destroy_process_group().
 _NO_GROUP: Final = ("Default process group has not been initialized", "Process group cannot be None")
 _NO_GROUP_MEND: Final = (
     "Holdfast makes no default process group, because none outlives a lost peer: call "
@@ -32,9 +32,9 @@ _NO_GROUP_MEND: Final = (
 )
 
 _WORD_SECONDS: Final = 10.0
-"""The time limit for the launchers' decision after a collective of the script broke.
+"""The time limit for the launchers' decision after a collective of the script failed, in seconds.
 
-A lost peer is detected within this time, and a mistake of the script must not wait forever.
+A lost peer is detected within this time, and an error of the script must not wait forever.
 """
 _SLICE: Final = 0.01
 
@@ -44,7 +44,7 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], obje
 
 
 class Reporter:
-    """Replaces `sys.excepthook`: an exception that ends the script is first reported to the launcher."""
+    """Replaces `sys.excepthook`: reports an exception that ends the script to the launcher first."""
 
     def __init__(self, agent: LauncherConnection, step: Callable[[], int]) -> None:
         self._agent = agent
@@ -52,7 +52,7 @@ class Reporter:
         self._before: Hook = sys.excepthook
         self._owner = os.getpid()
         self.failed = False
-        self.trace: TracebackType | None = None  # of the exception that ended the script
+        self.trace: TracebackType | None = None  # the traceback of the exception that ended the script
 
     def install(self) -> None:
         """Install the hooks."""
@@ -86,20 +86,20 @@ def tell(agent: LauncherConnection, error: BaseException, step: int) -> None:
 
 
 def last_lines(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> list[str]:
-    """Return the last lines of a traceback, each cut to the length that a launcher accepts."""
+    """Return the last lines of a traceback, each truncated to the length that a launcher accepts."""
     text = "".join(traceback.format_exception(kind, error, trace))
     return [line[:MAX_TEXT] for line in text.rstrip().splitlines()[-_TRACEBACK_LINES:]]
 
 
 def ours(error: Exception) -> str:
-    """Return why the attempt is over for this rank, if a collective of Holdfast raised the error; else empty."""
+    """Return why the attempt is over for this rank, if a collective of Holdfast raised the error; otherwise ""."""
     return str(error) if isinstance(error, PeerLostError) else ""
 
 
 def lost(error: Exception, *, cancel: CancelToken, alone: bool) -> str:
     """Return the same for the script's own collectives.
 
-    Only the launchers can distinguish a lost peer from a mistake.
+    Only the launchers can distinguish a lost peer from an error of the script.
     """
     communicates = isinstance(error, torch.distributed.DistError) or _lost_peer(error)
     if alone or not communicates:

@@ -1,8 +1,8 @@
-"""Scripts that have ended in processes that have not: the interpreter waits for threads and children.
+"""Exit processes whose script has ended, while the interpreter still waits for threads and children.
 
-A thread that is no daemon (a tracker's, a metrics server's), or such a child of `multiprocessing`, may never end. The
-work is done and saved, and the job would keep its GPUs. So they are named after some seconds, and the process is
-ended after a limit.
+A non-daemon thread (of an experiment tracker, a metrics server) or `multiprocessing` child may never end. The work is
+done and saved, but the job would keep its GPUs. Such threads and children are logged after some seconds, and the
+process exits after a time limit.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ _TEXT: Final = (
 
 
 def exit_now(status: int) -> NoReturn:
-    """End this process at once. What it printed is written if it can be: a full disk must not keep the process."""
+    """Exit this process immediately. Flush its output if possible: a full disk must not keep the process."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the script may have put anything there
+        with contextlib.suppress(Exception):  # the script may have replaced the streams
             stream.flush()
     os._exit(status)
 
 
 def exit_peer_lost(why: str) -> NoReturn:
-    """End this process at once: what it shares with others is gone, and that is not the script's fault.
+    """Exit this process immediately, because its peers or its launcher are gone. The script did not cause it.
 
-    The ordinary way out would wait for communicators that never answer.
+    A regular exit would wait for communicators that never answer.
     """
     logging.getLogger("holdfast.rank_agent").warning("this process ends: %s", why)
     exit_now(EXIT_PEER_LOST)
 
 
 def watch_exit(close: Callable[[], None], *, limit: float, failed: Callable[[], bool]) -> None:
-    """End this process, closed by `close`, `limit` seconds after its script has ended without an exception."""
+    """Call `close` and exit this process `limit` seconds after its script has ended without an exception."""
 
     def watch() -> None:
         threading.main_thread().join()
@@ -66,9 +66,9 @@ def outlast(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> bool:
-    """Wait for what keeps the process, at most for `limit` seconds; return whether something is left.
+    """Wait at most `limit` seconds for what keeps the process. Return whether something is left.
 
-    They are named once after `WARN_SECONDS`, or earlier if the limit is shorter.
+    The threads and children are logged once after `WARN_SECONDS`, or earlier if the limit is shorter.
     """
     began, told = clock(), False
     while found := keeping():
@@ -87,7 +87,9 @@ def outlast(
 
 
 def keepers() -> list[str]:
-    """Return what the interpreter waits for at its end: threads with their place, children with their process ID."""
+    """Return what the interpreter waits for at its exit: threads with their place, and children with their process
+    ID.
+    """
     loaded = sys.modules.get("multiprocessing.process")
     children = [] if loaded is None else [child for child in loaded.active_children() if not child.daemon]
     return [*_threads(), *(f"{child.name} (process {child.pid})" for child in children)]
@@ -101,7 +103,7 @@ def _threads() -> list[str]:
 
 
 def _place(frame: FrameType | None) -> str:
-    """Return file and line of the innermost code that is not Python's own module of threads."""
+    """Return file and line of the innermost code outside Python's own threading module."""
     own = frame
     while own is not None and own.f_code.co_filename == threading.__file__:
         own = own.f_back

@@ -1,4 +1,4 @@
-"""The connection of a script that was started by hand, which has no launcher."""
+"""The connection of a script without a launcher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.training.launcher_client.placement import RankPlacement
 
 
 class NoLauncher:
-    """A script that was started by hand: one world, and nobody to form another."""
+    """A script without a launcher: one world, which is never replaced."""
 
     connected = False
     parting: Callable[[], Parting] = Parting
@@ -31,58 +31,58 @@ class NoLauncher:
         self._cancel = CancelToken()
 
     def send(self, kind: str, **body: Any) -> None:
-        """Nobody listens."""
+        """Discard the message."""
 
     def stands_by(self) -> bool:
-        """There is one from the beginning."""
+        """Return False: the place is known from the start."""
         return False
 
     def next_place(self) -> RankPlacement:
-        """The only one."""
+        """Return the only place. On the second call, exit, because no other world can form."""
         place, self._place = self._place, None
         if place is None:
             exit_peer_lost(f"a peer is lost, and nobody forms another world: {self._cancel.reason}")
         return place
 
     def enter(self, place: RankPlacement) -> CancelToken:
-        """It is over when a peer is lost."""
+        """Return a token that is cancelled when a peer is lost."""
         return self._cancel
 
     def known_claims(self) -> tuple[Claim, ...]:
-        """There is no membership."""
+        """Return no claims: there is no membership."""
         return ()
 
     def begin_vote(self) -> None:
-        """Nobody ends the attempt."""
+        """Do nothing: no launcher ends the attempt."""
 
     def end_vote(self) -> None:
-        """Nobody waits for it."""
+        """Do nothing."""
 
     def stay(self) -> None:
-        """Nobody asks to leave, but a peer may be lost."""
+        """Check that no peer is lost."""
         self._cancel.check()
 
     def go(self) -> None:
-        """Nobody waits for it."""
+        """Do nothing."""
 
     def hurried(self) -> bool:
-        """Nobody asks."""
+        """Return False: no launcher is waiting."""
         return False
 
     def leave(self, reason: str) -> None:
-        """Remember why."""
+        """Cancel the attempt."""
         self._cancel.set(reason)
 
     def lose_peers(self, message: str) -> None:
-        """Remember why."""
+        """Cancel the attempt."""
         self._cancel.set(message)
 
     def requests(self) -> Requests:
-        """Nobody asks."""
+        """Return no requests."""
         return Requests()
 
     def answered(self, requests: Requests) -> None:
-        """Nothing was asked."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is no connection."""

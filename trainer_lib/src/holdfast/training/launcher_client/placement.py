@@ -1,4 +1,4 @@
-"""One rank's place in a world: at the start from its environment, later from its launcher's messages. Pure."""
+"""One rank's place in a world: first from its environment, later from its launcher's messages. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.core.errors import DocumentError, UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlacement:
-    """A rank's identity in an attempt, and the rendezvous of its ranks. Without an attempt ID: no launcher."""
+    """A rank's identity in an attempt, and the rendezvous of its ranks. The attempt ID is None without a launcher."""
 
     rank: int
     local_rank: int
@@ -26,7 +26,7 @@ class RankPlacement:
     job_uid: str = ""
     run_id: str = ""
     torchrun: Mapping[str, str] = field(default_factory=dict)
-    # Nobody else serves the store: rank 0 does (a script that was started by hand, without torchrun).
+    # Rank 0 serves the store, because no launcher or torchrun does.
     serves_store: bool = False
 
     @property
@@ -65,7 +65,7 @@ def _pair(environment: Environment) -> AttemptId | None:
 
 
 def from_message(body: Mapping[str, Any]) -> RankPlacement:
-    """Return the place in a launcher's message `world`."""
+    """Return the place in a launcher's `world` message."""
     try:
         return RankPlacement(
             rank=int(body["rank"]),
