@@ -1,4 +1,4 @@
-"""What the ranks of a new world report to each other, and the decision whose state they continue from. Pure."""
+"""The reports of ranks that enter a new world, and the decision whose state they continue from. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from holdfast.training.protocol.step_commit import RankState, Resolution
 
 @dataclass(frozen=True, kw_only=True)
 class EntryReport(JsonFields):
-    """What one rank reports of its state when it enters a world."""
+    """One rank's report of its state when it enters a world."""
 
     rank_state: RankState
     outline: str
-    """The digest of the outline of its model."""
+    """The digest of the outline of the rank's model."""
     claimed: int | None = None
-    """The generation whose claim it knows to be durable."""
+    """The generation whose claim the rank knows to be durable."""
     saved_step: int = 0
-    """The last step that it knows to be durable."""
+    """The last step that the rank knows to be durable."""
     trained: AttemptId | None = None
-    """The highest attempt in which its launcher had ranks before."""
+    """The highest earlier attempt in which the rank's launcher had ranks."""
     shard: int | None = None
-    """The shard that it holds, if the model is sharded."""
+    """The shard that the rank holds, if the model is sharded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def decide(
     """Decide from all ranks' reports, in order of their ranks in the world of attempt `pair`.
 
     `shards` is the number of shards of the model, if it is sharded. `newest` is the attempt of the newest readable
-    checkpoint; look for it only if the plan without it `depends_on_newest`.
+    checkpoint. Find it only if the plan without it `depends_on_newest`.
     """
     states = [report.rank_state for report in reports]
     resolution, assignment = step_commit.resolve(states, newest), None
@@ -78,8 +78,8 @@ def decide(
 def odd_model(reports: Sequence[EntryReport], rank: int) -> int | None:
     """Return the rank whose model is the reference, if this rank must leave because the ranks' models differ.
 
-    Once ranks have trained, only ranks whose model differs from theirs leave. A rank that joins with another model is
-    lost then, and costs the others another attempt.
+    Once ranks have trained, only ranks with a different model leave. A rank that joins with another model is then
+    lost, and costs the others another attempt.
     """
     if len({report.outline for report in reports}) == 1:
         return None

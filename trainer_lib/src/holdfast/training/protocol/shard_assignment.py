@@ -1,9 +1,10 @@
-"""Who holds which part of a sharded model, and what that means for whose state goes on. Pure.
+"""The assignment of shards to ranks, and its effect on whose state to continue from. Pure.
 
-A world of w ranks is w / n **replicas** of n ranks; each rank of a replica holds one of n **shards**: its rows of
-every parameter and of the optimizer's state. Ranks with the same shard are **peers**, and hold the same bits; the
-ranks of a replica are **mates**. Which shard a rank holds goes with its state, not with its number: when the world
-changes, whoever holds a shard keeps it as far as the new world needs it, and orphans of two replicas make one.
+A world of w ranks has w / n **replica groups** of n ranks. Each rank of a replica group holds one of n **shards**:
+its rows of every parameter and of the optimizer's state. Ranks with the same shard are **peers** (a shard group), and
+hold the same bits. The ranks of a replica group are called **mates** in the code. The shard belongs to a rank's state
+and not to its number. When the world changes, each rank keeps its shard if the new world needs it. Survivors of
+several incomplete replica groups can form a new one.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ class ShardAssignment:
     shards: tuple[int, ...]
 
     def peers(self, rank: int) -> tuple[int, ...]:
-        """The ranks with the same shard, in order."""
+        """Return the ranks with the same shard, in order."""
         return tuple(other for other, shard in enumerate(self.shards) if shard == self.shards[rank])
 
     def mates(self, rank: int) -> tuple[int, ...]:
-        """The ranks of this rank's replica, in order of shards."""
+        """Return the ranks of this rank's replica group, in order of shards."""
         number = self.replica(rank)
         firsts = (self.shards.index(shard) for shard in range(self.size))
         return tuple(self.peers(first)[number] for first in firsts)
 
     def replica(self, rank: int) -> int:
-        """The number of this rank's replica: its place among its peers."""
+        """Return the number of this rank's replica group, which is its place among its peers."""
         return self.peers(rank).index(rank)
 
 
 def check_world(world_size: int, size: int) -> None:
-    """UsageError if replicas of this size do not make up the world."""
+    """Raise `UsageError` if the world size is not a multiple of the replica size."""
     if world_size % size:
         raise UsageError(
             f"a world of {world_size} is not made of replicas of {size} ranks: give --nproc-per-node (or "
@@ -49,7 +50,7 @@ def check_world(world_size: int, size: int) -> None:
 
 
 def deal(held: Sequence[int | None], size: int) -> ShardAssignment:
-    """Give every rank a shard. Who holds one keeps it, unless all its places are taken by lower ranks."""
+    """Assign a shard to every rank. A rank keeps its shard, unless lower ranks have taken all its places."""
     check_world(len(held), size)
     free = [len(held) // size] * size
     dealt: list[int | None] = [None] * len(held)
@@ -66,9 +67,9 @@ def deal(held: Sequence[int | None], size: int) -> ShardAssignment:
 def resolve(
     standings: Sequence[RankState], held: Sequence[int | None], size: int, commit: AttemptId | None = None
 ) -> tuple[Resolution, ShardAssignment]:
-    """As `step_commit.resolve`, for states that are complete only if every shard of them is there.
+    """Decide as `step_commit.resolve`, for states that are complete only if all their shards are present.
 
-    Survivors that hold a shard of which there are enough take over another: for that they count as newcomers.
+    If a shard has more survivors than places, some of them take another shard, and count as newcomers for it.
     """
     verdict = step_commit.resolve(standings, commit)
     if verdict.donor is not None and _missing(verdict, held, size):
@@ -87,10 +88,10 @@ def _missing(verdict: Resolution, held: Sequence[int | None], size: int) -> list
 
 
 def _widened(standings: Sequence[RankState], verdict: Resolution) -> Resolution:
-    """With those of the same attempt that did not vote in it.
+    """Add the ranks of the same attempt that did not vote in it to the survivors.
 
-    One such rank proves that no vote of that attempt returned to anybody: whoever synchronised in it has the state of
-    its beginning, and what is in doubt is discarded.
+    One such rank proves that no vote of that attempt returned on any rank. Every rank that synchronised in the
+    attempt therefore has its initial state, and prepared steps are discarded.
     """
     synced = standings[verdict.survivors[0]].synced
     members = tuple(rank for rank, standing in enumerate(standings) if standing.synced == synced)

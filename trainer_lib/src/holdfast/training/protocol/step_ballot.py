@@ -1,8 +1,8 @@
-"""What the ranks of a world agree on at the end of each global batch, in one tiny collective. Pure.
+"""The values that the ranks of a world agree on at the end of each global batch, in one small collective. Pure.
 
-Every rank contributes flags, which of its parameters have a gradient, and a few sums of its own. The collective is a
-maximum, which ors the flags; each rank's sums have a slot of their own, so that every rank adds the same numbers
-in the same order and gets the same bits.
+Every rank contributes flags, which of its parameters have a gradient, and a few sums. The collective is a maximum,
+which is a logical OR for the flags. Each rank's sums have separate slots, so that every rank adds the same numbers in
+the same order and gets the same bits.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from holdfast.training.data.sample_audit import Audit
 _FLAGS: Final = 8
 _SLOT: Final = 5
 _NOTHING: Final = float("-inf")
-# Doubles hold 53 bits exactly, so a hash travels in halves.
+# Doubles represent 53 bits exactly, so a hash is sent in halves.
 _HALF: Final = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ballot:
-    """One rank's contribution. `loss` is a sum already weighted by `weight`.
+    """One rank's contribution. `loss` is a sum that is already weighted by `weight`.
 
-    `quiesce` ends the attempt after a commit, which with `near` is made in memory and on other nodes too; `pause`
-    ends it without one, unless some rank says `bound`: it cannot take its state into another attempt. `busy`: a
-    commit is still on its way from this rank. `urgent`: somebody waits for one, which no limit is to hold up.
+    - `quiesce` ends the attempt after a checkpoint. With `near`, it is also saved in memory and on other nodes.
+    - `pause` ends the attempt without a checkpoint, unless a rank is `bound`: it cannot take its state into another
+      attempt.
+    - `busy`: this rank is still writing a checkpoint.
+    - `urgent`: a checkpoint is needed at once, without a rate limit.
     """
 
     checkpoint: bool
@@ -45,7 +47,7 @@ class Ballot:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreed:
-    """What all ranks know afterwards; the same on each."""
+    """The result of the collective, which is the same on every rank."""
 
     checkpoint: bool
     quiesce: bool
@@ -62,7 +64,7 @@ class Agreed:
 
 
 def encode(ballot: Ballot, *, rank: int, world_size: int) -> list[float]:
-    """The numbers of which the ranks take the maximum."""
+    """Return the numbers of which the ranks compute the maximum."""
     own = [ballot.checkpoint, ballot.quiesce, ballot.non_finite, ballot.pause, ballot.bound, ballot.near, ballot.busy]
     flags = [*own, ballot.urgent, *ballot.touched]
     slots = [_NOTHING] * (_SLOT * world_size)
@@ -79,7 +81,7 @@ def encode(ballot: Ballot, *, rank: int, world_size: int) -> list[float]:
 
 
 def decode(numbers: Sequence[float], *, world_size: int) -> Agreed:
-    """Read the maximum."""
+    """Decode the maximum."""
     split = len(numbers) - _SLOT * world_size
     flags = [number > 0 for number in numbers[:split]]
     slots = [numbers[at : at + _SLOT] for at in range(split, len(numbers), _SLOT)]

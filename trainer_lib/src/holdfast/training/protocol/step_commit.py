@@ -1,27 +1,30 @@
-"""The protocol of one step: what a rank's state is worth, and which state goes on after a failure. Pure.
+"""The two-phase commit of one step, and the decision which state continues after a failure. Pure.
 
-A step goes: averages of all members arrive without error (**prepared**), a vote over all members, then the optimizer
-(**committed**). A vote's return proves that every member launched it. A rank whose vote failed cannot know whether it
-returned elsewhere: it is **in doubt**, and keeps its averages until the members of a later attempt have compared
-their standings (`resolve`).
+A step has three phases. First, the averages of all members arrive without error: the step is **prepared**. Second,
+all members vote. Third, the optimizer applies the step: it is **completed** (`committed` in the code). If a vote
+returns, every member has started it. A rank whose vote failed cannot know whether it returned on another rank. Its
+prepared step is **in doubt**: the rank keeps its averages until the members of a later attempt have compared their
+rank states (`resolve`).
 
-A rank's state carries two marks. `synced` is the last attempt whose common state it took over; `voted` is the last
-attempt in which that state, here or where it came from, was voted on. The highest (voted, then synced) goes on, and
-all equal to it are **survivors**: equal marks mean that they began from one state and lack at most the last step of
-`voted`. A doubt counts only while both marks name its attempt: a later synchronisation has settled it.
+A rank state has two marks. `synced` is the last attempt whose common state the rank took over. `voted` is the last
+attempt in which a vote was taken on that state, on this rank or on the rank that it came from. The state with the
+highest marks (voted, then synced) continues. All ranks with equal marks are **survivors**: they began from one state,
+and lack at most the last step of `voted`. A prepared step counts only while both marks name its attempt: a later
+synchronisation has resolved it.
 
-**Invariant.** If the vote on (a, s) returned to any process, a dead one included, every member of *a* was prepared
-for it, so every survivor of *a* holds the identical averages and applies it. If any survivor was not prepared, the
-vote returned to nobody, and all discard it. So no step that a vote returned for is lost while one member of its
-attempt lives, none is applied twice, and all survivors have the same state.
+**Invariant.** If the vote on (a, s) returned on any process, including one that has exited, every member of *a* was
+prepared for it. Every survivor of *a* then holds identical averages and applies them. If any survivor was not
+prepared, the vote returned on no process, and all survivors discard the step. No step whose vote returned is
+therefore lost while one member of its attempt survives. No step is applied twice, and all survivors have the same
+state.
 
-A step that survivors apply from a doubt is as safe as that when the next vote returned: if all of them die before,
-who was no survivor goes on from the step before it, and makes it again. A checkpoint of it needs the whole world, so
-none exists then; what a rank told its launcher of the step is told twice.
+A step that survivors apply after doubt is equally safe once the next vote has returned. If all of them exit before,
+other ranks continue from the step before it, and repeat it. No checkpoint has the step at that time, because a
+checkpoint needs all ranks. A rank then reports the step to its launcher twice.
 
-It needs of its callers: a member that has shown its standing to a later attempt votes in no earlier one, `voted` is
-set before the vote is launched, a newcomer keeps its own state and marks until all of another has arrived, and a
-state that is half changed is `torn`.
+Callers must ensure four conditions. A member that has sent its rank state to a later attempt does not vote in an
+earlier one. `voted` is set before the vote starts. A newcomer keeps its own state and marks until it has received a
+complete other state. A state that is partly changed is marked as `torn`.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from holdfast.core.errors import DocumentError, InvariantError
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedStep:
-    """Prepared in `pair` for the step after `step`: averages and ballot are kept, nothing is applied."""
+    """A step after `step` that was prepared in `pair`. Averages and ballot are kept, and nothing is applied."""
 
     pair: AttemptId
     step: int
@@ -46,13 +49,13 @@ class PreparedStep:
 
     @classmethod
     def from_optional(cls, value: Json | None) -> PreparedStep | None:
-        """Read the wire form, which may be null."""
+        """Parse the wire form, which may be null."""
         return None if value is None else cls(pair=AttemptId.from_json(value["pair"]), step=int(value["step"]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankState:
-    """What a rank shows the others of its state. Without a vote behind it, it is a newcomer's."""
+    """The part of a rank's state that other ranks see. Without a vote, the rank is a newcomer."""
 
     step: int = 0
     voted: AttemptId | None = None
@@ -61,7 +64,7 @@ class RankState:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the doubt counts: prepared for the next step of the attempt that it last voted and synced in."""
+        """Whether the prepared step counts: it is the next step of the attempt of both marks."""
         if self.doubt is None or self.synced is None or self.voted != self.synced:
             return False
         return self.doubt == PreparedStep(pair=self.synced, step=self.step)
@@ -87,36 +90,36 @@ class RankState:
             raise DocumentError(f"not a standing: {value!r}") from error
 
 
-# The life of a state
+# Transitions of a state
 
 
 def prepared(standing: RankState, pair: AttemptId) -> RankState:
-    """All averages of the next step arrived without error, and are kept."""
+    """Record that all averages of the next step arrived without error and are kept."""
     _need(standing.synced == pair, standing, f"prepares in {pair}")
     _need(standing.doubt is None, standing, "prepares while it is in doubt")
     return replace(standing, doubt=PreparedStep(pair=pair, step=standing.step))
 
 
 def voted(standing: RankState, pair: AttemptId) -> RankState:
-    """The vote is launched next."""
+    """Record that the vote starts next."""
     _need(standing.synced == pair, standing, f"votes in {pair}")
     _need(standing.doubt == PreparedStep(pair=pair, step=standing.step), standing, "votes without being prepared")
     return replace(standing, voted=pair)
 
 
 def committed(standing: RankState) -> RankState:
-    """The vote returned, and the kept averages are applied."""
+    """Record that the vote returned and the kept averages are applied."""
     _need(standing.in_doubt, standing, "applies a step that it did not vote on")
     return replace(standing, step=standing.step + 1, doubt=None)
 
 
 def synchronised(standing: RankState, pair: AttemptId, step: int, voted: AttemptId | None) -> RankState:
-    """This rank has the common state of `pair`; `step` and `voted` are the verdict's.
+    """Record that this rank has the common state of `pair`. `step` and `voted` come from the resolution.
 
-    A survivor's doubt is settled by it: before, the kept averages were applied or forgotten, as the verdict said. It
-    is one change with that: an applied step under the old marks would contradict a survivor that was not prepared.
-    A newcomer gave its own state up with `torn` before another replaced it; of a checkpoint or a fresh start, `step`
-    is its step and `voted` None.
+    This resolves a survivor's prepared step: its averages were applied or discarded before, as the resolution
+    requires. Both are one change, because an applied step with the old marks would contradict a survivor that was not
+    prepared. A newcomer has abandoned its own state with `torn` before another one replaced it. For a checkpoint or a
+    fresh start, `step` is its step and `voted` is None.
     """
     _need(standing.synced is None or standing.synced < pair, standing, f"synchronises in {pair}")
     _need(voted is None or voted < pair, standing, f"takes over the votes of {voted} in {pair}")
@@ -127,29 +130,31 @@ def synchronised(standing: RankState, pair: AttemptId, step: int, voted: Attempt
 
 
 def affirmed(standing: RankState, pair: AttemptId) -> RankState:
-    """An empty vote on the common state of `pair` is launched next: what was applied from a doubt may be committed.
+    """Record that an empty vote on the common state of `pair` starts next. A step applied after doubt may then be
+    saved.
 
-    Until a vote in `pair` a rank outside it, with the marks of the attempt before, could go on without the step.
+    Until a vote in `pair`, a rank outside it that has the marks of the previous attempt could continue without the
+    step.
     """
     _need(standing.synced == pair and standing.doubt is None, standing, f"affirms {pair}")
     return replace(standing, voted=pair)
 
 
 def torn(standing: RankState) -> RankState:
-    """The state was half changed, or is gone: it comes back as a newcomer only."""
+    """Record that the state was partly changed or is lost, so that the rank can only return as a newcomer."""
     return replace(standing, step=0, voted=None, synced=None, doubt=None)
 
 
-# Which state goes on
+# The state that continues
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution:
-    """Which state goes on in a new world; the same on each of its ranks.
+    """The state that a new world continues from, which is the same on each of its ranks.
 
     `survivors` have it, `donor` is the lowest of them, and `newcomers` need it. With `apply`, survivors in doubt
-    apply their kept averages, else they forget them; `step` is the committed step after that. Without survivors
-    (`donor` is None) the newest readable checkpoint goes on, or a fresh start.
+    apply their kept averages; otherwise they discard them. `step` is the completed step after that. Without survivors
+    (`donor` is None), the world continues from the newest readable checkpoint, or starts from the beginning.
     """
 
     survivors: tuple[int, ...] = ()
@@ -162,9 +167,10 @@ class Resolution:
 
 
 def resolve(standings: Sequence[RankState], commit: AttemptId | None = None) -> Resolution:
-    """Decide from all ranks' standings, in order of their ranks in the new world.
+    """Decide from all ranks' states, in order of their ranks in the new world.
 
-    `commit` is the pair of the newest readable checkpoint: one above every memory's votes goes on instead of them.
+    `commit` is the attempt ID of the newest readable checkpoint. If it is above the votes of all states in memory,
+    the checkpoint continues instead of them.
     """
     marks = max((_marks(standing) for standing in standings if standing.voted is not None), default=None)
     everyone = range(len(standings))
@@ -187,7 +193,7 @@ def resolve(standings: Sequence[RankState], commit: AttemptId | None = None) -> 
 
 
 def _marks(standing: RankState) -> tuple[AttemptId, AttemptId]:
-    """What orders states; a state that was never voted on is below all."""
+    """Return the marks, by which states are ordered. A state without any vote is below all others."""
     return standing.voted or _LOWEST, standing.synced or _LOWEST
 
 
@@ -195,7 +201,7 @@ _LOWEST = AttemptId(-1, -1)
 
 
 def _settle(survivors: Sequence[RankState]) -> tuple[bool, int]:
-    """Whether the doubters apply, and the survivors' step after that."""
+    """Return whether the survivors in doubt apply their step, and the survivors' step after that."""
     before = min(standing.step for standing in survivors)
     after = max(standing.step for standing in survivors)
     doubts = any(standing.in_doubt for standing in survivors)

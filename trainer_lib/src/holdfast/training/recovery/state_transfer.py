@@ -1,11 +1,11 @@
-"""The state of a survivor, from its memory to newcomers: in chunks, each verified, staged beside what they have.
+"""The transfer of a survivor's state from memory to newcomers, in verified chunks and into new tensors.
 
-A chunk is a piece of all tensors' bytes in their order. What it has of a large tensor goes from that tensor's memory
-into that of the newcomer's; what it has of small ones goes together, in a last message that ends in the digest of the
-chunk. The digest also covers the layout and the chunk's place in it, so that nothing arrives in another tensor's
-place. One chunk is on its way while the next is read, or the last verified. Of a large state each donor sends its
-share: survivors hold the same bits. Receivers put everything into fresh tensors, so whatever fails here leaves the
-objects that they train with as they were.
+A chunk is a part of the bytes of all tensors in order. Its part of a large tensor is sent directly from that tensor's
+memory into the newcomer's tensor. Its parts of small tensors are sent in one last message, which ends with the digest
+of the chunk. The digest also covers the layout and the chunk's place in it, so that no bytes can arrive in another
+tensor's place. One chunk is transferred while the next one is read, or the previous one verified. For a large state,
+each donor sends a share, because survivors hold the same bits. Receivers write into new tensors, so a failure leaves
+their objects unchanged.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from holdfast.checkpoint.state.flatten import Flat
 from holdfast.core.attempt import Json
 from holdfast.core.errors import DamagedError
 
-# Below this one donor does it: a second one would only take part in the copying.
+# A smaller state has one donor, because a second one would only share the copying.
 SHARED_ABOVE_BYTES: Final = 4 * CHUNK_BYTES
-# Chunks on their way at once, for each donor and each receiver. More were no faster.
+# Concurrent chunks for each donor and each receiver. More were not faster.
 WINDOW: Final = 2
-# What is smaller than this goes with others: a message of its own would cost more than two copies.
+# Smaller parts share a message: a separate message would cost more than two copies.
 OWN_BYTES: Final = 64 << 10
-# More than this is not held ahead: a process that stands by may never get a state.
+# The limit of memory that is touched early: a standby process may never receive a state.
 ROOM_BYTES: Final = 1 << 30
 _DIGEST_BYTES: Final = 16
 _LENGTH_BYTES: Final = 8
-# Gloo matches messages by their tags. A chunk has this many at most.
+# Gloo matches messages by their tags. `MESSAGES` is the most that one chunk has.
 _LENGTH, _HEADER, _FIRST_CHUNK = range(3)
 MESSAGES: Final = CHUNK_BYTES // OWN_BYTES + 1
 
 
 class ReceiveBuffers:
-    """Memory for a state to come. The kernel's first look at its pages takes as long as the copy into them."""
+    """Memory for a state that will be received. Faulting in its pages takes as long as the copy into them."""
 
     def __init__(self) -> None:
         self._ready: dict[tuple[torch.dtype, tuple[int, ...]], list[torch.Tensor]] = {}
 
     @property
     def held(self) -> int:
-        """Bytes."""
+        """The bytes that are held."""
         return sum(tensor.nbytes for ready in self._ready.values() for tensor in ready)
 
     def prepare(self, kinds: Iterable[tuple[torch.dtype, tuple[int, ...]]]) -> None:
-        """Touch memory for tensors of these dtypes and shapes, as far as it may be held."""
+        """Fault in memory for tensors of these dtypes and shapes, up to the limit."""
         self.close()
         held = 0
         for dtype, shape in kinds:
@@ -64,38 +64,38 @@ class ReceiveBuffers:
             self._ready.setdefault((dtype, shape), []).append(torch.empty(shape, dtype=dtype, device="cpu").zero_())
 
     def take(self, spec: TensorSpec) -> torch.Tensor:
-        """A tensor of its own memory, touched if there is such a one."""
+        """Return a tensor with its own memory, which is faulted in if possible."""
         tensor = empty(spec)
         ready = self._ready.get((tensor.dtype, spec.shape))
         return ready.pop() if ready else tensor
 
     def close(self) -> None:
-        """No more messages will arrive."""
+        """Free the memory that no message will use."""
         self._ready.clear()
 
 
 class Pending(Protocol):
-    """A message on its way."""
+    """A message that is being transferred."""
 
     def wait(self) -> None:
-        """Until it is there; PeerLostError if it cannot be."""
+        """Wait for the message. Raise `PeerLostError` if it cannot arrive."""
 
 
 class Channel(Protocol):
-    """What is needed of a group."""
+    """The operations of a process group that the transfer needs."""
 
     @property
     def rank(self) -> int: ...
 
     def launch_send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> Pending:
-        """Begin to send, each as a message."""
+        """Begin to send each tensor as a message."""
 
     def launch_receive(self, tensors: Sequence[torch.Tensor], frm: int, tag: int = 0) -> Pending:
-        """Begin to receive as many in place."""
+        """Begin to receive the same number of messages in place."""
 
 
 def give(group: Channel, to: Sequence[int], donors: Sequence[int], flat: Flat, side: Json) -> None:
-    """Send this rank's part of the state to newcomers; each of `donors` calls it. `side` is the first one's."""
+    """Send this rank's part of the state to newcomers. Each of `donors` calls it; only the first one sends `side`."""
     layout = Layout(flat.here)
     sharing = layout.sharing(donors)
     if not to or group.rank not in sharing:
@@ -111,13 +111,15 @@ def give(group: Channel, to: Sequence[int], donors: Sequence[int], flat: Flat, s
 
 
 def receive(group: Channel, donors: Sequence[int], room: ReceiveBuffers) -> tuple[Any, dict[str, torch.Tensor], Any]:
-    """The tree, its tensors and the side, in memory of their own. DamagedError if bytes differ from what was sent."""
+    """Return the tree, its tensors and the side in new memory. Raise `DamagedError` if any bytes differ from those
+    sent.
+    """
     first = donors[0]
     length = int.from_bytes(_fetch(group, first, _LENGTH, _LENGTH_BYTES), "little")
     header = json.loads(bytes(_fetch(group, first, _HEADER, length)))
     layout = Layout.read(header["tensors"])
     sharing = layout.sharing(donors)
-    for donor in sharing[1:]:  # gloo ends the process whose message is longer than what it receives into
+    for donor in sharing[1:]:  # gloo ends the process if a message is longer than its target
         if _fetch(group, donor, _HEADER, len(layout.digest)) != layout.digest:
             raise DamagedError(f"ranks {first} and {donor} do not hold the same tensors")
     tensors = {spec.name: room.take(spec) for spec in layout.specs}
@@ -127,7 +129,7 @@ def receive(group: Channel, donors: Sequence[int], room: ReceiveBuffers) -> tupl
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Part of a tensor's bytes."""
+    """A part of a tensor's bytes."""
 
     name: str
     begin: int
@@ -150,17 +152,17 @@ class Chunk:
 
     @property
     def own(self) -> list[Segment]:
-        """Those with a message of their own."""
+        """The segments that have separate messages."""
         return [segment for segment in self.segments if segment.nbytes >= OWN_BYTES]
 
     @property
     def packed(self) -> list[Segment]:
-        """Return the segments that are packed into one message."""
+        """The segments that are packed into one message."""
         return [segment for segment in self.segments if segment.nbytes < OWN_BYTES]
 
 
 class Layout:
-    """All tensors' bytes, one after the other, cut into chunks. The same on whoever has the same specs."""
+    """The bytes of all tensors in order, divided into chunks. Ranks with the same specs have the same layout."""
 
     def __init__(self, specs: Iterable[TensorSpec]) -> None:
         self.specs = tuple(specs)
@@ -175,15 +177,15 @@ class Layout:
         return cls(TensorSpec(name=name, dtype=dtype, shape=tuple(shape)) for name, dtype, shape in table)
 
     def sharing(self, donors: Sequence[int]) -> Sequence[int]:
-        """Those of the donors that send chunks."""
+        """Return the donors that send chunks."""
         return donors if self.nbytes > SHARED_ABOVE_BYTES else donors[:1]
 
     def share_of(self, rank: int, sharing: Sequence[int]) -> range:
-        """The chunks that one of them sends."""
+        """Return the chunks that one donor sends."""
         return range(sharing.index(rank), len(self.chunks), len(sharing))
 
     def seed(self, index: int) -> int:
-        """What ties a chunk's digest to its place."""
+        """Return the seed that binds a chunk's digest to its place."""
         return (self._seed + index) & 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -204,7 +206,7 @@ def _cut(specs: Iterable[TensorSpec]) -> Iterator[tuple[Segment, ...]]:
         yield tuple(chunk)
 
 
-# Giving
+# Sending
 
 
 def _send_chunks(
@@ -225,7 +227,9 @@ def _send_chunks(
 
 
 class _Raw:
-    """Bytes of tensors. One that is not contiguous is copied once, and the copy is kept while chunks need it."""
+    """The bytes of tensors. A tensor that is not contiguous is copied once, and the copy is kept while chunks need
+    it.
+    """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
@@ -265,7 +269,7 @@ def _send(group: Channel, to: Sequence[int], tag: int, messages: Sequence[torch.
 
 @dataclass(frozen=True, kw_only=True)
 class _Arrival:
-    """A chunk that is on its way into its tensors."""
+    """A chunk that is being received into its tensors."""
 
     own: Sequence[torch.Tensor]
     packed: Sequence[torch.Tensor]
@@ -273,7 +277,7 @@ class _Arrival:
     pending: Pending
 
     def land(self, seed: int) -> bool:
-        """Wait for it; whether it is what this rank asked for."""
+        """Wait for the chunk, and return whether it is valid."""
         self.pending.wait()
         if not _intact(self.message, seed, self.own):
             return False
@@ -340,7 +344,7 @@ def _intact(message: torch.Tensor, seed: int, own: Sequence[torch.Tensor] = ()) 
 
 
 def _digest(message: torch.Tensor, seed: int, own: Sequence[torch.Tensor]) -> bytes:
-    """Of what has messages of its own, and of this one."""
+    """Return the digest of the separate messages and of this one."""
     whole = xxhash.xxh3_128(seed=seed)
     for part in own:
         whole.update(_view(part))

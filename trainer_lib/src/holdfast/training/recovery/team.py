@@ -1,4 +1,4 @@
-"""The world that a rank trains in: its place, its process groups, and the attempt."""
+"""The world in which a rank trains: its place, its process groups, and the attempt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.training.step.call_mismatch import Calls
 
 @dataclass(frozen=True, kw_only=True)
 class Team:
-    """The world that this rank trains in."""
+    """The world in which this rank trains."""
 
     place: RankPlacement
     group: Group
@@ -42,12 +42,12 @@ class Team:
             group.close()
 
     def outlive(self) -> None:
-        """Leave no group before the process ends."""
+        """Keep all groups until the process exits."""
         for group in self._groups():
             group.outlive()
 
     def sharing(self, ranks: Sequence[int]) -> list[int]:
-        """Return those of the ranks that have, or will have, the same state as this rank."""
+        """Return the ranks that have, or will have, the same state as this rank."""
         deal, own = self.deal, self.group.rank
         return [rank for rank in ranks if deal is None or deal.shards[rank] == deal.shards[own]]
 

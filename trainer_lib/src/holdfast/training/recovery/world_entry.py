@@ -46,7 +46,7 @@ from holdfast.training.step.train_state import TrainState
 
 _log = logging.getLogger("holdfast.job")
 
-# Only a bound on waiting for a peer that says nothing at all: launchers end an attempt long before.
+# Only a limit for a peer that never answers: launchers end an attempt long before.
 CONNECT_SECONDS: Final = 1800.0
 
 
@@ -77,10 +77,10 @@ class WorldEntry:
         self._room = state_transfer.ReceiveBuffers()
         self._outline = outline(lineage.objects)
         self.place: RankPlacement | None = None
-        """Of the world that lines up, or did."""
+        """The place in the current world, or in the one that is being formed."""
 
     def enter(self, first: RankPlacement | None = None) -> Team:
-        """The next world that lines up; `first` is a place that is known already."""
+        """Enter the next world that can be formed, and return it. `first` is a place that is already known."""
         place = first
         while True:
             if place is None:
@@ -98,7 +98,9 @@ class WorldEntry:
             place = None
 
     def _make_room(self) -> None:
-        """Whoever stands by has the time to. A shard's tensors are of other shapes."""
+        """Fault in memory for a state while the process is on standby. Tensors of a shard have other shapes, and are
+        skipped.
+        """
         if self._lineage.sharding is not None:
             return
         try:
@@ -108,11 +110,11 @@ class WorldEntry:
             self._room.close()
 
     def leave(self, team: Team, reason: str) -> None:
-        """Have no more to do with a world, and be ready for the next."""
+        """Leave a world, and prepare for the next one."""
         self._agent.leave(reason)
         team.abandon()
 
-    # Inside
+    # Internal
 
     def _enter(self, place: RankPlacement) -> Team:
         self.place = place
@@ -141,7 +143,7 @@ class WorldEntry:
     def _connect(
         self, place: RankPlacement, cancel: CancelToken, name: str = "", members: Sequence[int] | None = None
     ) -> Group:
-        """Of all ranks, or of some of them."""
+        """Connect a group of all ranks, or of `members`."""
         ranks = range(place.world_size) if members is None else members
         return Group.connect(
             host=place.host,
@@ -156,7 +158,7 @@ class WorldEntry:
         )
 
     def _saves(self, place: RankPlacement, cancel: CancelToken) -> Callable[[int], Exchange]:
-        """The exchanges of saves that go on beside training."""
+        """Return the exchanges for asynchronous saves, by the number of the save."""
         if place.world_size == 1:
             return lambda number: Alone()
         name = f"{place.name}/saves"
@@ -173,7 +175,7 @@ class WorldEntry:
     def _attempt(self, place: RankPlacement, group: Group) -> Attempt:
         if place.pair is None:
             return attempt_by_hand(self._config.checkpoint_dir, group, place.run_id)
-        known = self._agent.known_claims()  # which waits for the launcher's welcome
+        known = self._agent.known_claims()  # waits for the launcher's welcome
         return Attempt(
             pair=place.pair,
             job_uid=place.job_uid,
@@ -207,12 +209,12 @@ class WorldEntry:
             newest = self._engine.newest(waits=self._wait_for_storage)
             plan = deciding(newest=None if newest is None else newest.pair)
         if team.group.rank in plan.resolution.survivors:
-            lineage.saved_step = plan.saved_step  # a save that a lost peer broke off may be known to some ranks only
+            lineage.saved_step = plan.saved_step  # only some ranks may know of a save that a lost peer interrupted
         _log.info("%s", plan.resolution.message)
         return plan
 
     def _check_outlines(self, group: Group, reports: Sequence[EntryReport]) -> None:
-        """UsageError if the ranks' models differ, and this rank is the one to leave."""
+        """Raise `UsageError` if the ranks' models differ, and this rank is the one to leave."""
         if len({report.outline for report in reports}) > 1:
             outlines = group.gather(self._outline)
             reference = entry_plan.odd_model(reports, group.rank)
@@ -220,8 +222,8 @@ class WorldEntry:
                 raise UsageError(difference(outlines, reference))
 
     def _follow(self, team: Team, verdict: Resolution, *, claimed: bool) -> None:
-        """Make the state that goes on everyone's."""
-        # Before anyone is synchronised: a claim that is due and fails is due again in the next attempt.
+        """Bring every rank to the state that continues."""
+        # Before any rank is synchronised: a claim that fails is due again in the next attempt.
         self._lineage.claimed = team.pair.generation if claimed else None
         if verdict.donor is None:
             self._room.close()
@@ -236,7 +238,7 @@ class WorldEntry:
             self._lineage.sharding.settled()
 
     def _affirm(self, team: Team) -> None:
-        """A step that was applied from a doubt: no checkpoint may hold it before all have voted on it."""
+        """Vote on a step that was applied after doubt. No checkpoint may hold it before all ranks have voted."""
         self._agent.begin_vote()
         try:
             self._lineage.standing = step_commit.affirmed(self._lineage.standing, team.pair)
@@ -269,7 +271,8 @@ class WorldEntry:
                 state_transfer.give(group, takers, donors, lineage.flat(), lineage.side())
             self._claim_due(team, lineage.step, lineage.origin, claimed=claimed, trained=True)
         else:
-            received = self._received(group, donors)  # until it is here, an older state of ours may still count
+            # until it is received, an older state of this rank may still count
+            received = self._received(group, donors)
             self._stepper.settle(step_commit.torn(lineage.standing), apply=False)
             origin = AttemptId.from_optional(received[2]["origin"])
             self._claim_due(team, verdict.step, origin, claimed=claimed, trained=True)
@@ -279,7 +282,7 @@ class WorldEntry:
         self._say_restored("memory", lineage.origin)
 
     def _received(self, group: Group, donors: Sequence[int]) -> tuple[Any, dict[str, torch.Tensor], Any]:
-        """A state that arrives damaged is asked for again, in another attempt."""
+        """Receive the state. If it is corrupt, raise `PeerLostError`, so that the next attempt requests it again."""
         try:
             return state_transfer.receive(group, donors, self._room)
         except DamagedError as error:
@@ -296,7 +299,7 @@ class WorldEntry:
         if standing.voted != verdict.voted and standing.synced is not None:
             standing = step_commit.torn(
                 standing
-            )  # of one attempt, as `shards.resolve` said: only the vote did not get here
+            )  # same attempt, according to `shard_assignment.resolve`: only the vote did not return here
         return step_commit.synchronised(standing, team.pair, verdict.step, verdict.voted)
 
     def _from_checkpoint(self, team: Team) -> None:
@@ -321,7 +324,7 @@ class WorldEntry:
         )
 
     def _select(self, team: Team) -> Select | None:
-        """Of sharded tensors only the rows of this rank's shard are read."""
+        """Return the selection of this rank's rows of sharded tensors; None if the model is not sharded."""
         sharding, deal = self._lineage.sharding, team.deal
         if sharding is None or deal is None:
             return None
@@ -329,7 +332,7 @@ class WorldEntry:
         return lambda manifest: sharding.wanted(manifest.objects, shard)
 
     def _equalise(self, group: Group) -> None:
-        """All ranks start from rank 0's weights."""
+        """Copy rank 0's weights to all ranks."""
         if self._lineage.sharding is not None:
             self._lineage.sharding.begin_anew(group)
         if group.size == 1:
@@ -358,16 +361,19 @@ class WorldEntry:
         )
 
     def _claim_due(self, team: Team, step: int, origin: AttemptId | None, *, claimed: bool, trained: bool) -> None:
-        """All together, and before a newcomer loads what it got. `trained`: the state is in memory only."""
+        """Write the claim, if it is due, before a newcomer loads its state. All ranks call it.
+
+        `trained`: the state is only in memory, so the call waits for the storage.
+        """
         if claimed or self._engine is None:
             return
         claim = self._engine.claim(step=step, pair=origin, waits=self._wait_for_storage if trained else None)
         if trained:
-            self._meter.enter(Activity.SYNC)  # again, if it had to wait
+            self._meter.enter(Activity.SYNC)  # again, in case it had to wait
         self._lineage.claimed = team.pair.generation
         if team.group.rank == 0:
             self._agent.send("claim", claim=claim.to_json())
 
     def _wait_for_storage(self) -> None:
-        """Of the rank that asks it; all others wait for this rank."""
+        """Report the wait of the rank that writes the claim, for which all others wait."""
         self._meter.enter(Activity.CHECKPOINT)

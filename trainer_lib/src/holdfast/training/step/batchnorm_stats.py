@@ -1,7 +1,7 @@
 """Running statistics of normalisation layers.
 
-They are no gradients: all ranks take over those of rank 0. They are sent before the vote and applied with the step,
-so a step is applied completely or not at all.
+They are not gradients: all ranks use those of rank 0. They are sent before the vote and applied with the step, so a
+step is applied completely or not at all.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Whether all ranks are in the same call of the job: a step, `job.save()`, or the end of the script.
+"""Detect ranks that are in different calls of the job: a step, `job.save()`, or the end of the script.
 
-All of them are collective, and ranks that are in different ones wait for each other. Every rank numbers its calls in
-an attempt. Who has waited for long in one writes down, in the attempt's store, what the call of that number is; who
-finds another one written there raises. While nobody waits for long, nothing is asked. Nor is it between the calls: a
-sharded model makes its mates wait in forward and backward too, an evaluation's among them, and what follows is not
-known there. The store is spoken to from a thread of its own: it may be what everyone waits for.
+These calls are collective, so ranks in different calls wait for each other. Every rank numbers its calls in an
+attempt. After a long wait, a rank writes its call with its number into the attempt's store. A rank that finds another
+call there raises an error. Short waits exchange nothing. Nothing is checked between calls either: a sharded model
+makes ranks wait in forward and backward too, also in an evaluation, and the next call is not known there. A separate
+thread accesses the store, because all ranks may be waiting for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.training.distributed.key_value_store import KeyValueStore
 
 _log = logging.getLogger("holdfast.job")
 
-# Of a wait. A peer that is lost is known sooner, and one that is slow costs a message.
+# The seconds of a long wait. A lost peer is detected earlier, and a slow one costs only a message.
 LONG_SECONDS: Final = 2.0
 
 
@@ -69,14 +69,14 @@ class Calls:
     step: Callable[[], int]
     connect: Callable[[], KeyValueStore]
     _number: int = 0
-    _call: Call | None = None  # between two of them
+    _call: Call | None = None  # None between calls
     _asked: int | None = None
     _answers: list[bytes] = field(default_factory=list)
     _store: KeyValueStore | None = None
 
     @contextmanager
     def during(self, call: Call) -> Iterator[None]:
-        """Mark this rank as being in this call, and in none afterwards."""
+        """Mark this rank as being in this call until the context ends."""
         self._call = call
         try:
             yield
@@ -85,7 +85,7 @@ class Calls:
             self._call = None
 
     def waited(self, seconds: float) -> None:
-        """Check in each slice of a wait. Raises UsageError if another rank waits in another call."""
+        """Check regularly during a wait. Raise `UsageError` if another rank waits in another call."""
         if self._call is None or seconds < LONG_SECONDS:
             return
         own = Said(rank=self.rank, call=self._call, step=self.step())

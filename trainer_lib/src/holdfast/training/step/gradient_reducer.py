@@ -1,11 +1,13 @@
-"""Averaging gradients over the ranks of a world, overlapped with backward.
+"""Averaging of gradients over the ranks of a world, overlapped with backward.
 
-Gradients arrive already weighted by samples, so their sum over all micro-batches of all ranks is the mean over the
-global batch, however unevenly it was shared out. In the backward of the last micro-batch each gradient is copied
-into its place in a flat bucket, and full buckets are launched in one fixed order, the same on every rank. No error
-raises through backward: the first one is kept, nothing more is launched, and `finish` raises it. Only an attempt that
-is over ends backward at once, where that is asked for: the step is lost, and peers wait for this rank. Complete
-averages stay until `clear`, through a change of group too, for a rank in doubt whether its step was committed.
+Gradients are already weighted by samples. Their sum over all micro-batches of all ranks is therefore the mean over
+the global batch, for any division of it. In the backward of the last micro-batch, each gradient is copied into its
+place in a flat bucket. Full buckets are sent in one fixed order, the same on every rank.
+
+No error is raised through backward: the first one is kept, nothing more is sent, and `finish` raises it. Only an
+attempt that is over ends backward at once, if this is requested: the step is lost, and peers wait for this rank.
+Complete averages stay until `clear`, even if the group changes, for a rank that does not know whether its step was
+completed.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from holdfast.core.errors import UsageError
 from holdfast.training.distributed.process_group import Group, Pending
 
 BUCKET_BYTES: Final = 25 << 20
-# The first one is small, so that something travels early in backward.
+# The first bucket is small, so that a transfer starts early in backward.
 FIRST_BUCKET_BYTES: Final = 1 << 20
-# Every gradient begins on a cache line.
+# Every gradient begins at a cache line.
 ALIGNMENT_BYTES: Final = 64
 
 
@@ -42,9 +44,10 @@ class _Plan:
 
 
 class Reducer:
-    """Sums the gradients of those parameters that require one, over the ranks of whatever group is attached.
+    """Sums the gradients of the parameters that require one, over the ranks of the attached group.
 
-    A parameter may be frozen and thawed in mid-run if it was trainable at the beginning: it takes part with zeros.
+    A parameter that was trainable at the beginning may be frozen and unfrozen later. While frozen, it counts as
+    zeros.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class Reducer:
         optimizer: torch.optim.Optimizer | None = None,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        every = tuple(dict.fromkeys(parameters))  # a parameter that is shared counts once
+        every = tuple(dict.fromkeys(parameters))  # a shared parameter counts once
         self.parameters = tuple(parameter for parameter in every if parameter.requires_grad)
         check_devices([parameter.device for parameter in self.parameters])
         self._frozen = tuple(parameter for parameter in every if not parameter.requires_grad)
@@ -75,9 +78,9 @@ class Reducer:
         self._forget()
 
     def attach(self, group: Group, peers: Group | None = None) -> None:
-        """Work with this attempt's group from now on. Complete averages stay; anything else is forgotten.
+        """Use this attempt's group from now on. Complete averages stay; anything else is discarded.
 
-        Of a sharded model, `peers` are those with the same shard: the others have other gradients.
+        For a sharded model, `peers` are the ranks with the same shard. Other ranks have other gradients.
         """
         self._group, self._everyone = group if peers is None else peers, group
         if self._averaged:
@@ -94,14 +97,16 @@ class Reducer:
     # One step
 
     def arm(self, *, last: bool) -> None:
-        """Prepare the backward of a micro-batch. In that of the last one, the averages are sent."""
+        """Prepare the backward of a micro-batch. During that of the last one, the averages are sent."""
         self._check_unchanged()
         self._prepare()
         self._armed = last
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
-        """A backward in here ends with the attempt, in PeerLostError; one of the script's own never does."""
+        """Return a context in which backward raises `PeerLostError` when the attempt ends. The script's own backward
+        does not.
+        """
         self._leaves_backward = True
         try:
             yield
@@ -109,9 +114,9 @@ class Reducer:
             self._leaves_backward = False
 
     def finish(self, ballot: Sequence[float]) -> list[float]:
-        """Average what is left, and the ballot's maximum; PeerLostError: this rank is not prepared.
+        """Average the remaining gradients, and compute the ballot's maximum.
 
-        A parameter without a gradient counts as zeros.
+        A parameter without a gradient counts as zeros. If this raises `PeerLostError`, this rank is not prepared.
         """
         self._armed = False
         if self._error is not None:
@@ -123,7 +128,7 @@ class Reducer:
         for bucket, flight in enumerate(self._flights):
             flight.wait()
             if bucket < len(self._flats):
-                # While the next one travels: at 29 M parameters they take 2 % of a step.
+                # During the transfer of the next bucket: with 29 M parameters, the norms take 2 % of a step.
                 self._norms.append(_norm(self._flats[bucket]))
         self._flights.clear()
         self._averaged = True
@@ -138,12 +143,17 @@ class Reducer:
         ]
 
     def adopt(self, touched: Sequence[bool]) -> None:
-        """Make the averages the parameters' gradients; none where no rank had one, so that optimizers pass it by."""
+        """Set the averages as the gradients; None where no rank had a gradient, so that optimizers skip the
+        parameter.
+        """
         for parameter, view, kept in zip(self.parameters, self._views, touched, strict=True):
             parameter.grad = like(parameter, view) if kept else None
 
     def norm(self, *, anew: bool = False) -> float:
-        """The norm of all averages that are here; the same on every rank that has them. `anew`: they were changed."""
+        """Return the norm of all averages on this rank, which is the same on every rank with the same averages.
+
+        `anew`: compute the norm again, because the averages were changed.
+        """
         norms = [_norm(flat) for flat in self._flats] if anew else self._norms
         return float(torch.stack([norm.cpu() for norm in norms]).norm()) if norms else 0.0
 
@@ -153,22 +163,23 @@ class Reducer:
         self._norms = [norm * abs(factor) for norm in self._norms]
 
     def clip(self, limit: float, norm: float) -> None:
-        """Scale the averages so that their norm, which is `norm`, is at most `limit`."""
+        """Scale the averages so that their norm, currently `norm`, is at most `limit`."""
         if norm > limit:
             self.scale(limit / norm)
 
     def clear(self) -> None:
-        """Clear gradients and averages after a step without a collective in flight."""
+        """Clear gradients and averages after a step, when no collective is running."""
         self._averaged = False
         self._begin()
 
     def discard(self) -> None:
         """Clear gradients after a failure, and use new buckets, because a collective may still write into the old
-        ones."""
+        ones.
+        """
         self._averaged = False
         self._forget()
 
-    # Inside
+    # Internal
 
     def _plan_buckets(self) -> None:
         self._shapes = [local(parameter).shape for parameter in self.parameters]
@@ -203,7 +214,7 @@ class Reducer:
         self._views = [views[index] for index in range(len(self.parameters))]
 
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
-        """Handle a new gradient. An error here is raised out of backward."""
+        """Handle a new gradient. An error that is raised here would propagate through backward."""
         if self._leaves_backward:
             self._everyone.cancel.check()
         if not self._armed or self._error is not None:
@@ -216,8 +227,9 @@ class Reducer:
             self._error = error
 
     def _take(self, index: int, parameter: torch.Tensor) -> None:
-        """Copy the gradient into the bucket and free it, so that the next one finds warm memory (a tenth of a step's
-        time)."""
+        """Copy the gradient into the bucket and free it, so that the next one reuses its memory (a tenth of a step's
+        time).
+        """
         bucket, gradient = self._bucket_of[index], None if parameter.grad is None else local(parameter.grad)
         if bucket < self._next:
             raise UsageError(
@@ -270,7 +282,7 @@ class Reducer:
 
 
 def check_devices(devices: Iterable[torch.device]) -> None:
-    """Raise UsageError for parameters on the meta device or on several accelerators. The CPU is valid in addition."""
+    """Raise `UsageError` for parameters on the meta device or on several accelerators. The CPU is always valid."""
     others = {device for device in devices if device.type != "cpu"}
     if any(device.type == "meta" for device in others):
         raise UsageError("a parameter is on the meta device: give the model real weights before job.manage()")
@@ -335,5 +347,5 @@ def _norm(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """To add up squares in."""
+    """Return a dtype in which squares can be summed."""
     return torch.float32 if dtype.itemsize < torch.float32.itemsize else dtype

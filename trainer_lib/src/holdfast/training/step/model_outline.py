@@ -1,7 +1,7 @@
 """The outline of a rank's model: names, shapes and dtypes of its parameters and buffers, and what is trained.
 
-Gradients are averaged by their place in the order of parameters, so ranks whose outlines differ would average
-different parameters with each other. Values are not part of it: the state that continues replaces them on every rank.
+Gradients are averaged by their place in the order of parameters, so ranks with different outlines would average
+different parameters. Values are not included: the state that continues replaces them on every rank.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def outline(objects: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def digest(lines: Sequence[str]) -> str:
-    """Return what stands for an outline when ranks compare theirs."""
+    """Return the digest of an outline, by which ranks compare theirs."""
     return xxhash.xxh3_128_hexdigest("\n".join(lines).encode())
 
 
 def difference(outlines: Sequence[Sequence[str]], reference: int) -> str:
-    """Return where a rank's outline first differs from that of rank `reference`; empty if all are equal."""
+    """Return the first difference between a rank's outline and that of rank `reference`; "" if all are equal."""
     expected = outlines[reference]
     for rank, lines in enumerate(outlines):
         for place in range(max(len(lines), len(expected))):

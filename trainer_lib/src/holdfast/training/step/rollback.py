@@ -1,7 +1,7 @@
-"""The changes of a global step before its commit, which a discarded step reverts.
+"""The changes of a global step before its vote, which a discarded step reverts.
 
 The optimizer has not run, so parameters are unchanged. But the forward pass has changed running statistics and other
-buffers and drawn random numbers, and an AMP scaler may have inspected the gradients.
+buffers and used random numbers, and an AMP scaler may have inspected the gradients.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 
 from holdfast.checkpoint.state import rng
 
-# Larger buffers are copied only when torch counted a write to them. The count misses writes of some kernels, the
-# running statistics of batch normalisation among them, so smaller ones are copied always.
+# Larger buffers are copied only if torch has counted a write to them. The count misses writes of some kernels, for
+# example to the running statistics of batch normalisation. Smaller buffers are therefore always copied.
 ALWAYS_COPIED_BYTES: Final = 1 << 20
 
 
@@ -30,7 +30,7 @@ class _Buffer:
 
 
 class Undo:
-    """Stores the state before a global step, to restore it if the step is discarded.
+    """The state before a global step, which is restored if the step is discarded.
 
     Modules that are registered later, the script's own generators, and state in plain attributes are not covered.
     """

@@ -1,7 +1,8 @@
-"""One global step of one rank: accumulate, average, vote, apply; or forget it as if it had not been tried.
+"""One global step of one rank: accumulate, average, vote and apply; or discard it without any effect.
 
-Nothing raises into the script: PeerLostError leaves these methods for the job, which lines up anew. What is kept of
-a step whose vote did not come back is all that applying it needs, so that it can be applied without its peers.
+No error of a lost peer reaches the script: these methods raise `PeerLostError` for the job, which enters the next
+world. If the vote on a step does not return, everything that is needed to apply it is kept, so that this rank can
+apply it without its peers.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ _GO_BACK: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What `job.step` did. `committed` is true when it ended a global batch and the optimizer applied it.
+    """The result of `job.step`. `committed` is True if the call ended a global batch and the optimizer applied it.
 
-    A step that a lost peer undid has reason `Retried`: the same samples come again. A rank that was away while the
-    others went on is told their newest `step`, committed, with no `loss`: it had no part in that.
+    A step that a lost peer undid has the reason `Retried`: the same samples are repeated. A rank that missed steps
+    gets the newest `step` as committed, without a `loss`, because it did not take part.
     """
 
     committed: bool
@@ -60,7 +61,7 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A step that was applied or passed over, and what the ranks agreed on with it."""
+    """A step that was applied or skipped, and the values that the ranks agreed on."""
 
     result: StepResult
     agreed: Agreed
@@ -68,7 +69,7 @@ class Made:
 
 @dataclass
 class _Batch:
-    """The global batch in the making."""
+    """The current global batch."""
 
     loss: float = 0.0
     weight: float = 0.0
@@ -78,19 +79,19 @@ class _Batch:
 
 @dataclass(kw_only=True)
 class _Kept:
-    """All that applying a prepared step needs, beside the averages. `norm` is known once they became gradients."""
+    """The data for applying a prepared step, without the averages. `norm` is set once they became gradients."""
 
     agreed: Agreed
     samples: int | None
     world_size: int
     statistics: torch.Tensor | None
     spoiled: str = ""
-    """Of a step whose loss is not finite: the weight that is not either, if one is."""
+    """For a loss that is not finite: the name of a weight that is not finite either, if there is one."""
     norm: float | None = None
 
 
 class Stepper:
-    """Makes the steps of a lineage, in one world after the other."""
+    """Executes the steps of a train state, in successive worlds."""
 
     def __init__(
         self,
@@ -121,13 +122,16 @@ class Stepper:
         self._kept: _Kept | None = None
         self._group: Group | None = None
         self._pair: AttemptId | None = None
-        self.torn = False  # the optimizer raised half way: this state is nobody's
-        self.rolled: StepResult | None = None  # of the last step that was applied from a doubt
+        self.torn = False  # the optimizer failed in a step: no other rank may use this state
+        self.rolled: StepResult | None = None  # the result of the last step that was applied after doubt
 
     def attach(
         self, group: Group, pair: AttemptId, *, peers: Group | None = None, mates: Group | None = None
     ) -> None:
-        """The next steps are made with these ranks. Of a sharded model, `peers` have our shard, `mates` the rest."""
+        """Make the next steps with these ranks.
+
+        For a sharded model, `peers` have our shard, and `mates` the others.
+        """
         self._group, self._pair, self._mates = group, pair, mates
         self._reducer.attach(group, peers)
         if self._lineage.step:
@@ -137,24 +141,25 @@ class Stepper:
         self.begin()
 
     def begin(self) -> None:
-        """Nothing of the next step is done yet."""
+        """Begin the next global batch."""
         self._batch = _Batch(started=time.monotonic())
         self._undo.remember()
 
     def add(self, loss: torch.Tensor, weight: float, seen: Audit | None, *, last: bool) -> None:
-        """Backward of one micro-batch; with the last one the averages start on their way.
+        """Run backward of one micro-batch. During that of the last one, the averages are sent.
 
-        PeerLostError if the attempt ended meanwhile.
+        Raise `PeerLostError` if the attempt ended meanwhile.
         """
         self._refuse_torn()
         if weight or self._sharding is not None:
-            # The mean over no samples is no number, and would spoil everyone's step. But mates wait for each other.
+            # The mean over no samples is NaN, which would corrupt the step on all ranks. But with shards, ranks wait
+            # for each other.
             check_loss(loss)
             if self._sharding is not None:
                 self._sharding.watch()
             self._reducer.arm(last=last)
             weighted = loss * weight
-            # FSDP2 has hooks of its own in backward, which would be left half way.
+            # FSDP2 has its own hooks in backward, which must not be interrupted.
             with self._reducer.leaving() if self._sharding is None else nullcontext():
                 (weighted if self._scaler is None else self._scaler.scale(weighted)).backward()
             self._batch.loss += float(loss.detach()) * weight
@@ -163,7 +168,7 @@ class Stepper:
             self._batch.seen += seen
 
     def finish(self, samples: int | None) -> Made:
-        """Average, vote, apply."""
+        """Average, vote and apply."""
         if self._group is None or self._pair is None:
             raise UsageError("call job.manage(model=…, optimizer=…) first")
         kept = self._prepare(self._group, self._pair, samples)
@@ -171,23 +176,23 @@ class Stepper:
         return self._apply(kept)
 
     def check(self) -> None:
-        """Before the state is saved: it must be what the optimizer works on."""
+        """Check before a save that the state is that of the optimizer's parameters."""
         self._refuse_torn()
         if self._sharding is not None:
             self._sharding.reset()
         self._structure.check_now()
 
     def rewind(self) -> bool:
-        """Take back what was done of the next step; whether the state is that of the last one then, all of it."""
+        """Revert the unfinished next step. Return whether the state is then exactly that of the last step."""
         if self.torn or self._kept is not None or self._lineage.standing.doubt is not None:
             return False
         self._take_back()
         return True
 
     def settle(self, standing: RankState, *, apply: bool) -> None:
-        """After an attempt: what was decided about a step in its middle, and the standing that goes with it.
+        """After an attempt, apply or discard its prepared step, and set the rank state.
 
-        Both are one change: a failure between them would leave marks that do not speak for the state.
+        Both are one change: a failure between them would leave marks that do not match the state.
         """
         lineage, kept = self._lineage, self._kept
         doubt, lineage.standing = lineage.standing.doubt, standing
@@ -198,7 +203,7 @@ class Stepper:
         self._kept = None
         self._take_back()
 
-    # Inside
+    # Internal
 
     def _take_back(self) -> None:
         self._reducer.discard()
@@ -229,7 +234,7 @@ class Stepper:
         return self._kept
 
     def _spoiled(self) -> str:
-        """The weight that is not finite; empty if all are, on all ranks alike."""
+        """Return the name of a weight that is not finite; "" if all are finite on all ranks of the replica group."""
         own = self.weights.not_finite()
         if self._mates is None or finite(whole_norm(math.inf if own else 0.0, self._mates)):
             return own
@@ -258,7 +263,9 @@ class Stepper:
         )
 
     def _vote(self, kept: _Kept, group: Group, pair: AttemptId) -> None:
-        """PeerLostError if it did not come back (see `marks`). Its way there and back is used for the norm."""
+        """Vote, and compute the norm meanwhile. Raise `PeerLostError` if the vote does not return (see
+        `step_commit`).
+        """
         self._meter.enter(Activity.VOTE)
         self._agent.begin_vote()
         try:
@@ -272,9 +279,9 @@ class Stepper:
             self._agent.end_vote()
 
     def _norm(self, kept: _Kept) -> float:
-        """Make the averages the gradients; their norm is the same on every rank, since they are.
+        """Set the averages as the gradients, and return their norm, which is the same on every rank.
 
-        Of a sharded model it takes the mates, so it is part of what is prepared.
+        For a sharded model, this needs the other shards, so it is part of the preparation.
         """
         if kept.norm is not None:
             return kept.norm
@@ -289,7 +296,7 @@ class Stepper:
         return kept.norm
 
     def _apply(self, kept: _Kept) -> Made:
-        """Never fails for want of a peer. The step is counted already."""
+        """Apply the step, which is already counted. A lost peer cannot make this fail."""
         self._meter.enter(Activity.APPLY)
         lineage, agreed, norm = self._lineage, kept.agreed, self._norm(kept)
         good = finite(norm) and not agreed.non_finite
@@ -304,7 +311,7 @@ class Stepper:
                 raise
         if good:
             self.weights.remember()
-        self._statistics.take(kept.statistics)  # also of a step that is passed over: all ranks stay alike
+        self._statistics.take(kept.statistics)  # also after a skipped step, so that all ranks stay equal
         self._reducer.clear()
         self._kept = None
         if self._sharding is not None:
@@ -319,7 +326,7 @@ class Stepper:
         if self._max_grad_norm is not None and good:
             self._reducer.clip(self._max_grad_norm, norm)
         optimizer = self._lineage.optimizer
-        if optimizer is not None and good:  # not for the scaler to say: a disabled one lets everything pass
+        if optimizer is not None and good:  # checked here, because a disabled scaler accepts everything
             optimizer.step() if self._scaler is None else self._scaler.step(optimizer)
         if optimizer is not None and self._scaler is not None:
             self._scaler.update()
@@ -348,7 +355,9 @@ class Stepper:
         return StepResult(committed=True, step=step, loss=agreed.loss, grad_norm=norm, reason="Committed")
 
     def _overflowed_by_scale(self, agreed: Agreed) -> bool:
-        """Whether the scaler's scale may be why gradients overflowed, and not the state: the scale falls after it."""
+        """Return whether the scaler's scale may have caused the overflow, instead of the state. The scale then
+        decreases.
+        """
         return not agreed.non_finite and self._scaler is not None and self._scaler.get_scale() > 1.0
 
     def _passed_over(self, kept: _Kept, *, counts: bool) -> StepResult:
@@ -357,14 +366,14 @@ class Stepper:
         lineage.skipped_in_a_row += counts
         _log.warning("step %d was not applied: its loss or gradients are not finite", lineage.step)
         if kept.spoiled:
-            self.begin()  # this step is over, as any other
+            self.begin()  # the next step must begin without this one
             raise NonFiniteError(
                 f"{kept.spoiled} holds values that are not finite, so no later step can be finite: this state is not "
                 f"saved, and a restart continues from step {lineage.saved_step}. Lower the learning rate, give "
                 f"max_grad_norm, or look for what else writes to the weights. {_GO_BACK}"
             )
         if lineage.skipped_in_a_row >= NON_FINITE_STEPS:
-            self.begin()  # this step is over, as any other
+            self.begin()  # the next step must begin without this one
             raise NonFiniteError(
                 f"{NON_FINITE_STEPS} steps in a row were not finite: lower the learning rate, give max_grad_norm, "
                 f"or look for the cause in the data from that step on. {_GO_BACK}"
@@ -373,6 +382,8 @@ class Stepper:
 
 
 def let_go(loss: torch.Tensor) -> None:
-    """Free what its backward did not: a script that still holds it would find no memory to try the step again."""
-    with suppress(RuntimeError):  # of a view, which cannot be detached in place
+    """Free the graph that backward did not free. The script may still hold the loss, and the repeated step needs
+    memory.
+    """
+    with suppress(RuntimeError):  # a view cannot be detached in place
         loss.detach_()

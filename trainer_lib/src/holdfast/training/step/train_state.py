@@ -1,6 +1,6 @@
-"""What goes on from world to world: the managed objects, the counters, the place in the data, and the marks.
+"""The state that a rank takes from world to world: objects, counters, position in the data, and rank state.
 
-All of it is the same on every rank, but for the marks (until a world has lined up) and the random generators.
+It is the same on every rank, except for the rank state (until a world has formed) and the random generators.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from holdfast.training.protocol import step_commit
 from holdfast.training.protocol.step_commit import RankState
 
 _log = logging.getLogger("holdfast.job")
-# Steps whose metrics a commit tells.
+# The number of steps whose metrics a checkpoint has.
 MOST_MEASURED: Final = 256
 
 
 class TrainState:
-    """The state of the job as this rank has it."""
+    """The state of the job on this rank."""
 
     def __init__(self, objects: Mapping[str, Stateful]) -> None:
         self.objects = dict(objects)
@@ -50,7 +50,7 @@ class TrainState:
         self.rates = Scaler(None, Elasticity())
         self.sharding: Sharding | None = None
         self.saved_step = 0  # the last step known to be durable
-        self.metrics: History = {}  # what the script measured, by step
+        self.metrics: History = {}  # the script's metrics by step
         self.failures = Failures()
         self.claimed: int | None = None  # the generation whose claim is known to be durable
 
@@ -69,7 +69,7 @@ class TrainState:
         return [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
 
     def trained(self) -> Iterator[torch.nn.Parameter]:
-        """Every parameter of the modules and of the optimizer."""
+        """Yield every parameter of the modules and of the optimizer."""
         for module in self.modules():
             yield from module.parameters()
         if self.optimizer is not None:
@@ -81,7 +81,7 @@ class TrainState:
         return flatten(self.objects)
 
     def foreseen(self) -> Iterator[tuple[torch.dtype, tuple[int, ...]]]:
-        """Dtypes and shapes of the tensors that a state of these objects has once it has made a step."""
+        """Yield dtypes and shapes of the tensors that the state of these objects has after a step."""
         for tensor in self.flat().tensors.values():
             yield tensor.dtype, tuple(tensor.shape)
         for thing in self.objects.values():
@@ -89,7 +89,7 @@ class TrainState:
                 yield from foreseen(thing)
 
     def measured(self, values: Mapping[str, float]) -> None:
-        """Remember what the script measured of the state as it is; only the newest are kept."""
+        """Record the script's metrics of the current state. Only the newest are kept."""
         for name, value in values.items():
             if not isinstance(value, (int, float)) or not finite(value):
                 raise UsageError(f"metric {name!r} is {value!r}: give finite numbers, such as loss.item()")
@@ -98,7 +98,7 @@ class TrainState:
         self.metrics[self.step] = self.metrics.get(self.step, {}) | {name: float(v) for name, v in values.items()}
         self.metrics = dict(sorted(self.metrics.items())[-MOST_MEASURED:])
 
-    # To a newcomer, from memory
+    # For newcomers, from memory
 
     def side(self) -> dict[str, Any]:
         """Return the state that is sent in addition to the objects."""
@@ -126,7 +126,7 @@ class TrainState:
         self.position = None if side["position"] is None else Position.from_json(side["position"])
         rng.seed(mix_all(int(side["step"]), rank))
 
-    # From a commit
+    # From a checkpoint
 
     def take_commit(self, loaded: Loaded, *, rank: int) -> None:
         """Load the state of a checkpoint."""
@@ -147,14 +147,14 @@ class TrainState:
         self.skipped_in_a_row = 0
         self.saved_step = manifest.step
         if side.generators is None:
-            rng.seed(mix_all(manifest.step, rank))  # this rank was not there when the commit was made
+            rng.seed(mix_all(manifest.step, rank))  # this rank did not exist when the checkpoint was made
         else:
             side.generators.apply()
         if manifest.numerics != numerics():
             _log.warning("the checkpoint was made under other numerics; results may differ in their last bits")
 
     def begin_anew(self) -> None:
-        """There is nothing to go on from: the objects stay as the script made them."""
+        """Start from the beginning: the objects stay as the script created them."""
         self.standing, self.origin, self.position, self.rates.ramp = RankState(), None, None, None
         self.saved_step = 0
         self.metrics = {}
@@ -165,17 +165,17 @@ class TrainState:
         rows = all_of_it if self.sharding is None else self.sharding.part
         return load_into(self.objects, tree, tensor, rows, blank=blank)
 
-    # A step
+    # One step
 
     def stepped(self, pair: AttemptId) -> None:
-        """The vote on the next step came back: it is committed here."""
+        """Record that the vote on the next step returned, which completes it on this rank."""
         self.standing = step_commit.committed(self.standing)
         self.origin = pair
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Side:
-    """What a commit holds beside the objects."""
+    """The part of a checkpoint's state outside the objects."""
 
     skipped: int
     ramp: Ramp | None
@@ -184,7 +184,7 @@ class _Side:
 
     @classmethod
     def read(cls, state: Any, data: Any, alone: Any) -> _Side:
-        """StateError if it is not what a job saves."""
+        """Parse the state. Raise `StateError` if it is not a job's state."""
         try:
             return cls(
                 skipped=int(state.get("counters", {}).get("skipped", 0)),
@@ -199,5 +199,5 @@ class _Side:
 
 
 def finite(*numbers: float) -> bool:
-    """Whether all values are finite."""
+    """Return whether all values are finite."""
     return all(math.isfinite(number) for number in numbers)

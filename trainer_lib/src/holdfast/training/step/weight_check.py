@@ -1,4 +1,4 @@
-"""The weights: the parameters that the optimizer trains, and whether they may go into a checkpoint."""
+"""The weights: the parameters that the optimizer trains, and whether they may be saved."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import torch
 from holdfast.checkpoint.state.dtensor import local
 from holdfast.checkpoint.state.module_names import parameter_names
 
-# Few enough that a look after each step takes some 5 µs; whoever averages or swaps weights changes all of them.
+# Few enough that reading them after each step takes about 5 µs. Code that averages or swaps weights changes all of
+# them.
 _SAMPLED: Final = 8
 _NUMBERS: Final = 4
-# Of a number's last digits, by the largest number that is compared with it.
+# The tolerance for a number, in multiples of its last digit at the largest compared magnitude.
 _LOST: Final = 4
 
 
 class Weights:
     """The parameters of the managed optimizer that require a gradient; without an optimizer there are none.
 
-    Torch counts the writes to a tensor, but not those through `.data`, and a swap that was taken back has counted
-    too. So a few numbers are compared, which are read after each step and not waited for.
+    Torch counts the writes to a tensor, but not those through `.data`, and a swap that was undone is counted too. A
+    few numbers are therefore compared instead. They are read after each step without waiting for the device.
     """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
@@ -36,25 +37,26 @@ class Weights:
         self._kept: list[torch.Tensor] | None = None
 
     def remember(self) -> None:
-        """A step has left them as they are now."""
+        """Record the weights after a step."""
         self._kept = self._sample()
 
     def forget(self) -> None:
-        """No step has been made: whatever the script writes is where training begins."""
+        """Discard the record: before the first step, the script may write any weights."""
         self._kept = None
 
     def changed(self) -> bool:
-        """Whether the script has changed them since the last step, and not changed them back."""
+        """Return whether the script has changed the weights since the last step, without restoring them."""
         kept, now = self._kept, self._sample()
         return kept is not None and (len(kept) != len(now) or not all(map(_same, kept, now)))
 
     def among(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
-        """Which tensors of a state are weights."""
-        places = {local(one).data_ptr() for one in self._parameters()} - {0}  # where those without elements are
+        """Return which tensors of a state are weights."""
+        # the address of tensors without elements
+        places = {local(one).data_ptr() for one in self._parameters()} - {0}
         return frozenset(name for name, tensor in tensors.items() if tensor.data_ptr() in places)
 
     def not_finite(self) -> str:
-        """The name of one that holds a value which is not finite; empty if none does. It reads all of them."""
+        """Return the name of a weight with a value that is not finite; "" if there is none. It reads all weights."""
         found = next((one for one in self._parameters() if not _is_finite(local(one).detach())), None)
         return "" if found is None else self._names.get(id(found), f"a parameter of shape {tuple(found.shape)}")
 
@@ -63,7 +65,7 @@ class Weights:
         return [one for group in groups for one in group["params"] if one.requires_grad]
 
     def _sample(self) -> list[torch.Tensor]:
-        """One tensor for each dtype and device."""
+        """Return the sampled numbers as one tensor for each dtype and device."""
         places = [local(one).data_ptr() for one in self._sampled]
         if places != self._places:
             self._places, self._views = places, _views([local(one).detach() for one in self._sampled])
@@ -79,7 +81,7 @@ def _views(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 
 def _middle(tensor: torch.Tensor) -> torch.Tensor:
-    """Some numbers of it: the first ones may be padding, which nothing changes."""
+    """Return some numbers from the middle of a tensor: the first ones may be padding, which never changes."""
     row = tensor.reshape(1) if tensor.dim() == 0 else tensor
     while row.dim() > 1:
         row = row[row.shape[0] // 2]
@@ -87,7 +89,7 @@ def _middle(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Up to what is lost where an optimizer goes from one set of weights to another one and back; NaN is NaN."""
+    """Compare within the loss of an optimizer that switches to another set of weights and back. NaN equals NaN."""
     if (one.dtype, one.device, one.shape) != (other.dtype, other.device, other.shape):
         return False
     if torch.equal(one.view(torch.uint8), other.view(torch.uint8)):
@@ -101,5 +103,5 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _is_finite(tensor: torch.Tensor) -> bool:
     wide = (
         tensor.float() if tensor.dtype.itemsize == 1 else tensor
-    )  # torch has no isfinite() for every type of a byte
+    )  # torch has no isfinite() for some one-byte dtypes
     return bool(wide.isfinite().all())
