@@ -6,9 +6,9 @@
     found = checkpoint.load("ckpt", model=model, optimizer=optimizer)   # the newest valid checkpoint, or None
 
 A checkpoint is durable when `save` returns. `load` verifies every byte that it reads. `load` logs a corrupt
-checkpoint, moves it to `quarantine/`, and reads the next older one. In the folder of a job, `load` moves nothing:
-only the job's ranks can find out whether the checkpoint is corrupt, or only this machine reads it incorrectly.
-Checkpoints contain no pickle.
+checkpoint, moves it to `quarantine/`, and reads the next older one. In the folder of a job, `load` moves nothing.
+Only the job's ranks can find out whether a checkpoint is corrupt, or this machine reads it incorrectly. Checkpoints
+contain no pickle.
 """
 
 from __future__ import annotations

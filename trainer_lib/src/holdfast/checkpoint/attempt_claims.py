@@ -79,8 +79,9 @@ class Fence:
         return max(continued, self.attempt.durable)
 
     def write(self, claim: Claim, base: CheckpointName | None, *, again: bool) -> None:
-        """Make a claim durable. `base` is the checkpoint that the claim continues, if it was read from the shared
-        folder.
+        """Make a claim durable.
+
+        `base` is the checkpoint that the claim continues, if it was read from the shared folder.
         """
         self._insist_on_base(claim, base)
         try:

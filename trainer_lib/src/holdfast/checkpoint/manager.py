@@ -280,9 +280,9 @@ class CheckpointManager:
         """Make this attempt's claim durable. After the call, check again whether another attempt has claimed.
 
         `step` and `pair` name the state from which the attempt continues. Raise `ClaimError` if that state was read
-        from the shared folder and is gone: a replaced attempt that still saves may delete it until the claim exists.
-        No claim is left in this case, so the next attempt reads what the replaced attempt saved. With `waits`, the
-        call retries while the folder cannot be used, as in `newest`.
+        from the shared folder and no longer exists. A replaced attempt that still saves may delete it until the claim
+        exists. No claim is left in this case, so the next attempt reads what the replaced attempt saved. With
+        `waits`, the call retries while the folder cannot be used, as in `newest`.
         """
         claim = Claim(
             pair=self._fence.attempt.pair,

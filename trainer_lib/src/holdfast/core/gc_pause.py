@@ -15,8 +15,8 @@ from contextlib import contextmanager
 def uncollected() -> Iterator[None]:
     """Disable garbage collection in a context that lasts milliseconds, and never in one that waits.
 
-    Only the main thread disables it, so that two threads cannot undo each other's change, and forked processes
-    inherit a consistent state.
+    Only the main thread disables it, so that two threads cannot undo each other's change. The context also ends in a
+    process that the thread forks.
     """
     if threading.current_thread() is not threading.main_thread() or not gc.isenabled():
         yield

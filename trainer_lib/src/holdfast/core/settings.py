@@ -89,8 +89,9 @@ def setting(
 
 
 def settings_of(kind: Any, *, prefix: str = "") -> tuple[Setting, ...]:
-    """Return the settings that a dataclass declares. With a prefix, each has a variable: its own, or one from its
-    name.
+    """Return the settings that a dataclass declares.
+
+    With a prefix, each has a variable: its own, or one from its name.
     """
     declared = [replace(one.metadata["setting"], name=one.name) for one in fields(kind) if one.metadata]
     return tuple(

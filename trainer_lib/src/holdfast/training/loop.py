@@ -242,8 +242,9 @@ class TrainingLoop:
             self.team.close()
 
     def _finish(self) -> bool:
-        """Make the last step durable and report that this rank is done. Return False if the world ended, to try
-        again.
+        """Make the last step durable and report that this rank is done.
+
+        Return False if the world ended, to try again.
         """
         try:
             self._hooks.finish()

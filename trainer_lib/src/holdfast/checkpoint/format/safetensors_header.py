@@ -64,8 +64,9 @@ def header_bytes(start: bytes | bytearray | memoryview, nbytes: int) -> int:
 
 
 def parse(start: bytes | bytearray | memoryview, nbytes: int) -> dict[str, Entry]:
-    """Return the tensors of a file of `nbytes` bytes that begins with `start`. Raise `DamagedError` if it is not
-    valid.
+    """Return the tensors of a file of `nbytes` bytes that begins with `start`.
+
+    Raise `DamagedError` if it is not valid.
     """
     begin = header_bytes(start, nbytes)
     if len(start) < begin:
@@ -183,8 +184,8 @@ def _entries(name: str, tensor: TensorRecord, file: str, *, stacked: bool) -> It
 def _tensor(name: str) -> str:
     """Return the tensor that a box is part of.
 
-    A box may be named `<name>@<offsets>` in only one of two places: in a file that has several boxes of the tensor,
-    or in a manifest with boxes that are not rows (see `dcp`).
+    The name `<name>@<offsets>` may be in a file that has several boxes of the tensor. It may also be in a manifest
+    with boxes that are not rows (see `dcp`). It need not be in both.
     """
     return _BOX.sub("", name)
 

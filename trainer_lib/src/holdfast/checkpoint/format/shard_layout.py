@@ -196,8 +196,9 @@ def held_by(specs: Sequence[TensorSpec], holding: Holding, rank: int) -> tuple[P
 
 
 def rows(length: int, size: int, shard: int) -> tuple[int, int]:
-    """Return [begin, end) of a shard along the first dimension, as `torch.chunk` divides it. Later shards may be
-    empty.
+    """Return [begin, end) of a shard along the first dimension, as `torch.chunk` divides it.
+
+    Later shards may be empty.
     """
     step = -(-length // size)
     return min(length, step * shard), min(length, step * (shard + 1))

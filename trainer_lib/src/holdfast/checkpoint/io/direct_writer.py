@@ -41,7 +41,7 @@ def aligned(nbytes: int) -> int:
 
 
 def step_back() -> None:
-    """Lower the priority of this thread below that of all others.
+    """Lower the priority of this thread, so that training runs first.
 
     SCHED_BATCH is not used, because its threads delay the disk by each other's time slices (decision 0087).
     """

@@ -1,7 +1,8 @@
 """Copy memory with the C library, on several threads if there are enough processors. No torch.
 
-A tensor's offset in a file can be any multiple of its item size. torch's own copy to an unaligned address takes a
-third longer than an aligned copy, or than this one. torch also uses a single thread if the script has set it to one.
+A tensor's offset in a file can be any multiple of its item size. A copy by torch to an unaligned address takes a
+third longer than an aligned copy, or than this one. The copy also uses a single thread if the script has set torch to
+one.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ def _work(moves: Iterator[Move]) -> None:
 
 
 class _Shared:
-    """An iterator over all blocks that threads share. `next` of a counter is atomic in the interpreter, without a
-    lock.
+    """An iterator over all blocks that threads share.
+
+    `next` of a counter is atomic in the interpreter, without a lock.
     """
 
     def __init__(self, moves: Sequence[Move]) -> None:

@@ -52,8 +52,9 @@ class Arena:
             self._preparing.start()
 
     def image(self, nbytes: int) -> memoryview:
-        """Return a buffer of this many bytes, rounded up to complete pages. Raise `MemoryError` or `OSError` on
-        failure.
+        """Return a buffer of this many bytes, rounded up to complete pages.
+
+        Raise `MemoryError` or `OSError` on failure.
         """
         self._settle()
         if nbytes > self.nbytes:

@@ -1,9 +1,9 @@
 """Decide which checkpoints count. Pure: no files, no clock.
 
 Invariant: of all checkpoints on the tiers, only one line of steps is ever read. A checkpoint is ignored if it is
-older (by attempt ID) than some claim, and either its step is beyond that claim's `from_step`, or its attempt ID is
-above that claim's `from_pair`. What an attempt writes after its successor has claimed is therefore never read. It
-also never blocks or overwrites the successor.
+older (by attempt ID) than some claim, and beyond that claim's base. It is beyond the base if its step is above
+`from_step`, or its attempt ID above `from_pair`. What an attempt writes after its successor has claimed is therefore
+never read. It also never blocks or overwrites the successor.
 
 Only the claims of the line are binding. The first is the highest claim. The next is the highest claim that is not
 above the attempt whose checkpoint the previous one continues (`from_pair`), and so on. A claim between two of them
@@ -11,10 +11,10 @@ belongs to an attempt whose line ended. The claim above it cuts off everything t
 checkpoint that the higher claim continues. The base of the highest claim is therefore always readable, even after
 late writes.
 
-A job's first claim voids what other jobs wrote above it: a claim or checkpoint of another job does not count if its
-attempt ID is above the job's first claim. Below the first claim, it counts as history, so that a job that is applied
-again on an old folder resumes from it. A checkpoint with an unreadable manifest belongs to the job if the job has a
-claim in that generation that is not above it.
+A job's first claim voids what other jobs wrote above it. A claim or checkpoint of another job does not count if its
+attempt ID is above that claim. Below the first claim, it counts as history, so that a job that is applied again on an
+old folder resumes from it. A checkpoint with an unreadable manifest belongs to the job if the job has a claim in that
+generation that is not above it.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def superfluous(claims: Iterable[Claim], own: Claim) -> tuple[Claim, ...]:
 
     They are the claims of attempts that are themselves cut off, and that continued from `own`'s state or a later one.
     A job that repeatedly fails after the same checkpoint leaves one such claim each time. A claim from which training
-    continued is needed forever: a process that it cut off may write at any time, at steps that later claims do not
+    continued is needed forever. A process that it cut off may write at any time, at steps that later claims do not
     cut off.
 
     The job's first claim stays, because it defines what is void of other jobs. While another job has a claim above
@@ -146,8 +146,8 @@ def readable(
 def _is_own(commit: Commit, claims: Sequence[Claim], job_uid: str) -> bool:
     """Return whether the job owns the checkpoint.
 
-    The manifest names the owner. If it cannot be read, the job owns the checkpoint if it has a claim under which the
-    checkpoint may have been saved: an attempt saves under its own claim, or under an earlier one of its generation
+    The manifest names the owner. If it cannot be read, the job owns the checkpoint if the job has a claim under which
+    it may have been saved. An attempt saves under its own claim, or under an earlier one of its generation
     (`inherits`). Such a claim is enough, even below another job's claim. An unreadable checkpoint is never restored,
     so taking another job's checkpoint for ours costs little. The opposite error would skip ours as if it did not
     exist.
@@ -175,7 +175,7 @@ def inherits(
 
     The attempt continues from the memory of `synced`. `claimed` has the generations whose claim its survivors know to
     be durable. `trained` has the highest attempts in which its launchers had ranks before. An attempt above `synced`
-    may have voted with ranks that have since exited, and its checkpoint may exist or still be written: only a new
+    may have voted with ranks that have since exited. Its checkpoint may exist, or still be written, and only a new
     claim prevents reading it. No other attempt saved a checkpoint, because any two worlds of one generation share a
     launcher.
     """
@@ -189,9 +189,9 @@ def foreign(
 ) -> tuple[Claim, ...]:
     """Return the claims on a tier that stop the attempt `pair` of `publication`. `known` has its membership's claims.
 
-    Claims below our generation are history, whoever wrote them, because our claim is above them. In our generation or
-    above, a claim of another job is foreign. A claim of our own job is foreign if it has another publication or a
-    later generation: the operator's status was restored from an old backup, or this attempt is outdated.
+    Claims of any job below our generation are history, because our claim is above them. In our generation or above, a
+    claim of another job is foreign. A claim of our own job is foreign if it has another publication or a later
+    generation. In this case the operator's status was restored from an old backup, or this attempt is outdated.
     """
     known = frozenset(known)
 

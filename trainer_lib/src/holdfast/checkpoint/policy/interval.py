@@ -1,8 +1,8 @@
 """The checkpoint interval for jobs that leave the choice to Holdfast (`Auto`). Pure: every time is an argument.
 
 The source is J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", 2006.
-Training stops for `stall` seconds at each checkpoint, and fails every `mtbf` seconds. For work that takes W seconds,
-the wall time is proportional to (e^((t + stall) / mtbf) - 1) / t, where t is the time between two checkpoints. The
+Training stops for `stall` seconds at each checkpoint, and fails every `mtbf` seconds. Let t be the time between two
+checkpoints. For a given amount of work, the wall time is proportional to (e^((t + stall) / mtbf) - 1) / t. The
 minimum is at
 
     (1 - t / mtbf) e^((t + stall) / mtbf) = 1
@@ -89,7 +89,7 @@ class Failures(JsonFields):
     def told(self, books: LauncherFailures | None) -> Failures:
         """Return the failures after a new world has formed, whose launcher reports these counters.
 
-        A launcher that did not count before stands for one failure: the launcher that counted until then is lost.
+        A launcher that did not count before counts as one failure: the launcher that counted until then is lost.
         """
         if books is None:
             return self

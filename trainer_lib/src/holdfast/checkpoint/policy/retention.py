@@ -2,10 +2,10 @@
 
 These rules decide which checkpoints a job may delete:
 
-- On every tier, a job deletes only checkpoints of its own line of attempts. They are those that its own attempts
-  made, according to their manifests, and those of an earlier job that its line continues (`resume: Always`),
-  according to the claims. Every other checkpoint stays: it belongs to another job, and was never adopted (`resume:
-  Never`) or was fenced before.
+- On every tier, a job deletes only checkpoints of its own line of attempts. Its own attempts made them, according to
+  their manifests. Or an earlier job made them, and the line continues it (`resume: Always`), according to the claims.
+  Every other checkpoint stays: it belongs to another job, and was never adopted (`resume: Never`) or was fenced
+  before.
 - A checkpoint is deleted only if it is older than the newest `keep_last` verified checkpoints that are still
   readable. In addition, no rule keeps it, no checkpoint that stays needs it, and no attempt above the own one made
   it. Rules only keep more.
@@ -93,8 +93,9 @@ class Entry:
     created: datetime | None = None
     parent: str | None = None
     stands_on: frozenset[str] = frozenset()
-    """The checkpoints that hold bytes of this one. They are also named here because a parent's manifest may be
-    corrupt.
+    """The checkpoints that hold bytes of this one.
+
+    They are also named here because a parent's manifest may be corrupt.
     """
     metrics: Mapping[str, float] = field(default_factory=dict)
 
@@ -191,7 +192,7 @@ def _must_stay(
     own: AttemptId,
     keep_last: int,
 ) -> str:
-    """Return the reason for which a checkpoint stays whatever the rules are; "" if there is none."""
+    """Return the reason for which a checkpoint stays regardless of the rules; "" if there is none."""
     if keep_last < 1 or len(good) < keep_last:
         return f"only {len(good)} of the last {keep_last} are verified"
     if commit.pair > own:

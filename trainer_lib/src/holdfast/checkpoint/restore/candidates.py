@@ -38,8 +38,9 @@ Where = Path | Sequence[CheckpointStore]
 
 
 class DeletedError(Exception):
-    """The checkpoint was deleted during the read: no store has it any more, and every rank knows it. It is not
-    corrupt.
+    """The checkpoint was deleted during the read: no store has it any more, and every rank knows it.
+
+    It is not corrupt.
     """
 
 
@@ -249,8 +250,9 @@ class Candidates:
             self.bad.clear()
 
     def stuck(self) -> tuple[catalog.Quarantined, ...]:
-        """Return the lost checkpoints in shared stores. What was only on nodes is lost with them, and cannot be
-        repaired.
+        """Return the lost checkpoints in shared stores.
+
+        What was only on nodes is lost with them, and cannot be repaired.
         """
         shared = zip(self.stores, self.held, strict=True)
         durable = {name for store, names in shared if store.shared for name in names}
@@ -268,7 +270,10 @@ class Candidates:
 
 
 def is_gone(store: CheckpointStore, name: CheckpointName) -> bool:
-    """Return whether a store reports that the checkpoint is gone. A store that cannot be read reports nothing."""
+    """Return whether a store reports that it no longer has the checkpoint.
+
+    A store that cannot be read reports nothing.
+    """
     try:
         if name not in store.commits():
             store.manifest(name)

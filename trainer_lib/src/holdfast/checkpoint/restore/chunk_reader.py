@@ -52,9 +52,9 @@ def read_into(
 ) -> None:
     """Fill all extents with verified bytes only.
 
-    Every span in `also` is verified in any case. `looks` are checks that run on files in addition. `threads` threads
-    read, and each needs a buffer for one chunk. With `fresh`, the memory of the extents is new (`huge_pages.fresh`)
-    and was never accessed. Raise `DamagedError` if some part has no valid copy.
+    Every span in `also` is verified in any case. `looks` are checks that run on files in addition. Each of the
+    `threads` threads needs a buffer for one chunk. With `fresh`, the memory of the extents is new
+    (`huge_pages.fresh`) and was never accessed. Raise `DamagedError` if some part has no valid copy.
     """
     large = (one.target for file in sorted(extents) for one in extents[file] if one.target.nbytes >= LEAST_MAPPED)
     ahead = Ahead(large) if fresh else None

@@ -23,7 +23,7 @@ Look = Callable[[Source], None]
 class Fault:
     """A failure of one copy of a file. With `lost`, its bytes are missing or corrupt; otherwise they are unreachable.
 
-    `absent`: the file could not be opened at all, which is no fault in a store that has only some of the files.
+    `absent`: the file could not be opened at all, which is expected in a store that has only some of the files.
     `span`: the place of the fault, unless a check found it. `settled`: the fault is in verified bytes, so that
     reading again does not change it.
     """

@@ -1,8 +1,8 @@
 """Memory for the requested tensors, laid out in runs that mirror the files. No torch.
 
-Complete pages of a file can then be read directly to their target. The rest of a chunk goes through a buffer per
-thread, and so does everything that a disk would have to write into small pages. The buffer has large pages, which a
-disk fills in few pieces.
+Complete pages of a file can then be read directly to their target. A buffer per thread receives the rest of a chunk,
+and everything that a disk would have to write into small pages. The buffer has large pages, which a disk fills in few
+pieces.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class RankReader:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """The first fault of each file of each copy. A file that a node-local store never had is no fault."""
+        """The first fault of each file of each copy. A file that a node-local store never had does not count."""
         first: dict[tuple[str, str], Fault] = {}
         for fault in self._copies.faults:
             store = self._stores[fault.copy]

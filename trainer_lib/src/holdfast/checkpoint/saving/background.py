@@ -6,10 +6,10 @@ vote on its step *s* had returned to it. The checkpoint is published only if all
 - Each surviving member therefore leaves *a* at step *s* or later. A state that continues from a member's memory
   includes *s*. The checkpoint (s, a) is a valid part of that line, even if it is published late. It needs no claim
   against it, and `fencing.inherits` needs no exception.
-- If no member survives, or none is in the next world, training continues from an older state: a checkpoint, or the
-  memory of an earlier attempt. Both cases write a claim. The first always does. The second does because a launcher of
-  the new world had ranks in *a*: any two worlds of a generation share a launcher. The claim names a step below *s* or
-  an attempt below *a*, so that it cuts the checkpoint off like that of any replaced attempt. If the checkpoint was
+- If no member survives, or none is in the next world, training continues from an older checkpoint or from the memory
+  of an earlier attempt. Both cases write a claim. The first always does. The second does because a launcher of the
+  new world had ranks in *a*: any two worlds of a generation share a launcher. The claim names a step below *s* or an
+  attempt below *a*, so that it cuts the checkpoint off like that of any replaced attempt. If the checkpoint was
   published before the new attempt searched, training continues from it.
 
 A rank therefore does not wait for the disk when it leaves, but abandons the save. Its waits end with the attempt, the
@@ -44,8 +44,9 @@ class _Outcome:
 
 @dataclass(kw_only=True)
 class PendingSave:
-    """One save. One thread copies, and possibly another one writes. `called` is the time at which training stopped
-    for it.
+    """One save. One thread copies, and possibly another one writes.
+
+    `called` is the time at which training stopped for it.
     """
 
     staged: Staged
@@ -92,8 +93,9 @@ class Saving:
 
     @property
     def result(self) -> SaveResult:
-        """The result of a save that has ended, the same on all ranks. Raise the error of its thread, if there was
-        one.
+        """The result of a save that has ended, the same on all ranks.
+
+        Raise the error of its thread, if there was one.
         """
         if self._outcome.error is not None:
             raise self._outcome.error

@@ -283,8 +283,9 @@ class Chain:
         stands: bool,
         inexact: Collection[str] = (),
     ) -> None:
-        """Record that the checkpoint was published. With `stands`, it builds on the previous one. The image is that
-        of `share`.
+        """Record that the checkpoint was published.
+
+        With `stands`, it builds on the previous one. The image is that of `share`.
         """
         self.links = [*self.links, name] if stands else [name]
         before = {} if self._base is None else self._base.pieces

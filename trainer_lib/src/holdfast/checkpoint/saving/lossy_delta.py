@@ -3,9 +3,9 @@ torch.
 
 Invariant: a restored element differs from the saved one by at most the threshold, for any length of the chain. A
 patch has places and new values, never differences. It is computed against the exact bytes that the manifest names for
-it: a copy in an earlier checkpoint, the base, of which this rank keeps another copy in memory. A patch never builds
-on the result of another patch, so errors do not add up, and a reader applies at most one patch to a row. An element
-is always written if it differs and either value is not finite.
+it. These bytes, the base, are in an earlier checkpoint, and this rank keeps a copy of them in memory. A patch never
+builds on the result of another patch, so errors do not add up. A reader applies at most one patch to a row. An
+element is always written if it differs and either value is not finite.
 
 If a patch would not be smaller than the changed blocks, the blocks are written, and the piece has a new base.
 """
@@ -178,8 +178,9 @@ def _may_be_patched(piece: Piece) -> bool:
 
 
 def _copied(data: memoryview, target: NDArray[Any] | None) -> NDArray[Any] | None:
-    """Copy the data, into the old base if there is one. Return None without memory: the piece is then written
-    exactly.
+    """Copy the data, into the old base if there is one.
+
+    Return None without memory: the piece is then written exactly.
     """
     import numpy as np
 

@@ -13,8 +13,8 @@ from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.saving.planner import Layouts, Planner
 from holdfast.checkpoint.saving.snapshot import Snapshot
 
-# The progress of the copy is reported after a sixteenth of the image, so that the disk can start, and then each time
-# it has doubled: the writes are slower than the copy. A report covers at least `_PART_BYTES`.
+# The progress of the copy is reported after a sixteenth of the image, so that the disk can start. It is then reported
+# each time it has doubled, because the writes are slower than the copy. A report covers at least `_PART_BYTES`.
 _FIRST_PART: Final = 1 / 16
 _PART_BYTES: Final = 32 << 20
 

@@ -1,9 +1,9 @@
 """The names, dtypes and settings in an optimizer's state.
 
-The state identifies parameters by their position. The parameters' names are therefore saved with it: otherwise an
-optimizer with other parameters, or in another order, would silently load the wrong moments. torch also casts what it
-loads to the parameter's dtype, which rounds the fp32 masters and moments of bf16 weights. Here, each tensor keeps its
-saved dtype.
+The state identifies parameters by their position. The parameters' names are therefore saved with it. Otherwise an
+optimizer with other parameters, or in another order, would silently load the wrong moments. In addition, torch casts
+what it loads to the parameter's dtype, which rounds the fp32 masters and moments of bf16 weights. Here, each tensor
+keeps its saved dtype.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ def all_of_it(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor], rows: Rows = all_of_it) -> Any:
-    """Return the values of one tree: the inverse of `flatten`. `rows` converts a result of `tensor` to a sharded
-    tensor.
+    """Return the values of one tree: the inverse of `flatten`.
+
+    `rows` converts a result of `tensor` to a sharded tensor.
     """
     if isinstance(tree, list):
         return [unflatten(item, tensor, rows) for item in tree]

@@ -3,16 +3,16 @@ torch.
 
 A store reports two kinds of errors. `DamagedError` means that bytes are missing or differ from what was written, so
 another copy is needed. Any other `CheckpointError` means that this process cannot read them now (permissions,
-network, credentials), which allows no conclusion about the checkpoint. A checkpoint exists if its manifest exists;
-files without a manifest are no checkpoint.
+network, credentials), which allows no conclusion about the checkpoint. A checkpoint exists if its manifest exists.
+Files without a manifest do not count as one.
 
 A source is read one chunk at a time. These optional members describe it:
 
 - The property `grain: int` shows that parts of a chunk can be read separately at no cost, and need no second copy.
   The offsets and addresses of such parts are multiples of it (1: any).
 - The property `staged: bool` shows that a read into contiguous memory, followed by a copy, is fastest.
-- The property `readers: int` of a store that is no disk is the number of parts to request at once: many for slow
-  answers, and one per processor for memory.
+- The property `readers: int` of a store is the number of parts to request at once: many for slow answers, and one per
+  processor for memory. A disk does not have it.
 - The method `forget()` of a source with a host cache makes the next read bypass it.
 """
 
@@ -69,7 +69,7 @@ class Incoming(Protocol):
         """Turn the files into a durable checkpoint by writing its manifest last."""
 
     def discard(self) -> None:
-        """Abandon the checkpoint. What cannot be removed now is no checkpoint."""
+        """Abandon the checkpoint. Files that cannot be removed now do not count as a checkpoint."""
 
 
 class CheckpointStore(Protocol):
@@ -118,7 +118,7 @@ class Target(CheckpointStore, Protocol):
         """Delete a checkpoint, its manifest first. Keep a checkpoint that this release cannot read."""
 
     def keep_claim(self, claim: Claim) -> None:
-        """Write a claim exclusively. Writing the same claim again is no error."""
+        """Write a claim exclusively. Writing the same claim again is not an error."""
 
     def sweep(self, below: CheckpointName) -> None:
         """Remove the unfinished files of the checkpoints before this one."""

@@ -1,9 +1,9 @@
 """A copy of the checkpoints, which may be unavailable as long as the tier before it has checkpoints. No torch.
 
 Invariant: a job never starts from the beginning because a store was unavailable. If the tier before has checkpoints,
-it has all claims too, since each was written there first. A restore insists on this store in three cases: some of
-those checkpoints are lost, there are none, or they are older than the one that a claim continues. Continuing from an
-older checkpoint would abandon the copy.
+it has all claims too, since each was written there first. A restore requires this store in three cases: some of those
+checkpoints are lost, none exists, or a claim continues a newer one. Continuing from an older checkpoint would abandon
+the copy.
 """
 
 from __future__ import annotations

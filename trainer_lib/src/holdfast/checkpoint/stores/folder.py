@@ -141,7 +141,7 @@ class FolderStore:
         return list_claims(self._root)
 
     def keep_claim(self, claim: Claim) -> None:
-        """Write a claim exclusively. Writing the same claim again is no error."""
+        """Write a claim exclusively. Writing the same claim again is not an error."""
         if claim not in self.claims():
             make_folder(self._root)
             write_claim(self._root, claim)

@@ -7,7 +7,7 @@ A save has three phases on a separate thread, and uses the same image as a save 
     known     every rank published its files with that manifest, and reported it
 
 Invariant: the newest checkpoint with every file on some node is not deleted before all ranks know that a newer one is
-published. After a crash at any time, one complete checkpoint is therefore left, if no disk is lost: a rank's part is
+published. After a crash at any time, one complete checkpoint is therefore left, if no disk is lost. A rank's part is
 only on its own node.
 """
 
@@ -98,8 +98,9 @@ class Made(JsonFields):
 
 
 def decide(told: Sequence[LocalDiskReport], terms: FencingContext) -> Decision:
-    """Keep the newest checkpoint that counts and has every file on some node. Reject a save that does not fit with
-    it.
+    """Keep the newest checkpoint that counts and has every file on some node.
+
+    Reject a save that does not fit with it.
     """
     keep = _newest(told, terms)
     troubles = [one for one in told if one.error]

@@ -8,9 +8,8 @@ A save has three phases, and a rank returns from `save` only after the last one:
 
 Invariant: when `save` has returned on any rank, every slot and every copy of the checkpoint is sealed. The checkpoint
 then survives the loss of all rank processes, and, with copies, of any one node. Until then, the previous checkpoint
-is complete in another slot on every node, because no rank begins the next save before all have sealed this one. If
-only some checkpoints are copied, the newest copied one is also kept, in a third slot: it is what remains if a node is
-lost.
+is complete in another slot on every node: no rank begins the next save before all have sealed this one. If only some
+checkpoints are copied, the newest copied one is also kept, in a third slot. It remains if a node is lost.
 """
 
 from __future__ import annotations
@@ -243,7 +242,7 @@ class MemoryTier:
         return writer, RankWritten(files=files, chunks=part.chunks)
 
     def _begin(self, slots: SlotSet, snapshot: Snapshot, room: int) -> SlotWriter:
-        """Begin a slot. If there is no capacity, ask the launcher to free copies of lost neighbours, which it has
+        """Begin a slot. If there is no capacity, request the launcher to free copies of lost neighbours, which it has
         open.
         """
         name, keep, job, me = snapshot.name, self._keep, snapshot.job_uid, self._settings.me

@@ -89,7 +89,7 @@ class Upload:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Wait this many seconds; None: until there is news."""
+    """Wait this many seconds; None: until the next notification."""
 
     seconds: float | None
 
@@ -133,7 +133,7 @@ class Outcome:
 
     @property
     def settled(self) -> bool:
-        """Whether another try is useless: the upload arrived, or its source is gone or corrupt."""
+        """Whether another try is useless: the upload arrived, or its source is missing or corrupt."""
         return self.arrived or self.gone or self.cause in (FailureCause.DAMAGED, FailureCause.GONE)
 
 

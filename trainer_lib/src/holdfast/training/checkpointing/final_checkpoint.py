@@ -54,8 +54,9 @@ def together(
 
 
 def alike(left: Sequence[Left]) -> bool:
-    """Return whether all ranks failed after the same saves. Otherwise some would wait for a save that others never
-    began.
+    """Return whether all ranks failed after the same saves.
+
+    Otherwise some would wait for a save that others never began.
     """
     return len({one.saves for one in left}) == 1
 

@@ -13,8 +13,9 @@ _log = logging.getLogger("holdfast.checkpoint")
 
 
 class PinnedMemory:
-    """Provides an arena's memory (`staging_buffer.Provide`), one buffer at a time. The next buffer releases the last
-    one.
+    """Provides an arena's memory (`staging_buffer.Provide`), one buffer at a time.
+
+    The next buffer releases the last one.
     """
 
     def __init__(self) -> None:

@@ -105,9 +105,9 @@ class CheckpointScheduler:
     def overdue(self) -> bool:
         """Return whether this rank requests a checkpoint from the others.
 
-        The reasons are: there is a request, the coordinator's interval is over, a lost peer interrupted the last
-        checkpoint, or a failed one must be repeated. While a checkpoint is being written, also to the node's disk,
-        the result is False. A finished checkpoint is recorded here, before each step's vote.
+        The reasons are a request, the end of the coordinator's interval, a lost peer that interrupted the last
+        checkpoint, and the retry of a failed one. While a checkpoint is being written, also to the node's disk, the
+        result is False. A finished checkpoint is recorded here, before each step's vote.
         """
         if not self.has_folder:
             return bool(self._agent.requests().checkpoint)

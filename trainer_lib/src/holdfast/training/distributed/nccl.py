@@ -1,7 +1,7 @@
 """NCCL for gradients, if each rank has its own GPU. Written for `process_group.Group`. It has never run on a GPU.
 
 NCCL differs from gloo in these ways. An aborted operation counts as done, so `lost` is set before any abort and
-checked after every operation. Kernels may write until the device is synchronised after the abort, so the tensors of
+checked after every operation. Kernels may write until the device is synchronised after the abort. The tensors of
 running operations are kept until then, and the next communicator waits for it. Decisions (ballot, vote, rank states)
 use gloo. torch's own error handling would end the process, and is switched off only for this communicator.
 """

@@ -147,8 +147,9 @@ class Group:
         return self._launch_all_reduce(tensor, dist.ReduceOp.MAX)
 
     def launch_gather(self, output: torch.Tensor, part: torch.Tensor) -> Pending:
-        """Begin to gather every rank's part, in order, into `output`. The tensors are flat, and the parts have one
-        length.
+        """Begin to gather every rank's part, in order, into `output`.
+
+        The tensors are flat, and the parts have one length.
         """
         self.cancel.check()
         if self.size == 1:

@@ -32,8 +32,9 @@ class StoreClient:
 
 
 class StoreExchange:
-    """The exchange of one save, with its `number` within the attempt. `gather` returns the others' values only on
-    rank 0.
+    """The exchange of one save, with its `number` within the attempt.
+
+    `gather` returns the others' values only on rank 0.
     """
 
     def __init__(self, client: StoreClient, *, rank: int, size: int, number: int) -> None:

@@ -3,9 +3,9 @@
 A separate thread reads, so that a request is received whatever the script does. The ranks act on it together in their
 next step.
 
-Invariant of leaving an attempt: after this process sent `left` for an attempt ID, it does not vote in that attempt or
-in an earlier one. While the script computes, the reading thread sends `left` at once. During a vote, the main thread
-sends it after the vote, which ends soon because every wait checks the `CancelToken`.
+Invariant: after this process sent `left` for an attempt ID, it does not vote in that attempt or in an earlier one.
+While the script computes, the reading thread sends `left` at once. During a vote, the main thread sends it after the
+vote, which ends soon because every wait checks the `CancelToken`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class LauncherClient:
         threading.Thread(target=self._read, name="holdfast-agent", daemon=True).start()
 
     def send(self, kind: str, **body: Any) -> None:
-        """Send a message to the launcher. If the launcher is gone, exit this process."""
+        """Send a message to the launcher. If the launcher has exited, exit this process."""
         line = json.dumps({"type": kind, **body}, separators=(",", ":")).encode() + b"\n"
         try:
             with self._sending:
@@ -229,7 +229,7 @@ class LauncherClient:
         """
         self._closing = True
         with self._sending:
-            with contextlib.suppress(OSError):  # the launcher is gone
+            with contextlib.suppress(OSError):  # the launcher has exited
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
 

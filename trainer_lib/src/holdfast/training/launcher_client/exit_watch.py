@@ -39,7 +39,7 @@ def exit_now(status: int) -> NoReturn:
 
 
 def exit_peer_lost(why: str) -> NoReturn:
-    """Exit this process immediately, because its peers or its launcher are gone. The script did not cause it.
+    """Exit this process immediately, because its peers or its launcher are lost. The script did not cause it.
 
     A regular exit would wait for communicators that never answer.
     """

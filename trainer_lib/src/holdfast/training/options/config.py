@@ -128,8 +128,9 @@ def effective(
 
 
 def checked_threshold(threshold: float, full_every: int) -> float:
-    """Return the largest difference between a restored weight and the saved one. Raise `UsageError` if it is not
-    valid.
+    """Return the largest difference between a restored weight and the saved one.
+
+    Raise `UsageError` if it is not valid.
     """
     if lossy_delta.threshold(threshold) and full_every == 1:
         raise UsageError(

@@ -1,6 +1,6 @@
 """The effect of the world size on the global batch and on the learning rate. No collectives, no clock.
 
-By default there is none: the global batch stays, its shares are weighted exactly, and the learning rate stays
+By default there is no effect: the global batch stays, its shares are weighted exactly, and the learning rate stays
 correct. A scaled batch keeps each rank's share instead, and the learning rate may then follow by a rule.
 
 The rule's factor applies only during the optimizer's step. Everything else that reads or writes `param_groups`
@@ -107,7 +107,7 @@ def global_batch(config: Elasticity, requested: int, world_size: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Ramp:
-    """The learning rate's factor on its way from `begin` to `target`, from the step `since` on."""
+    """The learning rate's factor, which moves from `begin` to `target`, starting at the step `since`."""
 
     begin: float
     target: float

@@ -27,8 +27,9 @@ NAMED: Final = 3
 
 
 def check_managed(objects: Mapping[str, Any], saved: Sequence[torch.Tensor] = ()) -> None:
-    """Check that the objects of `manage` fit together. `saved` has the tensors of the managed state without the
-    optimizer's.
+    """Check that the objects of `manage` fit together.
+
+    `saved` has the tensors of the managed state without the optimizer's.
     """
     modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
     _check_kinds(objects)

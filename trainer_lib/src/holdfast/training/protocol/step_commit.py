@@ -18,7 +18,7 @@ prepared, the vote returned on no process, and all survivors discard the step. N
 therefore lost while one member of its attempt survives. No step is applied twice, and all survivors have the same
 state.
 
-A step that survivors apply after doubt is equally safe once the next vote has returned. If all of them exit before,
+A step in doubt that survivors apply is equally safe once the next vote has returned. If all of them exit before,
 other ranks continue from the step before it, and repeat it. No checkpoint has the step at that time, because a
 checkpoint needs all ranks. A rank then reports the step to its launcher twice.
 
@@ -130,8 +130,8 @@ def synchronised(standing: RankState, pair: AttemptId, step: int, voted: Attempt
 
 
 def affirmed(standing: RankState, pair: AttemptId) -> RankState:
-    """Record that an empty vote on the common state of `pair` starts next. A step applied after doubt may then be
-    saved.
+    """Record that an empty vote on the common state of `pair` starts next. A step in doubt that was applied may then
+    be saved.
 
     Until a vote in `pair`, a rank outside it that has the marks of the previous attempt could continue without the
     step.

@@ -111,8 +111,9 @@ def give(group: Channel, to: Sequence[int], donors: Sequence[int], flat: Flat, s
 
 
 def receive(group: Channel, donors: Sequence[int], room: ReceiveBuffers) -> tuple[Any, dict[str, torch.Tensor], Any]:
-    """Return the tree, its tensors and the side in new memory. Raise `DamagedError` if any bytes differ from those
-    sent.
+    """Return the tree, its tensors and the side in new memory.
+
+    Raise `DamagedError` if any bytes differ from those sent.
     """
     first = donors[0]
     length = int.from_bytes(_fetch(group, first, _LENGTH, _LENGTH_BYTES), "little")
@@ -227,8 +228,9 @@ def _send_chunks(
 
 
 class _Raw:
-    """The bytes of tensors. A tensor that is not contiguous is copied once, and the copy is kept while chunks need
-    it.
+    """The bytes of tensors.
+
+    A tensor that is not contiguous is copied once, and the copy is kept while chunks need it.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:

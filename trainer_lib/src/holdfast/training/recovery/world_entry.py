@@ -98,8 +98,9 @@ class WorldEntry:
             place = None
 
     def _make_room(self) -> None:
-        """Fault in memory for a state while the process is on standby. Tensors of a shard have other shapes, and are
-        skipped.
+        """Fault in memory for a state while the process is on standby.
+
+        Tensors of a shard have other shapes, and are skipped.
         """
         if self._lineage.sharding is not None:
             return
@@ -238,7 +239,10 @@ class WorldEntry:
             self._lineage.sharding.settled()
 
     def _affirm(self, team: Team) -> None:
-        """Vote on a step that was applied after doubt. No checkpoint may hold it before all ranks have voted."""
+        """Vote on a prepared step that was applied without its vote.
+
+        No checkpoint may hold it before all ranks have voted.
+        """
         self._agent.begin_vote()
         try:
             self._lineage.standing = step_commit.affirmed(self._lineage.standing, team.pair)

@@ -2,8 +2,8 @@
 
 These calls are collective, so ranks in different calls wait for each other. Every rank numbers its calls in an
 attempt. After a long wait, a rank writes its call with its number into the attempt's store. A rank that finds another
-call there raises an error. Short waits exchange nothing. Nothing is checked between calls either: a sharded model
-makes ranks wait in forward and backward too, also in an evaluation, and the next call is not known there. A separate
+call there raises an error. Short waits exchange nothing. Nothing is checked between calls either. A sharded model
+also makes ranks wait in forward and backward, even in an evaluation, and the next call is not known there. A separate
 thread accesses the store, because all ranks may be waiting for it.
 """
 

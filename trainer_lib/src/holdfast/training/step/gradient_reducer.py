@@ -104,8 +104,9 @@ class Reducer:
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
-        """Return a context in which backward raises `PeerLostError` when the attempt ends. The script's own backward
-        does not.
+        """Return a context in which backward raises `PeerLostError` when the attempt ends.
+
+        The script's own backward does not.
         """
         self._leaves_backward = True
         try:

@@ -1,8 +1,7 @@
 """One global step of one rank: accumulate, average, vote and apply; or discard it without any effect.
 
 No error of a lost peer reaches the script: these methods raise `PeerLostError` for the job, which enters the next
-world. If the vote on a step does not return, everything that is needed to apply it is kept, so that this rank can
-apply it without its peers.
+world. If the vote on a step does not return, this rank keeps everything that is needed to apply it without its peers.
 """
 
 from __future__ import annotations
@@ -123,7 +122,8 @@ class Stepper:
         self._group: Group | None = None
         self._pair: AttemptId | None = None
         self.torn = False  # the optimizer failed in a step: no other rank may use this state
-        self.rolled: StepResult | None = None  # the result of the last step that was applied after doubt
+        # the result of the last prepared step that was applied without its vote
+        self.rolled: StepResult | None = None
 
     def attach(
         self, group: Group, pair: AttemptId, *, peers: Group | None = None, mates: Group | None = None
@@ -263,8 +263,9 @@ class Stepper:
         )
 
     def _vote(self, kept: _Kept, group: Group, pair: AttemptId) -> None:
-        """Vote, and compute the norm meanwhile. Raise `PeerLostError` if the vote does not return (see
-        `step_commit`).
+        """Vote, and compute the norm meanwhile.
+
+        Raise `PeerLostError` if the vote does not return (see `step_commit`).
         """
         self._meter.enter(Activity.VOTE)
         self._agent.begin_vote()
@@ -307,7 +308,7 @@ class Stepper:
                     self._optimize(norm, good=good)
                 self._schedule(agreed)
             except BaseException:
-                self.torn = True  # not before: a rank that is asked to leave meanwhile still ends its step
+                self.torn = True  # not before: a rank with a request to leave still ends its step
                 raise
         if good:
             self.weights.remember()
@@ -355,8 +356,9 @@ class Stepper:
         return StepResult(committed=True, step=step, loss=agreed.loss, grad_norm=norm, reason="Committed")
 
     def _overflowed_by_scale(self, agreed: Agreed) -> bool:
-        """Return whether the scaler's scale may have caused the overflow, instead of the state. The scale then
-        decreases.
+        """Return whether the scaler's scale may have caused the overflow, instead of the state.
+
+        The scale then decreases.
         """
         return not agreed.non_finite and self._scaler is not None and self._scaler.get_scale() > 1.0
 
@@ -382,8 +384,9 @@ class Stepper:
 
 
 def let_go(loss: torch.Tensor) -> None:
-    """Free the graph that backward did not free. The script may still hold the loss, and the repeated step needs
-    memory.
+    """Free the graph that backward did not free.
+
+    The script may still hold the loss, and the repeated step needs memory.
     """
     with suppress(RuntimeError):  # a view cannot be detached in place
         loss.detach_()

@@ -245,7 +245,7 @@ def seal(peer: Peer, copy: Copy, manifest: Manifest) -> None:
 
 
 def make_room(peer: Peer, name: CheckpointName, keep: Iterable[CheckpointName]) -> int:
-    """Ask a launcher to free outdated copies for the slots of its own ranks' first checkpoint.
+    """Request a launcher to free outdated copies for the slots of its own ranks' first checkpoint.
 
     Return the bytes that it will free only after that checkpoint is complete.
     """

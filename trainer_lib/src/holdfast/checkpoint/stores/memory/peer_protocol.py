@@ -61,8 +61,9 @@ class Wire:
         self.send_bytes(memoryview(len(raw).to_bytes(_LENGTH, "big") + raw))
 
     def receive(self, patience: float = _PATIENCE_SECONDS) -> dict[str, Any]:
-        """Receive one message, within `patience` seconds without data. Raise `OSError` or `CheckpointError` on
-        failure.
+        """Receive one message, within `patience` seconds without data.
+
+        Raise `OSError` or `CheckpointError` on failure.
         """
         head = bytearray(_LENGTH)
         self.receive_into(memoryview(head), patience)

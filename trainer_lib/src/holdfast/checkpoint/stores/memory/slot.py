@@ -9,7 +9,7 @@ bytes follow. The sequence is one aligned word, so each change is atomic:
 Invariant: if a writer is killed at any instruction, the other slots are unchanged. Its own slot is as it was after
 the last change of the sequence, or odd. A table ends with the digest of itself and of its sequence, and the manifest
 in it has the digests of the bytes. A torn write is therefore never taken for a complete one. To add the manifest to a
-complete slot, the writer writes the other table and increases the sequence by two; the sequence is never odd
+complete slot, the writer writes the other table and increases the sequence by two. The sequence is never odd
 meanwhile.
 """
 

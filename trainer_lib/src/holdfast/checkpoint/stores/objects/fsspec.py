@@ -1,8 +1,8 @@
 """Any fsspec file system as a store, which needs only reads and writes. No torch.
 
 fsspec offers fewer guarantees than a folder or S3. No exclusive creation works on all its file systems. A manifest or
-claim is checked for existence, written, and read back. If two writers do so at the same time, the last one wins, and
-the other one reads the winner's bytes and reports it. fsspec also compares no checksums in transit. Lengths are
+claim is checked for existence, written, and read back. If two writers do so at the same time, the last one wins. The
+other one reads the winner's bytes and reports it. In addition, fsspec compares no checksums in transit. Lengths are
 compared after each file, and every byte is verified on a read. Interrupted uploads do not resume.
 """
 

@@ -97,8 +97,9 @@ class S3Bucket:
             finish_all([self._pool.submit(self._read_range, key, stat.tag, begin, piece) for begin, piece in pieces])
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write with `If-None-Match: *` if the server honours it. An existing object may be ours if the reply was
-        lost.
+        """Write with `If-None-Match: *` if the server honours it.
+
+        An existing object may be ours if the reply was lost.
         """
         if not self._honours_conditions(key):
             return create_by_looking(self, key, data)

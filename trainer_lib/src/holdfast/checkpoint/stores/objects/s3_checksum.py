@@ -34,8 +34,9 @@ class Checksum:
 
     @property
     def kind(self) -> Mapping[str, str]:
-        """The parameter that requests a checksum of the complete object. With SHA-256, servers have only that of the
-        parts.
+        """The parameter that requests a checksum of the complete object.
+
+        With SHA-256, servers have only that of the parts.
         """
         return {} if self._crc is None else {"ChecksumType": "FULL_OBJECT"}
 

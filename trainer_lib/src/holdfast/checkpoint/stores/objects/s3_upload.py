@@ -27,8 +27,9 @@ _PARTS_OF_A_SIZE: Final = 2000
 
 
 class MultipartUpload:
-    """The upload of one file in parts. A limited number is in memory, and parts that the server has are not sent
-    again.
+    """The upload of one file in parts.
+
+    A limited number is in memory, and parts that the server has are not sent again.
     """
 
     def __init__(self, bucket: S3Bucket, settings: S3Settings, pool: ThreadPoolExecutor, key: str) -> None:

@@ -2,9 +2,9 @@
 
 The names are those of a folder tier. The order of writes replaces the rename. Every file of a checkpoint is complete
 before the manifest is created, and the store has compared its checksum if it can. One writer creates the manifest
-exclusively. Files without a manifest are no checkpoint, whatever interrupted them. A `CONTENT` object comes before
-all files and identifies them. It is also created exclusively, so that a writer of other content under the same name
-changes nothing.
+exclusively. Files without a manifest do not count as a checkpoint, whatever interrupted the writer. A `CONTENT`
+object comes before all files and identifies them. It is also created exclusively, so that a writer of other content
+under the same name changes nothing.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class Stat:
 
 
 class Bucket(Protocol):
-    """The operations of an object store. A missing object is a `DamagedError`; other failures are an
-    `UnavailableError`.
+    """The operations of an object store.
+
+    A missing object is a `DamagedError`; other failures are an `UnavailableError`.
     """
 
     @property
@@ -107,7 +108,7 @@ class Bucket(Protocol):
     def copy(self, source: str, target: str) -> None: ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects. A missing one is no error."""
+        """Delete objects. A missing one is not an error."""
 
     def unfinished(self, prefix: str) -> list[str]:
         """Return the keys below a prefix with unfinished uploads."""
@@ -305,7 +306,7 @@ class ObjectStore:
         )
 
     def keep_claim(self, claim: Claim) -> None:
-        """Write a claim exclusively. Writing the same claim again is no error."""
+        """Write a claim exclusively. Writing the same claim again is not an error."""
         key = f"{self._prefix}{CLAIMS}/{claim_file(claim.pair)}"
         if not self._bucket.create(key, encode_json(claim.to_json())):
             raise ClaimError(
