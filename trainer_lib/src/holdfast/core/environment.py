@@ -255,7 +255,6 @@ _VARIABLES: Final = {one.name: one.variable for one in SETTINGS}
 
 
 def variable(name: str) -> str:
-    """Return the variable of a setting."""
     return _VARIABLES[name]
 
 

@@ -140,7 +140,6 @@ def whole(least: int = 0, most: int | None = None) -> Callable[[str], int]:
 
 
 def number(text: str) -> float:
-    """Parse a number."""
     try:
         return float(text)
     except ValueError:

@@ -323,7 +323,6 @@ class Job:
     # Internal
 
     def _enter(self, entry: WorldEntry, stepper: Stepper) -> TrainingLoop:
-        """Enter the first world."""
         first, self._first = self._first, None
         team = entry.enter(first)
         hooks = CheckpointHooks(

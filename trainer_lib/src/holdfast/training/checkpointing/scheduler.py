@@ -304,7 +304,6 @@ class CheckpointScheduler:
             _log.info("a commit is due every %.0f s: %s", choice.seconds, choice.reason)
 
     def _land(self, flight: _Flight) -> None:
-        """Record the result of a checkpoint."""
         self._flight = None
         if flight.saving.lost:
             return  # it still counts as interrupted
@@ -368,7 +367,6 @@ def _copying(result: SaveResult) -> dict[str, float]:
 
 
 def _say(step: int, result: SaveResult, stalled: float) -> None:
-    """Log the line of a durable checkpoint."""
     rate = result.nbytes / result.seconds / 1e9 if result.seconds else 0.0
     _log.info(
         "step %d is durable: training stood still for %.3f s, rank 0 wrote %.1f MB in %.3f s (%.2f GB/s)",

@@ -46,7 +46,6 @@ class ScriptBatch:
 
     @property
     def held(self) -> bool:
-        """Whether the script holds a micro-batch."""
         return self.state is BatchState.HELD
 
     def give(self, micro: MicroBatch, *, last: bool) -> None:

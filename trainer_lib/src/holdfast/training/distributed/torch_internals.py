@@ -31,7 +31,6 @@ def gloo_options(timeout: timedelta, devices: list[Any]) -> Any:
 
 
 def nccl_options(timeout: timedelta) -> Any:
-    """Return options for a `ProcessGroupNCCL`."""
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return options

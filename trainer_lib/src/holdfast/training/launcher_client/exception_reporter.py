@@ -55,7 +55,6 @@ class Reporter:
         self.trace: TracebackType | None = None  # the traceback of the exception that ended the script
 
     def install(self) -> None:
-        """Install the hooks."""
         sys.excepthook = self
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -174,7 +174,7 @@ def check_run(*, max_steps: Any, seed: Any) -> None:
 
 
 def check_whole(field: str, value: Any, *, least: int) -> None:
-    """Check an integer and its lower bound."""
+    """Raise `UsageError` unless `value` is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise UsageError(f"{field} is {value!r}: give a whole number of at least {least}")
 

@@ -28,8 +28,6 @@ LONG_SECONDS: Final = 2.0
 
 
 class Call(StrEnum):
-    """The calls of the job."""
-
     STEP = "step"
     SAVE = "save"
     END = "end"

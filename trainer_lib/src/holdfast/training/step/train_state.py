@@ -199,5 +199,4 @@ class _Side:
 
 
 def finite(*numbers: float) -> bool:
-    """Return whether all values are finite."""
     return all(math.isfinite(number) for number in numbers)

@@ -365,8 +365,6 @@ class S3Bucket:
 
 
 class _Answered(Exception):  # noqa: N818 — the shape of an answer's error, only judged, never raised
-    """An error inside a reply."""
-
     def __init__(self, code: str) -> None:
         super().__init__(code)
         self.response = {"Error": {"Code": code}}
