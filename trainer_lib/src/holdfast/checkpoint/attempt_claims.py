@@ -23,7 +23,7 @@ from holdfast.core.errors import ClaimError, ForeignClaimError
 
 
 class Fence:
-    """The claims of one shared folder and of its copies, as the current attempt sees them."""
+    """The claims of one shared folder and of its copies that apply to the current attempt."""
 
     def __init__(
         self,

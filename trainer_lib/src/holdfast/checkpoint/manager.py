@@ -174,7 +174,7 @@ class CheckpointManager:
         return bool(lead(self._exchange, lambda: exists(self._root, name)))
 
     def newest(self, *, waits: Callable[[], None] | None = None) -> CheckpointName | None:
-        """Return the name of the newest readable checkpoint, of which only the manifest is read. Every rank calls it.
+        """Return the name of the newest checkpoint with a readable manifest. Every rank calls it.
 
         The copies are read only if nothing else is left, because a recovery from memory must be fast. Every copy was
         on the shared tier first. With `waits`, the call retries while the folder cannot be used: an error would end a

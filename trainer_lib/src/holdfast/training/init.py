@@ -96,7 +96,7 @@ def _close(job: Job, reporter: exception_reporter.Reporter, owner: int) -> None:
         return
     try:
         job.close(failed=lambda: reporter.failed, trace=lambda: reporter.trace)
-    except Exception as error:  # noqa: BLE001 - nobody is left to catch it, and the script must not seem to have ended well
+    except Exception as error:  # noqa: BLE001 - no code is left to catch it, and the script must not appear successful
         reporter(type(error), error, error.__traceback__)
         exit_now(1)
 

@@ -232,7 +232,7 @@ class _Wanted:
 def _wanted(plan: plans.LoadPlan, planner: plans.LoadPlanner, manifest: Manifest) -> list[_Wanted]:
     """Locate the requested tensors.
 
-    Values that are not tensors come from the manifest and go to the planner at once.
+    Values that are not tensors are in the manifest, and are passed to the planner at once.
     """
     values = manifest.state[KEY]["values"]
     wanted: list[_Wanted] = []

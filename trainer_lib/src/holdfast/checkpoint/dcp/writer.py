@@ -1,5 +1,4 @@
-"""The storage writer for `torch.distributed.checkpoint` (DCP): DCP's planners, and Holdfast's format and
-verification.
+"""The storage writer for `torch.distributed.checkpoint` (DCP), with Holdfast's format and verification.
 
 DCP keeps two facts in a pickle: the boxes that make up a tensor, and the path of each key. The writer stores both in
 the manifest as JSON. A value that is not a tensor must fit Holdfast's trees. If a tensor's boxes cover it, the

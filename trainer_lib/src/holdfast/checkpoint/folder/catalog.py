@@ -105,7 +105,7 @@ def read_manifest(root: Path, name: CheckpointName) -> Manifest:
         return decode_as(read_regular(path, LARGEST), name)
 
 
-class reading:  # noqa: N801  (reads like the context manager that it is)
+class reading:  # noqa: N801  (named like a context manager)
     """Translate an `OSError`: lost bytes become `DamagedError`, and a failure to read becomes `CheckpointError`."""
 
     def __init__(self, path: Path) -> None:

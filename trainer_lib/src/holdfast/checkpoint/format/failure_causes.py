@@ -1,4 +1,7 @@
-"""Why a checkpoint, or a copy of one, failed: one closed set of words for counters, logs and the timeline. Pure."""
+"""The causes for which a checkpoint, or a copy of one, fails: a closed set for counters, logs and the timeline.
+
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def step_back() -> None:
 
 
 class DirectFile:
-    """A new file of which several threads write parts.
+    """A new file that several threads write in parts.
 
     After `go_direct`, writes bypass the page cache if possible.
     """

@@ -56,5 +56,5 @@ class Pool:
                 continue
             try:
                 task.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - carried over to whoever asks for the result
+            except BaseException as error:  # noqa: BLE001 - raised again for the caller of `result`
                 task.set_exception(error)

@@ -7,8 +7,8 @@ These rules decide which checkpoints a job may delete:
   Every other checkpoint stays: it belongs to another job, and was never adopted (`resume: Never`) or was fenced
   before.
 - A checkpoint is deleted only if it is older than the newest `keep_last` verified checkpoints that are still
-  readable. In addition, no rule keeps it, no checkpoint that stays needs it, and no attempt above the own one made
-  it. Rules only keep more.
+  readable. In addition, no rule keeps it, no checkpoint that stays needs it, and no attempt above the job's current
+  one made it. Rules only keep more.
 - In the object store, a fenced checkpoint is deleted only after an uploader has known it as fenced for a day. On a
   volume that was rolled back or is corrupt, the claim may have used an older checkpoint because this one was missing.
 - A checkpoint with an unreadable manifest stays, because its owner, its age and its base checkpoints are not known.

@@ -80,7 +80,7 @@ class Candidates:
     """The copies that this rank moves to quarantine, with the reasons."""
     held: list[frozenset[str]] = field(default_factory=list)
     doubted: tuple[Fault, ...] = ()
-    """The faults of manifests of the current checkpoint of which another store has a valid one."""
+    """The faults of the current checkpoint's manifests, if another store has a valid one."""
     edition: frozenset[bool] = _BOTH
     """Which stores have the files of the current manifest: shared ones (True), node-local ones (False), or both."""
     another: bool = False

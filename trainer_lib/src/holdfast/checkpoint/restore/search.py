@@ -79,7 +79,7 @@ def newest(
     resume: fencing.Resume = fencing.Resume.ALWAYS,
     step: int | None = None,
 ) -> tuple[CheckpointName, Manifest] | None:
-    """Return the newest readable checkpoint (of `step`) with a valid manifest, as one rank sees it."""
+    """Return the newest readable checkpoint (of `step`) with a valid manifest, for a single rank."""
     begin = partial(
         Candidates,
         stores=as_stores(where),

@@ -108,7 +108,7 @@ def _run(work: Callable[[], SaveResult], outcome: _Outcome) -> None:
     try:
         step_back()
         outcome.result = work()
-    except BaseException as error:  # noqa: BLE001 - carried over to the thread that asks for the result
+    except BaseException as error:  # noqa: BLE001 - raised again in the thread that reads the result
         outcome.error = error
     finally:
         outcome.ended.set()

@@ -74,7 +74,7 @@ def _replaced(name: str, thing: Any, tree: Any, blank: Tensors) -> list[str]:
         return []
     try:
         return list(replaced_settings.replaced(name, thing, unflatten(tree, blank, _blank_rows)))
-    except Exception as error:  # noqa: BLE001  (a state that does not fit is for the load to refuse)
+    except Exception as error:  # noqa: BLE001  (the load rejects a state that does not fit)
         _log.debug("the settings of %s cannot be compared: %s", name, error)
         return []
 
@@ -145,14 +145,14 @@ def _remember(thing: Stateful) -> Callable[[], None]:
         return lambda: vars(thing).update(own)
     try:
         before = copy.deepcopy(thing.state_dict())
-    except Exception as error:  # noqa: BLE001  (the script's own code; an object that has no state yet needs no way back)
+    except Exception as error:  # noqa: BLE001  (the script's own code; an object without a state needs no restore)
         _log.debug("%s has no state before it is loaded: %s", type(thing).__name__, error)
         return lambda: None
 
     def back() -> None:
         try:
             thing.load_state_dict(before)
-        except Exception as error:  # noqa: BLE001  (as above; the others must have theirs back all the same)
+        except Exception as error:  # noqa: BLE001  (as above; the other objects must still be restored)
             _log.warning("%s could not be given back the state that it had: %s", type(thing).__name__, error)
 
     return back

@@ -60,7 +60,7 @@ def own_names(module: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, st
 def common_prefixes(names: Collection[str]) -> list[str]:
     """Return the path prefixes that all names share, each with its dot: `a.`, `a.b.`."""
     first, last = min(names, default=""), max(names, default="")
-    begin = os.path.commonprefix([first, last])  # noqa: RUF071  (these are no paths of files)
+    begin = os.path.commonprefix([first, last])  # noqa: RUF071  (not file paths)
     return [begin[: place + 1] for place, letter in enumerate(begin) if letter == "."]
 
 

@@ -108,7 +108,7 @@ def rehearse(optimizer: torch.optim.Optimizer) -> Any:
         with torch.enable_grad():
             type(optimizer).step(copied)
         return copied.state_dict()
-    except Exception as error:  # noqa: BLE001  (the script's own code, in a place that it was not written for)
+    except Exception as error:  # noqa: BLE001  (the script's own code may raise anything here)
         _log.debug("the first step of %s cannot be rehearsed: %s", type(optimizer).__name__, error)
         return None
     finally:

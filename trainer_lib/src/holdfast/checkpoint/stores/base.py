@@ -1,5 +1,4 @@
-"""The interface of a checkpoint store: everything that a tier must offer to be read, written and maintained. No
-torch.
+"""The interface of a checkpoint store, with which a tier is read, written and maintained. No torch.
 
 A store reports two kinds of errors. `DamagedError` means that bytes are missing or differ from what was written, so
 another copy is needed. Any other `CheckpointError` means that this process cannot read them now (permissions,

@@ -79,7 +79,7 @@ def _settle() -> None:
 def _run(action: Callable[[], Any], outcome: dict[str, Any], done: threading.Event) -> None:
     try:
         outcome["value"] = action()
-    except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
+    except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
         outcome["error"] = error
     finally:
         done.set()

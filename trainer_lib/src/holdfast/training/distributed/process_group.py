@@ -249,7 +249,7 @@ class Group:
         self._leave().join(CLOSING)
 
     def outlive(self) -> None:
-        """Keep the connections open until the process exits, so that its launcher sees the exit code first.
+        """Keep the connections open until the process exits, so that its launcher reads the exit code first.
 
         The interpreter may take seconds to exit. Peers that lose the connection before can only report a lost rank.
         That report would become the root cause of an attempt that the script ended.

@@ -106,7 +106,7 @@ class WorldEntry:
             return
         try:
             self._room.prepare(takewhile(lambda _: self._agent.stands_by(), self._lineage.foreseen()))
-        except Exception as error:  # noqa: BLE001  (an optimizer of the script's own, no memory: it is done without)
+        except Exception as error:  # noqa: BLE001  (a custom optimizer, or no memory: optional work)
             _log.debug("no memory was touched ahead: %s", error)
             self._room.close()
 

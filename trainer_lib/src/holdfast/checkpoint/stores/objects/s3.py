@@ -284,7 +284,7 @@ class S3Bucket:
 
     def _wait(self, attempt: int) -> None:
         settings = self._settings
-        draw = random.random()  # noqa: S311 — spreads clients, keeps no secret
+        draw = random.random()  # noqa: S311 — spreads clients, not for secrets
         self._sleep(pause(attempt, base=settings.pause_seconds, cap=settings.longest_pause_seconds, draw=draw))
 
     def _said(self, key: str, trouble: Trouble, attempts: int) -> CheckpointError:
@@ -364,7 +364,7 @@ class S3Bucket:
             raise DamagedError(f"{key.rpartition('/')[2]} was replaced while it was read") from error
 
 
-class _Answered(Exception):  # noqa: N818 — the shape of an answer's error, only judged, never raised
+class _Answered(Exception):  # noqa: N818 — has the form of an error in a reply, and is never raised
     def __init__(self, code: str) -> None:
         super().__init__(code)
         self.response = {"Error": {"Code": code}}
