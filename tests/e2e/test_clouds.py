@@ -26,6 +26,7 @@ def clouds(cluster: Cluster) -> Iterator[None]:
         cluster.clear_notice(node, cloud=AWS)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("clouds")
 def test_notice_of_any_cloud_is_an_interruption_without_loss(own_job: Callable[..., DrillJob]) -> None:
     """Two workers on one node may leave one after the other: the second cloud's node may have the first one's."""

@@ -128,6 +128,7 @@ def test_spare_replaces_a_lost_worker_without_waiting_for_a_pod(job: Elastic) ->
     assert cost_so_far(job.stage) == Cost()
 
 
+@pytest.mark.thorough
 def test_lower_minimum_continues_and_growth_waits_for_the_save(job: Elastic) -> None:
     """The replacement is admitted when the save has ended."""
     job.ask(minReplicas=WORKERS)
@@ -155,6 +156,7 @@ def test_lower_minimum_continues_and_growth_waits_for_the_save(job: Elastic) -> 
     assert cost_so_far(job.stage) == Cost()
 
 
+@pytest.mark.thorough
 def test_a_job_grows_into_room_once_all_is_well_for_a_while(job: Elastic) -> None:
     job.ask(maxReplicas=4, growCooldownSeconds=int(COOL_DOWN.total_seconds()))
     job.trains(4)

@@ -14,6 +14,7 @@ from holdfast_testbed.drill.watcher import Watcher
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.thorough
 def test_two_gangs_of_two_thirds_of_the_cluster_both_finish(cluster: Cluster, namespace: str) -> None:
     nodes = json.loads(cluster.kubectl("get", "nodes", "-o", "json"))["items"]
     cores = min(int(node["status"]["allocatable"]["cpu"]) for node in nodes)

@@ -74,6 +74,7 @@ def test_gpu_off_the_bus_costs_its_worker_the_node_and_no_step(
         assert "ReplaceNodeByDefault" in told(stage, "incidents[*].decision")
 
 
+@pytest.mark.thorough
 def test_gpu_with_early_errors_keeps_the_gang_off_its_node(
     cluster: Cluster, namespace: str, exporters: Exporters
 ) -> None:

@@ -28,6 +28,7 @@ def stage(cluster: Cluster, namespace: str) -> Iterator[DrillJob]:
         yield DrillJob(cluster=cluster, watcher=watcher, say=print)
 
 
+@pytest.mark.thorough
 def test_when_all_ranks_die_training_resumes_from_node_disks(stage: DrillJob) -> None:
     ranks = [stage.rank_process(pod) for pod in stage.workers()]
     await_save(stage)

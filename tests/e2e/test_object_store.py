@@ -80,6 +80,7 @@ def copied(cluster: Cluster, namespace: str, server: S3Server) -> Iterator[Copie
         yield Copied(stage=DrillJob(cluster=cluster, watcher=watcher, say=print), server=server)
 
 
+@pytest.mark.thorough
 def test_copies_outlive_the_volume_and_wait_for_an_absent_store(copied: Copied) -> None:
     stage = copied.stage
     commits_arrive(copied)

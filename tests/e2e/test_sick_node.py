@@ -23,6 +23,7 @@ def draining(cluster: Cluster) -> Iterator[None]:
         yield
 
 
+@pytest.mark.thorough
 def test_a_metric_of_a_node_empties_it_and_no_step_is_lost(
     cluster: Cluster, draining: None, running_job: Callable[..., Any], tmp_path: Path
 ) -> None:

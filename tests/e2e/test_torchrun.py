@@ -42,6 +42,7 @@ def watcher(cluster: Cluster, namespace: str) -> Iterator[Watcher]:
         yield watcher
 
 
+@pytest.mark.thorough
 def test_workers_and_host_are_replaced_and_the_job_completes(
     cluster: Cluster, namespace: str, watcher: Watcher
 ) -> None:

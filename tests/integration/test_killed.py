@@ -87,6 +87,7 @@ def operator(rights: Path, cluster: Any, tmp_path_factory: pytest.TempPathFactor
         keeper.join()
 
 
+@pytest.mark.thorough
 def test_operator_dying_after_each_write_loses_nothing(stage: Stage, operator: Mortal) -> None:
     """Nothing is created twice either."""
     stage.nodes(3)

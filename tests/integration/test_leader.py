@@ -164,6 +164,7 @@ def test_standby_continues_for_a_killed_leader_without_repeats(stage: Stage, ope
     assert operator.standby.metric("holdfast_leader") == 0
 
 
+@pytest.mark.thorough
 def test_jobs_changed_while_the_leader_is_lost_are_reconciled(stage: Stage, operator: Pair) -> None:
     """The next leader reconciles all of these jobs."""
     names = [f"many-{number}" for number in range(JOBS)]
@@ -182,6 +183,7 @@ def test_jobs_changed_while_the_leader_is_lost_are_reconciled(stage: Stage, oper
     operator.standby.start()
 
 
+@pytest.mark.thorough
 def test_leader_that_slept_starts_over_and_the_next_has_all_jobs(stage: Stage, operator: Pair) -> None:
     stage.nodes(2)
     player = stage.run(replicas=2)
@@ -275,6 +277,7 @@ def test_isolated_leader_is_replaced_without_late_writes(stage: Stage, operator:
     assert cut.metric("holdfast_leader") == 0
 
 
+@pytest.mark.thorough
 def test_slow_api_server_delays_everything_and_changes_nothing(stage: Stage, operator: Pair, trained: Any) -> None:
     before = uids(stage)
     for one in (operator.leader, operator.standby):
@@ -293,6 +296,7 @@ def test_a_deletion_that_an_expired_watch_did_not_show_is_found(stage: Stage, op
     counted_once(stage, operator, before)
 
 
+@pytest.mark.thorough
 def test_a_clock_that_is_set_loses_nobody_and_hides_nobody(stage: Stage, operator: Pair, trained: Any) -> None:
     before = uids(stage)
     for seconds in (3600, -3600):

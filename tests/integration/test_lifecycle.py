@@ -71,6 +71,7 @@ def test_a_job_may_not_be_active_for_longer_than_it_was_allowed(stage: Stage) ->
     stage.wait(lambda: not running(stage), "its worker is gone")
 
 
+@pytest.mark.thorough
 def test_job_deleted_while_the_operator_is_down_leaves_nothing(stage: Stage) -> None:
     stage.nodes(2)
     stage.run(replicas=2)

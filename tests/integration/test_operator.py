@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import pytest
 from kubernetes import client
 from stage import Stage
 
@@ -133,6 +134,7 @@ def scale(stage: Stage, replicas: int) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_a_node_without_power_loses_its_worker_to_another_node(stage: Stage) -> None:
     nodes = stage.nodes(4)
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})

@@ -109,6 +109,7 @@ def shards(*hosts: Host) -> dict[int, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_sharded_model_gets_shards_of_killed_ranks_back_exactly(start: Start) -> None:
     """Two replicas of two ranks under one launcher. The slot of a process identifies the killed rank."""
     words = ("--nproc-per-node", "4", "--warm-processes", "none", "--", sys.executable)

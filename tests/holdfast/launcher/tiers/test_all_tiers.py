@@ -146,6 +146,7 @@ def memory_of(cluster: Any, name: str) -> Path:
     return Path(cluster.shared.parent / f"memory-{name}")
 
 
+@pytest.mark.thorough
 def test_losses_of_a_rank_a_node_and_both_nodes_keep_all_bits(cluster: Any, wait_for: Wait) -> None:
     """The rank dies when it starts to save in memory what all ranks have applied, and before `job.step` has
     returned."""
