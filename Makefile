@@ -21,7 +21,7 @@ CRD_REFERENCE := docs/reference/faulttolerantjob.md
 REASONS := docs/reference/reasons.md
 SETTINGS := docs/reference/holdfast-run.md
 
-.PHONY: help demo test test-thorough test-all test-durations test-unit test-integration test-e2e test-scale lint fmt cluster cluster-down bench bench-operator bench-checkpoint drill drill-checkpoint generate verify setup setup-venv clean
+.PHONY: help demo test test-thorough test-all test-durations test-unit test-integration test-e2e test-scale mutants lint fmt cluster cluster-down bench bench-operator bench-checkpoint drill drill-checkpoint generate verify setup setup-venv clean
 
 help: ## print this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ test-e2e: setup ## tests on real nodes
 
 test-scale: setup ## many jobs on nodes that kwok plays
 	@$(PY) -m pytest -m scale
+
+mutants: setup-venv ## change 200 places of the decisions, one at a time, and count what no test detects (hours)
+	@$(PY) tools/mutants.py $(MUTANT_ARGS)
 
 lint: setup-venv ## ruff, mypy strict, import rules, prose, and the `operator` package trap
 	@$(VENV)/bin/ruff check .
