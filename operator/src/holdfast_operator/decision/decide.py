@@ -1,10 +1,13 @@
-"""``decide(observed, now) -> Plan``: pure, total, the same answer for the same input.
+"""Decide what one job needs next: ``decide(observed, now) -> Plan``.
 
-The policies are tried in this order; each returns a changed draft of the plan, and one that ends the draft is the
-last. A crash between any two actions of a plan loses nothing: the next pass sees what is missing and plans it again.
+The function is pure: the same input gives the same plan. The policies run in the order below. Each policy returns a
+changed draft of the plan, and a draft that is ended goes to no further policy. The plan survives a crash between any
+two actions: the next pass detects what is missing and plans it again.
 
-Invariants, asserted on every plan: a terminal condition stays; the counter of incarnations, the generation and its
-active pair never fall; no incarnation is listed twice; no incident is.
+Invariants, asserted on every plan:
+- A terminal condition stays.
+- The counter of incarnations, the generation and its active attempt ID never fall.
+- No incarnation and no incident is listed twice.
 """
 
 from __future__ import annotations
@@ -49,12 +52,12 @@ _ZERO = AttemptId(generation=0, attempt=0)
 
 
 def _children(draft: PlanDraft) -> PlanDraft:
-    """NetworkPolicy, Service, ConfigMap and PodDisruptionBudget, once for each content of theirs."""
+    """Apply the NetworkPolicy, Service, ConfigMap and PodDisruptionBudget again when their content changes."""
     host = rendezvous.host_of(draft.status.in_phase(Phase.WANTED))
     name = children_digest(draft.seen.job, draft.seen.platform, host)
-    lacks_address = host is not None and not draft.seen.rendezvous_ip  # which nothing but the apply's answer tells
+    lacks_address = host is not None and not draft.seen.rendezvous_ip  # only the answer to the apply contains it
     if draft.seen.applied == name and not lacks_address:
-        # Only what was done is written: applied after the status, it might not have been.
+        # Record only children that were applied: if the status is written first, the apply may still fail.
         return draft.with_status(applied=name)
     manifests = children(draft.seen.job, draft.seen.platform, host)
     return draft.with_action(ApplyChildren(manifests=manifests, digest=name))
@@ -95,7 +98,7 @@ POLICIES: tuple[Policy, ...] = (
 
 
 def decide(seen: Observed, now: datetime) -> Plan:
-    """What to write, then to do, about one job."""
+    """Return the status to write and then the actions to perform for one job."""
     draft = PlanDraft(seen=seen, now=now, status=seen.status)
     if seen.job.deleting:
         return _plan(draft)
@@ -110,7 +113,8 @@ def decide(seen: Observed, now: datetime) -> Plan:
 
 
 def _look_again(draft: PlanDraft) -> PlanDraft:
-    """Requeue a job that trains or starts: silence triggers no pass. A suspended job changes by events only."""
+    """Requeue a job that trains or starts, because silence triggers no pass. A suspended job changes only by
+    events."""
     if draft.status.holds(ConditionType.SUSPENDED):
         return draft
     return draft.requeue_soon()
@@ -133,7 +137,7 @@ def _plan(draft: PlanDraft) -> Plan:
 
 
 def check_invariants(before: Status, after: Status) -> None:
-    """What no plan may break."""
+    """Raise ``AssertionError`` if a plan breaks an invariant."""
     if before.terminal and not (before.holds(ConditionType.COMPLETE), before.holds(ConditionType.FAILED)) == (
         after.holds(ConditionType.COMPLETE),
         after.holds(ConditionType.FAILED),

@@ -1,4 +1,4 @@
-"""What policies hand on to each other: an immutable draft of the plan, each policy returning a changed copy."""
+"""The immutable draft of a plan. Each policy receives it and returns a changed copy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast_operator.views import NodeView, PodView
 
 @dataclass(frozen=True, kw_only=True)
 class PlanDraft:
-    """The plan so far."""
+    """The plan as far as the policies have decided it."""
 
     seen: Observed
     now: datetime
@@ -30,13 +30,13 @@ class PlanDraft:
     counted: tuple[str, ...] = ()
     decided: tuple[DecisionMetric, ...] = ()
     recovered: tuple[RecoveryMetric, ...] = ()
-    hold: Reason | None = None  # why training does not go on, when it does not
-    ended: bool = False  # later policies have nothing to say
+    hold: Reason | None = None  # why training does not continue; None: it does, or no policy gave a reason
+    ended: bool = False  # no later policy runs
     wake: timedelta | None = None
 
     @property
     def spec(self) -> JobSpec:
-        """The spec; policies after ``unreadable`` have one."""
+        """The job's spec. Policies run after ``unreadable_spec``, so it is always readable."""
         spec = self.seen.job.spec
         if spec is None:
             raise AssertionError("a policy runs on a resource that cannot be read")
@@ -44,7 +44,7 @@ class PlanDraft:
 
     @property
     def target(self) -> int:
-        """How many workers are wanted now."""
+        """The number of workers that the job requests now."""
         if self.spec.suspend:
             return 0
         wanted = self.spec.replicas + self.status.extra
@@ -52,7 +52,7 @@ class PlanDraft:
 
     @property
     def needed(self) -> tuple[Worker, ...]:
-        """The wanted workers that are to train; all others stand by."""
+        """The wanted workers that train or are to train; the others are spares."""
         wanted = self.status.in_phase(Phase.WANTED)
         if not self.spec.spares:
             return wanted
@@ -64,19 +64,20 @@ class PlanDraft:
 
     @property
     def finished(self) -> tuple[Worker, ...]:
-        """Those that have done their part where each does its own: they are not replaced."""
+        """Workers that completed their own part, in jobs without a rendezvous. They are not replaced."""
         if self.spec.rendezvous != c.NO_RENDEZVOUS:
             return ()
         return tuple(worker for worker in self.status.in_phase(Phase.ENDED) if worker.done)
 
     @property
     def spares(self) -> tuple[Worker, ...]:
-        """The wanted workers that stand by without a rank."""
+        """The wanted workers that are on standby without a rank."""
         needed = {worker.incarnation for worker in self.needed}
         return tuple(w for w in self.status.in_phase(Phase.WANTED) if w.incarnation not in needed)
 
     def idle(self, worker: Worker) -> bool:
-        """It has no rank, and nobody waits for it to get one: what befalls it is nothing to those that train."""
+        """Return whether the worker has no rank and none is reserved for it, so that its loss does not affect
+        training."""
         if not self.spec.spares or not worker.known or worker.pod_uid in self.status.membership.named():
             return False
         members = frozenset(self.status.membership.member_uids())
@@ -84,68 +85,67 @@ class PlanDraft:
         return worker.spare or there >= self.target
 
     def with_status(self, **changes: Any) -> PlanDraft:
-        """A copy with changes to the status; itself if they change nothing, as in most passes."""
+        """Return a copy with a changed status; return the same draft if nothing changes."""
         if all(getattr(self.status, name) == value for name, value in changes.items()):
             return self
         return replace(self, status=replace(self.status, **changes))
 
     def with_worker(self, worker: Worker) -> PlanDraft:
-        """A copy with one worker changed."""
+        """Return a copy with one worker replaced."""
         return replace(self, status=self.status.with_worker(worker))
 
     def with_condition(self, kind: ConditionType, holds: bool, words: Reason) -> PlanDraft:
-        """A copy with this condition."""
+        """Return a copy with this condition."""
         generation = self.seen.job.generation
         status = set_condition(self.status, kind, holds, words, generation=generation, now=self.now)
         return replace(self, status=status)
 
     def waiting_for(self, reason: str, message: str) -> PlanDraft:
-        """A copy that says why training does not continue."""
+        """Return a copy with the reason why training does not continue."""
         return replace(self, hold=Reason(reason, message))
 
     def with_action(self, *actions: Action) -> PlanDraft:
-        """A copy that does more."""
+        """Return a copy with further actions."""
         return replace(self, actions=(*self.actions, *actions))
 
     def with_event(self, reason: str, message: str, *, warning: bool = False) -> PlanDraft:
-        """A copy that says more."""
+        """Return a copy with a further event."""
         return replace(self, events=(*self.events, Event(reason=reason, message=message, warning=warning)))
 
     def with_decision_metric(self, word: DecisionMetric) -> PlanDraft:
-        """A copy with one more decision for the metrics."""
+        """Return a copy with a further decision for the metrics."""
         return replace(self, decided=(*self.decided, word))
 
     def requeue_in(self, after: timedelta) -> PlanDraft:
-        """A copy that is looked at again no later than this."""
+        """Return a copy whose next pass starts within ``after``, but not sooner than in 0.2 s."""
         after = max(after, timedelta(seconds=0.2))
         return replace(self, wake=after if self.wake is None else min(self.wake, after))
 
     @property
     def pace(self) -> timedelta:
-        """After how long a job is looked at that nothing has woken: with many jobs later, so that all together cost
-        no more than few."""
+        """The time to the next pass of a job without events. It grows with the number of jobs to bound the total
+        load."""
         return max(c.LOOK_EVERY, c.LOOK_FOR_EACH_JOB * self.seen.jobs)
 
     def requeue_soon(self) -> PlanDraft:
-        """A copy that is looked at again though nothing wakes it."""
+        """Return a copy whose next pass starts after ``pace`` even if no event triggers it."""
         return self.requeue_in(self.pace)
 
     def requeue_at(self, time: datetime) -> PlanDraft:
-        """A copy that is looked at again no later than at this time."""
+        """Return a copy whose next pass starts at this time at the latest."""
         return self.requeue_in(time - self.now)
 
     def pod(self, worker: Worker) -> PodView | None:
-        """The worker's pod, or what was last seen of it."""
+        """Return the worker's pod, or its last known state."""
         return self.seen.pod(worker.pod_uid)
 
     def node(self, worker: Worker) -> NodeView | None:
-        """The worker's node."""
         return self.seen.node(worker.node)
 
     def can_place_elsewhere(self, node: str, workers: Iterable[Worker]) -> bool:
-        """Whether pods for these workers find room on other nodes than this one and those that the job avoids.
+        """Return whether pods for these workers fit on nodes other than this one and the avoided ones.
 
-        They stay where the job is packed, unless none of it is left there.
+        The pods of a packed job must stay in its topology domain while another worker of the job is there.
         """
         moved = {worker.incarnation: worker for worker in workers}
         stay = [w for w in self.status.in_phase(Phase.WANTED) if w.node and w.incarnation not in moved]
@@ -154,13 +154,13 @@ class PlanDraft:
         return len(place(self.seen.job, self.seen.platform, room, free, self.avoided(node))[0]) == len(free)
 
     def some_worker(self) -> Worker:
-        """One that stands for whichever is meant, where that is not known."""
+        """Return a placeholder where the worker concerned is not known."""
         return Worker(incarnation=self.status.incarnations, batch=self.status.incarnations)
 
     def avoided(self, *nodes: str) -> tuple[str, ...]:
-        """These nodes and those that no new worker may take."""
+        """Return these nodes and those on which no new worker may be placed."""
         return (*(entry.node for entry in self.status.avoided if entry.required), *nodes)
 
     def changed_worker(self, worker: Worker, **changes: Any) -> PlanDraft:
-        """A copy with these fields of one worker changed."""
+        """Return a copy with these fields of one worker changed."""
         return self.with_worker(replace(worker, **changes))

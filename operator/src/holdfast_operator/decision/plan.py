@@ -1,4 +1,4 @@
-"""What a pass may do to the world outside the status. Each is idempotent and names the object it means by UID."""
+"""The actions of a pass on objects other than the status. Each is idempotent and identifies its object by UID."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast_operator.manifests.common import Manifest
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyChildren:
-    """NetworkPolicy, Service, ConfigMap and PodDisruptionBudget, server-side applied."""
+    """Apply NetworkPolicy, Service, ConfigMap and PodDisruptionBudget on the server side."""
 
     manifests: tuple[Manifest, ...] = field(hash=False)
     digest: str
@@ -20,7 +20,7 @@ class ApplyChildren:
 
 @dataclass(frozen=True, kw_only=True)
 class CreatePod:
-    """A worker's pod. That it exists already is fine if it is ours."""
+    """Create a worker's pod. An existing pod of the job with this name counts as success."""
 
     name: str
     manifest: Manifest = field(hash=False)
@@ -28,7 +28,7 @@ class CreatePod:
 
 @dataclass(frozen=True, kw_only=True)
 class LiftGate:
-    """Let the scheduler have the pod, on nodes with these labels only."""
+    """Remove the scheduling gate of the pod, and restrict it to nodes with these labels."""
 
     name: str
     uid: str
@@ -37,7 +37,7 @@ class LiftGate:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelPod:
-    """Show the worker's index on its pod."""
+    """Set the worker's index as a label of its pod."""
 
     name: str
     uid: str
@@ -46,7 +46,7 @@ class LabelPod:
 
 @dataclass(frozen=True, kw_only=True)
 class RestorePod:
-    """Put back the labels and the owner by which a worker's pod is listed."""
+    """Restore the labels and the owner by which a worker's pod is listed."""
 
     name: str
     uid: str
@@ -55,7 +55,7 @@ class RestorePod:
 
 @dataclass(frozen=True, kw_only=True)
 class DeletePod:
-    """Gracefully, and only this very pod."""
+    """Delete this pod gracefully, by UID."""
 
     name: str
     uid: str
@@ -72,7 +72,7 @@ class Publish:
 
 @dataclass(frozen=True, kw_only=True)
 class DeleteJob:
-    """The job itself, and only this very one; its children go with it, its checkpoints stay."""
+    """Delete this job, by UID. Kubernetes deletes its children; its checkpoints stay."""
 
     uid: str
     why: str
@@ -83,7 +83,7 @@ Action = ApplyChildren | CreatePod | LiftGate | LabelPod | RestorePod | DeletePo
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A line in ``kubectl describe``: the same words as in condition and log."""
+    """A Kubernetes event, with the same text as condition and log."""
 
     reason: str
     message: str
@@ -92,7 +92,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionMetric:
-    """What was decided about a failure, 'nothing' included: for the metrics."""
+    """A decision about a failure, for the metrics. It may be to do nothing."""
 
     cause: Cause
     action: str
@@ -101,7 +101,7 @@ class DecisionMetric:
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryMetric:
-    """Training went on after an incident: for the metrics."""
+    """The end of an incident, for the metrics: training resumed."""
 
     cause: Cause
     seconds: float
@@ -110,7 +110,8 @@ class RecoveryMetric:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Write ``status`` first; then, if that was accepted, do ``actions`` in order and tell ``events``."""
+    """The result of a pass. Write ``status`` first. If that succeeds, perform ``actions`` in order and write
+    ``events``."""
 
     status: Status
     actions: tuple[Action, ...]

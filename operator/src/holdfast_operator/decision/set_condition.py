@@ -1,4 +1,4 @@
-"""Conditions: one place where their transition times are kept."""
+"""Update conditions and their transition times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast_operator.api.status import Condition, ConditionType, Status, reaso
 
 @dataclass(frozen=True)
 class Reason:
-    """A decision's reason for machines and message for people."""
+    """The reason of a decision, for programs, and its message, for users."""
 
     reason: str
     message: str
@@ -19,7 +19,7 @@ class Reason:
 def set_condition(
     status: Status, kind: ConditionType, holds: bool, words: Reason, *, generation: int, now: datetime
 ) -> Status:
-    """The status with this condition; its time moves only when it turns."""
+    """Return the status with this condition. The transition time changes only when the condition does."""
     before = status.condition(kind)
     since = before.since if before is not None and before.status == holds else now.replace(microsecond=0)
     changed = Condition(
@@ -35,5 +35,5 @@ def set_condition(
 
 
 def _order(condition: Condition) -> tuple[int, str]:
-    known = [*ConditionType, condition.type]  # another writer's types come last
+    known = [*ConditionType, condition.type]  # condition types of other writers come last
     return known.index(condition.type), condition.type

@@ -1,4 +1,4 @@
-"""All that one decision depends on, besides the time."""
+"""The complete input of one decision, except the time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast_operator.views.usage import NodeUsage
 
 @dataclass(frozen=True, kw_only=True)
 class CreationError:
-    """The API server's answer to the last creation of a child."""
+    """The API server's error at the last creation of a child."""
 
     reason: str
     message: str
@@ -28,24 +28,24 @@ class CreationError:
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """All that one decision depends on, besides the time."""
+    """The complete input of one decision, except the time."""
 
     job: Job
     status: Status
     platform: Installation
     job_key: str = ""
-    nonce: str = ""  # a fresh publication id, should one be needed
-    started_at: datetime | None = None  # this operator's own start
+    nonce: str = ""  # a new publication ID, used if a generation is published
+    started_at: datetime | None = None  # when this operator started
     pods: tuple[PodView, ...] = ()
     nodes: tuple[NodeView, ...] = ()
     reports: tuple[Report, ...] = ()
-    line: GangQueue | None = None  # the gangs that wait; None: not known yet of this job, or of no matter to it
+    line: GangQueue | None = None  # the waiting gangs; None: not known yet, or not needed for this job
     usage: tuple[NodeUsage, ...] = ()
     refusal: CreationError | None = None
     applied: str = ""  # digest of the children that this process applied last
     published: int = -1  # revision that this process published last
-    jobs: int = 1  # how many there are, this one included
-    rendezvous_ip: str = ""  # of the Service that leads to the host of a c10d store; empty: not known yet
+    jobs: int = 1  # number of jobs, including this one
+    rendezvous_ip: str = ""  # of the Service of the c10d host; empty: not known yet
 
     @cached_property
     def _pods_by_uid(self) -> Mapping[str, PodView]:
@@ -63,22 +63,23 @@ class Observed:
         return self._pods_by_uid.get(uid) if uid else None
 
     def pod_named(self, name: str) -> PodView | None:
-        """The existing pod of this name."""
+        """Return the existing pod with this name."""
         return next((pod for pod in self.pods if pod.name == name and not pod.absent), None)
 
     def node(self, name: str) -> NodeView | None:
         return self._nodes_by_name.get(name) if name else None
 
     def report(self, uid: str) -> Report | None:
-        """The newest report of this pod."""
+        """Return the newest report of this pod."""
         return self._reports_by_uid.get(uid) if uid else None
 
     def silent_for(self, uid: str, now: datetime) -> timedelta:
-        """How long this process, which may have begun later, has waited for a word of this pod."""
+        """Return how long this process has received no report of this pod. It counts from the operator's start at
+        most."""
         own = self.report(uid)
         waited = [time for time in (self.started_at, own.received_at if own else None) if time is not None]
         return now - max(waited) if waited else timedelta(0)
 
     def warmed_up(self, now: datetime) -> bool:
-        """Whether missing reports mean anything yet."""
+        """Return whether the operator has run long enough for missing reports to be meaningful."""
         return self.started_at is None or now - self.started_at >= c.START_GRACE

@@ -1,6 +1,6 @@
-"""Nodes on which no new worker of a job is placed for now: dead, noticed, about to go.
+"""Nodes on which no new worker of a job is placed for now: nodes that failed, received a notice or are leaving.
 
-Invariant: each reason to avoid a node lasts on its own, whichever others come and go.
+Invariant: each reason to avoid a node expires independently of the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast_operator.api.status import AvoidedNode
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.views import NodeView
 
-# Why a node is avoided only as long as it shows it.
+# For these reasons a node is avoided only while the node itself shows them.
 _SHOWN: Mapping[str, Callable[[NodeView, datetime], bool]] = {
     FailureReason.NODE_LOST: lambda node, now: node.dead(now),
     FailureReason.NODE_LEAVING: lambda node, _now: bool(node.announced),
@@ -30,7 +30,7 @@ def avoiding(
     message: str = "",
     failed_checks: tuple[str, ...] = (),
 ) -> PlanDraft:
-    """Avoid a node from now on, for a while."""
+    """Avoid a node from now until ``span`` has passed."""
     known = ((entry.node, entry.reason, entry.failed_checks) for entry in draft.status.avoided)
     if (node, reason, failed_checks) in known:
         return draft
@@ -49,16 +49,16 @@ def avoiding(
 
 
 def avoided_already(draft: PlanDraft, node: str, reason: str, span: timedelta) -> bool:
-    """For this reason, or as long for another one that does not pass sooner."""
+    """Return whether the node is avoided for this reason, or for another lasting one for at least ``span``."""
     entries = (entry for entry in draft.status.avoided if entry.node == node and entry.required)
     here = (entry for entry in entries if entry.reason not in _SHOWN)
     return any(entry.reason == reason or entry.until >= draft.now + span for entry in here)
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Forget nodes whose time is over, that are gone or booted since, were dead and live again, or stay after all.
+    """Remove entries that have expired, and those of nodes that are gone, rebooted, recovered or no longer leaving.
 
-    A node that booted since is another machine under the same name, or the same after its repair.
+    A node that rebooted is a different machine with the same name, or the same machine after its repair.
     """
     return draft.with_status(avoided=tuple(entry for entry in draft.status.avoided if _still(draft, entry)))
 

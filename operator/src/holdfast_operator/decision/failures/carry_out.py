@@ -1,4 +1,4 @@
-"""What a decision means for pods and nodes. All of it is orders in the status: later passes carry them on."""
+"""The effect of a decision on pods and nodes. The status records each order; later passes perform it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from holdfast_operator.decision.failures.recovery_decision import Decision
 from holdfast_operator.decision.lifecycle.finished import finish
 from holdfast_operator.decision.workers.replicas import order_away
 
-# The launchers of one world end together; the one that raised brings the traceback.
+# The launchers of one world exit within this time. The one whose script raised reports the traceback.
 GATHER = timedelta(seconds=8)
 
 
 def carry_out(draft: PlanDraft, incident: Incident, decision: Decision, worker: Worker | None) -> PlanDraft:
-    """Order what the decision asks for. In place and ignored: the launchers do what is needed."""
+    """Order what the decision requires. For ``InPlace`` and ``Ignore``, the launchers do what is needed."""
     node = incident.node or (worker.node if worker is not None else "")
     match decision.action:
         case RecoveryAction.RECREATE_POD:
@@ -33,7 +33,7 @@ def carry_out(draft: PlanDraft, incident: Incident, decision: Decision, worker: 
 
 
 def _away(draft: PlanDraft, workers: Iterable[Worker], decision: Decision) -> PlanDraft:
-    """Those that are still wanted leave by our order, which is no further incident."""
+    """Order these workers to leave, if they are still wanted. An ordered departure is no further incident."""
     wanted = {worker.incarnation: worker for worker in draft.status.in_phase(Phase.WANTED)}
     for worker in workers:
         if worker.incarnation in wanted:
@@ -42,13 +42,13 @@ def _away(draft: PlanDraft, workers: Iterable[Worker], decision: Decision) -> Pl
 
 
 def _bound_for(draft: PlanDraft, node: str) -> list[Worker]:
-    """All workers there, and those without a node yet that may still come there."""
+    """Return all workers on the node, and those without a node that may still be scheduled there."""
     wanted = draft.status.in_phase(Phase.WANTED)
     return [worker for worker in wanted if worker.node == node or (not worker.node and node not in worker.avoid)]
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Fail the job about which that was decided, once its launchers had the time to end by themselves."""
+    """Fail the job after a decision ``FailJob``, once its launchers have had time to exit with their tracebacks."""
     incident = next((item for item in draft.status.incidents if _fails_job(item)), None)
     if incident is None or incident.decision is None:
         return draft
@@ -68,11 +68,11 @@ def _fails_job(incident: Incident) -> bool:
 
 
 def most_detailed(ended: Iterable[Worker]) -> Worker | None:
-    """The worker whose message has the traceback, or the longest message."""
+    """Return the worker whose message contains the traceback, or else the worker with the longest message."""
     return max(ended, key=lambda worker: (worker.traceback, len(worker.message)), default=None)
 
 
 def launchers_live(draft: PlanDraft) -> bool:
-    """They judge as well, and end by themselves with the traceback and their logs kept."""
+    """Return whether a launcher reports. Launchers decide as well, and exit by themselves with traceback and logs."""
     reports = [draft.seen.report(worker.pod_uid) for worker in draft.status.in_phase(Phase.WANTED)]
     return any(report is not None and report.fresh(draft.now) for report in reports)

@@ -1,6 +1,7 @@
-"""Why a worker ended: one of the four causes, or none if we ordered it or its template cannot run.
+"""The cause for which a worker ended: one of the four causes, or none if the operator ordered the end or the template
+cannot run.
 
-Causes are decided once, when the end is seen (docs/reference/protocol.md, Causes).
+A cause is decided once, when the operator detects the end (docs/reference/protocol.md, Causes).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from holdfast_operator.views import Exit, NodeView, PodView
 
 TAINT_MANAGER = "DeletionByTaintManager"
 
-# By the kubelet's reason for refusing a pod: what would help.
+# The kubelet's reason for refusing a pod → what to do.
 _HELPS = {
     "OutOf": "the scheduler does not count all that uses the node: look for static pods and reserved resources",
     "UnexpectedAdmissionError": "check the device plugin and the kubelet's log on the node",
@@ -40,17 +41,18 @@ class ExitCause:
 
 
 def node_dead(node: NodeView | None, now: datetime) -> bool:
-    """Its object is gone, or it has been silent for too long."""
+    """Return whether the node's object is gone, or the node has been silent for too long."""
     return node is None or node.dead(now)
 
 
 def _cut_off(pod: PodView, node: NodeView | None) -> bool:
-    """The taint manager acts on any NoExecute taint: only that of a silent node tells of a lost one."""
+    """Return whether a taint evicted the pod because its node is silent. Other NoExecute taints do not mean a lost
+    node."""
     return pod.disruption == TAINT_MANAGER and node is not None and node.tainted_silent
 
 
 def of_departure(pod: PodView, node: NodeView | None, now: datetime) -> ExitCause:
-    """Somebody deletes the pod, or its object is gone, and it was not us."""
+    """Return the cause for a pod that another client deletes, or whose object is gone."""
     if pod.bound and (node_dead(node, now) or _cut_off(pod, node)):
         message = messages.workers.node_lost(pod.name, pod.node)
         return ExitCause(Cause.INFRASTRUCTURE, FailureReason.NODE_LOST, message)
@@ -61,20 +63,20 @@ def of_departure(pod: PodView, node: NodeView | None, now: datetime) -> ExitCaus
 
 
 def fails(code: int | None, *, launched: bool) -> bool:
-    """Whether this is the exit code of a failure. 75 is our launcher's word, and nobody else's."""
+    """Return whether this is the exit code of a failure. Code 75 has its meaning only from Holdfast's launcher."""
     return code not in ((None, c.EXIT_COMPLETE, c.EXIT_LEFT) if launched else (None, c.EXIT_COMPLETE))
 
 
 def of_exit(pod: PodView, node: NodeView | None, now: datetime, *, launched: bool = True) -> ExitCause:
-    """The pod ended. Eviction and deletion count before what the container made of them.
+    """Return the cause for a pod that ended. Eviction and deletion take precedence over the container's exit code.
 
-    What runs without our launcher answers SIGTERM with a code of its own choice, also 0.
+    A program without Holdfast's launcher answers SIGTERM with any exit code, including 0.
     """
     ended = pod.exit
     if ended is not None and ended.reason == FailureReason.OOM_KILLED:
         return ExitCause(Cause.OOM, FailureReason.OOM_KILLED, messages.workers.oom_killed(pod.name))
     if pod.over_limit:
-        # Whatever the SIGTERM before it made of the container's end: the next pod would be evicted as well.
+        # This holds for any exit code that SIGTERM caused: the next pod would be evicted as well.
         message = messages.workers.pod_evicted(pod.name, pod.node, pod.failure)
         return ExitCause(Cause.APPLICATION, FailureReason.EVICTED, message)
     if pod.leaving and (not launched or ended is None or ended.code in (c.EXIT_LEFT, c.EXIT_SIGKILL, 143)):
@@ -90,7 +92,7 @@ def of_exit(pod: PodView, node: NodeView | None, now: datetime, *, launched: boo
 
 
 def _refusal(pod: PodView) -> str:
-    """The kubelet's words, and what would help."""
+    """Return the kubelet's message and what to do."""
     helps = _HELPS.get("OutOf" if pod.failure_reason.startswith("OutOf") else pod.failure_reason, _COMPARE)
     return messages.workers.pod_refused(pod.name, pod.node, pod.failure.rstrip(". "), helps)
 

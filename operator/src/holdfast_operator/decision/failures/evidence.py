@@ -1,4 +1,4 @@
-"""What a rule can ask about one failure, put together from the launcher's word, the pod, and the GPUs' errors."""
+"""The evidence for one failure that rules match: from the launcher's report, the pod and the GPUs' errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast_operator.views import GpuError, ReportedIncident
 
 @dataclass(frozen=True, kw_only=True)
 class FailureEvidence:
-    """One failure as rules see it."""
+    """One failure as rules match it."""
 
     exit_code: int | None = None
     oom: str = ""  # Process, Container, or empty
@@ -26,7 +26,7 @@ class FailureEvidence:
 
     @property
     def signal(self) -> int | None:
-        """The signal that ended it, as a shell would say it: 128 + n."""
+        """The signal that ended the process, from the exit code 128 + n."""
         code = self.exit_code
         return code - 128 if code is not None and 128 < code <= 192 else None
 
@@ -34,7 +34,7 @@ class FailureEvidence:
 def of_incident(
     draft: PlanDraft, worker: Worker | None, told: ReportedIncident | None, detected: datetime
 ) -> FailureEvidence:
-    """All that is known of a failure: its process's own end before its container's."""
+    """Collect all evidence for a failure. The exit of the process takes precedence over that of its container."""
     reason = told.reason if told is not None else ""
     return FailureEvidence(
         exit_code=_exit_code(draft, worker, told),
@@ -46,25 +46,25 @@ def of_incident(
 
 
 def gpu_errors(draft: PlanDraft, worker: Worker | None) -> tuple[GpuError, ...]:
-    """What the worker's sidecar says of its GPUs."""
+    """Return the GPU errors that the worker's sidecar reports."""
     report = draft.seen.report(worker.pod_uid) if worker is not None else None
     return report.gpu_errors if report is not None else ()
 
 
 def fault_of(error: GpuError) -> str:
-    """What tells a fault from another one, whichever GPU shows it."""
+    """Return the identity of a fault, which is the same on every GPU that shows it."""
     return f"{error.kind}/{error.xid}"
 
 
 def faults(draft: PlanDraft, pod: str | None, moment: datetime) -> frozenset[str]:
-    """What the GPUs of a pod showed about that time: what several pods show may be one fault."""
+    """Return the faults that the pod's GPUs reported at about that time. Several pods may report the same fault."""
     named = (w for w in draft.status.workers if pod_name(draft.seen.job.name, w.incarnation) == pod)
     errors = gpu_errors(draft, next(named, None))
     return frozenset(fault_of(error) for error in errors if _recent(error, moment))
 
 
 def of_running(draft: PlanDraft, worker: Worker) -> FailureEvidence:
-    """What can be seen of a worker that has not failed."""
+    """Return the evidence for a worker that has not failed."""
     return FailureEvidence(conditions=_conditions(draft, worker), gpu_errors=gpu_errors(draft, worker))
 
 
@@ -72,7 +72,7 @@ def _exit_code(draft: PlanDraft, worker: Worker | None, told: ReportedIncident |
     if told is not None and told.exit_code is not None and told.reason not in COLLATERAL:
         return told.exit_code
     if worker is None or worker.cause == Cause.INTERRUPTION or worker.reason == FailureReason.EVICTED:
-        return None  # SIGTERM or SIGKILL made that code, not the script
+        return None  # SIGTERM or SIGKILL caused that code, not the script
     code = worker.exit_code
     return code if causes.fails(code, launched=draft.spec.launched) else None
 

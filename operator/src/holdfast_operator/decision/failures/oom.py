@@ -1,11 +1,11 @@
 """One exhaustion of a container's memory is one incident, however many of its processes the kernel ends.
 
-The kernel ends one process after the other: a rank, the warm process that took its place, the launcher. Launchers
-say which end of an attempt is part of which (``partOf``); the end of the container itself is seen here. What others
-say of the same attempt, who only miss a peer, never stands against it.
+The kernel ends one process after the other: a rank, the warm process that replaced it, the launcher. A launcher
+reports in ``partOf`` that the end of an attempt belongs to an earlier one. The operator observes the end of the
+container. A report that only misses a peer in the same attempt never overrides the cause OOM.
 
-Invariant: only what ended a pod, or what launchers call a part, is counted with an incident of another pair, so what
-fills its memory time and again is counted time and again.
+Invariant: an exit is counted with the incident of another attempt ID only if it ended a pod, or if a launcher reports
+it as a part. A container that runs out of memory repeatedly is therefore counted each time.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from holdfast_operator.views import ReportedIncident
 
 
 def whole(draft: PlanDraft, told: ReportedIncident) -> Incident | None:
-    """The incident that this one is counted with."""
+    """Return the recorded incident that the reported one is a part of."""
     if told.part_of is None or told.part_of >= told.pair:
         return None
     return next((known for known in draft.status.incidents if known.pair == told.part_of), None)
 
 
 def taken_in(draft: PlanDraft, told: ReportedIncident) -> bool:
-    """Whether it needs no record of its own: what it is part of is recorded, or was and is forgotten."""
+    """Return whether the reported incident needs no record: the one that it is part of is recorded, or has
+    expired."""
     if told.part_of is None or told.part_of >= told.pair:
         return False
     return whole(draft, told) is not None or draft.status.forgot(told.part_of)
@@ -39,7 +40,7 @@ def taken_in(draft: PlanDraft, told: ReportedIncident) -> bool:
 def informed(
     draft: PlanDraft, known: Incident, told: ReportedIncident, worker: Worker | None
 ) -> tuple[PlanDraft, Incident]:
-    """The incident with what a launcher knows better than those who spoke first."""
+    """Return the incident with the cause that a launcher reports, if only lost peers were reported before."""
     blind = known.reason in COLLATERAL and known.cause == Cause.INFRASTRUCTURE
     if not blind or told.cause != Cause.OOM:
         return draft, known
@@ -56,14 +57,15 @@ def informed(
 
 
 def told_of(draft: PlanDraft, worker: Worker) -> Incident | None:
-    """The incident with which launchers count the end of the world that this worker's container ended."""
+    """Return the incident that includes the end of the attempt that this worker's container ended, as launchers
+    report."""
     tales = (tale for report in draft.seen.reports for tale in report.incidents if tale.pair == worker.pair)
     found = (whole(draft, tale) for tale in tales)
     return next((known for known in found if known is not None), None)
 
 
 def of_container(draft: PlanDraft, worker: Worker) -> Incident | None:
-    """The incident of this pod's memory that its container's end is the last part of, where no launcher says it."""
+    """Return the OOM incident of this pod that the exit of its container belongs to, where no launcher reports it."""
     killed = worker.cause == Cause.OOM or worker.exit_code == c.EXIT_SIGKILL
     if not killed or worker.phase is not Phase.ENDED:
         return None

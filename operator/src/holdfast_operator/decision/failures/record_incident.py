@@ -1,6 +1,6 @@
-"""An incident is recorded once: in the list, in its cause's count, with the decision about it.
+"""Record an incident once: in the list, in the count of its cause, and with the decision about it.
 
-Invariant: what is in the list was counted when it came there, or its decision says that it counts in no budget.
+Invariant: each incident in the list was counted when it was added, or its decision excludes it from all budgets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast_operator.decision.plan import DecisionMetric
 
 
 def record(draft: PlanDraft, incident: Incident, facts: FailureEvidence, worker: Worker | None) -> PlanDraft:
-    """Decide, count, tell, and order what was decided."""
+    """Decide about an incident, count it, report it, and order what was decided."""
     decision = decisions.of(draft, incident, facts, worker)
     number = max((known.number for known in draft.status.incidents), default=0) + 1
     incident = decided(replace(incident, number=number, cause=decision.cause), decision)
@@ -36,21 +36,22 @@ def record(draft: PlanDraft, incident: Incident, facts: FailureEvidence, worker:
 
 
 def _listed(draft: PlanDraft, incident: Incident) -> PlanDraft:
-    """The newest are shown. Of what falls off, launchers that are gone may still tell: it is counted."""
+    """Add the incident and keep the newest ones. A later report of a removed incident is recognised as counted."""
     incidents = (*draft.status.incidents, incident)
     off = [known.pair for known in incidents[: -c.MAX_INCIDENTS] if known.pair.attempt > 0]
     return draft.with_status(incidents=incidents[-c.MAX_INCIDENTS :], forgotten=max([draft.status.forgotten, *off]))
 
 
 def decided(incident: Incident, decision: Decision) -> Incident:
-    """The incident with the decision in it. Where nothing is added, what the launchers did says more."""
+    """Return the incident with the decision. For ``InPlace``, the action that the launchers reported is more
+    precise."""
     in_place = decision.action == RecoveryAction.IN_PLACE and incident.action
     action = incident.action if in_place else decision.action
     return replace(incident, action=action, decision=decision.reason, why=say(decision.message))
 
 
 def announced(draft: PlanDraft, incident: Incident, decision: Decision) -> PlanDraft:
-    """The decision in event, log and metric."""
+    """Report the decision as event, log and metric."""
     word = DecisionMetric(cause=incident.cause, action=decision.action, reason=decision.reason)
     return draft.with_decision_metric(word).with_event(
         decision.reason, decision.message, warning=decision.action == RecoveryAction.FAIL_JOB
@@ -71,7 +72,7 @@ def _counted(draft: PlanDraft, incident: Incident) -> PlanDraft:
 
 
 def recounted(draft: PlanDraft, before: Cause, decision: Decision) -> PlanDraft:
-    """The newest incident of a cause turns out to be another's, or nobody's: its budget gets it back."""
+    """Correct the counts after the cause of the newest incident changed, or after it was ignored."""
     counts = {count.cause: count for count in draft.status.incidents_by_cause}
     old = counts.get(before)
     if old is None or not old.times or (before == decision.cause and decision.counts):
@@ -88,7 +89,7 @@ def recounted(draft: PlanDraft, before: Cause, decision: Decision) -> PlanDraft:
 def judged_anew(
     draft: PlanDraft, known: Incident, changed: Incident, facts: FailureEvidence, worker: Worker | None
 ) -> tuple[PlanDraft, Incident]:
-    """What is known better of an incident, in the list, in the counts, and in what is done about it."""
+    """Decide again about an incident with corrected facts, and update the list, the counts and the orders."""
     decision = decisions.of(draft, changed, facts, worker)
     new = decided(replace(changed, cause=decision.cause), decision)
     kept = tuple(new if incident is known else incident for incident in draft.status.incidents)
@@ -105,9 +106,9 @@ def judged_anew(
 
 
 def _backoff(draft: PlanDraft, incident: Incident, decision: Decision) -> datetime | None:
-    """What would fail again at once waits, and what keeps failing; what was done to the job does not.
+    """Return until when replacements wait: after failures that may repeat at once, and after an escalation.
 
-    What shows again of each new pod waits as well: the first time costs nothing.
+    An interruption causes no wait. A symptom causes one from its second occurrence on, as each new pod may show it.
     """
     shown = incident.reason in SYMPTOMS
     by_itself = incident.cause in WITH_BACKOFF or incident.pair.attempt == 0

@@ -1,7 +1,7 @@
-"""What is done about an incident, and why: a rule of the job, the default, or an escalation of either.
+"""The decision about an incident: from a rule of the job, the default, or an escalation of either.
 
-Every incident gets exactly one decision, 'nothing' included; its reason and message are the words of condition,
-event, log and metric.
+Every incident gets exactly one decision, which may be to do nothing. Condition, event, log and metric show its reason
+and message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ADVICE = (RecoveryAction.RECREATE_POD, RecoveryAction.REPLACE_NODE)
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """An action with the cause that the incident counts under; ``why`` is for people."""
+    """An action, with the cause under which the incident is counted; ``why`` is the explanation for users."""
 
     action: RecoveryAction
     basis: Basis
@@ -33,32 +33,31 @@ class Decision:
 
     @property
     def reason(self) -> DecisionReason:
-        """One word for programs, of few."""
+        """The reason as an enum member."""
         return DecisionReason(f"{self.action}{self.basis}")
 
     @property
     def message(self) -> str:
-        """The sentence that all show."""
+        """The sentence that condition, event and log show."""
         return messages.recovery.decision(self.action, self.why)
 
     @property
     def counts(self) -> bool:
-        """Whether the incident counts in a budget."""
         return self.action != RecoveryAction.IGNORE
 
 
 def of(draft: PlanDraft, incident: Incident, facts: FailureEvidence, worker: Worker | None) -> Decision:
-    """The decision about one incident."""
+    """Return the decision about one incident, with escalation."""
     return _escalated(draft, incident, first(draft, incident, facts, worker))
 
 
 def advised(facts: FailureEvidence) -> GpuError | None:
-    """A GPU's error for which the sidecar's table advises to leave the pod or its node."""
+    """Return the GPU error for which the sidecar's table recommends to recreate the pod or to replace its node."""
     return next((error for error in facts.gpu_errors if error.action in _ADVICE), None)
 
 
 def first(draft: PlanDraft, incident: Incident, facts: FailureEvidence, worker: Worker | None) -> Decision:
-    """The decision as if it were the first of its kind."""
+    """Return the decision without escalation."""
     match = first_match(draft.spec.rules, facts)
     if match is not None:
         rule = match.rule
@@ -82,7 +81,7 @@ def first(draft: PlanDraft, incident: Incident, facts: FailureEvidence, worker: 
 
 
 def _can_leave(draft: PlanDraft, incident: Incident, worker: Worker | None) -> bool:
-    """All of the job's workers on the node find another one, or those elsewhere may go on without them."""
+    """Return whether the job's workers on the node fit elsewhere, or those elsewhere may continue without them."""
     node = incident.node or (worker.node if worker is not None else "")
     wanted = draft.needed
     moved = [other for other in wanted if other.node == node]
@@ -96,17 +95,18 @@ def _can_leave(draft: PlanDraft, incident: Incident, worker: Worker | None) -> b
 
 
 def _default(draft: PlanDraft, incident: Incident, worker: Worker | None) -> tuple[RecoveryAction, str]:
-    """What happens without any rule: launchers go on by themselves, what is gone is replaced."""
+    """Return the action without a matching rule: launchers restart in place, and lost workers are replaced."""
     if incident.pod is None or (worker is not None and worker.phase is Phase.WANTED):
         return RecoveryAction.IN_PLACE, messages.recovery.in_place()
     node = worker.node if worker is not None else incident.node
-    # Not ReplaceNode: whatever it is avoided for says for how long.
+    # Not ReplaceNode: the entry that avoids the node already has its duration.
     avoided = any(entry.node == node and entry.required for entry in draft.status.avoided)
     return RecoveryAction.RECREATE_POD, messages.recovery.replaced(incident.pod, (node or "") if avoided else "")
 
 
 def _escalated(draft: PlanDraft, incident: Incident, first: Decision) -> Decision:
-    """Up the ladder past each action that was taken too often; what was done to the job climbs nothing."""
+    """Return the next action of the ladder whose predecessor was not taken too often. Interruptions do not
+    escalate."""
     ladder = draft.spec.escalation
     if ladder is None or first.action not in ladder.actions or first.cause == Cause.INTERRUPTION:
         return first
@@ -122,7 +122,7 @@ def _escalated(draft: PlanDraft, incident: Incident, first: Decision) -> Decisio
 
 
 def _scope(action: str, incident: Incident) -> str:
-    """A pod that fails in place is its own scope; all else is the job's."""
+    """Return whose failures count together: those of the pod for ``InPlace``, those of the job otherwise."""
     return incident.pod or "" if action == RecoveryAction.IN_PLACE else ""
 
 
@@ -133,7 +133,7 @@ def _taken(draft: PlanDraft, action: str, incident: Incident, ladder: Escalation
 
 
 def tallied(draft: PlanDraft, incident: Incident, decision: Decision) -> PlanDraft:
-    """Remember the decision for as long as it may matter."""
+    """Remember the decision for the window of the escalation."""
     ladder = draft.spec.escalation
     if ladder is None and decision.counts:
         return draft
@@ -146,6 +146,6 @@ def tallied(draft: PlanDraft, incident: Incident, decision: Decision) -> PlanDra
 
 
 def ignored(draft: PlanDraft) -> int:
-    """How many incidents were lately ignored: they count in no budget, but a tight loop still waits."""
+    """Return how many incidents were recently ignored. They count in no budget, but repeated failures still wait."""
     found = (tally for tally in draft.status.tallies if tally.action == RecoveryAction.IGNORE)
     return sum(tally.within(draft.now, c.DEFAULT_WINDOW_SECONDS) for tally in found)

@@ -1,7 +1,7 @@
-"""Nodes that fail a job again and again: no new worker of it is placed there until that is long enough ago.
+"""Nodes on which a job fails repeatedly. No new worker is placed there until the failures have aged.
 
-Only Infrastructure counts against a node: a script's own failures follow the script. Each failure weighs half as much
-after each six hours, so a node that is left alone becomes good again by itself.
+Only the cause Infrastructure counts against a node, because failures of a script follow the script. The weight of
+each failure halves every six hours, so an unused node becomes available again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MARGIN = 0.5
 
 
 def offended(draft: PlanDraft, incident: Incident, worker: Worker | None) -> PlanDraft:
-    """Hold a failure against its node, and avoid the node if that was one too many."""
+    """Count a failure against its node, and avoid the node if the weight reaches the limit."""
     limit = draft.spec.avoid_repeat_offenders
     node = incident.node or (worker.node if worker is not None else "")
     if not limit or not node or incident.cause != Cause.INFRASTRUCTURE or incident.action == RecoveryAction.IGNORE:
@@ -39,13 +39,13 @@ def offended(draft: PlanDraft, incident: Incident, worker: Worker | None) -> Pla
 
 
 def until_below(weight: float, limit: int) -> timedelta:
-    """How long a weight stays at or above the limit, less the margin, if nothing is added."""
+    """Return how long the weight stays at or above the limit less the margin, without further failures."""
     return max(0.0, math.log2(weight / (limit - _MARGIN))) * c.OFFENCE_HALVES
 
 
 def _avoid(draft: PlanDraft, offender: NodeFailures, moved: Worker, span: timedelta) -> PlanDraft:
     failures = len(offender.times)
-    # One avoided node too many would leave the job without a place.
+    # Without this node the job would have no place.
     if not draft.can_place_elsewhere(offender.node, [moved]):
         message = messages.recovery.repeat_offender_still_used(offender.node, failures)
         return _said(draft, WorkerReason.REPEAT_OFFENDER_STILL_USED, message)
@@ -60,7 +60,7 @@ def _said(draft: PlanDraft, reason: WorkerReason, message: str) -> PlanDraft:
 
 
 def _known(draft: PlanDraft, node: str) -> NodeFailures:
-    """What is held against the node since it booted."""
+    """Return the failures that are recorded for the node since it booted."""
     view = draft.seen.node(node)
     boot_id = view.boot_id if view is not None else ""
     known = next((entry for entry in draft.status.offenders if entry.node == node), None)

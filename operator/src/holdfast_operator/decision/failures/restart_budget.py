@@ -1,4 +1,4 @@
-"""When a job has failed for good: a budget is spent, or its launcher says that trying again is no use."""
+"""Fail the job permanently: a budget is used up, or its launcher reports that a restart cannot help."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast_operator.decision.reporting import messages
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Fail the job where one of the two holds."""
+    """Fail the job if one of the two applies."""
     ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if worker.final and worker.exit_code]
     if ended:
         return _final(draft, ended)

@@ -1,6 +1,6 @@
-"""``spec.recovery.rules``: the first whose every condition holds decides.
+"""Match ``spec.recovery.rules``: the first rule whose conditions all hold decides.
 
-Invariant: of the rules that match, the first is taken; no other has any say.
+Invariant: no later rule has any effect.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from holdfast_operator.views import GpuError
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """A rule, and in which words it holds."""
+    """A rule, and the explanation why it matches."""
 
     rule: Rule
     why: str
 
 
 def first_match(rules: Sequence[Rule], facts: FailureEvidence) -> Match | None:
-    """The first rule that matches, if any does."""
+    """Return the first rule that matches, if any."""
     found = ((rule, _why(rule, facts)) for rule in rules)
     return next((Match(rule=rule, why=why) for rule, why in found if why), None)
 
 
 def _why(rule: Rule, facts: FailureEvidence) -> str:
-    """Why it holds; empty if anything that it asks for does not."""
+    """Return why the rule matches; empty if any of its conditions does not hold."""
     told = [ask(rule, facts) for asked, ask in _ASKS if asked(rule)]
     return " and ".join(told) if all(told) else ""
 
@@ -65,7 +65,7 @@ def _gpu_error(rule: Rule, facts: FailureEvidence) -> str:
 
 
 def gpu_error(rule: Rule, facts: FailureEvidence) -> GpuError | None:
-    """The first error that the rule asks about."""
+    """Return the first GPU error that the rule matches."""
     asked = rule.gpu_errors
     if asked is None:
         return None

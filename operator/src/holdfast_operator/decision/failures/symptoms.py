@@ -1,6 +1,7 @@
-"""Workers that have not failed, but show what a rule asks about: a condition of the pod, an error of a GPU.
+"""Symptoms of workers that have not failed: a condition of the pod or an error of a GPU that a rule matches.
 
-Each symptom is answered once and makes one incident; what of it failed a moment before or after is the same one.
+Each symptom causes one decision and one incident. A failure of the same pod shortly before or after belongs to that
+incident.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class _Symptom:
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Answer what is new; one symptom of a worker a pass."""
+    """Decide about new symptoms, one per worker and pass."""
     for worker in draft.status.in_phase(Phase.WANTED):
-        # An answer may send others away as well: what they show is then no news.
+        # An earlier decision in this pass may have ordered this worker to leave.
         symptom = _new(draft, worker) if worker in draft.status.workers else None
         if symptom is not None:
             draft = (_unfit if draft.idle(worker) else _answered)(draft, worker, symptom)
@@ -47,7 +48,8 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 
 def _unfit(draft: PlanDraft, worker: Worker, symptom: _Symptom) -> PlanDraft:
-    """A spare that shows it is no incident: nobody trains with it. It leaves for what a worker would leave for."""
+    """Replace a spare that shows a symptom, if the action would replace a worker. It trains nothing, so it is no
+    incident."""
     draft = draft.changed_worker(worker, symptoms=(*worker.symptoms, symptom.key)[-_KEPT:])
     match, error = first_match(draft.spec.rules, symptom.facts), decisions.advised(symptom.facts)
     action = match.rule.action if match is not None else error.action if error is not None else RecoveryAction.IGNORE
@@ -62,7 +64,7 @@ def _unfit(draft: PlanDraft, worker: Worker, symptom: _Symptom) -> PlanDraft:
 
 
 def _new(draft: PlanDraft, worker: Worker) -> _Symptom | None:
-    """Before its launcher is ready, conditions such as Ready say nothing yet."""
+    """Return the first new symptom. Before the launcher is ready, conditions such as Ready mean nothing."""
     pod = draft.pod(worker)
     if pod is None or pod.absent or pod.terminal or worker.ready_at is None:
         return None
@@ -71,7 +73,7 @@ def _new(draft: PlanDraft, worker: Worker) -> _Symptom | None:
 
 
 def _shown(draft: PlanDraft, worker: Worker) -> Iterator[_Symptom]:
-    """GPU errors, each with the conditions that there are; then conditions."""
+    """Yield the GPU errors, each together with all conditions, and then the conditions."""
     facts = found.of_running(draft, worker)
     name = pod_name(draft.seen.job.name, worker.incarnation)
     for error in facts.gpu_errors:
@@ -126,7 +128,7 @@ def _incident(draft: PlanDraft, worker: Worker, symptom: _Symptom) -> Incident:
 
 
 def same_failure(draft: PlanDraft, incident: Incident) -> Incident | None:
-    """The newest incident of this pod, if it was but a moment ago."""
+    """Return the newest incident of this pod if it was detected within ``SAME_FAILURE`` of this one."""
     of_pod = [known for known in draft.status.incidents if known.pod == incident.pod and known.pair.attempt > 0]
     newest = of_pod[-1] if of_pod else None
     recent = newest is not None and abs(incident.detected - newest.detected) <= c.SAME_FAILURE
@@ -134,7 +136,7 @@ def same_failure(draft: PlanDraft, incident: Incident) -> Incident | None:
 
 
 def _known_better(draft: PlanDraft, known: Incident, facts: FailureEvidence, worker: Worker) -> PlanDraft:
-    """It was counted when the process died: now it is known what of, so its cause and what is done may change."""
+    """Decide again about a failure that was counted before its symptom was known: cause and action may change."""
     if known.decision is None or known.decision.basis is not Basis.DEFAULT:
         return draft
     decision = decisions.of(draft, known, facts, worker)
@@ -145,9 +147,9 @@ def _known_better(draft: PlanDraft, known: Incident, facts: FailureEvidence, wor
 
 
 def _elsewhere(draft: PlanDraft, incident: Incident, symptom: _Symptom, worker: Worker) -> Incident | None:
-    """The incident of another pod whose GPUs showed the same fault a moment ago, when this one was there.
+    """Return the recent incident of another pod whose GPUs reported the same fault while this worker was ready.
 
-    What a pod shows that came later is news: the fault was not left behind.
+    If this worker became ready later, the symptom is a new incident.
     """
     shown = {found.fault_of(error) for error in symptom.facts.gpu_errors}
     for known in reversed(draft.status.incidents):
@@ -161,7 +163,7 @@ def _elsewhere(draft: PlanDraft, incident: Incident, symptom: _Symptom, worker: 
 def _also_here(
     draft: PlanDraft, known: Incident, incident: Incident, facts: FailureEvidence, worker: Worker
 ) -> PlanDraft:
-    """It was counted for the other pod; what the rule says is done for this one as well."""
+    """Apply the rule to this pod as well, without counting the incident again."""
     decision = decisions.first(draft, incident, facts, worker)
     message = messages.recovery.symptom_elsewhere(incident.pod or "", decision.message, known.pod or "")
     draft = draft.with_event(decision.reason, message, warning=True)

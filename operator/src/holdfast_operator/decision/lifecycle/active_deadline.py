@@ -1,4 +1,4 @@
-"""``activeDeadlineSeconds``: the job may not be active for longer, however well it trains."""
+"""``activeDeadlineSeconds``: the longest time that the job may be active."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast_operator.decision.reporting import messages
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Fail a job whose time is over; its workers are deleted and commit within their grace period."""
+    """Fail a job whose time is over. Its workers are deleted and write a last checkpoint in their grace period."""
     limit, start = draft.spec.active_deadline_seconds, draft.status.start_time
     if limit is None or start is None or draft.spec.suspend:
         return draft

@@ -1,6 +1,6 @@
-"""One launcher's 0 completes the job, and so does one ``torchrun``'s, which waits for the others. Nothing follows it.
+"""The job is complete when one launcher exits with 0, or one ``torchrun``, which waits for the others.
 
-Without any rendezvous each worker does its own part, so all are waited for.
+Without a rendezvous, each worker does its own part, so all must complete.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast_operator.decision.reporting.progress import newest_progress
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Complete the job once a trainer has ended with 0, or its launcher says that it will."""
+    """Complete the job when a trainer has exited with 0, or when its launcher reports that it will."""
     if not _complete(draft):
         return draft
     draft = newest_progress(draft, force=True)
@@ -35,6 +35,6 @@ def _complete(draft: PlanDraft) -> bool:
 
 
 def _speaks_for_all(draft: PlanDraft, worker: Worker) -> bool:
-    """A launcher ends with 0 only when all agreed; a ``torchrun`` also when it is told to end."""
+    """Return whether the exit of this worker completes the job. A ``torchrun`` also exits with 0 after SIGTERM."""
     pod = draft.pod(worker)
     return draft.spec.launched or (worker.left_alone and not (pod is not None and pod.leaving))

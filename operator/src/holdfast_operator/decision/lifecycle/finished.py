@@ -1,4 +1,4 @@
-"""Complete and Failed are for good: only what still runs is put away."""
+"""Complete and Failed are final: the operator only removes what still runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
     why = "the job is complete" if complete else "the job failed"
     named = draft.status.membership.named()
     left = [pod for pod in draft.seen.pods if _runs(pod)]
-    # Launchers that trained end by themselves; a spare knows nothing of the end.
+    # Launchers that trained exit by themselves. A spare does not detect the end.
     spare = [pod for pod in left if complete and pod.uid not in named]
     draft = draft.with_action(*(DeletePod(name=pod.name, uid=pod.uid, why=why) for pod in spare))
     left = [pod for pod in left if pod not in spare]
@@ -38,7 +38,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 
 def _outlasted(draft: PlanDraft, since: datetime) -> PlanDraft:
-    """Pods that a container beside the trainer keeps."""
+    """Delete pods in which another container still runs after the trainer has exited."""
     pods = [pod for pod in draft.seen.pods if pod.outlasted]
     due = since + c.SIDE_CONTAINER_GRACE
     if pods and draft.now < due:
@@ -47,7 +47,7 @@ def _outlasted(draft: PlanDraft, since: datetime) -> PlanDraft:
 
 
 def _deleted(draft: PlanDraft, since: datetime) -> PlanDraft:
-    """The job itself goes once its time is over and nothing of it runs; nodes that are away are not waited for."""
+    """Delete the job after its TTL, once no pod runs. Pods on lost nodes do not delay this."""
     ttl = draft.spec.ttl_seconds
     if ttl is None:
         return draft
@@ -64,7 +64,7 @@ def _runs(pod: PodView) -> bool:
 
 
 def finish(draft: PlanDraft, kind: ConditionType, reason: str, message: str) -> PlanDraft:
-    """Complete or fail the job, in this pass."""
+    """Complete or fail the job in this pass."""
     draft = goodput.settled(draft)
     words = Reason(reason, message)
     suspended = (ConditionType.SUSPENDED,) if draft.status.condition(ConditionType.SUSPENDED) else ()

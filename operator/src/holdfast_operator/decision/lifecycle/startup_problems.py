@@ -1,7 +1,8 @@
-"""Workers that cannot start: said at once, with the mend; Failed only when the startup deadline has passed.
+"""Workers that cannot start. The operator reports each problem at once, with its fix, and fails the job only after
+the startup deadline.
 
-Later tries may well succeed (an image is pushed, a quota raised, a claim made), so none of this ends a job early,
-and nothing of it ends a job that trains, nor one that has trained and only lacks room.
+Later tries may succeed, for example after an image is pushed or a quota is raised. A problem never ends a job that
+trains, or one that has trained and only lacks capacity.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _ROOM = frozenset(
     }
 )
 _VOLUME_EVENTS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
-# The kubelet's, where containers of a bound pod are never made or do not come up.
+# Events of the kubelet for a bound pod whose containers are not created or do not start.
 _START_EVENTS = frozenset(
     {
         "FailedCreatePodSandBox",
@@ -54,7 +55,7 @@ _NEVER_RAN = frozenset(
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Keep ``status.trouble`` true to what is seen."""
+    """Update ``status.trouble`` from what is observed."""
     if draft.spec.suspend:
         return draft
     found = _find(draft)
@@ -72,7 +73,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 
 def _slow(draft: PlanDraft) -> PlanDraft:
-    """No trouble yet, but a person who wonders should see what is waited for."""
+    """Report what a start without a problem is waiting for."""
     for worker in draft.needed:
         pod = draft.pod(worker)
         if pod is not None and pod.held_by and not (pod.absent or pod.gated or worker.gated):
@@ -91,11 +92,11 @@ def _overdue(draft: PlanDraft) -> PlanDraft:
     if _waits_for_room(draft, trouble):
         return draft.requeue_soon()
     if not draft.seen.warmed_up(draft.now):
-        # Just started: the report of a world that trains may be on its way.
+        # The operator has just started: the report of a running world may still arrive.
         return draft.requeue_soon()
     since = trouble.since
     if draft.status.membership.active is not None:
-        # It has trained, so what counts is how long it has not: between two worlds nobody reports one.
+        # The job has trained, so the deadline starts when training stopped. Between two worlds there is no report.
         since = max(since, draft.status.stalled_since or draft.now)
     deadline = since + timedelta(seconds=draft.spec.startup_deadline_seconds)
     if draft.now < deadline:
@@ -107,12 +108,13 @@ def _overdue(draft: PlanDraft) -> PlanDraft:
 
 
 def _waits_for_room(draft: PlanDraft, trouble: StartupProblem) -> bool:
-    """Its template has proved good, and room comes and goes: activeDeadlineSeconds says for how long."""
+    """Return whether a job that has trained lacks capacity. Its template is valid; only activeDeadlineSeconds limits
+    this."""
     return draft.status.membership.active is not None and trouble.reason in _ROOM
 
 
 def _over(draft: PlanDraft) -> bool:
-    """All workers run: what was wrong is mended."""
+    """Return whether all workers run, so that the problem is solved."""
     pods = [draft.pod(worker) for worker in draft.needed]
     return bool(pods) and all(pod is not None and pod.phase == "Running" and not pod.waiting for pod in pods)
 
@@ -134,7 +136,7 @@ def _find(draft: PlanDraft) -> Reason | None:
 
 
 def _only_spares_lack(draft: PlanDraft) -> bool:
-    """A quota with room for the workers, and none for what stands by."""
+    """Return whether the quota suffices for the workers but not for the spares."""
     return bool(draft.spec.spares) and all(worker.known for worker in draft.needed)
 
 
@@ -162,7 +164,8 @@ def _of_pod(pod: PodView) -> Reason | None:
 
 
 def _unscheduled(draft: PlanDraft) -> Reason | None:
-    """No scheduler has said a word of them. When a queue let a pod go is not known, so those of one are left out."""
+    """Detect pods that no scheduler has handled. A job in a queue is skipped: the time of its admission is not
+    known."""
     for worker in () if draft.spec.scheduling.queue else draft.needed:
         pod = draft.pod(worker)
         if pod is None or pod.absent or pod.terminal or pod.leaving or pod.gated or pod.held_by:
@@ -176,7 +179,7 @@ def _unscheduled(draft: PlanDraft) -> Reason | None:
 
 
 def _why_unscheduled(draft: PlanDraft, pod: PodView) -> str:
-    """The newest warning of any component; only without one the scheduler itself is in doubt."""
+    """Return the newest warning of any component; without one, report the scheduler."""
     if pod.warnings:
         reason, note = pod.warnings[-1]
         return messages.startup.unscheduled(pod.name, reason, note)
@@ -186,7 +189,7 @@ def _why_unscheduled(draft: PlanDraft, pod: PodView) -> str:
 
 
 def _unheard(draft: PlanDraft) -> Reason | None:
-    """Their containers run, and nothing in them has ever spoken to their sidecars as a launcher does."""
+    """Detect running containers whose sidecars have never received anything from a launcher."""
     silent = [pod for worker in draft.needed if (pod := draft.pod(worker)) and _mute(draft, worker, pod)]
     if not silent:
         return None
@@ -200,7 +203,7 @@ def _unheard(draft: PlanDraft) -> Reason | None:
 
 
 def _as_said(draft: PlanDraft) -> Reason | None:
-    """Who has just started has heard nobody: it neither finds a launcher silent, nor takes back what was found."""
+    """Keep an earlier result while this operator has just started: it cannot confirm or withdraw it yet."""
     known = draft.status.trouble
     return (
         Reason(known.reason, known.message) if known and known.reason == StartupReason.NO_LAUNCHER_DETECTED else None
@@ -215,7 +218,7 @@ def _mute(draft: PlanDraft, worker: Worker, pod: PodView) -> bool:
 
 
 def _start_failed(draft: PlanDraft) -> Reason | None:
-    """The newest batch could not start its trainer."""
+    """Return why the newest batch could not start its trainer."""
     ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if _cannot_start(worker)]
     if not ended:
         return None
@@ -227,7 +230,7 @@ def _start_failed(draft: PlanDraft) -> Reason | None:
 
 
 def pause(draft: PlanDraft) -> PlanDraft:
-    """What cannot start is tried again now and then, not at once; elsewhere if its node refused it."""
+    """Delay the next try of workers that cannot start, and avoid a node whose kubelet refused one."""
     ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if not worker.counted and _cannot_start(worker)]
     for worker in ended:
         draft = draft.changed_worker(worker, counted=True).with_status(backoff_until=draft.now + start_retry(draft))
@@ -236,13 +239,13 @@ def pause(draft: PlanDraft) -> PlanDraft:
 
 
 def _cannot_start(worker: Worker) -> bool:
-    """A pod that its kubelet refuses later, as after a restart of it, has trained and is an incident."""
+    """Return whether the worker never ran. A pod refused later, as after a kubelet restart, is an incident."""
     refused = worker.reason == StartupReason.POD_REFUSED and worker.pair is None
     return refused or (not worker.cause and worker.reason in _NEVER_RAN)
 
 
 def _refused(draft: PlanDraft, worker: Worker) -> PlanDraft:
-    """Avoid the node, unless no kubelet takes such a pod or the job needs the node."""
+    """Avoid the node, unless every kubelet refuses such a pod or the job needs the node."""
     taken = any(pod.phase == "Running" for other in draft.needed if (pod := draft.pod(other)) is not None)
     avoided = sum(entry.reason == StartupReason.POD_REFUSED for entry in draft.status.avoided)
     blamed = bool(worker.node) and (taken or avoided < c.REFUSING_NODES)

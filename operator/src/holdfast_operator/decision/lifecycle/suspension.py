@@ -1,7 +1,7 @@
-"""A suspended job gives its pods back: an agreed commit, then all leave. Nothing of it is an incident.
+"""Suspend a job: all workers agree on a checkpoint, write it and leave. This is no incident.
 
-Until the condition Suspended is true the template may not change (the schema sees to it), so that no two workers of a
-world ever come from different ones.
+The schema forbids changes of the template until the condition Suspended is true. The workers of a world therefore
+never have different templates.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _NOTHING = Reason(JobReason.SUSPENDED, messages.job.suspended())
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Send all workers away while the job is suspended, and take note when it no longer is."""
+    """Order all workers away while the job is suspended, and record when it is resumed."""
     if not draft.spec.suspend:
         return _resumed(draft)
-    # Waits and deadlines of what was asked for before are over: a resumed job starts anew.
+    # Waits and deadlines from before the suspension are over. A resumed job starts again.
     draft = draft.with_status(
         backoff_until=None, stalled_since=None, trouble=None, gang=GangAttempt(), start_time=None
     )
@@ -40,7 +40,7 @@ def _resumed(draft: PlanDraft) -> PlanDraft:
 
 
 def shown(draft: PlanDraft) -> PlanDraft:
-    """The conditions of a suspended job."""
+    """Return the draft with the conditions of a suspended job."""
     left = sum(1 for worker in draft.status.in_phase(Phase.WANTED, Phase.LEAVING) if worker.known)
     words = (
         _leaving(draft, left)

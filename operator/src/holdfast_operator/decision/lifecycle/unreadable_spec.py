@@ -1,4 +1,4 @@
-"""A resource that this version cannot read is left alone and says so."""
+"""A resource that this version cannot read: the operator reports it and changes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast_operator.decision.set_condition import Reason
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """End the pass on a spec that cannot be read; nothing that runs is touched."""
+    """End the pass if the spec cannot be read. Nothing that runs is changed."""
     job = draft.seen.job
     if job.spec is not None:
         return draft

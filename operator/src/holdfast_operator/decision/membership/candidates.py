@@ -1,4 +1,4 @@
-"""What membership is decided from, and what a decision is."""
+"""The input of a decision about membership, and its possible results."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Candidate:
 
     @property
     def up(self) -> bool:
-        """Whether its launcher lately reported ready, and the pod stays."""
+        """Return whether its launcher recently reported ready and the pod stays."""
         return self.ready and not self.leaving
 
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipRules:
-    """What a generation must look like, from the spec."""
+    """The job's requirements for a generation."""
 
     replicas: int
     min_replicas: int
@@ -54,17 +54,17 @@ class MembershipRules:
     on_demand: int = 0
 
     def world_of(self, size: int) -> int:
-        """How many of so many train. The rest of a step stands by; being fewer than a step, they are no majority."""
+        """Return how many of ``size`` workers train: whole replica steps. The others are on standby and form no
+        majority."""
         return size - size % self.replica_step
 
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipInput:
-    """What the decision looks at.
+    """The input of a decision.
 
-    ``proved_gone``: pods that cannot run again, as the fence policy proves it. ``publication``: a fresh random id
-    for the next generation. ``stalled_since``: nothing trains since then. ``names``: what messages call a pod, by
-    its UID.
+    ``proved_gone``: pods that cannot run again, as the fence policy proves. ``publication``: a new random ID for the
+    next generation. ``stalled_since``: when training stopped. ``names``: the name of a pod in messages, by its UID.
     """
 
     membership: Membership
@@ -82,14 +82,14 @@ class MembershipInput:
 
     @property
     def running(self) -> World | None:
-        """The newest world of which a launcher reports that it runs."""
+        """Return the newest world that a launcher reports as running."""
         worlds = [w.report.world for w in self.workers if w.up and w.report and w.report.world]
         return max(worlds, key=lambda world: world.pair, default=None)
 
 
 @dataclass(frozen=True)
 class Due:
-    """A generation is to be published, and why."""
+    """A generation is due; with the reason."""
 
     reason: MembershipReason
     message: str
@@ -97,7 +97,7 @@ class Due:
 
 @dataclass(frozen=True)
 class Wait:
-    """No generation is published, and why."""
+    """No generation is due; with the reason."""
 
     reason: MembershipReason
     message: str
@@ -105,7 +105,7 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True)
 class Publication:
-    """Write this membership to the status, then serve it. A higher generation is a new one, else a record."""
+    """A membership to write to the status and then to serve: a new generation, or a record within the present one."""
 
     membership: Membership
     reason: MembershipReason

@@ -1,4 +1,4 @@
-"""The next generation itself: its number, its members, and the earlier ones that may still live."""
+"""Construct the next generation: its number, its members, and the earlier generations that may still be alive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast_operator.decision.membership.candidates import Candidate, Membersh
 
 
 def next_generation(seen: MembershipInput, recorded: Membership, chosen: Sequence[Candidate]) -> Membership:
-    """A generation of the chosen workers, above all that is known."""
+    """Return a generation of the chosen workers with a number above all known ones."""
     claimed = max((claim.pair.generation for claim in recorded.claims), default=0)
     floor = max(recorded.generation, highest_reported(seen), claimed)
     active = highest_started(seen, recorded)
@@ -28,28 +28,28 @@ def next_generation(seen: MembershipInput, recorded: Membership, chosen: Sequenc
 
 
 def highest_started(seen: MembershipInput, recorded: Membership) -> AttemptId | None:
-    """The highest attempt that is known to have started."""
+    """Return the highest attempt ID that is known to have started."""
     pairs = [recorded.active, *(report.highest_pair for report in seen.reports)]
     return max(filter(None, pairs), default=None)
 
 
 def highest_reported(seen: MembershipInput) -> int:
-    """The highest generation that a launcher has accepted or started."""
+    """Return the highest generation that a launcher has accepted or started."""
     pairs = [pair for report in seen.reports for pair in (report.highest_pair, report.accepted) if pair]
     return max((pair.generation for pair in pairs), default=0)
 
 
 def pruned(previous: Iterable[EarlierGeneration], active: AttemptId | None) -> tuple[EarlierGeneration, ...]:
-    """The generations from the active one on."""
+    """Return the generations from the active one on."""
     first = 1 if active is None else active.generation
     return tuple(entry for entry in previous if entry.last >= first)
 
 
 def _with_skipped(seen: MembershipInput, recorded: Membership, floor: int) -> list[EarlierGeneration]:
-    """The present generation and those above it that we never published, with what members of them report.
+    """Return the earlier generations, the present one, and those above it that this operator never published.
 
-    A number that nobody reports was skipped, or its world is another's: then only its claim fences it, and it
-    has no members for rule (c) to count.
+    The members of an unpublished generation come from reports. If no report mentions a number, it was skipped or
+    belongs to another job's world. Only its claim fences such a world, and rule (c) counts no members for it.
     """
     entries = list(recorded.previous)
     if recorded.generation:
@@ -69,14 +69,17 @@ def _with_skipped(seen: MembershipInput, recorded: Membership, floor: int) -> li
 
 
 def _skipped(first: int, last: int) -> list[EarlierGeneration]:
-    """One entry for the whole run: a foreign claim may stand a billion generations above ours."""
+    """Return one entry for the whole range, because a foreign claim may be a billion generations above ours."""
     if first > last:
         return []
     return [EarlierGeneration(generation=first, publication="", members=(), through=last)]
 
 
 def _members(recorded: Membership, chosen: Iterable[Candidate], on_demand: int) -> tuple[Member, ...]:
-    """Survivors keep their index, a newcomer gets the lowest free one; the first are for those off spot capacity."""
+    """Return the members. Survivors keep their index, and newcomers get the lowest free one.
+
+    The first ``on_demand`` indices are reserved for workers off spot capacity.
+    """
     workers = {worker.uid: worker for worker in chosen}
     places = {member.pod_uid: member.index for member in recorded.members if member.pod_uid in workers}
     newcomers = (worker for worker in workers.values() if worker.uid not in places)

@@ -1,4 +1,4 @@
-"""Whether the next generation is due."""
+"""Decide whether the next generation is due."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GATHER = timedelta(seconds=5)
 
 
 def due(seen: MembershipInput, recorded: Membership, chosen: Sequence[Candidate], now: datetime) -> Due | Wait:
-    """Whether a generation of the chosen workers is to be published, and why."""
+    """Return whether a generation of the chosen workers is due, and why."""
     if recorded.generation == 0:
         return _first_gang(seen, chosen, now)
     above = _above(seen, recorded)
@@ -42,7 +42,7 @@ def _first_gang(seen: MembershipInput, chosen: Sequence[Candidate], now: datetim
 
 
 def _partial_gang(seen: MembershipInput, chosen: Sequence[Candidate], now: datetime) -> Due | Wait:
-    """Fewer than all may begin once they have waited for the others that start, not for those without a node."""
+    """Start with fewer workers after a wait for the others that start. Workers without a node are not waited for."""
     rules, size = seen.rules, len(chosen)
     if rules.may_shrink and size >= rules.min_replicas:
         if _others_find_no_node(seen, chosen):
@@ -58,7 +58,7 @@ def _others_find_no_node(seen: MembershipInput, chosen: Sequence[Candidate]) -> 
     return len(staying) >= seen.rules.replicas and all(w in chosen or w.unplaced for w in staying)
 
 
-# Something stands at or above our generation that we did not publish
+# Unpublished generations and foreign claims at or above the present generation
 
 
 def _above(seen: MembershipInput, recorded: Membership) -> Due | None:
@@ -116,7 +116,7 @@ def _joined(
 
 
 def _replacement_may_come(seen: MembershipInput, size: int, now: datetime) -> bool:
-    """Whether nobody trains, and it is too early to continue with fewer."""
+    """Return whether no world runs and it is too early to continue with fewer workers."""
     until = (seen.stalled_since or now) + seen.rules.shrink_after
     return size < seen.rules.replicas and now < until and seen.running is None
 
@@ -126,13 +126,13 @@ def _for_replacement(seen: MembershipInput) -> Wait:
 
 
 def _in_checkpoint(seen: MembershipInput) -> bool:
-    """Whether a rank of the running world writes one; its end is bounded by the launchers."""
+    """Return whether a rank of the running world writes a checkpoint. The launchers bound its duration."""
     members = seen.running.members if seen.running else ()
     return any(w.report.checkpointing for w in seen.workers if w.report and w.up and w.uid in members)
 
 
 def _more_to_come(seen: MembershipInput, chosen: Sequence[Candidate], joined: frozenset[str], now: datetime) -> bool:
-    """Each growth interrupts those who train: workers that start together join together."""
+    """Return whether more workers will be ready soon. Each growth interrupts training, so they join together."""
     starting = any(worker.report is None and not worker.leaving for worker in seen.workers)
     ready = min((w.ready_at for w in chosen if w.uid in joined and w.ready_at), default=now)
     room = seen.rules.replicas > len(chosen)
@@ -145,7 +145,7 @@ def _more_to_come(seen: MembershipInput, chosen: Sequence[Candidate], joined: fr
 def _without_newcomers(
     seen: MembershipInput, recorded: Membership, uids: frozenset[str], absent: frozenset[str], now: datetime
 ) -> Due | Wait:
-    """A generation of fewer: only where the launchers cannot make the shrink themselves, or it was ordered."""
+    """Shrink to the remaining workers, if the launchers cannot do so themselves or the shrink was requested."""
     rules, before = seen.rules, len(recorded.members)
     if not absent:
         return Wait(MembershipReason.UP_TO_DATE, messages.membership.up_to_date(recorded.generation))
@@ -164,7 +164,7 @@ def _without_newcomers(
 
 
 def _agree_on_loss(seen: MembershipInput, uids: frozenset[str], absent: frozenset[str]) -> bool:
-    """No survivor trains with a missing one; each missing one is proved gone or lost to all survivors."""
+    """Return whether no survivor trains with a missing member, and each missing one is proved gone or lost to all."""
     reports = [w.report for w in seen.workers if w.uid in uids and w.report]
     if any(report.world and absent.intersection(report.world.members) for report in reports):
         return False

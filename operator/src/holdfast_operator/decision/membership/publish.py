@@ -1,6 +1,6 @@
-"""The membership and its document: decides the membership, and publishes what is new.
+"""Decide the membership, and publish its document when it changes.
 
-The revision rises with every change of the document, also of settings, counts and directives.
+The revision increases with every change of the document, including settings, counts and directives.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from holdfast_operator.views import PodView, ReportedIncident
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Decide the membership, then serve whatever of the document is new."""
+    """Decide the membership, and serve the document if it changed."""
     before = draft.status.membership
     draft = _decided(draft)
     after = replace(draft.status.membership, drain=_drain(draft), acknowledged=_acknowledged(draft))
@@ -61,7 +61,7 @@ def _decided(draft: PlanDraft) -> PlanDraft:
 
 
 def _names(draft: PlanDraft) -> dict[str, str]:
-    """Pods with their nodes, for messages: UIDs say nothing to people."""
+    """Return the pods' names with their nodes, for messages, by UID."""
     names = {}
     for worker in draft.status.workers:
         if worker.known:
@@ -70,7 +70,7 @@ def _names(draft: PlanDraft) -> dict[str, str]:
     return names
 
 
-# What alone makes no revision: pods need no word of each checkpoint, only the newest at the next generation.
+# A change of only these fields makes no new revision: pods need the durable step only with the next generation.
 _UNTOLD = ("revision", "jobKey", "durableStep")
 
 
@@ -96,7 +96,7 @@ def _document(draft: PlanDraft) -> Manifest:
 
 
 def _restarts(draft: PlanDraft) -> dict[str, int]:
-    """Those acknowledged: launchers add the others themselves."""
+    """Count the acknowledged restarts by cause. Launchers add the others themselves."""
     acknowledged = set(draft.status.membership.acknowledged)
     counted = [i for i in draft.status.incidents if i.pair.attempt > 0 and i.action != RecoveryAction.IGNORE]
     pending = [incident.cause for incident in counted if incident.pair not in acknowledged]
@@ -105,14 +105,18 @@ def _restarts(draft: PlanDraft) -> dict[str, int]:
 
 
 def _acknowledged(draft: PlanDraft) -> tuple[AttemptId, ...]:
-    """Recorded for good: with the steps lost, or no longer told, or told so long that nothing more will come."""
+    """Return the attempt IDs whose incidents are recorded permanently.
+
+    An incident is recorded permanently when its lost steps are known, when no launcher reports it any more, or after
+    ``ACKNOWLEDGE_AFTER``.
+    """
     tales = [incident for report in draft.seen.reports for incident in report.incidents]
     told = {tale.pair for tale in tales}
     known = {incident.pair: incident for incident in draft.status.incidents}
     parts = {tale.pair for tale in tales if _counted_with_another(draft, tale) and _over(draft.now, tale)}
     done = {pair for pair, incident in known.items() if pair.attempt > 0 and _closed(draft.now, incident, told)}
     forgotten = {pair for pair in told if draft.status.forgot(pair)}
-    # What was acknowledged stays so: it was counted on that. Parts of an incident have no record of their own.
+    # An acknowledged incident stays acknowledged, because the counts depend on it. A part of one has no own record.
     oldest = min((pair for pair in known if pair.attempt > 0), default=None)
     before = {pair for pair in draft.status.membership.acknowledged if oldest is not None and pair >= oldest}
     return tuple(sorted(done | parts | forgotten | before))
@@ -133,14 +137,15 @@ def _closed(now: datetime, incident: Incident, told: set[AttemptId]) -> bool:
 
 
 def _drain(draft: PlanDraft) -> tuple[str, ...]:
-    """Those who must leave, as long as a generation that may live lists them: also when the newest omits them."""
+    """Return the workers that must leave while any generation that may be alive lists them, even if not the newest
+    one."""
     named = draft.status.membership.named()
     leaving = draft.status.in_phase(Phase.LEAVING)
     return tuple(sorted(worker.pod_uid for worker in leaving if worker.pod_uid in named))
 
 
 def _labelled(draft: PlanDraft) -> PlanDraft:
-    """The index on the pod follows the generation."""
+    """Set each pod's index label to its index in the generation."""
     places = {member.pod_uid: str(member.index) for member in draft.status.membership.members}
     for worker in draft.status.workers:
         pod = draft.pod(worker)
@@ -177,7 +182,8 @@ def _input(draft: PlanDraft) -> MembershipInput:
 
 
 def _candidate(draft: PlanDraft, worker: Worker, pod: PodView) -> Candidate:
-    """Ready includes a passed preflight; a preflight stays passed (``observed_workers``)."""
+    """Return the worker as a candidate. Ready includes a passed preflight, which stays passed
+    (``observed_workers``)."""
     report = draft.seen.report(worker.pod_uid)
     member = Member(
         index=int(pod.index_label) if pod.index_label.isdigit() else NO_INDEX,

@@ -1,11 +1,11 @@
-"""When a generation is published, and with whom. Pure: no client, clock or environment.
+"""Decide when a generation is published, and with which members. Pure: no client, clock or environment.
 
 Invariants, asserted on every result:
 - A generation number is used once: it lies above the status, every report and every claim that is known.
 - ``active`` never falls, and ``previous`` lists every generation from ``active`` up to, not including, the present
   one.
-- No generation is published while more than half of an earlier one that may still train is neither in the new
-  one nor proved gone (rule (c) of ``docs/reference/protocol.md``). The launchers check it again.
+- No generation is published while more than half of an earlier one that may still train is neither in the new one nor
+  proved gone (rule (c) of ``docs/reference/protocol.md``). The launchers check it again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEPT_CLAIMS = 64
 
 
 def decide(seen: MembershipInput, now: datetime) -> Publication | Wait:
-    """The next membership, or why there is none. The same input gives the same answer."""
+    """Return the next membership, or why there is none. The same input gives the same answer."""
     before = seen.membership
     recorded = _record(seen)
     verdict = _publication(seen, recorded, now)
@@ -40,7 +40,7 @@ def decide(seen: MembershipInput, now: datetime) -> Publication | Wait:
 
 
 def check_invariants(before: Membership, after: Membership) -> None:
-    """Raise if the result breaks an invariant."""
+    """Raise ``AssertionError`` if the result breaks an invariant."""
     lowest = AttemptId(generation=0, attempt=0)
     if after.generation < before.generation or (before.active or lowest) > (after.active or lowest):
         raise AssertionError(f"a generation or active record fell: {before} -> {after}")
@@ -55,17 +55,17 @@ def check_invariants(before: Membership, after: Membership) -> None:
 
 
 def _record(seen: MembershipInput) -> Membership:
-    """The present generation with what reports and proofs add to it."""
+    """Return the present generation with the additions from reports and proofs."""
     before = seen.membership
     active = highest_started(seen, before)
     if active is not None and active.generation > before.generation:
-        active = before.active  # recorded with the generation that goes above it
+        active = before.active  # recorded together with the next generation
     recorded = replace(before, active=active, claims=_claims(seen), previous=pruned(before.previous, active))
     return recorded.with_gone(seen.proved_gone)
 
 
 def _claims(seen: MembershipInput) -> tuple[Claim, ...]:
-    """All claims known, less the oldest: a launcher stops only for what is not below its own generation."""
+    """Return the known claims without the oldest. A launcher stops only for claims at or above its own generation."""
     found = set(seen.membership.claims)
     for report in seen.reports:
         found.update(report.foreign_claims)
@@ -78,7 +78,7 @@ def _claims(seen: MembershipInput) -> tuple[Claim, ...]:
 
 
 def _publication(seen: MembershipInput, recorded: Membership, now: datetime) -> Publication | Wait:
-    """The next generation if it is due, large enough and allowed by rule (c)."""
+    """Return the next generation if it is due, large enough and allowed by rule (c)."""
     chosen = _chosen(seen, recorded)
     verdict = due(seen, recorded, chosen, now)
     if isinstance(verdict, Wait):
@@ -94,7 +94,8 @@ def _publication(seen: MembershipInput, recorded: Membership, now: datetime) -> 
 
 
 def _chosen(seen: MembershipInput, recorded: Membership) -> Sequence[Candidate]:
-    """Who the next generation would list: those who train, those who trained last, then newcomers that fit."""
+    """Return the workers of the next generation: those that train, those that trained last, then newcomers that
+    fit."""
     rules = seen.rules
     stays = _stays(seen, recorded)
     last = recorded.last_active()
@@ -115,7 +116,7 @@ def _chosen(seen: MembershipInput, recorded: Membership) -> Sequence[Candidate]:
 
 
 def _stays(seen: MembershipInput, recorded: Membership) -> frozenset[str]:
-    """Present members that report, or that train with one that reports, and are not on their way out."""
+    """Return the present members that report, or train with one that reports, and that do not leave."""
     train = frozenset(seen.running.members) if seen.running else frozenset()
     staying = {worker.uid for worker in seen.workers if not worker.leaving}
     present = {worker.uid for worker in seen.workers if worker.up}.intersection(recorded.member_uids())
@@ -123,7 +124,7 @@ def _stays(seen: MembershipInput, recorded: Membership) -> frozenset[str]:
 
 
 def _awaiting_fence(membership: Membership, names: Mapping[str, str]) -> Wait | None:
-    """Rule (c) for the whole of a generation: who must report or be proved gone first, if anyone."""
+    """Apply rule (c) to one generation: return which members must first report or be proved gone, if any."""
     for entry in membership.previous:
         left = set(entry.members).difference(membership.member_uids(), membership.gone)
         if 2 * len(left) > len(entry.members):

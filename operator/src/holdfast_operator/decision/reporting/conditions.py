@@ -1,8 +1,8 @@
-"""What a user reads: conditions, the one word of ``status.summary``, the count of workers that train.
+"""What users read: the conditions, the reason in ``status.summary``, and the number of workers that train.
 
-Ready: all wanted workers train. Restarting: an incident is being recovered from. Degraded: fewer workers train than
-wanted, checkpoints fail, or training cannot go on and the message says what would help. At most one line of words is
-made here; the event and the log repeat it.
+Ready: all requested workers train. Restarting: the job recovers from an incident. Degraded: fewer workers train than
+requested, checkpoints fail, or training cannot continue and the message contains the fix. Each pass adds at most one
+message, which event and log repeat.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from holdfast_operator.decision.reporting.progress import newest_living_report, 
 from holdfast_operator.decision.set_condition import Reason
 
 RUNNING_PHASES = frozenset({"Running", "Draining"})
-# Holds that a person must do something about, or that cost training time: the rest is the way a start goes.
+# Reasons that need an administrator, or that cost training time. Other waits are part of a normal start.
 _DEGRADING = frozenset(
     {MembershipReason.AWAITING_FENCE, MembershipReason.GENERATION_CONFLICT, MembershipReason.FOREIGN_CLAIMS}
 )
-# By the cause that launchers give; what else helps is in docs/reference/metrics.md.
+# By the cause that launchers report. docs/reference/metrics.md describes further fixes.
 _FIXES = {
     "Full": "free space on the checkpoint volume",
     "ReadOnly": "make the checkpoint volume writable",
@@ -32,13 +32,13 @@ _LOOK = "check the checkpoint volume and its server"
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Set the conditions from what the policies before found."""
+    """Set the conditions from the results of the earlier policies."""
     draft = draft.with_status(observed_generation=draft.seen.job.generation)
     if draft.spec.suspend:
         return suspension.shown(draft)
     training = _training(draft)
     if training is None and _blind(draft):
-        # Just started: the reports that would tell are on their way.
+        # The operator has just started, and the reports may still arrive.
         return draft.requeue_soon()
     draft = _stall(draft, training)
     if training is None and _between_worlds(draft):
@@ -56,21 +56,21 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 
 def _stall(draft: PlanDraft, training: int | None) -> PlanDraft:
-    """Since when a job that has trained does not."""
+    """Record since when a job that has trained before does not train."""
     if training is not None or draft.status.membership.active is None:
         return draft.with_status(stalled_since=None)
     return draft.with_status(stalled_since=draft.status.stalled_since or draft.now)
 
 
 def _between_worlds(draft: PlanDraft) -> bool:
-    """A world makes room for the next, as planned: that is over in a moment and no failure to be shown."""
+    """Return whether one world ends for the next one as planned. This is short and no failure, so it is not shown."""
     since = draft.status.stalled_since
     planned = _open(draft) is None and draft.status.trouble is None
     return planned and since is not None and draft.now - since < c.STALL and draft.hold is None
 
 
 def _training(draft: PlanDraft) -> int | None:
-    """Members of the world that runs; None if nobody says."""
+    """Return the size of the running world; None if no launcher reports one."""
     best = newest_living_report(draft)
     if best is None or best.world is None or best.phase not in RUNNING_PHASES:
         return None
@@ -119,7 +119,7 @@ def _restarting(draft: PlanDraft, training: int) -> Reason | None:
 
 
 def _open(draft: PlanDraft) -> Incident | None:
-    """The newest incident, unless training went on after it."""
+    """Return the newest incident, unless training resumed after it."""
     newest = draft.status.incidents[-1] if draft.status.incidents else None
     return newest if newest is not None and newest.resumed is None else None
 
@@ -140,7 +140,7 @@ def _degraded(draft: PlanDraft, training: int) -> Reason | None:
 
 
 def _unsaved(draft: PlanDraft) -> Reason | None:
-    """By the launcher that says so for longest: one in a lost worker's place has seen no checkpoint fail yet."""
+    """Return the report of failing checkpoints that lasts longest, as a replacement has seen fewer failures."""
     reports = reports_of_newest_world(draft)
     told = [(report.unsaved, report.pod_uid) for report in reports if report.unsaved is not None]
     if not told:
@@ -164,7 +164,7 @@ def _set_ready(draft: PlanDraft, training: int, words: Reason) -> PlanDraft:
 
 
 def _shown(draft: PlanDraft, training: int) -> PlanDraft:
-    """The reason of the condition that says most."""
+    """Set the summary to the reason of the most important condition."""
     needs_help = draft.status.trouble is not None or (draft.hold is not None and draft.hold.reason in _DEGRADING)
     kinds = (ConditionType.DEGRADED, ConditionType.RESTARTING)
     shown = draft.status.first_true(*(kinds if needs_help else reversed(kinds)))
@@ -177,7 +177,7 @@ def _summed_up(draft: PlanDraft, reason: str, training: int) -> PlanDraft:
 
 
 def _told(before: PlanDraft, after: PlanDraft) -> PlanDraft:
-    """An event for each condition that turned, or is true for another reason."""
+    """Add an event for each condition that changed, or that is true for another reason."""
     for kind in (ConditionType.READY, ConditionType.RESTARTING, ConditionType.DEGRADED):
         old, new = before.status.condition(kind), after.status.condition(kind)
         if new is None or (not new.status and kind != ConditionType.READY):
@@ -190,6 +190,6 @@ def _told(before: PlanDraft, after: PlanDraft) -> PlanDraft:
 
 
 def summary(status: Status) -> Reason:
-    """The line that stands for the whole status."""
+    """Return the reason and message that summarise the status."""
     told = status.first_true(*MOST_TELLING) or status.condition(ConditionType.READY)
     return Reason(told.reason, told.message) if told else Reason(JobReason.NEW, "")

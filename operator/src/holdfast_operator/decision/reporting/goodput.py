@@ -1,8 +1,8 @@
-"""What the job's time went into, added up over all launchers that it ever had.
+"""The use of the job's time, summed over all launchers that it ever had.
 
-Launchers tell their books since their own start. The status keeps, worker by worker, how much of them stands in the
-job's sums already, so an operator that starts anew adds nothing twice and loses nothing that launchers still tell.
-Reports wake nobody, and the sums are written once a minute; the books of a worker that has ended, with its end.
+A launcher reports its accounts since its own start. The status records per worker how much of them the job's sums
+include. After a restart, the operator therefore adds nothing twice and loses nothing that launchers still report.
+Reports trigger no pass. The sums are written once a minute, and the accounts of a worker that ended at its end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast_operator.decision.draft import PlanDraft
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Take over what was booked, where that is due."""
+    """Add what launchers accounted for, if it is due."""
     known = draft.status.goodput
     if known is None or known.time is None or draft.now - known.time >= c.GOODPUT_EVERY:
         return settled(draft)
@@ -25,7 +25,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 
 def settled(draft: PlanDraft) -> PlanDraft:
-    """Take over all that is told: now, and as of now."""
+    """Add everything that launchers report now, and set the time of the sums."""
     booked = _book(draft, draft.status.workers)
     goodput = booked.status.goodput
     if goodput is None or goodput == draft.status.goodput:

@@ -1,4 +1,5 @@
-"""How far training is: newest step and checkpoint, as launchers report them. Written now and then, not each step."""
+"""Progress of training: the newest step and checkpoint that launchers report, written at intervals, not at each
+step."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 
 def newest_progress(draft: PlanDraft, *, force: bool = False) -> PlanDraft:
-    """The newest step, at most every few seconds unless asked for."""
+    """Update the newest step, at most once per ``pace`` unless ``force``."""
     best = newest_report(draft)
     known = draft.status.progress
     if best is None or best.committed_step is None or best.world is None:
-        return _checkpoint(draft)  # who left its world after a last commit tells of it in no world
+        return _checkpoint(draft)  # a launcher that left after a last checkpoint reports no world
     due = known is None or known.time is None or draft.now - known.time >= draft.pace
     if not (due or force) or (known is not None and known.step == best.committed_step):
         return _checkpoint(draft)
@@ -28,17 +29,17 @@ def newest_progress(draft: PlanDraft, *, force: bool = False) -> PlanDraft:
 
 
 def newest_report(draft: PlanDraft) -> Report | None:
-    """The report of the highest world, the newest step of it."""
+    """Return the report with the newest step of the highest world."""
     return _newest(draft, draft.seen.reports)
 
 
 def newest_living_report(draft: PlanDraft) -> Report | None:
-    """The same of those whose pod has not ended: a world is over when all who told of it are."""
+    """Return the newest report of a pod that has not ended: if all pods of a world have ended, the world is over."""
     return _newest(draft, _living(draft))
 
 
 def reports_of_newest_world(draft: PlanDraft) -> tuple[Report, ...]:
-    """All fresh ones from the world of the newest living report."""
+    """Return all fresh reports from the world of the newest living report."""
     best = newest_living_report(draft)
     if best is None or best.world is None:
         return ()
@@ -61,14 +62,14 @@ def _newest(draft: PlanDraft, reports: tuple[Report, ...]) -> Report | None:
 def _checkpoint(draft: PlanDraft) -> PlanDraft:
     found = [draft.status.last_checkpoint] if draft.status.last_checkpoint else []
     told = (checkpoint for report in draft.seen.reports for checkpoint in report.checkpoints)
-    # A node has one every few steps; it is what a restart may find, and nothing to rely on beyond the pods.
+    # Node-local checkpoints are too frequent to record, and are lost with the pods.
     found += [checkpoint for checkpoint in told if checkpoint.tier not in (c.MEMORY_TIER, c.LOCAL_TIER)]
     newest = max(found, key=lambda item: (item.pair, item.step), default=None)
     return draft if newest == draft.status.last_checkpoint else draft.with_status(last_checkpoint=newest)
 
 
 def _quarantined(draft: PlanDraft) -> PlanDraft:
-    """A damaged checkpoint is named once."""
+    """Report each corrupt checkpoint once."""
     known = draft.status.quarantined
     for report in draft.seen.reports:
         for item in report.quarantined:

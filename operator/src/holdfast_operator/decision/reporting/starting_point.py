@@ -1,7 +1,7 @@
-"""Where training began: at step 0, or from a checkpoint that an earlier job left in the folder.
+"""The start of training: step 0, or a checkpoint that an earlier job left in the folder.
 
-The first claim of a job tells: it is written before the first step, with the step and the attempt it goes on from.
-The same is said once more after each suspension.
+The first claim of a job contains it. The claim is written before the first step, with the step and the attempt ID
+that training resumes from. The message is repeated after each suspension.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast_operator.decision.reporting import messages
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Say it as soon as the first claim is known."""
+    """Report the start as soon as the first claim is known."""
     known = draft.status.origin
     if known.pair is not None:
         return draft

@@ -1,7 +1,7 @@
-"""Pods that are to go, and workers that may be forgotten.
+"""Delete pods that must go, and remove workers that are no longer needed from the status.
 
-A pod is deleted by us only if nobody trains with it: it was ordered away, could not leave by itself in time, is lost
-to a world that runs without it, hangs, is cut off, or has ended and is no longer among the few kept for their logs.
+The operator deletes a pod only if no world trains with it. The pod was ordered away, did not leave in time, is lost
+to a running world, hangs or is unreachable, or has ended and is not among the few that are kept for their logs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 
 def _leaving(draft: PlanDraft, worker: Worker) -> PlanDraft:
-    """A ready launcher gets the time to drain; nothing else has anything to lose."""
+    """Delete a leaving pod; one with a ready launcher first gets time to drain."""
     if not worker.known:
         return draft
     drains = draft.spec.launched and worker.pod_uid in draft.status.membership.named() and worker.ready_at is not None
@@ -46,7 +46,7 @@ def _leaving(draft: PlanDraft, worker: Worker) -> PlanDraft:
 
 
 def _lost(draft: PlanDraft, worker: Worker) -> PlanDraft:
-    # With ``Wait`` who is cut off may come back.
+    # With ``Wait``, an unreachable worker may return.
     severed = worker.reason == FailureReason.POD_UNREACHABLE and draft.spec.on_failure != c.WAIT
     if worker.reason == FailureReason.LAUNCHER_UNRESPONSIVE or severed:
         return _delete(draft, worker, worker.reason)
@@ -57,7 +57,7 @@ def _lost(draft: PlanDraft, worker: Worker) -> PlanDraft:
 
 
 def _outlasted(draft: PlanDraft, worker: Worker) -> PlanDraft:
-    """Its GPUs are needed by the worker that takes its place."""
+    """Delete a pod that a side container keeps, because its replacement needs the GPUs."""
     pod = draft.pod(worker)
     if pod is None or not pod.outlasted:
         return draft
@@ -73,7 +73,7 @@ def _delete(draft: PlanDraft, worker: Worker, why: str) -> PlanDraft:
 
 
 def _spent(draft: PlanDraft) -> list[Worker]:
-    """Ended pods beyond the few that are kept for their logs."""
+    """Return the ended pods beyond the few that are kept for their logs."""
     ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if _exists(draft.pod(worker))]
     ended.sort(key=lambda worker: worker.incarnation, reverse=True)
     return ended[c.KEEP_ENDED_PODS :]
@@ -84,7 +84,8 @@ def _exists(pod: PodView | None) -> bool:
 
 
 def _forgettable(draft: PlanDraft, worker: Worker) -> bool:
-    """Nothing is left to be said of it: no object, no place in a generation that may live, no incident due."""
+    """Return whether the worker has no object, is in no generation that may be alive, and has no uncounted
+    incident."""
     if worker in draft.finished or (worker.phase is not Phase.ENDED and not _never_was(draft, worker)):
         return False
     membership = draft.status.membership
@@ -94,7 +95,8 @@ def _forgettable(draft: PlanDraft, worker: Worker) -> bool:
 
 
 def _never_was(draft: PlanDraft, worker: Worker) -> bool:
-    """Ordered away before its pod was seen: after a while it surely was never made."""
+    """Return whether the worker was ordered away before its pod was seen, and so long ago that it was never
+    created."""
     if worker.known or worker.phase is not Phase.LEAVING:
         return False
     return worker.absent_since is not None and draft.now - worker.absent_since > c.GONE_MARGIN

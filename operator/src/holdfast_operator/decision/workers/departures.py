@@ -1,7 +1,7 @@
-"""Workers that will go: deleted, disrupted, noticed, or on a node that leaves. They drain; the replacement comes now.
+"""Workers that will leave: deleted, disrupted, noticed, or on a node that leaves.
 
-A cordon alone takes nothing away, so it moves a worker only if other nodes can hold it beside all whose places are
-still to be found.
+They drain, and the replacement is requested at once. A cordon alone ends no pod, so it moves a worker only if other
+nodes have capacity for it and for all workers without a node.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
     """Move workers from Wanted to Leaving."""
     for node in _recommended(draft):
         draft = avoiding(draft, node, FailureReason.REBALANCE_RECOMMENDED, c.AVOID_NOTICED)
-    # Who may leave comes after all who must: those take room first.
+    # Workers that must leave come first, as they need the capacity first.
     for judge in (_must_go, _may_go):
         for worker in draft.status.in_phase(Phase.WANTED):
             pod = draft.pod(worker)
@@ -89,7 +89,7 @@ def _interrupted(reason: str, message: str) -> causes.ExitCause:
 
 
 def _notice(draft: PlanDraft, pod: PodView) -> Notice | None:
-    """A notice for the pod's node, told by any worker's sidecar there."""
+    """Return a notice for the pod's node that any worker's sidecar there reports."""
     for worker in draft.status.workers:
         report = draft.seen.report(worker.pod_uid)
         if report is None or worker.node != pod.node or worker.phase is Phase.ENDED:
@@ -101,7 +101,7 @@ def _notice(draft: PlanDraft, pod: PodView) -> Notice | None:
 
 
 def _recommended(draft: PlanDraft) -> list[str]:
-    """Nodes with a notice that only advises: no worker leaves, and new ones go elsewhere if there is capacity."""
+    """Return nodes with an advisory notice: no worker leaves, and new ones go elsewhere if there is capacity."""
     return [
         worker.node
         for worker in draft.status.in_phase(Phase.WANTED)

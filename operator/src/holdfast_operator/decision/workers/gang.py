@@ -1,9 +1,12 @@
-"""All workers of a gang start together, or none holds a place.
+"""All workers of a gang start together, or none occupies a node.
 
-Pods are made behind a gate. The gates lift together once all pods exist, a queue (where they are in one) admitted
-them, and the cluster could hold them beside the gangs that go first, if need be in the place of workers of lower
-priority. If not all are bound in time, the pods go and the gang waits longer: two half-placed jobs never hold each
-other up.
+Pods are created with a scheduling gate. All gates are removed together under these conditions:
+- all pods exist
+- the queue, if there is one, has admitted them
+- the cluster has capacity for them and for the gangs ahead, if necessary by preemption of lower priorities
+
+If not all pods are bound in time, all are deleted and the gang waits longer. Two half-placed jobs therefore never
+block each other.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from holdfast_operator.views import PodView
 
 
 def time_out(draft: PlanDraft) -> PlanDraft:
-    """Before the roster is filled: send away a gang that was not bound in time, and what waits for an old reason."""
+    """Cancel a gang that was not bound in time, and workers that wait for an outdated reason, before replacements."""
     lifted_at = draft.status.gang.lifted_at
     unbound = [worker for worker in _gated(draft) if not worker.node]
     if lifted_at is not None and unbound:
@@ -40,7 +43,7 @@ def time_out(draft: PlanDraft) -> PlanDraft:
 
 
 def _promised(draft: PlanDraft, unbound: list[Worker]) -> PlanDraft:
-    """Note since when the scheduler does not make room for all of these: it may take its word back for a moment."""
+    """Record since when the scheduler has not nominated all of these. A nomination may be absent for a moment."""
     gang = draft.status.gang
     since = None if all(_nominated(draft, worker) for worker in unbound) else gang.unpromised_since or draft.now
     return draft if since == gang.unpromised_since else draft.with_status(gang=replace(gang, unpromised_since=since))
@@ -52,7 +55,7 @@ def _deadline(gang: GangAttempt, lifted_at: datetime) -> datetime:
 
 
 def _nominated(draft: PlanDraft, worker: Worker) -> bool:
-    """The scheduler makes room for it: who has that may take a while to go."""
+    """Return whether the scheduler preempts other pods for it. These may take a while to leave."""
     pod = draft.pod(worker)
     return pod is not None and pod.nominated
 
@@ -82,9 +85,9 @@ def _taken_back(
 
 
 def _give_back(draft: PlanDraft) -> PlanDraft:
-    """The quota that some of a gang hold may be what another gang waits for, and the other way round.
+    """Release a partly admitted gang, as two gangs may each hold the quota that the other one needs.
 
-    The wait differs from job to job, or two that began together would meet again.
+    The wait differs between jobs, so that two that started together do not collide again.
     """
     gated, gang = _gated(draft), draft.status.gang
     held = _held(draft, gated)
@@ -102,19 +105,19 @@ def _give_back(draft: PlanDraft) -> PlanDraft:
 
 
 def _held(draft: PlanDraft, gated: list[Worker]) -> list[Worker]:
-    """Those whose pods somebody else keeps from being scheduled as well."""
+    """Return the workers whose pods also have a scheduling gate of another component."""
     return [worker for worker in gated if (pod := draft.pod(worker)) is not None and pod.held_by and not pod.absent]
 
 
 def _queue(draft: PlanDraft, held: list[Worker]) -> str:
-    """The queue, or the scheduling gates, that the workers wait for."""
+    """Return the queue, or the owner of the scheduling gates, that the workers wait for."""
     queue = draft.spec.scheduling.queue
     gates = {gate for worker in held if (pod := draft.pod(worker)) is not None for gate in pod.held_by}
     return f"queue {queue}" if queue else f"the owner of {', '.join(sorted(gates))}"
 
 
 def _go_on_with_fewer(draft: PlanDraft, gated: list[Worker], missing: int) -> PlanDraft:
-    """Enough of them were bound for a generation: what may train already is no gang that waits."""
+    """Continue with the bound workers, which are enough for a generation, and cancel the others."""
     message = messages.capacity.gang_shrunk(missing, len(gated), _waited(draft))
     for worker in gated:
         if worker.node:
@@ -125,7 +128,8 @@ def _go_on_with_fewer(draft: PlanDraft, gated: list[Worker], missing: int) -> Pl
 
 
 def _stranded(draft: PlanDraft) -> PlanDraft:
-    """Those who were to follow the others of a packed job, of whom none is left: they go with the next gang."""
+    """Cancel workers bound to the domain of a packed job that has no worker left there. The next gang includes
+    them."""
     wanted = draft.status.in_phase(Phase.WANTED)
     if any(worker.node for worker in wanted):
         return draft
@@ -138,9 +142,9 @@ def _stranded(draft: PlanDraft) -> PlanDraft:
 
 
 def _outdated(draft: PlanDraft) -> PlanDraft:
-    """A replacement that finds no node, and was told to avoid ones that are good again, is made anew."""
+    """Recreate an unscheduled replacement that avoids nodes which are healthy again."""
     avoided = {entry.node for entry in draft.status.avoided}
-    held = _held(draft, list(draft.status.in_phase(Phase.WANTED)))  # these would lose their turn
+    held = _held(draft, list(draft.status.in_phase(Phase.WANTED)))  # these would lose their position in the queue
     for worker in draft.status.in_phase(Phase.WANTED):
         if (
             worker in held
@@ -161,7 +165,7 @@ def _outdated(draft: PlanDraft) -> PlanDraft:
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Make the pods that are missing, and lift the gates when their time has come."""
+    """Create the missing pods, and remove their scheduling gates when they may start."""
     missing = [] if _keeps_out(draft) else _missing(draft)
     waits = rendezvous.waits(draft) if missing else None
     if waits is not None:
@@ -206,7 +210,7 @@ def _wait_or_lift(draft: PlanDraft, gated: list[Worker]) -> PlanDraft:
             WaitReason.WAITING_FOR_GANG, messages.capacity.waiting_for_retry()
         )
     line = draft.seen.line
-    if line is None:  # of a moment when this job was not known
+    if line is None:  # from before this job was known
         draft = draft.requeue_in(c.POLL_OPEN)
         return draft.waiting_for(WaitReason.WAITING_FOR_PODS, messages.capacity.waiting_for_pods())
     if held and not _enough(draft, len(gated) - len(held))[1]:
@@ -228,13 +232,13 @@ def _not_admitted(draft: PlanDraft, gated: list[Worker], held: list[Worker]) -> 
 
 
 def _queued(draft: PlanDraft, queued: bool) -> PlanDraft:
-    """Noted for other jobs: they need not keep room for a gang that may not start."""
+    """Record whether a queue holds the gang: other jobs then reserve no capacity for it."""
     gang = draft.status.gang
     return draft if gang.queued == queued else draft.with_status(gang=replace(gang, queued=queued))
 
 
 def _keeps_out(draft: PlanDraft) -> bool:
-    """A queue admits pods as soon as they are made, so none are made before the next try is due."""
+    """Return whether a queue could admit pods before the next try is due. Then none are created until that time."""
     retry_at = draft.status.gang.retry_at
     waits = draft.status.gang.lifted_at is None and retry_at is not None and draft.now < retry_at
     return waits and bool(draft.spec.scheduling.queue)
@@ -253,7 +257,7 @@ def _lacking(draft: PlanDraft, gated: list[Worker], places: _Placement) -> str:
 
 
 def _settled(draft: PlanDraft, gated: list[Worker], places: _Placement) -> tuple[PlanDraft, list[Worker]]:
-    """Those of a packed job know where they go before their gates lift."""
+    """Record the topology domain of a packed job before its gates are removed."""
     if places.domain:
         gated = [replace(worker, domain=places.domain) for worker in gated]
         for worker in gated:
@@ -262,7 +266,7 @@ def _settled(draft: PlanDraft, gated: list[Worker], places: _Placement) -> tuple
 
 
 def _enough(draft: PlanDraft, placed: int) -> tuple[PlanDraft, int]:
-    """With how many an elastic job begins that has waited long enough for room for all; 0: it waits."""
+    """Return with how many workers an elastic job starts after it has waited long enough; 0: it waits."""
     spec, since = draft.spec, draft.status.gang.since or draft.now
     size = placed - placed % spec.replica_step
     if not spec.shrinkable or size < max(spec.min_replicas, 1):
@@ -272,7 +276,7 @@ def _enough(draft: PlanDraft, placed: int) -> tuple[PlanDraft, int]:
 
 
 def _start_with(draft: PlanDraft, gated: list[Worker], places: _Placement, size: int) -> PlanDraft:
-    """The others are made anew once these have their places, and join when there is room for them."""
+    """Start with these workers. The others are recreated later, and join when there is capacity."""
     message = messages.capacity.started_with_fewer(size, len(gated))
     begin = sorted(places.workers, key=lambda worker: (not worker.on_demand, worker.incarnation))[:size]
     for worker in gated:
@@ -294,9 +298,10 @@ class _Placement:
 
 
 def _places(draft: PlanDraft, line: GangQueue, gated: list[Worker]) -> _Placement:
-    """Who of the gang finds room after the pods that run and the gangs before it, where, and how many those take.
+    """Return which workers of the gang fit after running pods and earlier gangs, where, and how many those gangs
+    hold.
 
-    Nobody is displaced where all find room without that.
+    Preemption is considered only if not all of them fit otherwise.
     """
     standing = standing_of(_pods(draft, gated)) or GangPriority()
     rooms, others = line.before(standing, draft.seen.job.created, draft.seen.job.key)

@@ -1,10 +1,10 @@
-"""Who is cut off: its node is heard of, and neither its peers nor the operator have heard of it for long.
+"""Workers that are unreachable: the node reports, but neither the peers nor the operator receive anything for long.
 
-Its kubelet speaks by the host's network, so a broken network of pods looks well from there. Silence alone is no
-sign, for it may be the operator that nobody reaches, and a worker whose sidecar alone fails trains on.
+The kubelet uses the host's network, so it does not detect a fault of the pod network. Silence alone is no proof. The
+operator itself may be unreachable, and a worker whose sidecar failed still trains.
 
-Invariant: nobody is taken for cut off who may train on, neither with a worker that is heard nor with others that are
-cut off as well.
+Invariant: a worker that may still train is never taken for unreachable. It may train with a worker that reports, or
+with others that are unreachable as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast_operator.views import Report
 
 
 def cut_off(draft: PlanDraft) -> frozenset[str]:
-    """Pod UIDs of wanted workers that are."""
+    """Return the pod UIDs of the wanted workers that are unreachable."""
     members = frozenset(draft.status.membership.member_uids())
     silent = frozenset(
         worker.pod_uid
@@ -35,13 +35,13 @@ def cut_off(draft: PlanDraft) -> frozenset[str]:
 
 
 def _heard(draft: PlanDraft, members: frozenset[str]) -> list[Report]:
-    """What launchers of the generation say now."""
+    """Return the fresh reports of the generation's launchers."""
     reports = (draft.seen.report(uid) for uid in members)
     return [report for report in reports if report is not None and report.has_launcher and report.fresh(draft.now)]
 
 
 def _may_train_alone(draft: PlanDraft, unheard: frozenset[str]) -> bool:
-    """Whether so many of the generation may be a world of which nobody tells."""
+    """Return whether the silent members are enough to train in a world that no report mentions."""
     ended = {pod.uid for pod in draft.seen.pods if pod.terminal} | set(draft.status.membership.gone)
     alive = len(unheard - ended)
     majority = 2 * alive > len(draft.status.membership.members)
@@ -54,6 +54,7 @@ def _trains(draft: PlanDraft) -> frozenset[str]:
 
 
 def _not_lost(heard: list[Report], members: frozenset[str]) -> frozenset[str]:
-    """Members that most of those who are heard do not miss. Launchers tell of no others."""
+    """Return the members that at most half of the reporting launchers miss. A launcher reports only members as
+    lost."""
     missed = Counter(uid for report in heard for uid in set(report.lost_members))
     return frozenset(uid for uid in members if 2 * missed[uid] <= len(heard))

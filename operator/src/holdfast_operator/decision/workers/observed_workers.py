@@ -1,4 +1,4 @@
-"""Facts: which pod each worker has, where it runs, in which worlds it was. Decides nothing."""
+"""Record facts: the pod of each worker, its node, and the worlds that it was in. This policy decides nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast_operator.views import PodView
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Write down what was seen of each worker."""
+    """Record the observed facts of each worker."""
     if draft.status.start_time is None and not draft.spec.suspend:
         draft = draft.with_status(start_time=draft.now)
     draft = _adopted(draft)
@@ -25,7 +25,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 
 def _adopted(draft: PlanDraft) -> PlanDraft:
-    """Pods of ours that the status does not know, as after a restored backup: nothing that trains is doubled."""
+    """Add the job's pods that the status does not list, as after a restored backup, so that none is replaced."""
     known = {worker.incarnation for worker in draft.status.workers}
     unknown = [
         pod for pod in draft.seen.pods if not pod.absent and pod.incarnation >= 0 and pod.incarnation not in known
@@ -50,7 +50,7 @@ def _adopt(draft: PlanDraft, pod: PodView) -> Worker:
         node=pod.node,
         since=draft.now,
         exit_code=pod.exit_code,
-        # How it ended was counted by whoever knew it.
+        # Its end was counted before.
         counted=pod.terminal,
     )
 
@@ -93,20 +93,20 @@ def _placed(draft: PlanDraft, worker: Worker, pod: PodView) -> Worker:
 
 
 def _with(worker: Worker, **facts: Any) -> Worker:
-    """The worker itself where nothing is new: a pass looks at each, and most have no news."""
+    """Return the worker with these facts; return the same object if none changed, as in most passes."""
     known = all(getattr(worker, name) == value for name, value in facts.items())
     return worker if known else replace(worker, **facts)
 
 
 def _seen_in(draft: PlanDraft, worker: Worker) -> Worker:
-    """The highest world that it was in, by its own word and that of others; and when it was first ready.
+    """Return the worker with the highest world that any report places it in, and the time when it was first ready.
 
-    Who was lost in a world was in it, also where the operator that saw it there was lost as well.
+    A reported incident that names the worker as lost also places it in that world, even if the operator missed that.
     """
     pairs: list[AttemptId] = [worker.pair] if worker.pair else []
     own = draft.seen.report(worker.pod_uid)
     if own is not None and own.started is not None and own.accepted is not None:
-        # Launchers tell each other what has started: one that leaves may know of the world that goes on without it.
+        # A launcher that leaves may report an attempt that started without it.
         pairs.append(min(own.started, own.accepted))
     if own is not None and own.ready and worker.ready_at is None and preflight.admits(draft, own):
         worker = replace(worker, ready_at=draft.now)

@@ -1,13 +1,13 @@
-"""``spec.preflight``: a worker joins once its node has passed the checks. A node that did not is left and named.
+"""``spec.preflight``: a worker joins once its node has passed the checks. A node that failed one is avoided.
 
 The gate is the worker's readiness: no generation lists a worker that was never ready. Storage, object store and clock
-may be shared: where such a check fails on each node that tried it, two at least, the volume, the store or the
-operator's own clock is to blame, so no node is left for it and the job is held with the mend. So it is where no other
-node has room, and at once where a check says that it failed by what the job itself asks for.
+may be shared by all nodes. A shared check that fails on every node that ran it, at least two, is not the node's
+fault: no node is avoided, and the job waits with the fix in its message. The job also waits if no other node has
+capacity, and at once if the check failed because of the job's own settings.
 
-Of two workers that do not reach each other, the one is to blame that fewest of the others reach.
+If two workers do not reach each other, the one that the fewest others reach is at fault.
 
-Invariant: a member of the generation is never sent away.
+Invariant: a member of the generation is never ordered away.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class _FailedPreflight:
 
 
 def admits(draft: PlanDraft, own: Report) -> bool:
-    """Whether the preflight lets a worker join that reports this. An older pod was asked nothing."""
+    """Return whether the preflight admits the worker with this report. An older pod was not asked to run one."""
     asked = draft.spec.preflight
     return asked is None or asked.on_failure == RecoveryAction.IGNORE or own.preflight is None or own.preflight.passed
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Answer what failed, as the job says."""
+    """Handle failed checks as ``onFailure`` requires."""
     answer = _answer(draft)
     if not answer or draft.spec.suspend:
         return draft
@@ -73,7 +73,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 
 def held(draft: PlanDraft) -> Reason | None:
-    """What keeps a worker out whose node is not to be left, with the mend."""
+    """Return why a worker cannot join although its node is not avoided, with the fix."""
     if _answer(draft) != RecoveryAction.AVOID_NODE:
         return None
     spares = {worker.incarnation for worker in draft.spares}
@@ -96,7 +96,8 @@ def held(draft: PlanDraft) -> Reason | None:
 
 
 def _answer(draft: PlanDraft) -> str:
-    """What follows a failed check; empty if none is asked for. A job that has trained is not failed for one node."""
+    """Return the action after a failed check; empty without a preflight. One node never fails a job that has
+    trained."""
     asked = draft.spec.preflight
     if asked is None:
         return ""
@@ -105,7 +106,7 @@ def _answer(draft: PlanDraft) -> str:
 
 
 def _all_unfit(draft: PlanDraft) -> list[_FailedPreflight]:
-    """Workers that are to blame for a failed check, their own or, of the network, another's."""
+    """Return the workers at fault for a failed check; of the network check, this may be another worker."""
     told = list(_failing(draft))
     culprits = _not_reached(draft, told)
     found = []
@@ -124,7 +125,7 @@ def _all_unfit(draft: PlanDraft) -> list[_FailedPreflight]:
 
 
 def _failing(draft: PlanDraft, *, joined: bool = False) -> Iterator[_FailedPreflight]:
-    """Workers whose checks failed and that wait to join; with ``joined`` also those that wait no more."""
+    """Yield the workers with failed checks that wait to join; with ``joined``, also the others."""
     for worker in draft.status.in_phase(Phase.WANTED):
         report, pod = draft.seen.report(worker.pod_uid), draft.pod(worker)
         if report is None or report.preflight is None or not report.fresh(draft.now) or not worker.node:
@@ -135,7 +136,7 @@ def _failing(draft: PlanDraft, *, joined: bool = False) -> Iterator[_FailedPrefl
 
 
 def _not_reached(draft: PlanDraft, told: Sequence[_FailedPreflight]) -> frozenset[str]:
-    """UIDs of the workers that are to blame for what was not reached."""
+    """Return the UIDs of the workers that are at fault for failed connections."""
     here = {worker.pod_uid: worker for worker in draft.status.in_phase(Phase.WANTED) if worker.known}
     pairs = [
         (unfit.worker.pod_uid, uid)
@@ -147,7 +148,7 @@ def _not_reached(draft: PlanDraft, told: Sequence[_FailedPreflight]) -> frozense
     ]
     members = draft.status.membership.member_uids()
     left = any(NETWORK in entry.failed_checks for entry in draft.status.avoided)
-    # The newest first; once that did not help, the eldest.
+    # The newest worker first; if avoiding a node did not help, the oldest first.
     order = sorted(here, key=lambda uid: here[uid].incarnation, reverse=not left)
     return to_blame(pairs, [uid for uid in order if uid not in members])
 
@@ -169,7 +170,7 @@ def _fail(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
 
 
 def _ignore(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
-    """Say it once for each worker and check."""
+    """Report it once for each worker and check."""
     keys = tuple(f"{StartupReason.PREFLIGHT_FAILED}/{check.name}" for check in unfit.failed)
     new = tuple(key for key in keys if key not in unfit.worker.symptoms)
     if not new:
@@ -203,7 +204,7 @@ def _said(draft: PlanDraft, action: RecoveryAction, reason: StartupReason, messa
 
 
 def _blame(draft: PlanDraft, unfit: _FailedPreflight) -> _FailureScope:
-    """By what other nodes found: one check that is well elsewhere is enough to blame the node."""
+    """Return where the fault lies. If one failed check passes on another node, the node is at fault."""
     found = [_of_check(draft, unfit.worker.node, check) for check in unfit.failed]
     for blame in (_FailureScope.NODE, _FailureScope.UNKNOWN, _FailureScope.JOB):
         if blame in found:
@@ -229,7 +230,7 @@ def _of_check(draft: PlanDraft, node: str, check: Check) -> _FailureScope:
 
 
 def _of_network(draft: PlanDraft) -> _FailureScope:
-    """Who reaches whom tells more once all have tried; what several nodes could not mend is none of theirs."""
+    """Return who is at fault after all have tried. If avoiding several nodes did not help, no node is."""
     if any(result == "Running" for _, result in _results(draft, NETWORK)):
         return _FailureScope.UNKNOWN
     left = len({entry.node for entry in draft.status.avoided if NETWORK in entry.failed_checks})
@@ -237,7 +238,7 @@ def _of_network(draft: PlanDraft) -> _FailureScope:
 
 
 def _results(draft: PlanDraft, name: str) -> Iterator[tuple[Worker, str]]:
-    """What each worker with a node found; ``Running`` of one that may still tell."""
+    """Yield each worker's result; ``Running`` while a result may still arrive."""
     asked = draft.spec.preflight
     span = timedelta(seconds=asked.timeout_seconds if asked is not None else 0) + c.PREFLIGHT_MARGIN
     for worker in draft.status.in_phase(Phase.WANTED):
@@ -250,7 +251,7 @@ def _results(draft: PlanDraft, name: str) -> Iterator[tuple[Worker, str]]:
 
 
 def _named(draft: PlanDraft) -> PlanDraft:
-    """A start that waits for another node says so in the condition too."""
+    """Report in the condition too that the start waits for another node."""
     if draft.status.membership.active is not None or draft.hold is not None:
         return draft
     left = [entry for entry in draft.status.avoided if entry.failed_checks and entry.message]

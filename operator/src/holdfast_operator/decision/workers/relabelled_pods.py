@@ -1,6 +1,6 @@
-"""Pods of workers that lost a label by which they are listed, or their owner: both are put back.
+"""Restore labels, by which pods are listed, and owners that another client removed.
 
-Such a pod still trains. It is found by a direct read, so it never counts as absent.
+Such a pod still trains. A direct read finds it, so it never counts as absent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SHOWN = 5
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Put back what was removed, and name the pods in one event."""
+    """Restore what was removed, and name the pods in one event."""
     changed = [
         (worker, pod)
         for worker in draft.status.workers

@@ -1,8 +1,8 @@
-"""Workers that meet without Holdfast's launcher (``rendezvous.backend``).
+"""Workers that rendezvous without Holdfast's launcher (``rendezvous.backend``).
 
-With C10d, one worker's ``torchrun`` hosts the store by which all find each other. When that one is lost, the others
-cannot go on and no newcomer finds them: all leave and begin anew around another host. The store is also all that
-keeps two worlds of a job apart, so the new ones are made only when the old host is proved gone.
+With C10d, one worker's ``torchrun`` hosts the store by which all find each other. If that worker is lost, the others
+cannot continue and no newcomer finds them, so all leave and start again with another host. Only the store keeps two
+worlds of a job apart. New workers are therefore created only after the old host is proved gone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast_operator.decision.workers.replicas import order_away
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Send those away whose host is none any more; a host that comes back finds another in its place."""
+    """Order workers away whose host is lost. A host that returns is replaced as well."""
     if draft.spec.rendezvous != c.C10D:
         return draft
     wanted = draft.status.in_phase(Phase.WANTED)
@@ -37,7 +37,7 @@ def _left_behind(draft: PlanDraft, host: int) -> str:
 
 
 def waits(draft: PlanDraft) -> PlanDraft | None:
-    """What is waited for before pods are made; None: nothing."""
+    """Return the draft with what must happen before pods are created; None: nothing."""
     if draft.spec.rendezvous != c.C10D:
         return None
     if not draft.seen.rendezvous_ip:
@@ -54,12 +54,12 @@ def waits(draft: PlanDraft) -> PlanDraft | None:
 
 
 def _earlier_host(draft: PlanDraft) -> Worker | None:
-    """One whose pod may still be there. Without it, its world is over."""
+    """Return a host whose pod may still exist. Its world ends with it."""
     present = host_of(draft.status.in_phase(Phase.WANTED))
     going = draft.status.in_phase(Phase.LEAVING, Phase.LOST)
     return next((worker for worker in going if worker.known and worker.hosts and worker.host != present), None)
 
 
 def host_of(workers: tuple[Worker, ...]) -> int | None:
-    """Who of these hosts their store; the newest, as an older one was given up before that was made."""
+    """Return the incarnation of the newest host; older ones were given up before it was created."""
     return max((worker.incarnation for worker in workers if worker.hosts), default=None)

@@ -1,7 +1,7 @@
-"""As many wanted workers as replicas, and spares: a new incarnation for each that is missing, an order to leave for
-each surplus.
+"""Keep the number of wanted workers at the replicas plus spares.
 
-Names come from a counter in the status and are never used twice.
+Each missing worker gets a new incarnation; each surplus worker is ordered to leave. Names come from a counter in the
+status and are never used twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NO_PLACE = 1 << 30
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Add or remove workers from the roster."""
+    """Add workers to the roster, or order some of them to leave."""
     draft = _filled(draft)
     return draft.with_status(replicas=len(draft.needed))
 
@@ -40,7 +40,7 @@ def _filled(draft: PlanDraft) -> PlanDraft:
 
 
 def _held_back(draft: PlanDraft, missing: int) -> PlanDraft:
-    """The pause is for those that may fail as fast again: no other replacement waits for it, nor a larger job."""
+    """Limit the backoff to replacements of workers that may fail again at once. Others, and growth, do not wait."""
     until = draft.status.backoff_until
     if until is None or draft.now >= until:
         return draft.with_status(backoff_until=None, held_back=0)
@@ -54,7 +54,7 @@ def _held_back(draft: PlanDraft, missing: int) -> PlanDraft:
 
 
 def _failed(worker: Worker) -> bool:
-    """By itself, or so that it was decided to make it anew."""
+    """Return whether the worker failed by itself, or is recreated by a decision."""
     if worker.ordered:
         return worker.removal is not None
     at_startup = worker.cause == Cause.INFRASTRUCTURE and worker.pair is None
@@ -62,7 +62,7 @@ def _failed(worker: Worker) -> bool:
 
 
 def _total(draft: PlanDraft) -> int:
-    """Workers and spares. These are asked for once all others have their places, and not at once after one failed."""
+    """Return the number of workers and spares to request. Spares come last, and not at once after one failed."""
     there = draft.status.in_phase(Phase.WANTED)
     most = draft.target + (draft.spec.spares if draft.target else 0)
     placed = sum(bool(worker.node) and not worker.gated for worker in there)
@@ -72,7 +72,7 @@ def _total(draft: PlanDraft) -> int:
 
 
 def _spare_failed(draft: PlanDraft) -> bool:
-    """By itself, a moment ago: the next one may do so as fast."""
+    """Return whether a spare failed by itself so recently that the next one may fail as fast."""
     failed = (worker for worker in draft.status.in_phase(Phase.ENDED) if worker.spare and worker.pair is None)
     return any(
         worker.since is not None and draft.now - worker.since < start_retry(draft)
@@ -82,7 +82,7 @@ def _spare_failed(draft: PlanDraft) -> bool:
 
 
 def _waited_for(draft: PlanDraft) -> tuple[Worker, ...]:
-    """With ``onFailure: Wait``, a lost worker keeps its place until it is back or proved gone."""
+    """With ``onFailure: Wait``, a lost worker keeps its place until it returns or is proved gone."""
     if draft.spec.on_failure != c.WAIT:
         return ()
     return tuple(w for w in draft.status.in_phase(Phase.LOST, Phase.LEAVING) if w.known and not w.ordered)
@@ -96,7 +96,7 @@ def _waits(draft: PlanDraft, workers: tuple[Worker, ...]) -> PlanDraft:
 
 
 def _more(draft: PlanDraft, count: int) -> PlanDraft:
-    """All that are made together share a batch; a batch waits behind gates if nothing of the job has a place yet."""
+    """Request workers as one batch. A batch waits behind gates if no worker of the job has a node yet."""
     new = planned(draft, count)
     incarnations = draft.status.incarnations + count
     status = replace(draft.status, workers=(*draft.status.workers, *new), incarnations=incarnations)
@@ -107,7 +107,7 @@ def _more(draft: PlanDraft, count: int) -> PlanDraft:
 
 
 def planned(draft: PlanDraft, count: int) -> tuple[Worker, ...]:
-    """The next workers, as they would be asked for now: first those that stay off spot capacity, where some lack."""
+    """Return the next workers as they would be requested now; first those that must stay off spot capacity."""
     first = draft.status.incarnations
     wanted = draft.status.in_phase(Phase.WANTED)
     gated = draft.spec.scheduling.gang and not any(worker.node for worker in wanted)
@@ -134,7 +134,7 @@ def planned(draft: PlanDraft, count: int) -> tuple[Worker, ...]:
 
 
 def unplaced(draft: PlanDraft) -> tuple[Worker, ...]:
-    """Who has no node yet, and who is still to be asked for."""
+    """Return the workers without a node, and those that are still to be requested."""
     wanted = draft.status.in_phase(Phase.WANTED)
     total = draft.target + draft.spec.spares if draft.target else 0
     lacking = max(0, total - len(wanted) - len(draft.finished))
@@ -142,13 +142,14 @@ def unplaced(draft: PlanDraft) -> tuple[Worker, ...]:
 
 
 def _host(draft: PlanDraft, wanted: tuple[Worker, ...]) -> int:
-    """Theirs that are there, else the first of the new ones."""
+    """Return the incarnation of the present host, or else that of the first new worker."""
     found = (worker.incarnation for worker in wanted if worker.hosts)
     return max(found, default=draft.status.incarnations)
 
 
 def _domain(draft: PlanDraft, wanted: tuple[Worker, ...]) -> str:
-    """Where most of a packed job is, or is bound for; empty if nothing of it is."""
+    """Return the domain of most workers of a packed job, or the one that they are bound for; empty if there is
+    none."""
     key = draft.spec.scheduling.packed_by
     if not key:
         return ""
@@ -159,7 +160,7 @@ def _domain(draft: PlanDraft, wanted: tuple[Worker, ...]) -> str:
 
 
 def _to_avoid(draft: PlanDraft, *, required: bool) -> tuple[str, ...]:
-    """The nodes that stay bad for longest; the status could not hold all of them for each of many workers."""
+    """Return the nodes that are avoided for longest. The limit keeps the status small with many workers."""
     entries = (entry for entry in draft.status.avoided if entry.required is required)
     longest = sorted(entries, key=lambda entry: entry.until, reverse=True)
     nodes = dict.fromkeys(entry.node for entry in longest)
@@ -167,9 +168,9 @@ def _to_avoid(draft: PlanDraft, *, required: bool) -> tuple[str, ...]:
 
 
 def _fewer(draft: PlanDraft, surplus: int) -> PlanDraft:
-    """Those without a place in the generation first, the youngest of them first; then the highest places.
+    """Order surplus workers away: first those without an index, newest first, then the highest indices.
 
-    Those that stay off spot capacity are the last, and spares stay where it is those with places that are too many.
+    Workers off spot capacity leave last. Spares stay if the job has too many workers with an index.
     """
     holders = _holders(draft)
     others = [worker for worker in _dispensable(draft) if worker not in holders]
@@ -180,7 +181,7 @@ def _fewer(draft: PlanDraft, surplus: int) -> PlanDraft:
 
 
 def _holders(draft: PlanDraft) -> list[Worker]:
-    """Who trains, or comes to a place that is kept for those off spot capacity; first who may leave first."""
+    """Return workers that train, or have a reserved index off spot capacity, in the order in which they may leave."""
     members, steady = _places(draft), _steady(draft)
     return [w for w in _dispensable(draft) if w.pod_uid in members or (w in steady and not w.spare)]
 
@@ -200,7 +201,7 @@ def _dispensable(draft: PlanDraft) -> list[Worker]:
 
 
 def _steady(draft: PlanDraft) -> list[Worker]:
-    """As many of those off spot capacity as there are to be."""
+    """Return as many workers off spot capacity as the spec requests."""
     places = _places(draft)
     found = (worker for worker in draft.status.in_phase(Phase.WANTED) if worker.on_demand)
     ordered = sorted(found, key=lambda worker: (places.get(worker.pod_uid, _NO_PLACE), worker.incarnation))
@@ -212,11 +213,11 @@ def _places(draft: PlanDraft) -> dict[str, int]:
 
 
 def order_away(draft: PlanDraft, worker: Worker, reason: str, message: str) -> PlanDraft:
-    """The worker leaves because we say so: no incident."""
+    """Order the worker to leave, which is no incident."""
     leaving = replace(
         worker, phase=Phase.LEAVING, since=draft.now, ordered=True, cause=None, reason=reason, message=message
     )
     if not worker.known:
-        # Its pod may be on its way, so the name stays taken until that is seen or surely never was.
+        # Its pod may still be created, so the name stays taken until it is seen or certainly was never created.
         return draft.with_worker(replace(leaving, absent_since=draft.now))
     return draft.with_worker(leaving)

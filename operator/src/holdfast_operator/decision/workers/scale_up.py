@@ -1,10 +1,11 @@
-"""Workers beyond ``workers.replicas``, up to ``elasticity.maxReplicas``, while there is room that nobody else wants.
+"""Workers beyond ``workers.replicas``, up to ``elasticity.maxReplicas``, while no other job needs the capacity.
 
-They are asked for when all is well and the last growth is ``growCooldownSeconds`` ago, by ``replicaStep`` at a time.
-What is lost of them is not replaced at once, and a gang of another job that waits gets their room back. What
-``workers.replicas`` asks for is never touched here.
+They are requested by ``replicaStep`` at a time when all workers train and the last growth is ``growCooldownSeconds``
+ago. A lost one is not replaced at once, and a waiting gang of another job gets their capacity. The workers of
+``workers.replicas`` are not affected.
 
-Invariants: replicas ≤ target ≤ maxReplicas, and beyond replicas are whole steps, while the job is not suspended.
+Invariants, while the job is not suspended: replicas ≤ target ≤ maxReplicas, and the workers beyond replicas are whole
+steps.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from holdfast_operator.scheduling.gang_queue import waiting
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Decide how many workers beyond ``replicas`` there are to be."""
+    """Decide the number of workers beyond ``replicas``."""
     most = draft.spec.max_replicas - draft.spec.replicas
     if draft.spec.suspend or most <= 0:
         return draft.with_status(extra=0)
@@ -42,12 +43,12 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 
 def _in_steps(draft: PlanDraft, extra: int) -> int:
-    """What is left of a step would stand by for ever: nobody asks for the rest of it."""
+    """Return whole steps only. Workers of an incomplete step would stay on standby forever."""
     return extra - extra % draft.spec.replica_step
 
 
 def _ranked(draft: PlanDraft) -> int:
-    """Workers that train or are to: what is lost of a growth is not replaced at once by a spare either."""
+    """Return the workers that have or get a rank. A spare does not count as a worker lost from a growth."""
     wanted = draft.status.in_phase(Phase.WANTED)
     members = frozenset(draft.status.membership.member_uids())
     idle = sum(worker.pod_uid not in members for worker in wanted)
@@ -55,7 +56,7 @@ def _ranked(draft: PlanDraft) -> int:
 
 
 def _unplaced(draft: PlanDraft) -> PlanDraft:
-    """There was no room after all: what found no node is not waited for, and not asked for again at once."""
+    """Give up workers that found no node in time, and do not request them again at once."""
     if not draft.status.extra:
         return draft
     extra = draft.status.extra
@@ -75,9 +76,9 @@ def _youngest(draft: PlanDraft, count: int) -> list[Worker]:
 
 
 def _wanted_elsewhere(draft: PlanDraft) -> bool:
-    """Another job's gang has waited for a while. Every gang waits for a moment when it starts.
+    """Return whether a gang of another job has waited for longer than a normal start, and fits into the cluster.
 
-    One that not even an empty cluster could hold would wait on in whatever room it is left.
+    A gang that not even an empty cluster could hold is ignored.
     """
     line = draft.seen.line
     if line is None:
@@ -94,7 +95,7 @@ def _given_back(draft: PlanDraft) -> PlanDraft:
 
 
 def _all_is_well(draft: PlanDraft) -> bool:
-    """All workers train in one world, and nothing is being recovered from."""
+    """Return whether all workers train in one world and no recovery is in progress."""
     best = newest_report(draft)
     needed = draft.needed
     unsettled = draft.status.in_phase(Phase.LEAVING, Phase.LOST)
@@ -109,7 +110,7 @@ def _due(draft: PlanDraft) -> datetime | None:
     ready = draft.status.condition(ConditionType.READY)
     if ready is None:
         return None
-    # A recovery may be over before Ready has turned false.
+    # A recovery may end before Ready becomes false.
     troubles = (incident.resumed for incident in draft.status.incidents if incident.resumed is not None)
     since = max(ready.since, draft.status.grown_at or ready.since, *troubles)
     return since + timedelta(seconds=draft.spec.grow_cooldown_seconds)

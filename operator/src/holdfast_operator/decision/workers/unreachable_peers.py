@@ -1,6 +1,6 @@
-"""Who is to blame where workers do not reach each other.
+"""Find the workers at fault for failed connections.
 
-Invariant: each pair of which one may be blamed has one that is.
+Invariant: each failed pair that includes a worker of ``order`` includes one at fault.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ PeerPair = tuple[str, str]
 
 
 def to_blame(pairs: Iterable[PeerPair], order: Sequence[str]) -> frozenset[str]:
-    """Again and again the one in most pairs; of equals the first in ``order``. Who is not in it is never blamed."""
+    """Select the worker in most failed pairs repeatedly; of equals, the first in ``order``. Others are never
+    selected."""
     left = set(pairs)
     blamed: set[str] = set()
     place = {uid: number for number, uid in enumerate(order)}
