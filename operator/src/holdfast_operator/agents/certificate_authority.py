@@ -72,7 +72,7 @@ def new_authority(now: datetime, periods: Periods) -> KeyPair:
 
 
 def issue(authority: KeyPair, names: Iterable[str], now: datetime, lifetime: timedelta) -> KeyPair:
-    """A server certificate for these DNS names and addresses."""
+    """Return a server certificate for these DNS names and addresses."""
     wanted = sorted(set(names))
     if not wanted:
         raise RotationError("a server certificate needs at least one name")

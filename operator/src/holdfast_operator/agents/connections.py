@@ -15,11 +15,11 @@ from aiohttp.web_protocol import ERROR, RequestHandler
 
 from holdfast_operator.agents.limits import Limits
 
-# aiohttp logs requests that it cannot parse with a piece of them, which may be of a token, as often as they come.
+# aiohttp logs each request that it cannot parse, with a part of it that may contain a token.
 _unheard = logging.getLogger(f"{__name__}.http")
 _unheard.disabled = True
 
-# A connection's read buffer. The standard 256 KiB, zeroed and so resident, would make held polls cost 0.3 MiB each.
+# The read buffer of a connection. Standard are 256 KiB, zeroed and thus resident: 0.3 MiB for each held poll.
 _TLS_BUFFER_BYTES = 16 * 1024
 
 
@@ -77,7 +77,7 @@ class ConnectionLimiter(web.Server):
         self._open: dict[RequestHandler, asyncio.Transport] = {}
         self._peer_of: dict[RequestHandler, str] = {}
         self._peers: Counter[str] = Counter()
-        self._unproved: dict[RequestHandler, None] = {}  # the oldest first
+        self._unproved: dict[RequestHandler, None] = {}  # the oldest first; connections without an accepted token
         self._unproved_of: dict[str, dict[RequestHandler, None]] = {}
         self._proved: set[RequestHandler] = set()
 
@@ -130,7 +130,7 @@ class ConnectionLimiter(web.Server):
             self._proved.add(handler)
 
     def proved(self, handler: RequestHandler) -> bool:
-        """Whether a token was accepted on it."""
+        """Return whether a token was accepted on the connection."""
         return handler in self._proved
 
     def forget(self, handler: RequestHandler) -> None:
@@ -161,7 +161,7 @@ def _request_factory(
 ) -> Callable[..., web.BaseRequest]:
     def make(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         if message is ERROR:
-            # What cannot be parsed is answered by aiohttp itself.
+            # aiohttp itself answers requests that it cannot parse.
             count("other", 400)
         most = limits.most_of_body(message.path)
         return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=most + 1)

@@ -1,7 +1,7 @@
-"""The key with which the launchers of one job know each other.
+"""The key by which the launchers of one job authenticate each other.
 
-It is derived, never stored: HMAC-SHA256 of the job's UID under the operator's key. The operator's key is made once
-and kept in a Secret of the operator's namespace, so that a restart changes no job's key.
+It is derived and never stored: HMAC-SHA256 of the job's UID under the operator's key. The operator creates its key
+once and keeps it in a Secret of its namespace, so that a restart changes no job's key.
 """
 
 from __future__ import annotations

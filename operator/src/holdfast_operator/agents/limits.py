@@ -7,18 +7,18 @@ from dataclasses import dataclass, field, replace
 from holdfast_operator.runtime.rate_limit import RateLimit
 
 ALERTS_PATH = "/v1/alerts"
-# Of one connection, whatever it does: TLS, HTTP and buffers.
+# Memory of one connection in the worst case: TLS, HTTP and buffers.
 CONNECTION_BYTES = 50 * 1024
-# Of the process's memory limit. 512 MiB are 100 for the interpreter, a quarter for jobs and about as much for lists.
+# Of the process's memory limit. Of 512 MiB, the interpreter takes 100, jobs a quarter, and lists about as much.
 _CONNECTIONS_SHARE = 3 / 8
 _FEWEST_CONNECTIONS = 500
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Every limit of a server. A client that is slow, silent or greedy loses its connection and affects no other."""
+    """Every limit of a server. A client that exceeds one loses its connection and affects no other client."""
 
-    # A worker of 1,024 that has lost all others tells some 200 KiB.
+    # A worker of 1,024 that has lost all others reports about 200 KiB.
     body_bytes: int = 256 * 1024
     bodies_of_a_pod: int = 4
     alerts_bytes: int = 8 * 1024 * 1024
@@ -41,7 +41,7 @@ class Limits:
     authentications: int = 16
     authentications_waiting: int = 1_000
     authentications_waiting_of_a_peer: int = 250
-    # Of the questions that are asked at once: neither one address nor what is known already takes them all.
+    # Of the concurrent token reviews: neither one address nor renewals of known tokens may use all of them.
     authentications_of_a_peer: int = 4
     renewals: int = 12
     of_a_pod: RateLimit = field(default_factory=lambda: RateLimit(a_second=10.0, at_once=50))

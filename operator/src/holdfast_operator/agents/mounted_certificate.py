@@ -61,7 +61,7 @@ class MountedCertificate:
 
 
 def served(versions: Sequence[Version], now: datetime) -> Version:
-    """The newest version whose CA has been in the bundle for ``OVERLAP`` and whose certificate is valid."""
+    """Return the newest version with a valid certificate whose CA has been in the bundle for ``OVERLAP``."""
     for version in reversed(versions):
         known_since = min(other.since for other in versions if other.authority == version.authority)
         if known_since <= now - OVERLAP and now < version.server.parsed.not_valid_after_utc:
@@ -70,13 +70,14 @@ def served(versions: Sequence[Version], now: datetime) -> Version:
 
 
 def kept(versions: tuple[Version, ...], now: datetime) -> tuple[Version, ...]:
-    """The versions whose CA pods must still trust: each until its successor has been served for ``OVERLAP``."""
+    """Return the versions whose CA pods must still trust: each until its successor has been served for
+    ``OVERLAP``."""
     pairs = itertools.pairwise(versions)
     return (*(old for old, new in pairs if now < new.since + 2 * OVERLAP), versions[-1])
 
 
 def _read(folder: Path, now: datetime) -> Version:
-    """The kubelet switches the link ``..data`` from one complete content to the next."""
+    """Read the folder. The kubelet switches the link ``..data`` from one complete content to the next."""
     link = folder / "..data"
     content = link.resolve() if link.exists() else folder
     try:
@@ -92,7 +93,7 @@ def _read(folder: Path, now: datetime) -> Version:
 
 
 def _check(version: Version, host: str) -> None:
-    """Let a client that trusts ``ca.crt`` shake hands with a server that has the certificate, in memory."""
+    """Check, in memory, that a client that trusts ``ca.crt`` accepts a server with the certificate."""
     try:
         check_pair(version.server)
         server = server_context()
@@ -106,7 +107,7 @@ def _check(version: Version, host: str) -> None:
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:
-    """Raises ``ssl.SSLError`` if the client refuses the server."""
+    """Perform a TLS handshake. Raises ``ssl.SSLError`` if the client refuses the server."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
         client.wrap_bio(to_client, to_server, server_hostname=host),

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ServerMetrics:
-    """Counters that the server feeds."""
+    """Counters that the server increments."""
 
     answered: Callable[[str, int], None] = lambda _route, _code: None
     polls: Callable[[int], None] = lambda _held: None
@@ -68,12 +68,12 @@ class AgentRoutes:
         self._waiting: dict[str, dict[str, asyncio.Future[bool]]] = {}
         self._rates = Rates(limits.of_a_pod)
         self._bytes = Rates(limits.bytes_of_a_pod)
-        self._bodies: Counter[str] = Counter()  # that are being read, by pod
+        self._bodies: Counter[str] = Counter()  # bodies that are being read, by pod
         self.held = 0
         self.reviews: dict[str, _Review] = {}
         self._renewals = asyncio.Semaphore(limits.renewals)
-        self._asking: Counter[str] = Counter()  # tokens that are not known, by the address that showed them
-        self._turns: dict[str, asyncio.Semaphore] = {}  # of the same
+        self._asking: Counter[str] = Counter()  # unknown tokens under review, by address
+        self._turns: dict[str, asyncio.Semaphore] = {}  # limits the reviews, by address
         self.guard = ConnectionLimiter(self.handle, self.count, limits, self._loop)
         hub.listen(self._call_wake)
 
@@ -92,7 +92,7 @@ class AgentRoutes:
             logger.exception("an agent's request could not be served")
             response = _json(500, {"error": "the operator failed to serve this request"})
         if response.status == 401 or not self.guard.proved(request.protocol):
-            # Strangers keep no connection.
+            # Unauthenticated clients keep no connection.
             response.force_close()
         self.guard.allow(request.protocol, self._limits.idle_seconds)
         self.count(route, response.status)
@@ -109,7 +109,7 @@ class AgentRoutes:
         standby, leader = self._hub.standby()
         if standby:
             response = _json(503, {"leader": leader})
-            # Who keeps the connection, as Alertmanager does, would come back here and never to the leader.
+            # A client that keeps its connection, as Alertmanager does, would never reach the leader.
             response.force_close()
             return response
         if request.path == ALERTS_PATH:
@@ -119,7 +119,7 @@ class AgentRoutes:
         except AuthenticationUnavailableError:
             return _json(503, {"leader": None})
         self.guard.prove(request.protocol)
-        # Before anything of the body is read.
+        # This check comes before anything of the body is read.
         seconds = self._rates.take(f"{request.method} {identity.pod_uid}", self._loop.time())
         if seconds:
             raise TooManyRequestsError(seconds)
@@ -139,7 +139,7 @@ class AgentRoutes:
             raw = await self._body(request, self._limits.alerts_bytes)
             carried_out = await self._loop.run_in_executor(self._threads, inbox.receive, raw)
         try:
-            # Others wait for the same answer: who gives up must not cancel it.
+            # Other requests wait for the same review, so a request that ends must not cancel it.
             await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(carried_out)), self._limits.alerts_seconds)
         except TimeoutError:
             raise AgentRequestError(503, "what follows from the alerts is not written yet: tell them again") from None
@@ -158,12 +158,12 @@ class AgentRoutes:
         known = self._hub.recall(token)
         if known is not None:
             if self._hub.due(token) and token not in self.reviews:
-                # What is known serves meanwhile; one that fails is asked for again with the next request.
+                # The known result is used meanwhile. The next request repeats a review that failed.
                 self._start_review(token, self._renewals)
             return known
         review = self.reviews.get(token) or self._first_review(token, request.remote or "")
         self.guard.spare(request.protocol)
-        # Who goes away ends no question that others wait for as well.
+        # A request that ends cancels no review, because other requests may wait for it.
         identity = await asyncio.shield(review)
         if identity is None:
             raise AgentRequestError(401, "the token is not valid here")
@@ -200,7 +200,7 @@ class AgentRoutes:
     def _reviewed(self, token: str) -> None:
         review = self.reviews.pop(token)
         if not review.cancelled():
-            review.exception()  # perhaps nobody waits for it
+            review.exception()  # read the error even if no request waits for the review
 
     async def _report(self, request: web.BaseRequest, identity: PodIdentity) -> web.Response:
         uid = identity.pod_uid
@@ -244,7 +244,7 @@ class AgentRoutes:
         except TimeoutError as error:
             raise AgentRequestError(408, "the body did not arrive in time") from error
         except ConnectionError as error:
-            # Nobody is left to read this; it is counted.
+            # No client is left to read this answer, but it is counted.
             raise AgentRequestError(400, "the sender left before its body had arrived") from error
 
     async def _membership(self, request: web.BaseRequest, identity: PodIdentity) -> web.Response:

@@ -53,7 +53,7 @@ class AgentServer:
 
     @property
     def reviews_waiting(self) -> int:
-        """Tokens whose review is under way."""
+        """The number of tokens whose review is in progress."""
         return len(self._site.reviews) if self._site is not None else 0
 
     def start(self, seconds: float = 30.0) -> None:
@@ -65,14 +65,14 @@ class AgentServer:
             raise self._failure
 
     def stop(self, seconds: float = 10.0) -> None:
-        """End all connections and the thread."""
+        """Close all connections and end the thread."""
         loop, stopping = self._loop, self._stopping
         if loop is not None and stopping is not None and not loop.is_closed():
             loop.call_soon_threadsafe(stopping.set)
         self._thread.join(seconds)
 
     def alive(self) -> bool:
-        """Whether the server's thread still serves."""
+        """Return whether the server's thread still serves."""
         return self._thread.is_alive() and self._failure is None
 
     def _run(self) -> None:

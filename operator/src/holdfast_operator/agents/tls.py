@@ -112,7 +112,7 @@ def server_context() -> ssl.SSLContext:
 
 
 def load(context: ssl.SSLContext, pair: KeyPair) -> None:
-    """Load a key pair into a context. ``ssl`` reads only files: this one is in memory, so no disk has the key."""
+    """Load a key pair into a context. ``ssl`` reads only files: this one is in memory, so the key is on no disk."""
     handle = os.memfd_create("holdfast-tls")
     try:
         os.write(handle, pair.certificate + b"\n" + pair.key)
@@ -122,7 +122,7 @@ def load(context: ssl.SSLContext, pair: KeyPair) -> None:
 
 
 def check_pair(pair: KeyPair) -> None:
-    """Raises ``ValueError`` if the key is not that of the certificate."""
+    """Raise ``ValueError`` if the key does not belong to the certificate."""
     key = serialization.load_pem_private_key(pair.key, None)
     if key.public_key() != pair.parsed.public_key():
         raise ValueError("key and certificate differ")

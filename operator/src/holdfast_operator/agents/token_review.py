@@ -68,7 +68,7 @@ class TokenReviews:
             return known.identity
         identity = self._review(token)
         with self._lock:
-            # From before the call: the verdict is as old as the question.
+            # The time before the call: the result may be as old as the request.
             if identity is not None:
                 self._verdicts.put(key, _Verdict(identity=identity, renew=now + self._renew, until=now + self._keep))
             else:
@@ -83,7 +83,7 @@ class TokenReviews:
         return known.identity if known is not None and self._clock() < known.until else None
 
     def due(self, token: str) -> bool:
-        """Whether the review must be repeated. Never blocks."""
+        """Return whether the review must be repeated. Never blocks."""
         known = self._known(_key(token))
         return known is None or self._clock() >= known.renew
 
@@ -136,7 +136,7 @@ def reviewer(api: client.AuthenticationV1Api) -> Callable[[str], PodIdentity | N
 def identity_of(
     *, authenticated: bool, audiences: Sequence[str], username: str, extra: Mapping[str, Any]
 ) -> PodIdentity | None:
-    """Return the pod in a TokenReview's answer. Only a token that is bound to one pod, for our audience, counts."""
+    """Return the pod in the result of a TokenReview. The token must be bound to one pod and to our audience."""
     uids: list[str] = list(extra.get(POD_UID_KEY) or ())
     names: list[str] = list(extra.get(POD_NAME_KEY) or ())
     if not authenticated or TOKEN_AUDIENCE not in audiences or not username.startswith(_SERVICE_ACCOUNT):

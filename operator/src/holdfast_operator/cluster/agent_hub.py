@@ -1,11 +1,13 @@
-"""What agents (sidecars) tell the operator and what it tells them.
+"""The exchange between the operator and its agents, the sidecars.
 
-``AgentHub`` holds the newest report of each pod and the membership document of each job. It knows neither HTTP
-nor an event loop: any thread may call it. ``agents`` puts it on the network.
+``AgentHub`` holds the newest report of each pod and the membership document of each job. It depends on neither HTTP
+nor an event loop, and any thread may call it. ``agents`` serves it on the network.
 
-Invariants: a report is kept only for a pod that is bound to a job; of one sidecar process only a higher number
-replaces a report, and a report of an earlier process never replaces one of a later process; the revision of
-a published document never falls.
+Invariants:
+- A report is kept only for a pod that is bound to a job.
+- Within one sidecar process, only a report with a higher number replaces a report.
+- A report of an earlier process never replaces one of a later process.
+- The revision of a published document never decreases.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ steady = attrgetter(*(field.name for field in fields(Report) if field.name not i
 
 @dataclass(frozen=True, kw_only=True)
 class PodIdentity:
-    """Whom a token belongs to, as the API server says."""
+    """The pod that a token belongs to, according to the API server."""
 
     namespace: str
     pod: str
@@ -63,7 +65,7 @@ class PodIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentReport:
-    """The newest report of one pod, as far as it is understood: what else a body holds is not kept."""
+    """The newest report of one pod. Unknown fields are not kept."""
 
     start_id: str
     number: int
@@ -88,15 +90,17 @@ class _KnownPod:
 
 
 class AgentHub:
-    """Reports in, memberships out. Thread-safe.
+    """Takes reports, and serves memberships. Thread-safe.
 
-    ``authenticate`` maps a bearer token to a pod, or None; it may block, and raises
-    ``AuthenticationUnavailableError`` when it cannot tell. ``recall`` is what of that is known at once; None: ask.
-    ``due`` says of what is known whether to ask again.
-    ``on_report`` gets the UID of a job one of whose pods said something new that a decision may depend on;
-    ``on_repeat`` is called for a report that was answered and not taken, as it or a later one was taken before;
-    ``on_check`` for each check of a preflight that has passed or failed since the pod's last report;
-    ``on_unheard`` with how many entries of a report's lists are too many to be heard.
+    ``authenticate`` maps a bearer token to a pod, or None. It may block, and raises
+    ``AuthenticationUnavailableError`` if no result is available. ``recall`` returns the known result at once; None:
+    call ``authenticate``. ``due`` returns whether to renew a known result.
+
+    Callbacks:
+    - ``on_report`` gets the UID of a job when a pod reports a change that a decision may depend on.
+    - ``on_repeat`` is called for a report that was answered but not taken: it, or a later one, was taken before.
+    - ``on_check`` is called for each check of a preflight that passed or failed since the pod's last report.
+    - ``on_unheard`` gets the number of list entries in a report that exceed the limit and are ignored.
     """
 
     def __init__(
@@ -128,13 +132,13 @@ class AgentHub:
         self._leader: str | None = None
 
     def latest(self, pod_uid: str) -> AgentReport | None:
-        """The newest report of a pod, or None."""
+        """Return the newest report of a pod, or None."""
         with self._lock:
             pod = self._pods.get(pod_uid)
             return pod.report if pod else None
 
     def bind(self, pod_uid: str, job_uid: str, ip: str = "") -> None:
-        """Accept this pod's reports as those of a worker of this job, which others reach there. Idempotent."""
+        """Accept this pod's reports as those of a worker of this job. Peers reach it at ``ip``. Idempotent."""
         with self._lock:
             pod = self._pods.get(pod_uid)
             if pod is None or pod.job_uid != job_uid:
@@ -144,12 +148,12 @@ class AgentHub:
             pod.ip = ip
 
     def forget_pod(self, pod_uid: str) -> None:
-        """The pod is gone: drop its report and refuse further ones."""
+        """Drop the report of a pod that is gone, and refuse further ones."""
         with self._lock:
             self._drop(pod_uid)
 
     def forget_job(self, job_uid: str) -> None:
-        """The job is gone: drop its document and all its pods."""
+        """Drop the document and all pods of a job that is gone."""
         with self._lock:
             self._publications.pop(job_uid, None)
             for uid in self._jobs.pop(job_uid, set()):
@@ -157,7 +161,8 @@ class AgentHub:
         self._notify(job_uid)
 
     def publish(self, job_uid: str, document: Mapping[str, Any]) -> bool:
-        """Serve this document to the job's pods; held polls wake if its revision rose. False: it was older."""
+        """Serve this document to the job's pods. Held polls return if its revision rose. Return False if it is
+        outdated."""
         publication = Publication(
             revision=int(document["revision"]),
             payload=json.dumps(document, separators=(",", ":"), allow_nan=False).encode(),
@@ -173,7 +178,7 @@ class AgentHub:
         return True
 
     def stand_by(self, leader: str | None = None) -> None:
-        """Answer agents with 503 and the leader's address: this process does not (yet) decide."""
+        """Answer agents with 503 and the leader's address, because this process does not decide, or not yet."""
         with self._lock:
             self._standby, self._leader = True, leader
 
@@ -182,27 +187,27 @@ class AgentHub:
             self._standby, self._leader = False, None
 
     def listen(self, listener: Callable[[str], None] | None) -> None:
-        """Call ``listener(job_uid)``, from any thread, when a held poll may have its answer."""
+        """Call ``listener(job_uid)``, from any thread, when a held poll may have an answer."""
         self._listener = listener
 
     def standby(self) -> tuple[bool, str | None]:
-        """Whether to answer 503, and the leader's address if known."""
+        """Return whether to answer 503, and the leader's address if known."""
         with self._lock:
             return self._standby, self._leader
 
     def job_of(self, pod_uid: str) -> str | None:
-        """UID of the job that the pod belongs to."""
+        """Return the UID of the job that the pod belongs to."""
         with self._lock:
             pod = self._pods.get(pod_uid)
             return pod.job_uid if pod else None
 
     def publication(self, job_uid: str) -> Publication | None:
-        """What is published for a job now."""
+        """Return the published document of a job."""
         with self._lock:
             return self._publications.get(job_uid)
 
     def record(self, identity: PodIdentity, raw: bytes) -> int:
-        """Take one report; returns the revision that is published. Raises ``AgentRequestError``."""
+        """Take one report, and return the published revision. Raises ``AgentRequestError``."""
         report = self._read(identity, raw)
         with self._lock:
             pod = self._pods.get(identity.pod_uid)
@@ -230,9 +235,10 @@ class AgentHub:
         )
 
     def peers_of(self, pod_uid: str) -> list[dict[str, Any]] | None:
-        """Whom the pod is to reach, if its preflight still asks: all others of its job whose launcher listens.
+        """Return the peers that the pod's preflight must reach: all others of its job whose launcher listens.
 
-        Asked after ``record``: of two launchers that become ready, one at least is told of the other.
+        None: the preflight does not ask. Call this after ``record``: of two launchers that become ready, at least one
+        then gets the other's address.
         """
         with self._lock:
             own = self._pods.get(pod_uid)
@@ -240,7 +246,7 @@ class AgentHub:
                 return None
             since = self._clock() - PEER_FRESH
             others = sorted(self._jobs.get(own.job_uid, set()) - {pod_uid})
-            # Of very many each asks for those that follow it, so that nobody is left out.
+            # With very many peers, each gets those that follow it, so that none is left out.
             after = bisect(others, pod_uid)
             found = (_peer(uid, self._pods[uid], since) for uid in [*others[after:], *others[:after]])
             return list(islice(filter(None, found), MAX_PEERS))
@@ -255,7 +261,7 @@ class AgentHub:
             del self._jobs[pod.job_uid]
 
     def _keep(self, pod: _KnownPod, report: AgentReport) -> bool:
-        """Store the report unless it is a repetition; True when a decision may depend on what changed."""
+        """Store the report unless it is a repetition. Return True if a decision may depend on what changed."""
         last, start_id = pod.report, report.start_id
         if last is not None and (
             start_id in pod.past_starts or (start_id == last.start_id and report.number <= last.number)
@@ -281,7 +287,7 @@ def _asks_for_peers(content: Report) -> bool:
 
 
 def _peer(uid: str, pod: _KnownPod, since: datetime) -> dict[str, Any] | None:
-    """None of one that is not there, not ready, or was not heard of lately."""
+    """Return None for a pod that is gone, is not ready, or has not reported recently."""
     if not pod.ip or pod.report is None or pod.report.content.received_at < since:
         return None
     content = pod.report.content
@@ -292,12 +298,12 @@ def _peer(uid: str, pod: _KnownPod, since: datetime) -> dict[str, Any] | None:
 
 
 def _decisive(content: Report) -> tuple[Any, bool]:
-    """The part of a report that may change a decision."""
+    """Return the part of a report that may change a decision."""
     return steady(content), (content.silent_seconds or 0.0) >= SILENT_LAUNCHER_SECONDS
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
-    """``report.json`` with the fields that routing needs checked. Raises ``AgentRequestError``."""
+    """Parse ``report.json`` and check the fields that routing needs. Raises ``AgentRequestError``."""
     try:
         body = loads(raw)
     except ValueError as error:

@@ -18,7 +18,7 @@ from holdfast_operator.api.json import Json
 from holdfast_operator.cluster.node_usage import Occupancy
 from holdfast_operator.views import NodeUsage
 
-TOMBSTONES = 64  # a job
+TOMBSTONES = 64  # per job
 GRAVE_SECONDS = 3600.0
 
 
@@ -47,7 +47,7 @@ class Cache:
         self._occupancy = Occupancy()
         self._pods: dict[str, dict[str, Json]] = defaultdict(dict)
         self._tombstones: dict[str, dict[str, Json]] = defaultdict(dict)
-        self._buried: dict[str, tuple[float, int]] = {}  # by UID of what is gone: since when, and its last version
+        self._buried: dict[str, tuple[float, int]] = {}  # by UID of a deleted object: the time, and its last version
         self._nodes: dict[str, Json] = {}
         self._node_changes = 0
 
@@ -191,7 +191,7 @@ class Cache:
             self._bury(body)
 
     def node_changes(self) -> int:
-        """A number that increases with every change of a node."""
+        """Return a number that increases with every change of a node."""
         with self._lock:
             return self._node_changes
 
@@ -231,7 +231,7 @@ class Cache:
         self._buried[_uid(body)] = self._clock(), version(body)
 
     def _is_gone(self, body: Json) -> bool:
-        """Whether the object was deleted after this version.
+        """Return whether the object was deleted after this version.
 
         A full list may be a minute old when it is complete, and may contain objects that were deleted meanwhile.
         """
@@ -239,7 +239,7 @@ class Cache:
         return version(body) <= last
 
     def _clear_graves(self) -> None:
-        """Drop what has been gone for long: no decision needs it, and its job may be gone as well."""
+        """Drop objects that have been gone for long. No decision needs them, and their job may be gone as well."""
         before = self._clock() - GRAVE_SECONDS
         with self._lock:
             self._buried = {uid: grave for uid, grave in self._buried.items() if grave[0] > before}

@@ -29,7 +29,8 @@ Keep = Callable[[JsonObject], Mapping[str, Any]]
 
 REQUEST_SECONDS = (5.0, 30.0)
 PAGE = 500
-# A page is held whole while it is read. A job may be of over a megabyte, and 30 times that as objects.
+# Objects per page. A whole page is in memory while it is read, and a job of a megabyte takes 30 times that as
+# objects.
 JOBS_PAGE = 5
 JSON = "application/json"
 MERGE = "application/merge-patch+json"
@@ -56,8 +57,8 @@ class ListPacing:
 
 
 AT_ONCE: Final = ListPacing()
-# For lists that nobody waits for, while passes wait for the processors. The rests take a minute at most: the API
-# server lets a list be continued for five.
+# For lists that no pass waits for, while passes need the CPU. The pauses take a minute at most: the API server allows
+# a list to be continued for five.
 AT_LEISURE: Final = ListPacing(page=100, rest_seconds=0.4, rests=150)
 
 
@@ -109,7 +110,7 @@ class Cluster:
         return self._get(f"/api/v1/nodes/{quote(name, safe='')}")
 
     def lease(self, node: str) -> JsonObject | None:
-        """A node's lease, or None."""
+        """Return a node's Lease, or None."""
         return self._get(f"{_LEASES}/kube-node-lease/leases/{quote(node, safe='')}")
 
     def own_lease(self, namespace: str) -> JsonObject | None:
@@ -235,14 +236,14 @@ class Cluster:
         self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER_NODES}, body, MERGE)
 
     def apply_config_map(self, namespace: str, name: str, data: Mapping[str, str]) -> None:
-        """Server-side apply of a ConfigMap of the operator's own."""
+        """Apply one of the operator's own ConfigMaps on the server side."""
         meta = {"name": name, "namespace": namespace, "labels": {c.LABEL_APP_MANAGED_BY: c.MANAGED_BY}}
         manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": dict(data)}
         path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
         self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER, "force": "true"}, manifest, APPLY)
 
     def write_own_lease(self, body: JsonObject) -> JsonObject:
-        """Replace exactly the version that it names, else create it.
+        """Replace exactly the version that ``body`` names, or else create the Lease.
 
         Raises ``ConflictError`` if another writer was faster.
         """
@@ -303,7 +304,7 @@ class Cluster:
 
 
 def _error(status: int, raw: bytes, what: str) -> ClusterError:
-    """Convert the answer to one of our errors, with the API server's message."""
+    """Convert the response to one of our errors, with the API server's message."""
     try:
         told = json.loads(raw)
     except ValueError:
@@ -327,13 +328,13 @@ def _reason(status: int, message: str) -> StartupReason:
         return StartupReason.POD_SECURITY_VIOLATION
     if "is being terminated" in message:
         return StartupReason.NAMESPACE_TERMINATING
-    if "denied request" in message or "denied the request" in message:  # a policy's words, and a webhook's
+    if "denied request" in message or "denied the request" in message:  # the words of an admission policy, and of a webhook
         return StartupReason.ADMISSION_DENIED
     return StartupReason.TEMPLATE_INVALID if status in (400, 422) else StartupReason.REJECTED
 
 
 class _naming:  # noqa: N801 - reads as a statement
-    """Refusals inside are about this object."""
+    """Raise cluster errors of the block with this object's name."""
 
     def __init__(self, subject: str) -> None:
         self._subject = subject

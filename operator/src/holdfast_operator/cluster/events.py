@@ -21,7 +21,7 @@ def event_manifest(
     identity: str,
     number: int = 0,
 ) -> dict[str, Any]:
-    """Return one event about an object. ``number`` tells events of the same time apart.
+    """Return one event about an object. ``number`` distinguishes events of the same time.
 
     The event of an object that has no namespace belongs to ``default``.
     """

@@ -1,6 +1,6 @@
 """Turns watches and full lists into cache entries and keys in the queue.
 
-Quick, and raises no error for a malformed object: the pass over its job reports it.
+It is fast, and raises no error for a malformed object: the pass over its job reports it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DELETED = "DELETED"
 
 
 class Feed:
-    """Cache in front, queue behind."""
+    """Fills the cache and the queue."""
 
     def __init__(self, cache: Cache, queue: KeyedQueue) -> None:
         self._cache = cache
@@ -36,7 +36,7 @@ class Feed:
             self._queue.add(key)
 
     def node(self, kind: str | None, body: Json) -> None:
-        """Store a node. Its heartbeats wake no job."""
+        """Store a node. Its heartbeats trigger no pass."""
         body = slim(body)
         name = str(body["metadata"]["name"])
         if kind == DELETED:
@@ -47,7 +47,7 @@ class Feed:
             self._queue.add(key)
 
     def report(self, job_uid: str) -> None:
-        """Wake the job after a report of an agent."""
+        """Trigger a pass over the job after a report of an agent."""
         key = self._cache.key_of_uid(job_uid)
         if key is not None:
             self._queue.add(key)

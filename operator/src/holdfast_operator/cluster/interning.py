@@ -1,4 +1,4 @@
-"""Shares equal values, because a job's pods differ in little but their names.
+"""Shares equal values, because the pods of a job differ in little but their names.
 
 Callers must not modify a shared value.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from sys import intern
 from typing import Any
 
-# What is longer, such as a message or a log, hardly comes twice.
+# Longer strings, such as a message or a log, rarely occur twice.
 _LONGEST = 64
 _MOST_PARTS = 1 << 15
 
@@ -27,7 +27,8 @@ def compact(value: Any) -> Any:
 class Interner:
     """Shares equal parts of objects.
 
-    Thread-safe: at worst, two threads keep one each. The table is cleared when it is full; shared values stay shared.
+    Thread-safe: at worst, two threads keep one copy each. The table is cleared when it is full; shared values stay
+    shared.
     """
 
     def __init__(self, most: int = _MOST_PARTS) -> None:
@@ -35,8 +36,8 @@ class Interner:
         self._known: dict[int, Any] = {}
 
     def __call__(self, value: Any) -> Any:
-        """Return the object of the last equal value."""
-        # By what is written: 1, 1.0 and true are equal, and not the same.
+        """Return the object that represents all equal values."""
+        # The key is the serialized form, because 1, 1.0 and true are equal but not the same.
         written = repr(value)
         found = self._known.get(hash(written))
         if found is not None and repr(found) == written:

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Memo(Generic[S, T]):
-    """By key, the last source and its result.
+    """The last source and its result, by key.
 
     A source must not be modified after it was read. Entries of vanished objects stay until ``clear``. Thread-safe:
     two threads may read one source twice, but each gets the result of its own source.
@@ -21,7 +21,7 @@ class Memo(Generic[S, T]):
         self._known: dict[str, tuple[S, T]] = {}
 
     def __call__(self, key: str, source: S) -> T:
-        """Return the value for these arguments, from memory or from the function."""
+        """Return the remembered result for this source, or compute it."""
         known = self._known.get(key)
         if known is not None and known[0] is source:
             return known[1]

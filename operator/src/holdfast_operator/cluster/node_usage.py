@@ -1,5 +1,6 @@
-"""The usage of our pods on each node, updated with each change of a pod, because a pass cannot add up ten thousand
-pods.
+"""The usage of our pods on each node.
+
+It is updated with each change of a pod, because a pass cannot sum ten thousand pods.
 
 Invariant: a node's usage is the sum of the requests of its pods that have not ended. The cache's lock guards it.
 """
@@ -18,11 +19,11 @@ _amounts = Interner()
 
 
 class Occupancy:
-    """The usage of pods by node. Only changed nodes are added up again."""
+    """The usage of pods by node. Only changed nodes are summed again."""
 
     def __init__(self) -> None:
         self._pods: dict[str, NodeUsage] = {}
-        self._nodes: dict[str, dict[str, NodeUsage]] = {}  # by node: its pods
+        self._nodes: dict[str, dict[str, NodeUsage]] = {}  # its pods, by node
         self._sums: dict[str, tuple[NodeUsage, ...]] = {}
         self._changed: set[str] = set()
         self._snapshot: tuple[NodeUsage, ...] = ()

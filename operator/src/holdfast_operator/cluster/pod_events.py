@@ -1,8 +1,8 @@
-"""Reads events of pods that do not start: volumes that cannot be mounted, an image that is pulled.
+"""Reads events of pods that do not start: volumes that cannot be mounted, an image that is being pulled.
 
 Each pod needs a request, because the API server selects events of one object only. Invariant: for one job, at most
-``ASKED`` requests are sent within ``EVERY``, however many of its pods wait. All its pods get their turn, and the last
-answer for each is kept meanwhile.
+``ASKED`` requests are sent within ``EVERY``, however many of its pods wait. All its pods take turns, and the last
+result for each is kept meanwhile.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _NOTHING = PodEventSummary()
 
 
 class PodEvents:
-    """Sends the requests and keeps the answers. A job has one thread at a time; different jobs have several."""
+    """Sends the requests and keeps the results. At any time, one thread handles a job; several threads handle
+    different jobs."""
 
     def __init__(self, ask: Callable[[str, str], Iterable[Json]]) -> None:
         self._ask = ask
         self._jobs: dict[str, dict[str, tuple[datetime, PodEventSummary]]] = {}
 
     def of(self, job_uid: str, namespace: str, uids: Collection[str], now: datetime) -> Mapping[str, PodEventSummary]:
-        """Return the known events of these pods of a job. Answers for its other pods are dropped."""
+        """Return the known events of these pods of a job. Results for its other pods are dropped."""
         before = self._jobs.get(job_uid, {})
         known = {uid: before[uid] for uid in uids if uid in before}
         if not uids:

@@ -36,7 +36,7 @@ class SecretStore(Protocol):
 
 
 def ensure(store: SecretStore, name: str, make: Callable[[], Mapping[str, bytes]]) -> StoredSecret:
-    """Return the Secret of that name, and create it if absent. Two processes that race get the same one."""
+    """Return the Secret of that name, and create it if absent. Two concurrent processes get the same one."""
     while True:
         found = store.read(name)
         if found is not None:

@@ -1,5 +1,8 @@
 """The part of an object that is kept in memory: the fields that a decision reads, a fifth of what the API server
-sends. Parts that are equal in many objects are shared."""
+sends.
+
+Parts that are equal in many objects are shared.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +33,19 @@ _JOB_META = (
     "creationTimestamp",
     "deletionTimestamp",
 )
-# Of a job's spec as objects in memory: ten times what the largest example takes, and a thousand jobs of this size are
-# a quarter of the chart's memory limit.
+# The limit of a job's spec as objects in memory: ten times the largest example. A thousand jobs of this size take a
+# quarter of the chart's memory limit.
 SPEC_BYTES = 128 * 1024
 SPEC_DEPTH = 64
 _SPEC = ("overhead", "schedulingGates", "terminationGracePeriodSeconds")
-# Admission writes these into every pod; what is read where they are absent is not kept.
+# Admission writes these into every pod. A field is dropped if the operator reads its absence in the same way.
 _ORDINARY = {"priority": 0, "preemptionPolicy": "PreemptLowerPriority"}
 _CONTAINER = ("name", "resources", "restartPolicy")
 _STATUS = ("phase", "reason", "message", "podIP", "nominatedNodeName")
 _CONDITION = ("type", "status", "reason", "message")
 _CONTAINER_STATUS = ("name", "state")
 _OWN = f"{GROUP}/"
-# Of all pods of this process.
+# Shared by all pods of this process.
 _parts = Interner()
 
 
@@ -77,8 +80,8 @@ def _apart(spec: Json) -> dict[str, Any]:
 def slim_job(body: Json) -> dict[str, Any]:
     """Return a job with the fields that the operator reads.
 
-    A spec that is too large is replaced by ``unread``, the reason. Tenants must not decide how much memory is used
-    here, or how deep the stack gets.
+    A spec that is too large is replaced by ``unread``, the reason. Tenants must not control the memory and the depth
+    of the stack that this process needs.
     """
     unread = body.get("unread") or _unread(body.get("spec"))
     read = {"unread": unread} if unread else _only(body, ("spec",))

@@ -1,5 +1,8 @@
-"""The only module that knows kopf: watches in, keys out. ``on.event`` handlers are never retried, so all they do is
-keep the cache and wake the queue; they write no annotations and no finalizers."""
+"""The only module that uses kopf: it turns watches into keys.
+
+kopf never retries ``on.event`` handlers. They therefore only update the cache and add to the queue; they write no
+annotations and no finalizers.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _RUNS = "stop-flag checker"
 
 
 def registry(feed: Feed) -> kopf.OperatorRegistry:
-    """kopf's handlers for one process."""
+    """Return kopf's handlers for one process."""
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=handlers)
@@ -52,7 +55,7 @@ def registry(feed: Feed) -> kopf.OperatorRegistry:
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """How kopf watches."""
+    """Set how kopf watches."""
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.peering.standalone = True
@@ -62,9 +65,9 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 5
-    # Else the first list comes at once: of ten thousand pods a hundred megabytes, and ten times as much once read.
+    # Otherwise the first list arrives in one page: for ten thousand pods 100 MB, and ten times as much when parsed.
     settings.watching.chunk_size = _Page(PAGE)
-    # An object's worker holds the object as it came until it ends.
+    # An object's worker keeps the unmodified object in memory until it ends.
     settings.queueing.idle_timeout = _IDLE_SECONDS
     settings.watching.label_selectors["", "v1", "pods"] = c.POD_SELECTOR
     settings.persistence.diffbase_storage = _NoMemory()
@@ -74,8 +77,8 @@ def configure(settings: kopf.OperatorSettings) -> None:
 class _NoMemory(kopf.DiffBaseStorage):
     """Disable kopf's copies.
 
-    kopf copies the object several times per event, for handlers of changes. We have none. With ten thousand pods, no
-    pass would run at a start while kopf copies them.
+    kopf copies the object several times per event, for handlers of changes, which the operator does not have. With
+    ten thousand pods, these copies would delay all passes after a start.
     """
 
     def build(self, **_: Any) -> kopf.BodyEssence:
@@ -98,7 +101,8 @@ class _Page(int):
 
 
 class _Patience:
-    """Pauses without an end, so that a watch survives an unreachable API server. Iterated again for each request."""
+    """Pauses without an end, so that a watch survives an unreachable API server. Each request iterates it from the
+    start."""
 
     def __iter__(self) -> Iterator[float]:
         return chain((0.5, 1.0, 2.0), repeat(3.0))
@@ -137,13 +141,13 @@ async def _watch(feed: Feed, namespaces: tuple[str, ...], ended: threading.Event
 async def _end_with_a_watch(ready: asyncio.Event, stop: asyncio.Event) -> None:
     """Stop everything when a watch has ended, because kopf continues without a watch that was cancelled or returned.
 
-    Full lists would still find each change, minutes later.
+    Without the watch, changes would reach the operator only with the next full list, minutes later.
     """
     await ready.wait()
     before: set[str] = set()
     while True:
         tasks = {task.get_name() for task in asyncio.all_tasks() if not task.done()}
-        if _RUNS not in tasks:  # it was told to end
+        if _RUNS not in tasks:  # it was stopped regularly
             return
         there = {name for name in tasks if name.startswith(_WATCHER)}
         if before - there:

@@ -1,8 +1,8 @@
 """Estimates whether the cluster can hold pods. Pure, and optimistic: the scheduler decides.
 
-Only our own pods count as usage, so a yes may be wrong; a gang that is not bound in time is gated again. A no is
-correct for requests, node selectors, required node affinity, taints and cordons. It is also correct for required
-anti-affinity among our own pods (``PodRequest.namespace`` and ``labels``).
+Only our own pods count as usage, so the answer "fits" may be wrong; a gang that is not bound in time is gated again.
+The answer "does not fit" is correct for requests, node selectors, required node affinity, taints and cordons. It is
+also correct for required anti-affinity among our own pods (``PodRequest.namespace`` and ``labels``).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from holdfast_operator.api.json import Json
 from holdfast_operator.api.quantities import SUFFIX, Amounts, add, requests
 from holdfast_operator.views import NodeUsage, NodeView, PodAffinityInfo
 
-# What is longer is weighed by the scheduler only: templates of other jobs must not cost this pass anything.
+# Longer lists are left to the scheduler: templates of other jobs must not slow down this pass.
 _WEIGHED_EXPRESSIONS = 256
-# What may keep a pod away from a node, and how it is told of some nodes.
+# Each obstacle that may keep a pod away from a node, with its message about several nodes.
 _SELECTOR, _AFFINITY, _TAINT = "1-selector", "2-affinity", "3-taint"
 _WORDS = {
     _SELECTOR: "without the labels of its nodeSelector",
@@ -55,8 +55,8 @@ class FreeCapacity:
         self._nodes = [node for node in nodes if node.ready and not node.unschedulable and not node.dead(now)]
         self._left: dict[str, Amounts] = {node.name: dict(node.offers) for node in self._nodes}
         self._tenants: dict[str, tuple[PodAffinityInfo, ...]] = {}
-        self._wary: dict[str, tuple[PodAffinityInfo, ...]] = {}  # those of them that keep others away
-        self._yielded: dict[str, Amounts] = {}  # what is free because pods of lower priority would go
+        self._wary: dict[str, tuple[PodAffinityInfo, ...]] = {}  # those with required anti-affinity
+        self._yielded: dict[str, Amounts] = {}  # capacity of pods with lower priority that would be preempted
         for taken in usage:
             if taken.node in self._left:
                 self._put(taken.node, taken.amounts, 1, taken.tenants)
@@ -68,7 +68,7 @@ class FreeCapacity:
         return other
 
     def without(self, usage: Iterable[NodeUsage]) -> FreeCapacity:
-        """Return a copy in which these pods count as gone. Pods are first placed where none of them must leave."""
+        """Return a copy in which these pods count as gone. Pods are first placed where no other pod must leave."""
         other = self.copy()
         other._yielded = dict(self._yielded)
         for taken in usage:
@@ -82,7 +82,7 @@ class FreeCapacity:
             self._put(taken.node, taken.amounts, 1, taken.tenants)
 
     def beyond(self, before: FreeCapacity) -> tuple[NodeUsage, ...]:
-        """Return what was placed here since this was copied from the other."""
+        """Return the requests that were placed here since this was copied from ``before``."""
         return tuple(
             NodeUsage(
                 node=node,
@@ -149,7 +149,8 @@ class FreeCapacity:
         return sorted(ordered, key=lambda name: self._displaces(name, asked)) if self._yielded else ordered
 
     def _displaces(self, node: str, asked: Amounts) -> bool:
-        """Whether a pod must leave for such a pod. The scheduler first uses nodes where none must."""
+        """Return whether another pod must leave for such a pod. The scheduler prefers nodes where this is not the
+        case."""
         yielded, left = self._yielded.get(node), self._left[node]
         if not yielded:
             return False
@@ -223,7 +224,7 @@ def _key(term: Json) -> str:
 
 
 def _means(term: Json, own: PodAffinityInfo, other: PodAffinityInfo) -> bool:
-    """Whether a term of one pod selects another.
+    """Return whether a term of one pod selects another.
 
     Only names of namespaces are known, so other selectors are left to the scheduler.
     """
@@ -305,7 +306,7 @@ def _show(value: Decimal) -> str:
 
 
 def admits(node: NodeView, pod_spec: Json) -> bool:
-    """Whether the node's labels and taints allow such a pod."""
+    """Return whether the node's labels and taints allow such a pod."""
     return not _barrier(node, pod_spec)
 
 
@@ -347,7 +348,7 @@ def _expression(expression: Json, labels: Mapping[str, str]) -> bool:
             return value is not None
         case "DoesNotExist":
             return value is None
-        case _:  # Gt, Lt: the scheduler judges
+        case _:  # Gt, Lt: left to the scheduler
             return True
 
 

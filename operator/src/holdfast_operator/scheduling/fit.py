@@ -29,7 +29,7 @@ def place(
     groups: dict[tuple[bool, str, tuple[str, ...]], list[Worker]] = defaultdict(list)
     for worker in workers:
         groups[not worker.on_demand, worker.domain, worker.avoid].append(worker)
-    # Those that may go to fewer nodes come first.
+    # Workers with fewer possible nodes come first.
     ordered = [groups[key] for key in sorted(groups)]
     settled = all(worker.domain for group in ordered for worker in group)
     asks = [_ask(pod(job, spec, group[0], platform), len(group), avoid) for group in ordered]

@@ -1,7 +1,7 @@
-"""The queue of gangs that wait for capacity, and the capacity that earlier ones leave to a gang. Pure.
+"""The queue of gangs that wait for capacity, and the capacity that earlier gangs leave to a gang. Pure.
 
-It is computed once for the passes of a moment (``lines``) and not in each pass: with a thousand gangs, each pass
-would compare all older ones.
+The queue is computed once for several passes (``lines``), because with a thousand gangs each pass would otherwise
+compare all older ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class GangQueueInput:
     nodes: tuple[NodeView, ...] = ()
     usage: tuple[NodeUsage, ...] = ()
     rivals: tuple[WaitingGang, ...] = ()
-    jobs: frozenset[str] = frozenset()  # all that there are, whether they wait or not, but who waits unseen
+    jobs: frozenset[str] = frozenset()  # all jobs, waiting or not, except those that wait unobserved
 
 
 class GangQueue:
@@ -44,11 +44,11 @@ class GangQueue:
             self._left.append(self._after(rival, *self._left[-1]))
 
     def outlived(self, now: datetime) -> bool:
-        """Whether the back-off of a gang has ended since."""
+        """Return whether the back-off of a gang has ended since the queue was computed."""
         return not all(_tries_later(rival, now) for rival in self._later)
 
     def could_begin(self, rival: WaitingGang) -> bool:
-        """Whether an empty cluster could hold the minimum with which the gang may start."""
+        """Return whether an empty cluster could hold the minimum with which the gang may start."""
         if rival.key not in self._could_begin:
             least = rival.least or rival.pods
             asked = replace(rival, pods=least, on_demand=min(rival.on_demand, least))

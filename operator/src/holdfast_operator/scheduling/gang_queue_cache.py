@@ -1,6 +1,6 @@
 """The newest queue of waiting gangs, computed at intervals that depend on its length.
 
-A slightly old queue is safe: each gang in it has a place of its own, and a later gang is not judged by it.
+A slightly old queue is safe: each gang in it has its own place, and a later gang does not use it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from holdfast_operator.scheduling.gang_queue import GangQueue, GangQueueInput
 
-# To weigh a gang takes about a millisecond: so that lines take no more than a part of the time.
+# Each gang takes about a millisecond, so the interval limits the share of time that queues take.
 _AGE_FOR_EACH_GANG = timedelta(milliseconds=5)
 
 

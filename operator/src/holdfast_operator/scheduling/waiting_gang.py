@@ -19,7 +19,7 @@ from holdfast_operator.errors import UnreadableError
 
 @dataclass(frozen=True, kw_only=True)
 class GangPriority:
-    """What the scheduler thinks of a gang's pods."""
+    """The scheduling priority and preemption policy of a gang's pods."""
 
     priority: int = 0
     preempts: bool = True
@@ -32,20 +32,21 @@ class WaitingGang:
     key: str
     uid: str
     created: datetime
-    since: datetime  # its gang waits
+    since: datetime  # when its gang began to wait
     lifted: bool
     pods: int
     pod_spec: Json = field(hash=False)
-    least: int = 0  # with so many of them it may begin; 0: with all
+    least: int = 0  # the number of workers with which it may start; 0: all
     retry_at: datetime | None = None
     scheduling: Scheduling = field(default_factory=Scheduling)
-    on_demand: int = 0  # of the pods
+    on_demand: int = 0  # number of its pods that must stay off spot capacity
     domain: str = ""
     standing: GangPriority = field(default_factory=GangPriority)
 
 
 def rival_of(body: Json) -> WaitingGang | None:
-    """A job whose gang has no place yet and may get one. Read sparsely: this runs over all jobs."""
+    """Return a job's gang if it has no place yet and may get one. Reads few fields, because this runs over all
+    jobs."""
     status = part(body, "status")
     ended = any(
         condition.get("status") == "True"
@@ -75,9 +76,9 @@ def rival_of(body: Json) -> WaitingGang | None:
     except UnreadableError:
         return None
     if not scheduling.gang:
-        return None  # its pods take what the scheduler finds, so there is no turn to keep for them
+        return None  # the scheduler places its pods one by one, so no capacity is reserved for them
     if scheduling.queue and not gang.get("liftedTime") and (gang.get("queued") or not listed):
-        return None  # it may have to wait for its quota for ever, whatever room there is
+        return None  # its quota may never be available, regardless of capacity
     unplaced = [worker for worker in gated if not worker.get("node")]
     return WaitingGang(
         key=key_of(body),
@@ -96,7 +97,7 @@ def rival_of(body: Json) -> WaitingGang | None:
 
 
 def _least(spec: Json, waiting: int) -> int:
-    """With how many of its pods the gang may begin where there is not room for all."""
+    """Return the smallest number of its pods with which the gang may start if not all fit."""
     elasticity = part(spec, "elasticity")
     fewest = elasticity.get("minReplicas")
     shrinks = elasticity.get("onFailure", c.SHRINK) == c.SHRINK
@@ -104,16 +105,16 @@ def _least(spec: Json, waiting: int) -> int:
 
 
 def _cannot_lift(state: Json) -> bool:
-    """What keeps its pods from being made, such as a quota, can last for ever: nobody is to wait for that.
+    """Return whether its pods cannot be created, for example because of a quota, which may never change.
 
-    Unschedulable is what is left of an earlier try; whoever finds no room now keeps its turn.
+    Unschedulable remains from an earlier try, so a gang with this reason keeps its turn.
     """
     trouble = part(state, "trouble")
     return bool(trouble) and trouble.get("reason") != StartupReason.UNSCHEDULABLE
 
 
 def _readable(pod_spec: Json) -> bool:
-    """Another job's template is weighed in this pass, maybe before that job's own pass could judge it."""
+    """Return whether another job's template can be read. That job's own pass may not have validated it yet."""
     try:
         check(pod_spec, "")
     except UnreadableError:
