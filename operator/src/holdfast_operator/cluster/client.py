@@ -328,7 +328,7 @@ def _reason(status: int, message: str) -> StartupReason:
         return StartupReason.POD_SECURITY_VIOLATION
     if "is being terminated" in message:
         return StartupReason.NAMESPACE_TERMINATING
-    if "denied request" in message or "denied the request" in message:  # the words of an admission policy, and of a webhook
+    if "denied request" in message or "denied the request" in message:  # of a policy, of a webhook
         return StartupReason.ADMISSION_DENIED
     return StartupReason.TEMPLATE_INVALID if status in (400, 422) else StartupReason.REJECTED
 
