@@ -1,4 +1,4 @@
-"""Identity of one attempt to train."""
+"""The ID of one attempt to train."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class AttemptId:
-    """(generation, attempt): orders all worlds of a job."""
+    """(generation, attempt). Attempt IDs order all worlds of a job."""
 
     generation: int
     attempt: int
@@ -22,7 +22,7 @@ class AttemptId:
 
 
 def parse_pair(value: Any) -> AttemptId | None:
-    """A pair of the contract, or None for null and for what is none."""
+    """Parse an attempt ID of the protocol. Return None for null and for a malformed value."""
     if not isinstance(value, Mapping):
         return None
     generation, attempt = value.get("generation"), value.get("attempt")

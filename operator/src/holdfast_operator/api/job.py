@@ -1,7 +1,7 @@
-"""The resource as a frozen dataclass: what a user asked for, and what the operator wrote before.
+"""The resource as a frozen dataclass: the user's spec, and the status that the operator wrote before.
 
-Parsing refuses by name what it does not understand (``UnreadableError``); the API server's schema has
-refused most of it before.
+Parsing rejects what this version does not support and names the field (``UnreadableError``). The API server's schema
+rejects most of it earlier.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast_operator.errors import UnreadableError
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One resource as read: identity, what was asked for, what was written before."""
+    """One resource as read: identity, spec and status."""
 
     namespace: str
     name: str
@@ -42,10 +42,10 @@ def key_of(body: Json) -> str:
 
 
 def parse_job(body: Json) -> Job:
-    """A resource; never raises on a spec that cannot be read: ``unreadable`` then says why."""
+    """Parse a resource. It never raises: if the spec cannot be read, ``unreadable`` is the reason."""
     meta = body.get("metadata") or {}
     spec: JobSpec | None = None
-    unreadable = str(body.get("unread") or "")  # of ``slim_job``
+    unreadable = str(body.get("unread") or "")  # set by ``slim_job``
     try:
         spec = None if body.get("unread") else parse_spec(body.get("spec"))
     except UnreadableError as error:

@@ -1,4 +1,4 @@
-"""Lenient readers of JSON that others wrote: each returns something of its kind, whatever it is given."""
+"""Lenient readers of JSON from other programs: each returns a value of its type for any input."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def loads(raw: bytes) -> Any:
-    """JSON whose every value the API server keeps as it is; raises ``ValueError`` for what is none.
+    """Parse JSON whose every value the API server keeps unchanged. Raises ``ValueError`` for malformed JSON.
 
-    NaN and infinities are null. Half a surrogate pair would be kept as another letter, differ from what is wanted at
-    each pass, and so be written for ever.
+    NaN and infinities become null. Half a surrogate pair is replaced: the API server would store another character,
+    so the stored value would differ from the requested one and be written in each pass.
     """
     try:
         found = json.loads(raw, parse_constant=lambda _name: None)
@@ -47,12 +47,12 @@ def objects(value: Any) -> list[Json]:
 
 
 def integer(value: Any) -> int | None:
-    """Return a whole number that a status can hold."""
+    """Return an integer that a status can hold; None for anything else."""
     return value if _whole(value) and abs(value) <= c.MAX_NUMBER else None
 
 
 def number(value: Any, default: int = 0) -> int:
-    """Return a whole number, cut to what a status can hold; the default for anything else."""
+    """Return an integer, limited to what a status can hold; the default for anything else."""
     return min(max(value, -c.MAX_NUMBER), c.MAX_NUMBER) if _whole(value) else default
 
 

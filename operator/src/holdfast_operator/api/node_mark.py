@@ -1,7 +1,7 @@
-"""The operator's mark on a node: an annotation that says why and how far the node is taken out of service.
+"""The operator's mark on a node: an annotation with the reason why, and how far, the node is taken out of service.
 
-All that must outlive the operator stands here. Only a marked node is ever acted on, and marking and cordoning are one
-write: a cordon that goes while the mark stays was lifted by somebody else.
+The mark contains everything that must survive a restart of the operator. The operator acts only on marked nodes. One
+write sets mark and cordon: if the cordon disappears while the mark stays, somebody else removed it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MESSAGE = 300
 
 
 class Mode(IntEnum):
-    """What is done with a node, each with all before it."""
+    """What is done with a node; each mode includes all before it."""
 
     OBSERVE = 0
     CORDON = 1
@@ -31,7 +31,7 @@ class Mode(IntEnum):
 
     @property
     def word(self) -> str:
-        """As in Helm's values."""
+        """The mode as in Helm's values."""
         return self.name.capitalize()
 
 
@@ -40,9 +40,10 @@ _MODES = {mode.word: mode for mode in Mode}
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """``alerts``: fingerprints that still fire. ``draining_since`` starts the drain's deadline.
+    """A mark. ``alerts``: fingerprints of alerts that still fire. ``draining_since``: the start of the drain's
+    deadline.
 
-    ``boot_id`` and ``gpus`` are the node's when it was marked.
+    ``boot_id`` and ``gpus`` are those of the node when it was marked.
     """
 
     mode: Mode
@@ -59,11 +60,11 @@ class Mark:
 
     @property
     def drains(self) -> bool:
-        """Whether pods are to leave the node now."""
+        """Return whether pods are to leave the node now."""
         return self.mode >= Mode.DRAIN and not self.overruled and self.clear_since is None
 
     def to_json(self) -> str:
-        """As written into the annotation."""
+        """Return the value of the annotation."""
         times = {
             "since": self.since,
             "clearSince": self.clear_since,
@@ -85,7 +86,8 @@ class Mark:
 
 
 def mark_of(node: Json) -> Mark | None:
-    """The mark of a node from the API's JSON. One that cannot be read is none: then nothing is done to the node."""
+    """Return the mark of a node from the API's JSON; None if it cannot be read, and then nothing is done to the
+    node."""
     annotations = (node.get("metadata") or {}).get("annotations") or {}
     try:
         value = json.loads(annotations.get(ANNOTATION_REMEDIATION) or "null")
@@ -112,10 +114,10 @@ def mark_of(node: Json) -> Mark | None:
 
 
 def marked(node: Json) -> bool:
-    """Whether there is any mark, readable or not."""
+    """Return whether there is any mark, readable or not."""
     return ANNOTATION_REMEDIATION in ((node.get("metadata") or {}).get("annotations") or {})
 
 
 def kept(fingerprints: Iterable[str]) -> tuple[str, ...]:
-    """Return the fingerprints that a mark holds, each once."""
+    """Return the fingerprints that a mark can hold, each once."""
     return tuple(dict.fromkeys(fingerprints))[:ALERTS_KEPT]

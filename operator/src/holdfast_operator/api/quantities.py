@@ -1,4 +1,4 @@
-"""Kubernetes quantities, and what a pod asks for. Pure."""
+"""Kubernetes quantities, and the requests of a pod. Pure."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SUFFIX = {
     "Pi": Decimal(2**50),
     "Ei": Decimal(2**60),
 }
-# The API server takes no larger one, and rounds what is finer than the smallest up to it.
+# The API server accepts no larger quantity, and rounds up to the smallest one.
 _LARGEST, _SMALLEST = Decimal(2**63 - 1), SUFFIX["n"]
-# What is longer is weighed by the scheduler only: templates of other jobs must not cost this pass anything.
+# Longer quantities are left to the scheduler: templates of other jobs must not slow down this pass.
 _WEIGHED_TEXT = 64
 
 
 def quantity(text: Any) -> Decimal:
-    """A Kubernetes quantity; what cannot be read, and what is below 0, counts as 0."""
+    """Parse a Kubernetes quantity. Malformed and negative ones count as 0."""
     value = str(text)
     if len(value) > _WEIGHED_TEXT:
         return Decimal(0)
@@ -53,7 +53,7 @@ def quantity(text: Any) -> Decimal:
 
 
 def whole(value: Any) -> int:
-    """A quantity as a whole number, rounded up, for example of bytes; what cannot be read counts as 0."""
+    """Parse a quantity, for example of bytes, as an integer, rounded up. A malformed one counts as 0."""
     return math.ceil(quantity(value))
 
 
@@ -68,7 +68,8 @@ def _bounded(number: Decimal, suffix: str) -> Decimal:
 
 
 def requests(pod_spec: Json) -> Amounts:
-    """What a pod asks for: containers and native sidecars together, or its largest init container if that is more."""
+    """Return a pod's requests: of containers and native sidecars together, or of its largest init container if
+    higher."""
     running: Amounts = {"pods": Decimal(1)}
     for container in pod_spec.get("containers") or ():
         add(running, _container(container))
@@ -94,7 +95,7 @@ def _container(container: Json) -> Amounts:
 
 
 def add(into: Amounts, amounts: Mapping[str, Decimal], times: int = 1) -> None:
-    """Change the first by so many times the second."""
+    """Add ``amounts`` to ``into``, multiplied by ``times``."""
     for key, value in amounts.items():
         into[key] = into.get(key, Decimal(0)) + value * times
 

@@ -1,7 +1,7 @@
-"""What looks like a secret in text that containers wrote.
+"""Removes probable secrets from text that containers wrote.
 
-It comes into logs, statuses and events, which more people may read than the pods' own logs. Pure; time grows with the
-length of the text and not faster.
+Such text appears in logs, statuses and events, which more users may read than the pods' own logs. Pure; the time is
+linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import re
 
 _HIDDEN = "[hidden]"
 _NAMES = "token|secret|password|passwd|api[_-]?key|authorization|credential|x-amz-signature"
-# What a name announces, its scheme with it; a user in a URL.
+# Values after a telling name, with their scheme, and the user in a URL.
 _NAMED = re.compile(
     rf"(?<![\w-])((?=[\w-]*?(?:{_NAMES}))[\w-]+[\"']?\s*[=:]\s*)(?:[\"']?(?:bearer|basic|token)\s+)?\S+",
     re.IGNORECASE,
 )
 _URL_USER = re.compile(r"(://)[^/\s@]+(?=@)")
-# Bearer tokens and JWTs, AWS's key ids, private keys (a log's tail may begin within one), and bare 256-bit hex (job
-# keys; an image digest has its prefix and stays).
+# Bearer tokens, JWTs, AWS's key IDs, private keys (a log's tail may start inside one), and 256-bit hex without a
+# prefix, such as job keys. An image digest has a prefix and stays.
 _BARE = re.compile(
     r"(?i:\bbearer)\s+[\w.~+/=-]+"
     r"|(?<![\w-])eyJ[\w-]{8,}\.[\w-]+\.[\w-]*"
@@ -30,6 +30,6 @@ _BARE = re.compile(
 
 
 def hide_secrets(text: str) -> str:
-    """The text with what looks like a secret replaced."""
+    """Return the text with probable secrets replaced."""
     text = _BARE.sub(_HIDDEN, text)
     return _URL_USER.sub(rf"\1{_HIDDEN}", _NAMED.sub(rf"\1{_HIDDEN}", text))

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def parse_time(value: Any) -> datetime | None:
-    """RFC 3339 in UTC, or None."""
+    """Parse a time in RFC 3339; None for anything else."""
     if not isinstance(value, str) or not value:
         return None
     try:
@@ -18,10 +18,10 @@ def parse_time(value: Any) -> datetime | None:
 
 
 def format_time(value: datetime) -> str:
-    """As in the contract: UTC, microseconds, ``Z``."""
+    """Format a time as the protocol does: UTC, microseconds, ``Z``."""
     return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def format_seconds(value: datetime) -> str:
-    """As Kubernetes' own times: UTC, whole seconds, ``Z``."""
+    """Format a time as Kubernetes does: UTC, whole seconds, ``Z``."""
     return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

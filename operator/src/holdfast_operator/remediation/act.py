@@ -73,13 +73,13 @@ class Actor:
             self._do(action)
             self._metrics.acted(what, "ok")
         except BlockedError as error:
-            # A disruption budget has the say until the deadline; the next pass asks again.
+            # The disruption budget decides until the deadline. The next pass tries again.
             logger.info("%s", error)
             self._metrics.acted(what, "blocked")
         except (CloudError, ClusterError) as error:
             self._metrics.acted(what, "conflict" if isinstance(error, ConflictError) else "failed")
             if isinstance(action, Evict) and isinstance(error, ClusterError):
-                # One pod that stays holds up no other's way out; the next pass asks again.
+                # A pod that stays does not delay the eviction of others. The next pass tries again.
                 refused.setdefault(name, error)
             else:
                 failed[name] = error

@@ -89,7 +89,7 @@ def _alert(item: Any, rules: RemediationSettings, nodes: Nodes, now: datetime) -
         return "unmatched"
     told = (labels[name] for name in rules.node_labels if isinstance(labels.get(name), str))
     node = next(filter(None, map(nodes.named, told)), None)
-    # What was begun for an alert ends with it, whether or not the rules have it still.
+    # An action for an alert ends with the alert, even if no rule covers the alert any more.
     if matched is None and (node is None or fingerprint not in nodes.marked_for(node)):
         return "unmatched"
     if node is None:
@@ -103,7 +103,7 @@ def _alert(item: Any, rules: RemediationSettings, nodes: Nodes, now: datetime) -
         name=name,
         mode=mode,
         firing=firing,
-        # A clock that is ahead must not make the alert's own end look older than its start.
+        # If the sender's clock is ahead, the end must not appear to be earlier than the start.
         started=min(started, now),
         heard=now,
         until_reboot=labels.get(RELEASE_LABEL) == UNTIL_REBOOT,

@@ -59,7 +59,7 @@ class Aws:
         if listed:
             group = listed[0]["AutoScalingGroupName"]
             if not str(listed[0].get("LifecycleState", "")).startswith("Terminat"):
-                # Not decremented: the group starts another at once.
+                # The desired capacity stays, so the group starts another instance at once.
                 scaling.terminate_instance_in_auto_scaling_group(
                     InstanceId=instance, ShouldDecrementDesiredCapacity=False
                 )
@@ -91,7 +91,7 @@ def _advice(error: Exception) -> str:
 
 
 def _of_boto(error: Exception) -> bool:
-    """boto3 and botocore have two trees of errors."""
+    """Return whether boto3 or botocore raised this; each has its own exception tree."""
     return type(error).__module__.partition(".")[0] in ("boto3", "botocore")
 
 

@@ -80,7 +80,7 @@ class Controller:
         self.wake()
 
     def stop(self, seconds: float = 15.0) -> None:
-        """Wait for the end of the pass in flight."""
+        """Wait until the current pass has ended."""
         self._queue.close()
         if self._thread.is_alive():
             self._thread.join(seconds)
@@ -99,7 +99,7 @@ class Controller:
             except ClusterError as error:
                 logger.warning("the pass over nodes failed, it is tried again: %s", error)
             except Exception:
-                # Nodes are one concern of several: what trips it must not take jobs down with it.
+                # Any error is caught, because remediation must not stop the jobs.
                 logger.exception("the pass over nodes failed unexpectedly, it is tried again")
             finally:
                 self._queue.done(key, failed=failed, requeue_after=after)
@@ -119,7 +119,7 @@ class Controller:
         plan = remedy(sight, now)
         unread = {action.machine.name for action in plan.actions if not action.machine.marked}
         if unread:
-            # What is written on an old version is refused; a cache that lags would be refused for long.
+            # The API server rejects a write on an old version, and a cache that lags would cause this repeatedly.
             sight = self._observer.anew(sight, unread)
             plan = remedy(sight, now)
         self._carry_out(sight, plan, now)

@@ -4,14 +4,14 @@ Invariants:
 
 - No action without our mark on the node, and no mark on a node that others cordoned.
 - No eviction of a pod whose job opted out, and no termination of a node with such a pod.
-- Of the selectable nodes, never more than ``max_unavailable`` are away through us, and never more than
-  ``max_per_hour`` are begun within an hour.
+- Of the selectable nodes, at most ``max_unavailable`` are away because of the operator, and at most ``max_per_hour``
+  are marked within an hour.
 
 The mark is written before any other action on the node, so the next pass completes an interrupted one.
 
-A vanished alert is not a resolved one, although Alertmanager reports both alike. So a node whose GPU needs a reset is
-released only after a boot. No node is released that is not Ready or has lost GPUs since it was marked. A new machine
-under an old name is another machine: alerts from before its creation are not about it.
+A vanished alert is not a resolved one, although Alertmanager reports both alike. A node whose GPU needs a reset is
+therefore released only after a boot. No node is released that is not Ready or has lost GPUs since it was marked. A
+new machine under an old name is another machine: alerts from before its creation do not apply to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast_operator.remediation.unmarked_nodes import consider
 
 def remedy(sight: FleetSnapshot, now: datetime) -> Plan:
     """Return the plan for all nodes."""
-    # Once for all nodes: in a storm each of thousands asks for it.
+    # Computed once for all nodes, because thousands of nodes may have alerts at the same time.
     pool = frozenset(m.name for m in sight.machines if not m.control_plane and m.selected(sight.rules))
     desk = Planner(
         sight=sight,

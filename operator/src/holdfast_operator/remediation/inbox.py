@@ -28,15 +28,17 @@ from holdfast_operator.remediation.settings import RemediationSettings
 logger = logging.getLogger(__name__)
 
 ALERTS_PER_NODE = 1000
-# So long an end is remembered: one that began before must not start the alert anew.
+# How long an end is remembered: a start before it must not start the alert again.
 RESOLVED_KEPT = timedelta(hours=1)
-# So long after an end an older word of the same alert may still come: Alertmanager's replicas wait 15 s each for one
-# another. Later it fires again: it had ended for want of word, and Prometheus keeps the time at which it began.
+# How long after an end an older notification of the same alert may arrive: Alertmanager's replicas wait 15 s each for
+# each other. Later, the alert fires again: it had ended only for lack of notifications, and Prometheus keeps its
+# start.
 STALE_FOR = timedelta(minutes=1)
 
 
 class Inbox:
-    """Thread-safe. ``wake`` is called for a new alert, ``counted`` with the result of each alert."""
+    """The alerts in memory. Thread-safe. ``wake`` is called for a new alert, ``counted`` with the result of each
+    alert."""
 
     def __init__(
         self,
@@ -58,12 +60,12 @@ class Inbox:
         self._clock = clock
         self._lock = threading.Lock()
         self._told: dict[str, dict[str, tuple[Alert, datetime]]] = {}
-        self._words = 0  # that were new
+        self._words = 0  # number of new notifications
         self._carried_out = 0
-        self._waiting: dict[int, Future[None]] = {}  # by the number of the newest word that is waited for
+        self._waiting: dict[int, Future[None]] = {}  # by the number of the newest notification that they wait for
 
     def allowed(self, token: str) -> bool:
-        """Whether this is (one of) the token(s), compared in constant time."""
+        """Return whether this is one of the tokens, compared in constant time."""
         given, good = token.encode(errors="replace"), False
         for known in self._tokens():
             good |= hmac.compare_digest(given, known)
@@ -72,7 +74,7 @@ class Inbox:
     def receive(self, raw: bytes) -> Future[None]:
         """Take one body.
 
-        If it raises ``AgentRequestError``, nothing of the body was taken. The answer is done when all alerts so far
+        If it raises ``AgentRequestError``, nothing of the body was taken. The future completes when all alerts so far
         were carried out, and never if this process ends first.
         """
         now = self._clock()
@@ -83,7 +85,7 @@ class Inbox:
             self._counted("malformed", 1)
             raise
         counts = self._keep(parsed, now)
-        # First of all: sent again, it is nothing new.
+        # This comes first: a notification that is sent again is not new.
         if counts["firing"] or counts["resolved"]:
             self._wake()
         for result, number in counts.items():

@@ -23,9 +23,9 @@ from holdfast_operator.remediation.plan import (
 )
 
 POLL_CLOUD = timedelta(seconds=30)
-# Three of Alertmanager's default repeat_interval. It sends nothing of an alert that is silenced, its end neither.
+# Three of Alertmanager's default repeat_interval. Of a silenced alert it sends nothing, not even its end.
 UNHEARD = timedelta(hours=12)
-# Beyond a pod's own grace period, for a kubelet that is slow.
+# In addition to a pod's own grace period, for a slow kubelet.
 _OVERDUE = timedelta(seconds=30)
 
 
@@ -67,15 +67,15 @@ def _brought_up_to_date(desk: Planner, machine: Node, mark: Mark) -> Mark:
     told = {alert.fingerprint for alert in firing}
     still = [name for name in mark.alerts if name not in desk.resolved.get(machine.name, ())]
     alerts = kept([*still, *(alert.fingerprint for alert in firing)])
-    # What was asked for ends with the alert that asked. Silence is no end, and the cloud takes back nothing.
+    # An action ends with the alert that required it. Silence is no end, and a cloud's termination cannot be undone.
     lasts = bool(set(still) - told) or not firing or mark.terminating_since is not None
     wanted = min(max((alert.mode for alert in firing), default=mark.mode), desk.sight.rules.mode)
     mode = max(mark.mode, wanted) if lasts else wanted
     clear = None if alerts else (mark.clear_since or desk.now)
     drains = mode >= Mode.DRAIN and clear is None
     overruled = mark.overruled or not machine.unschedulable
-    # A replacement that was begun ends where somebody un-cordoned the node, where it is allowed no more, and where
-    # pods are back: those are drained from the start.
+    # A replacement in progress ends if an administrator un-cordoned the node, if it is no longer allowed, or if pods
+    # are there again; these are drained from the start.
     ends = overruled or min(mode, desk.sight.rules.mode) < Mode.REPLACE or bool(_left(desk, machine, mark))
     terminating = None if ends else mark.terminating_since
     began = mark.draining_since if terminating == mark.terminating_since else None
@@ -93,7 +93,7 @@ def _brought_up_to_date(desk: Planner, machine: Node, mark: Mark) -> Mark:
 
 
 def _unheard(desk: Planner, machine: Node, mark: Mark) -> bool:
-    """Whether no notification of its alerts has arrived for long, including repeated ones."""
+    """Return whether no notification of its alerts has arrived for long, including repeated ones."""
     since = [desk.sight.listens_since or desk.now, mark.since]
     since += [alert.heard for alert in desk.firing.get(machine.name, ()) if alert.fingerprint in mark.alerts]
     return bool(mark.alerts) and desk.now - max(since) >= UNHEARD

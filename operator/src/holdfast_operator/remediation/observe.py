@@ -18,7 +18,8 @@ from holdfast_operator.remediation.fleet import FleetSnapshot, HistoryEntry, Nod
 from holdfast_operator.remediation.settings import RemediationSettings
 from holdfast_operator.views import parse_node
 
-# What a job's own way out may take beyond its checkpoint's deadline: the operator's margin and the pod's grace.
+# The margin for a job that moves its pod itself: the operator's margin and the pod's grace period, in addition to the
+# checkpoint's deadline.
 _OWN_WAY = DRAIN_MARGIN + timedelta(seconds=30)
 _CHECKPOINT_SECONDS = 25
 
@@ -51,7 +52,7 @@ class FleetObserver:
         return self.anew(sight, {machine.name for machine in machines if machine.marked}) if acts else sight
 
     def anew(self, sight: FleetSnapshot, names: Iterable[str]) -> FleetSnapshot:
-        """Return the same with these nodes read from the API server. Nodes that are gone there are removed."""
+        """Return the snapshot with these nodes read from the API server. Nodes that are gone there are removed."""
         wanted = set(names)
         fresh = {name: self._read(name) for name in sorted(wanted)}
         machines = (fresh[machine.name] if machine.name in wanted else machine for machine in sight.machines)
@@ -64,7 +65,7 @@ class FleetObserver:
         machine = machine_of(body)
         if machine.mark is None:
             return machine
-        # Whatever its mode: this pass may raise it, and goes by these pods then.
+        # This is independent of the mode: this pass may raise it, and then uses these pods.
         pods = tuple(filter(None, map(self._occupant, self._cluster.pods_on(name))))
         return replace(machine, pods=tuple(sorted(pods, key=lambda pod: (pod.namespace, pod.name))))
 
@@ -130,7 +131,7 @@ def _gpus(body: Json) -> int:
 
 
 def machine_of(body: Json) -> Node:
-    """A node from the API's JSON."""
+    """Parse a node from the API's JSON."""
     view, meta = parse_node(body), body["metadata"]
     return Node(
         name=view.name,

@@ -87,8 +87,8 @@ class Planner:
     resolved: dict[str, set[str]]
     history: tuple[HistoryEntry, ...]
     pool: frozenset[str]  # nodes that may be chosen
-    away: set[str]  # of those; what this plan begins is added
-    lately: tuple[tuple[datetime, str], ...]  # begun within an hour before this plan, with the UID where only begun
+    away: set[str]  # the ones among them that are away; what this plan begins is added
+    lately: tuple[tuple[datetime, str], ...]  # begun within an hour before this plan; with the UID if the mark was only planned
     actions: list[Action] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     begun: set[str] = field(default_factory=set)
@@ -116,7 +116,7 @@ class Planner:
 
 
 def _unmarked_yet(entry: HistoryEntry, machine: Node) -> bool:
-    """Whether the record belongs to a mark that this node did not get because the write failed."""
+    """Return whether the record belongs to a mark that this node did not get because the write failed."""
     return machine.mark is None and entry.only_begun and entry.uid == machine.uid
 
 

@@ -29,7 +29,7 @@ class AlertRule:
     labels: tuple[tuple[str, str], ...] = ()
 
     def matches(self, labels: Json) -> bool:
-        """Whether the rule covers an alert with these labels."""
+        """Return whether the rule covers an alert with these labels."""
         return labels.get("alertname") == self.alert and all(labels.get(key) == value for key, value in self.labels)
 
 
@@ -73,7 +73,7 @@ class RemediationSettings:
 
 
 def parse_rules(text: str, token_file: str = "") -> RemediationSettings:
-    """Helm's ``nodeRemediation`` as JSON; empty: only observe. Raises ``SettingsError`` with what is wrong."""
+    """Parse Helm's ``nodeRemediation`` as JSON; empty: only observe. Raises ``SettingsError`` with the reason."""
     try:
         value = json.loads(text or "{}")
     except ValueError:
@@ -130,7 +130,7 @@ def _limit(value: Any) -> NodeLimit:
 
 def _number(value: Json, key: str, default: int, most: int = _SECONDS_MAX) -> int:
     found = value.get(key, default)
-    # Helm hands large numbers on as floats.
+    # Helm passes large numbers as floats.
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= most or found % 1:
         raise SettingsError(f"nodeRemediation.{key} must be a whole number from 0 to {most}, not {found!r}")
     return int(found)

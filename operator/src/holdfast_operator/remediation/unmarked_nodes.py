@@ -65,7 +65,8 @@ def _held(desk: Planner, machine: Node, alerts: list[Alert]) -> tuple[NodeReason
         return NodeReason.CORDONED_BY_OTHERS, messages.nodes.cordoned_by_others()
     released = (entry.ended for entry in desk.history if entry.node == machine.name and not entry.only_begun)
     last = max(released, default=None)
-    # One that began before the release had not ended: Prometheus was away, and Alertmanager reported it as resolved.
+    # An alert that began before the release had not ended: Prometheus was away, and Alertmanager reported it as
+    # resolved.
     goes_on = last is not None and any(alert.started <= last for alert in alerts)
     if last is not None and not goes_on and desk.now - last < rules.cooldown:
         desk.requeue_in(last + rules.cooldown - desk.now)
@@ -74,13 +75,13 @@ def _held(desk: Planner, machine: Node, alerts: list[Alert]) -> tuple[NodeReason
 
 
 def _broken(desk: Planner, machine: Node, *, goes_on: bool) -> tuple[NodeReason, str] | None:
-    """The circuit breaker: many faulty nodes at once are more likely a faulty alert."""
+    """Return the state of the circuit breaker: many faulty nodes at once are more likely caused by a faulty alert."""
     rules = desk.sight.rules
     limit = rules.max_unavailable.of(len(desk.pool))
     if len(desk.away) + (machine.name not in desk.away) > limit:
         desk.requeue_in(POLL_HELD)
         return NodeReason.BREAKER_OPEN, messages.nodes.max_unavailable(limit, len(desk.pool))
-    # Its own mark that could not be written is no other one.
+    # A planned mark of this node that could not be written does not count as another one.
     lately = [time for time, uid in desk.lately if not uid or uid != machine.uid]
     if not goes_on and len(lately) + len(desk.begun) >= rules.max_per_hour:
         desk.requeue_in(lately[0] + HOUR - desk.now if lately else HOUR)

@@ -1,7 +1,7 @@
-"""Causes, actions and reasons: the words that programs read in conditions, events, status and metrics.
+"""Causes, actions and reasons: the values for programs in conditions, events, status and metrics.
 
-A member's docstring is its entry in ``docs/reference/reasons.md``: the first paragraph is the meaning, the second
-what to do. ``make generate`` writes the page.
+A member's docstring is its entry in ``docs/reference/reasons.md``: the first paragraph is the meaning, the second the
+action of the user. ``make generate`` writes the page.
 """
 
 from holdfast_operator.api.reasons.decisions import (

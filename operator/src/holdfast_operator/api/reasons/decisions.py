@@ -1,4 +1,4 @@
-"""Causes of incidents, and what the operator decides about them."""
+"""Causes of incidents, and the operator's decisions about them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Cause(StrEnum):
 
 CAUSES = tuple(Cause)
 WITH_BACKOFF = frozenset({Cause.APPLICATION, Cause.OOM})
-"""Causes that recur at once when tried again: their replacements wait."""
+"""Causes that recur at once after a restart, so that replacements wait."""
 
 
 class RecoveryAction(StrEnum):
@@ -59,7 +59,7 @@ LADDER = (
     RecoveryAction.RESTART_GANG,
     RecoveryAction.FAIL_JOB,
 )
-"""From the gentlest on: the actions that an escalation may climb."""
+"""The actions that an escalation may use, the gentlest first."""
 RULE_ACTIONS = (*LADDER, RecoveryAction.IGNORE)
 
 

@@ -80,7 +80,7 @@ class FailureReason(StrEnum):
 
 
 SYMPTOMS = frozenset({FailureReason.GPU_ERROR, FailureReason.POD_CONDITION})
-"""What shows of a worker that has not failed."""
+"""Reasons for symptoms of a worker that has not failed."""
 
 
 class LauncherReason(StrEnum):

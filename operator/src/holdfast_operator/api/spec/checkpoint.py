@@ -16,13 +16,13 @@ _METRIC = re.compile(r"[A-Za-z_][\w./-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectTier:
-    """A store of objects to which commits are copied."""
+    """An object store to which checkpoints are copied."""
 
     url: str
     secret_name: str | None = None
     interval_seconds: int = 0
     keep_last: int = 3
-    retention: str = ""  # as CheckpointSpec has it
+    retention: str = ""  # in the format of ``CheckpointSpec.retention``
     bytes_per_second: int | None = None
 
 
@@ -51,20 +51,20 @@ class LocalTier:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSpec:
-    """Where and how often training state is committed."""
+    """Where and how often checkpoints are written."""
 
     claim_name: str | None = None
-    interval: str = "Auto"  # as launchers read it: steps (50), seconds (300s) or Auto
+    interval: str = "Auto"  # in launchers' format: steps (50), seconds (300s) or Auto
     full_every: int = 1
     delta_threshold: float = 0.0
     keep_last: int = 3
-    retention: str = ""  # what is kept beside them, in the words that launchers read: hours=6,daily=7
+    retention: str = ""  # older checkpoints to keep, in launchers' format: hours=6,daily=7
     resume: str = c.RESUME_ALWAYS
     object_store: ObjectTier | None = None
     memory: MemoryTier | None = None
     peer: PeerTier | None = None
     local: LocalTier | None = None
-    bytes_per_second: int | None = None  # of all ranks together to the volume
+    bytes_per_second: int | None = None  # limit of all ranks together to the volume
 
 
 def parse_checkpoint(spec: Json) -> CheckpointSpec:
@@ -97,7 +97,7 @@ def _rules(retention: Json, path: str) -> str:
 
 
 def _best(given: Any, path: str) -> str:
-    """`best=val_loss:min:3`, as launchers read it."""
+    """Return the value in launchers' format: `best=val_loss:min:3`."""
     value = mapping(given, path)
     metric = str(value.get("metric", ""))
     if _METRIC.fullmatch(metric) is None:

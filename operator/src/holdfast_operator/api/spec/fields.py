@@ -27,7 +27,7 @@ def items(value: Any, path: str) -> list[Any]:
 def integer(
     value: Json, key: str, path: str, default: int | None = None, *, minimum: int, maximum: int | None = None
 ) -> int:
-    """A whole number of at least ``minimum``, and at most ``maximum``."""
+    """Return an integer between ``minimum`` and ``maximum``. Raises ``UnreadableError``."""
     found = value.get(key, default)
     whole = isinstance(found, int) and not isinstance(found, bool)
     if not whole or found < minimum or (maximum is not None and found > maximum):
@@ -37,7 +37,7 @@ def integer(
 
 
 def number(value: Json, key: str, path: str, default: float, *, maximum: float) -> float:
-    """A number from 0 to ``maximum``."""
+    """Return a number from 0 to ``maximum``. Raises ``UnreadableError``."""
     found = value.get(key, default)
     if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found <= maximum:
         raise UnreadableError(f"{path}.{key} must be a number from 0 to {maximum:g}, not {found!r}")
@@ -45,7 +45,7 @@ def number(value: Json, key: str, path: str, default: float, *, maximum: float) 
 
 
 def size(value: Json, key: str, path: str) -> int | None:
-    """A quantity above 0 in bytes, or None where the field is absent."""
+    """Return a positive quantity in bytes, or None if the field is absent. Raises ``UnreadableError``."""
     found = value.get(key)
     if found is not None and not whole(found):
         raise UnreadableError(f"{path}.{key} must be a quantity above 0, for example 100Mi, not {found!r}")
@@ -53,7 +53,7 @@ def size(value: Json, key: str, path: str) -> int | None:
 
 
 def choice(value: Json, key: str, path: str, known: tuple[str, ...], default: str | None) -> str:
-    """One of the words that are known."""
+    """Return one of the known values. Raises ``UnreadableError``."""
     found = value.get(key, default)
     if found not in known:
         raise UnreadableError(f"{path}.{key} must be one of {', '.join(known)}, not {found!r}")
@@ -61,5 +61,5 @@ def choice(value: Json, key: str, path: str, known: tuple[str, ...], default: st
 
 
 def optional_integer(value: Json, key: str, path: str, *, minimum: int) -> int | None:
-    """A whole number, or None where the field is absent."""
+    """Return an integer, or None if the field is absent. Raises ``UnreadableError``."""
     return None if value.get(key) is None else integer(value, key, path, minimum=minimum)

@@ -14,7 +14,7 @@ _PATH = "spec.hangDetection"
 
 @dataclass(frozen=True, kw_only=True)
 class HangSpec:
-    """How long a rank may keep the others waiting."""
+    """The time limits after which a rank counts as hung."""
 
     step: str = "Auto"  # as launchers read it: Auto, Off or seconds
     data: int = 900
@@ -23,7 +23,7 @@ class HangSpec:
 
 
 def parse_hang(spec: Json) -> HangSpec | None:
-    """Return the limits, or None where the group is absent. Raises ``UnreadableError``."""
+    """Return the limits, or None if the group is absent. Raises ``UnreadableError``."""
     if spec.get("hangDetection") is None:
         return None
     value = mapping(spec["hangDetection"], _PATH)
@@ -38,7 +38,7 @@ def parse_hang(spec: Json) -> HangSpec | None:
 
 
 def parse_hang_rule(spec: Json) -> tuple[Rule, ...]:
-    """``spec.hangDetection.action`` is a rule behind all others. Raises ``UnreadableError``."""
+    """Return ``spec.hangDetection.action`` as a rule after all others. Raises ``UnreadableError``."""
     value = mapping(spec.get("hangDetection") or {}, _PATH)
     action = choice(value, "action", _PATH, LADDER, RecoveryAction.IN_PLACE)
     if action == RecoveryAction.IN_PLACE:

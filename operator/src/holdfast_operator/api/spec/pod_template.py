@@ -1,7 +1,7 @@
-"""The shape of those parts of a pod's spec that the operator itself reads.
+"""The shape of the parts of a pod's spec that the operator reads.
 
-The schema takes a template as it is, and the API server judges it when the pod is made. Until then one job's template
-is weighed in the passes of others as well, so what has another shape than a pod's makes its own job unreadable.
+The schema accepts any template, and the API server validates it when the pod is created. Until then, passes of other
+jobs may read it as well. A template of another shape therefore makes its own job unreadable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def check(pod_spec: Json, path: str) -> None:
-    """Raise ``UnreadableError`` with the path of what no pod could have."""
+    """Raise ``UnreadableError`` with the path of a field that no pod spec can have."""
     for container, where in (*_objects(pod_spec, "containers", path), *_objects(pod_spec, "initContainers", path)):
         _container(container, where)
     for key in ("overhead", "nodeSelector"):
@@ -51,7 +51,7 @@ def parse_template(value: Any) -> Json:
 
 
 def trainer_container(pod_spec: Json) -> str:
-    """Name of the supervised container: ``trainer``, or the first."""
+    """Return the name of the supervised container: ``trainer``, or the first one."""
     names = [str(container.get("name", "")) for container in pod_spec.get("containers") or []]
     return c.TRAINER_CONTAINER if c.TRAINER_CONTAINER in names else names[0]
 
@@ -91,13 +91,13 @@ def _expressions(value: Json, key: str, path: str) -> None:
 
 
 def _object(value: Json, key: str, path: str) -> Json:
-    """An object; an empty one where there is none."""
+    """Return an object; an empty one if it is absent."""
     found = value.get(key)
     return {} if found is None else mapping(found, f"{path}.{key}")
 
 
 def _objects(value: Json, key: str, path: str) -> Iterator[tuple[Json, str]]:
-    """A list of objects, each with its path; none where there is no list."""
+    """Yield the objects of a list, each with its path."""
     found = value.get(key)
     for number, item in enumerate(items([] if found is None else found, f"{path}.{key}")):
         where = f"{path}.{key}[{number}]"

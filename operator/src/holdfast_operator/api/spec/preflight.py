@@ -1,4 +1,4 @@
-"""``spec.preflight``: what is looked at before a worker may join, and what follows where it is not well."""
+"""``spec.preflight``: checks before a worker may join, and the action after a failed one."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _PATH = "spec.preflight"
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightSpec:
-    """What the user wants to know of each worker's node."""
+    """The checks of each worker's node."""
 
     checks: tuple[str, ...] = CHECKS
     on_failure: str = RecoveryAction.AVOID_NODE
     timeout_seconds: int = 60
     free_bytes: int = 1 << 30
-    write_bytes: int = 1 << 20  # a second
+    write_bytes: int = 1 << 20  # per second
     skew_seconds: int = 5
 
 
 def parse_preflight(spec: Json) -> PreflightSpec | None:
-    """The group, or None where it is absent."""
+    """Return the group, or None if it is absent. Raises ``UnreadableError``."""
     if spec.get("preflight") is None:
         return None
     value = mapping(spec["preflight"], _PATH)

@@ -1,7 +1,7 @@
-"""The number of processes of a worker: ``processesPerWorker``, or one for each whole GPU of its trainer. Pure.
+"""The number of processes of a worker: ``processesPerWorker``, or one per complete GPU of its trainer. Pure.
 
-The kubelet gives a container the devices in its limits. So the number is known before a pod is created, and it is the
-same for all workers. It is never counted on a node: workers that count differently cannot form a world.
+The kubelet gives a container the devices in its limits. The number is therefore known before a pod is created, and is
+the same for all workers. It is never counted on a node, because workers with different numbers cannot form a world.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _ESCALATION = "spec.recovery.escalation"
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How many incidents of one cause a job may have within a window."""
+    """The number of incidents of one cause that a job may have within a window."""
 
     cause: Cause
     max_restarts: int
@@ -27,14 +27,14 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Backoff:
-    """Wait before the n-th restart: initial · 2^(n-1), at most max."""
+    """The wait before restart n: initial · 2^(n-1), at most max."""
 
     initial_seconds: int = 5
     max_seconds: int = 300
     jitter_percent: int = 10
 
     def seconds(self, count: int) -> float:
-        """Wait before restart number ``count`` (from 1)."""
+        """Return the wait before restart number ``count`` (from 1), in seconds."""
         if count <= 0:
             return 0.0
         return float(min(self.max_seconds, self.initial_seconds * 2 ** min(count - 1, 20)))
@@ -42,26 +42,26 @@ class Backoff:
 
 @dataclass(frozen=True, kw_only=True)
 class ExitCodes:
-    """A set of exit codes, or all others that mean a failure."""
+    """A set of exit codes, or all other codes of a failure."""
 
     operator: str
     values: tuple[int, ...]
 
     def hold(self, code: int) -> bool:
-        """Whether this code is meant."""
+        """Return whether the set contains this code."""
         return (code in self.values) == (self.operator == c.IN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodCondition:
-    """A condition of the worker's pod; without a reason, any."""
+    """A condition of the worker's pod; without a reason, one with any reason."""
 
     type: str
     status: str = "True"
     reason: str = ""
 
     def holds(self, condition: tuple[str, str, str]) -> bool:
-        """Whether a pod's (type, status, reason) is meant."""
+        """Return whether this matches a pod's (type, status, reason)."""
         kind, status, reason = condition
         return (kind, status) == (self.type, self.status) and self.reason in {"", reason}
 
@@ -74,17 +74,17 @@ class GpuErrors:
     kinds: tuple[str, ...] = ()
 
     def mean(self, kind: str, xid: int | None) -> bool:
-        """Whether this error is one of them."""
+        """Return whether this matches the error."""
         return kind in self.kinds or (xid is not None and xid in self.xids)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What a failure must look like (all that is given must hold), and what is then done about it."""
+    """The conditions of a rule, which must all hold, and its action."""
 
     name: str
     action: RecoveryAction
-    cause: Cause | None = None  # None: as the operator judges it
+    cause: Cause | None = None  # None: the cause that the operator decides
     exit_codes: ExitCodes | None = None
     signals: tuple[int, ...] = ()
     oom: str = ""
@@ -94,13 +94,13 @@ class Rule:
 
     @property
     def for_launchers(self) -> bool:
-        """Whether a launcher knows all that this rule asks about."""
+        """Return whether a launcher can evaluate all conditions of this rule."""
         return not self.pod_conditions and self.gpu_errors is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Escalation:
-    """Actions from the gentlest on; each is given up for the next after so many failures of its scope."""
+    """Actions, the gentlest first. Each is replaced by the next after this many failures in its scope."""
 
     actions: tuple[RecoveryAction, ...]
     failures: int = 2
@@ -133,12 +133,12 @@ def parse_backoff(recovery: Json) -> Backoff:
 
 
 def parse_rules(recovery: Json) -> tuple[Rule, ...]:
-    """The rules in their order. Raises ``UnreadableError``."""
+    """Return the rules in their order. Raises ``UnreadableError``."""
     return tuple(_rule(mapping(value, _RULES)) for value in items(recovery.get("rules", []), _RULES))
 
 
 def parse_escalation(recovery: Json) -> Escalation | None:
-    """The ladder, if one is asked for. Raises ``UnreadableError``."""
+    """Return the ladder, if there is one. Raises ``UnreadableError``."""
     if recovery.get("escalation") is None:
         return None
     value = mapping(recovery["escalation"], _ESCALATION)

@@ -11,28 +11,28 @@ from holdfast_operator.api.spec.fields import choice, integer, mapping
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduling:
-    """Where workers may go, beyond what their template says."""
+    """Constraints on the workers' nodes in addition to those of their template."""
 
-    on_demand: int = 0  # so many of them stay off spot capacity
+    on_demand: int = 0  # number of workers that stay off spot capacity
     topology_key: str = ""
     topology_policy: str = ""
     exclusive_nodes: bool = False
-    queue: str = ""  # of Kueue; it admits each worker
-    gang: bool = True  # the first workers wait behind gates until there is room for all
+    queue: str = ""  # a queue of Kueue, which admits each worker
+    gang: bool = True  # the first workers wait behind gates until there is capacity for all
 
     @property
     def packed_by(self) -> str:
-        """The label whose value all workers share; empty if they need not."""
+        """The label whose value all workers must share; empty if they need not."""
         return self.topology_key if self.topology_policy == c.PACKED else ""
 
     @property
     def spread_by(self) -> str:
-        """The label over whose values they are spread; empty if they are not."""
+        """The label over whose values the workers are spread; empty if they are not."""
         return self.topology_key if self.topology_policy == c.SPREAD else ""
 
 
 def parse_scheduling(spec: Json) -> Scheduling:
-    """What a job's spec says of placement. Raises ``UnreadableError``."""
+    """Return the placement of a job's workers. Raises ``UnreadableError``."""
     path = "spec.scheduling"
     value = mapping(spec.get("scheduling", {}), path)
     workers = mapping(spec.get("workers"), "spec.workers")

@@ -1,4 +1,4 @@
-"""``spec``: the job that the user asked for."""
+"""``spec``: the user's description of the job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from holdfast_operator.api.spec.scheduling import Scheduling, parse_scheduling
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """What the user asked for."""
+    """The spec of a job."""
 
     replicas: int
     template: Json = field(hash=False)
@@ -37,7 +37,7 @@ class JobSpec:
     processes_per_worker: int = 1
     min_replicas: int = 1
     replica_step: int = 1
-    max_replicas: int = 0  # at least replicas, once parsed
+    max_replicas: int = 0  # at least replicas, after parsing
     rendezvous: str = c.HOLDFAST
     on_failure: str = c.SHRINK
     shrink_after_seconds: int = 0
@@ -51,29 +51,29 @@ class JobSpec:
     startup_deadline_seconds: int = 1200
     remediation_opt_out: bool = False
     scheduling: Scheduling = field(default_factory=Scheduling)
-    hang: HangSpec | None = None  # None: as the launchers have it
+    hang: HangSpec | None = None  # None: the launchers' defaults
     preflight: PreflightSpec | None = None
     providers: tuple[str, ...] = c.PROVIDERS
     checkpoint_deadline_seconds: int = 25
     suspend: bool = False
     active_deadline_seconds: int | None = None
-    ttl_seconds: int | None = None  # after the end; None: the job stays
+    ttl_seconds: int | None = None  # after the end; None: the job is not deleted
 
     @property
     def drain_seconds(self) -> int:
-        """How long a drained launcher may take for its commit. Nobody is in a hurry where the job is suspended."""
+        """How long a drained launcher may take for its checkpoint, in seconds; longer while the job is suspended."""
         if not self.suspend:
             return self.checkpoint_deadline_seconds
         return max(self.checkpoint_deadline_seconds, (self.hang or HangSpec()).checkpoint)
 
     @property
     def launched(self) -> bool:
-        """Whether Holdfast's launcher runs in the workers; else what they do inside is not known."""
+        """Return whether Holdfast's launcher runs in the workers. Otherwise their inner state is not known."""
         return self.rendezvous == c.HOLDFAST
 
     @property
     def shrinkable(self) -> bool:
-        """Whether a smaller world than all of a generation may train."""
+        """Return whether a world may train without some members of its generation."""
         return self.on_failure == c.SHRINK
 
     @property
@@ -82,12 +82,12 @@ class JobSpec:
         return spec
 
     def budget(self, cause: Cause) -> Budget | None:
-        """The budget of a cause; None: without limit."""
+        """Return the budget of a cause; None: no limit."""
         return next((budget for budget in self.budgets if budget.cause == cause), None)
 
 
 def parse_spec(value: Any) -> JobSpec:
-    """The spec of a resource. Raises ``UnreadableError`` with the path of what is wrong."""
+    """Parse the spec of a resource. Raises ``UnreadableError`` with the path of the wrong field."""
     spec = mapping(value, "spec")
     workers = mapping(spec.get("workers"), "spec.workers")
     elasticity = mapping(spec.get("elasticity", {}), "spec.elasticity")

@@ -1,7 +1,7 @@
-"""What the operator remembers of a job, all of it in the resource's status.
+"""The state of a job, all of which the resource's status holds.
 
-Each type reads itself back from JSON (``from_json`` drops what it cannot read and keeps the rest) and writes
-itself (``to_json``). Nothing else survives a restart of the operator, and nothing else is needed.
+Each type parses itself from JSON (``from_json`` drops what it cannot read and keeps the rest) and serializes itself
+(``to_json``). Nothing else survives a restart of the operator, and nothing else is needed.
 """
 
 from holdfast_operator.api.status.conditions import MOST_TELLING, Condition, ConditionType, StartupProblem

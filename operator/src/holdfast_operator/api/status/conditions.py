@@ -1,4 +1,4 @@
-"""Conditions, and why workers cannot start."""
+"""Conditions, and the problem why workers cannot start."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_TELLING = (
     ConditionType.RESTARTING,
     ConditionType.DEGRADED,
 )
-"""The first of these that is true stands for the whole job."""
+"""The first of these that is true summarises the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Condition:
     since: datetime
 
     def to_json(self) -> dict[str, Any]:
-        """As in the resource's status."""
+        """Return the JSON of the resource's status."""
         return {
             "type": self.type,
             "status": "True" if self.status else "False",
@@ -72,7 +72,7 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True)
 class StartupProblem(JsonFields):
-    """Why workers cannot start, with the same words as in condition and event."""
+    """The problem why workers cannot start, with the reason and message of condition and event."""
 
     reason: str
     message: str = ""

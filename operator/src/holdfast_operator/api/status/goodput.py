@@ -1,4 +1,4 @@
-"""What the job's time went into."""
+"""The use of the job's time."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from holdfast_operator.api.status.json_fields import written
 from holdfast_operator.api.times import parse_time
 
 TimeBreakdown = tuple[int, ...]
-"""Whole seconds in the order of ``constants.SPENT``; zeros at the end are left out."""
+"""Whole seconds in the order of ``constants.SPENT``; trailing zeros are omitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """Seconds of all rank places that the job ever had, over all launchers."""
+    """Seconds of all ranks that the job ever had, summed over all launchers."""
 
     spent: TimeBreakdown = ()
     time: datetime | None = None
 
     @property
     def productive(self) -> int:
-        """Seconds that went into steps that were kept."""
+        """Seconds of steps that were kept."""
         return self.spent[0] if self.spent else 0
 
     @property
     def ratio(self) -> float | None:
-        """Productive seconds of all that are told; None while there are none."""
+        """The share of productive seconds in all reported ones; None without any."""
         total = sum(self.spent)
         return round(self.productive / total, 3) if total else None
 
     def plus(self, more: TimeBreakdown) -> TimeBreakdown:
-        """The sum, as far as a status can hold it."""
+        """Return the sum, limited to what a status can hold."""
         return short(min(a + b, c.MAX_NUMBER) for a, b in zip(_long(self.spent), _long(more), strict=True))
 
     def to_json(self) -> dict[str, Any]:
@@ -53,18 +53,18 @@ class Goodput:
 
 
 def since(now: TimeBreakdown, before: TimeBreakdown) -> TimeBreakdown:
-    """What was booked after ``before``. No cause ever falls, so books in which one did are a new launcher's."""
+    """Return what was added after ``before``. No category ever decreases, so a decrease means a new launcher."""
     pairs = list(zip(_long(now), _long(before), strict=True))
     return now if any(a < b for a, b in pairs) else short(a - b for a, b in pairs)
 
 
 def read(value: Any) -> TimeBreakdown:
-    """From a worker's entry."""
+    """Parse a worker's entry."""
     return short(map(_seconds, items(value)[: len(c.SPENT)]))
 
 
 def short(values: Any) -> TimeBreakdown:
-    """Without zeros at the end."""
+    """Return the values without trailing zeros."""
     kept = list(values)
     while kept and not kept[-1]:
         kept.pop()

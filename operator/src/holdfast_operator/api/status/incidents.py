@@ -1,4 +1,4 @@
-"""What failed, and how often."""
+"""Incidents, and their number."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _REASON = re.compile(r"[^A-Za-z0-9_]")
 
 @dataclass(frozen=True, kw_only=True)
 class IncidentCount(JsonFields):
-    """Incidents of one cause: since ever and the times of those within the window."""
+    """Incidents of one cause: the total, and the times of the recent ones."""
 
     cause: Cause
     total: int = 0
     times: tuple[datetime, ...] = ()
 
     def within(self, now: datetime, seconds: float) -> tuple[datetime, ...]:
-        """Those that still count."""
+        """Return the times within the window that ends now."""
         return tuple(time for time in self.times if (now - time).total_seconds() < seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """Add what users read and the operator does not."""
+        """Add the fields that only users read."""
         span = {"windowStartTime": written(self.times[0]), "lastTime": written(self.times[-1])} if self.times else {}
         return {**super().to_json(), "count": len(self.times), **span}
 
@@ -40,7 +40,7 @@ class IncidentCount(JsonFields):
 
 
 def reason_word(text: str) -> str:
-    """A reason that the API server accepts."""
+    """Return the text as a reason that the API server accepts."""
     word = _REASON.sub("", text)[:128]
     return word if word and word[0].isalpha() else FailureReason.UNKNOWN
 
@@ -69,5 +69,5 @@ class Incident(JsonFields):
 
 
 def say(text: str) -> str:
-    """A message that fits everywhere it is shown."""
+    """Return the message, cut to the length that status and events accept."""
     return shorten(text.strip())

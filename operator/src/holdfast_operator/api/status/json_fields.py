@@ -1,8 +1,8 @@
 """Dataclasses of the status as JSON, by the types of their fields.
 
-A field ``boot_id`` is called ``bootId``, unless ``stored`` names it. What cannot be read of a field with a default is
-the default; of a field without one, the whole object cannot be read. A type with ``to_json`` and ``from_json`` of its
-own keeps them.
+The JSON key of a field ``boot_id`` is ``bootId``, unless ``stored`` sets another one. If a value cannot be read, the
+field has its default. Without a default, the object cannot be read. A type with its own ``to_json`` and ``from_json``
+uses these.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ if TYPE_CHECKING:
 
 Read = Callable[[Any], Any]
 FLAT = ""
-"""The key of an attempt whose numbers stand in the object itself."""
+"""The key of an attempt ID whose numbers are fields of the containing object."""
 
 
 def stored(key: str, *, missing: Any = MISSING, read: Read | None = None, **options: Any) -> Any:
-    """Return a field that has this key in JSON, is ``missing`` where it cannot be read, and is read by ``read``."""
+    """Return a field with this JSON key. ``read`` parses it, and ``missing`` replaces a value that cannot be
+    parsed."""
     return field(metadata={"key": key, "missing": missing, "read": read}, **options)
 
 
 class JsonFields:
-    """A dataclass whose JSON is that of its fields."""
+    """A dataclass that converts to JSON and from it by its fields."""
 
     __slots__ = ()
     SPARSE: ClassVar[bool] = False
-    """Whether fields that have their default are left out. A field without a default is always written, also where it
-    has the value that `missing` names: people and other programs read it."""
+    """Whether to omit fields with their default value. A field without a default is always written, even with the
+    value of `missing`, because users and other programs read it."""
 
     def to_json(self: DataclassInstance) -> dict[str, Any]:
-        """Return the fields by their keys."""
+        """Return the fields by their JSON keys."""
         found: dict[str, Any] = {}
         for name, key, _, _, usual in _plan(type(self)):
             value = getattr(self, name)
@@ -55,12 +56,12 @@ class JsonFields:
 
     @classmethod
     def from_json(cls, value: Json) -> Self:
-        """Read the fields; ValueError if one is missing that is needed."""
+        """Parse the fields. Raises ``ValueError`` if a required one is missing."""
         return cls(**read_fields(cls, value))  # type: ignore[arg-type]
 
 
 def read_fields(kind: type[DataclassInstance], value: Json) -> dict[str, Any]:
-    """Return the fields that can be read, by their names."""
+    """Return the fields that can be read, by their names. Raises ``ValueError`` if a required one is missing."""
     found = {}
     for name, key, read, default, _ in _plan(kind):
         raw = value if key == FLAT else value.get(key)
@@ -86,7 +87,7 @@ def written(value: Any) -> Any:
 
 @cache
 def _plan(kind: type[DataclassInstance]) -> tuple[tuple[str, str, Read, Any, Any], ...]:
-    """Return for each field: name, key, reader, the value if it cannot be read, and the value that is left out."""
+    """Return for each field: name, key, reader, the value if it cannot be read, and the value that is omitted."""
     hints = get_type_hints(kind)
     return tuple(
         (
@@ -113,7 +114,7 @@ def _key(one: Field[Any]) -> str:
 
 
 def _reader(kind: Any, one: Field[Any] | None = None) -> Read:
-    """What reads a value of this type; None for what is none."""
+    """Return the function that parses a value of this type and returns None for any other value."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         (some,) = (arg for arg in args if arg is not types.NoneType)
@@ -133,7 +134,7 @@ def _reader(kind: Any, one: Field[Any] | None = None) -> Read:
 
 
 def readable(kind: Any, value: Any) -> Any:
-    """Return the object that can be read from a value, or None."""
+    """Parse the object; None if this fails."""
     try:
         return kind.from_json(value) if isinstance(value, Mapping) else None
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -1,4 +1,4 @@
-"""The published generation, as launchers are told of it."""
+"""The published generation as launchers receive it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast_operator.api.status.json_fields import FLAT, JsonFields, stored
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A place in a generation."""
+    """A worker's entry in a generation."""
 
     index: int
     pod: str
@@ -50,7 +50,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim(JsonFields):
-    """An attempt's right to publish checkpoints, as its launcher wrote it into the checkpoint folder."""
+    """The right of an attempt to publish checkpoints, as its launcher wrote it into the checkpoint folder."""
 
     pair: AttemptId = stored(FLAT)
     job_uid: str = stored("jobUID", missing="")
@@ -68,7 +68,7 @@ class Claim(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierGeneration(JsonFields):
-    """An earlier generation that may still have a world; with ``through``, a run of numbers never published."""
+    """An earlier generation that may still have a world; with ``through``, a range of numbers never published."""
 
     SPARSE = True
 
@@ -79,13 +79,13 @@ class EarlierGeneration(JsonFields):
 
     @property
     def last(self) -> int:
-        """The highest generation that this entry stands for."""
+        """The highest generation of this entry."""
         return self.generation if self.through is None else self.through
 
 
 @dataclass(frozen=True, kw_only=True)
 class Membership(JsonFields):
-    """The published generation and all that launchers need to judge it."""
+    """The published generation, and everything that launchers need to check it."""
 
     revision: int = 0
     generation: int = 0
@@ -100,26 +100,26 @@ class Membership(JsonFields):
     drain: tuple[str, ...] = ()
 
     def member_uids(self) -> tuple[str, ...]:
-        """Pod UIDs in order of index."""
+        """Return the pod UIDs in order of index."""
         return tuple(member.pod_uid for member in sorted(self.members, key=lambda member: member.index))
 
     def named(self) -> frozenset[str]:
-        """Pod UIDs of this and all earlier generations that may still live."""
+        """Return the pod UIDs of this and of all earlier generations that may still be alive."""
         return frozenset([*self.member_uids(), *(uid for entry in self.previous for uid in entry.members)])
 
     def last_active(self) -> frozenset[str]:
-        """Pod UIDs of the last generation that is known to have trained."""
+        """Return the pod UIDs of the last generation that is known to have trained."""
         for entry in self.previous:
             if self.active and self.generation != self.active.generation == entry.generation:
                 return frozenset(entry.members)
         return frozenset(self.member_uids())
 
     def with_gone(self, uids: Iterable[str]) -> Membership:
-        """A copy in which these pods are proved gone too, as far as a generation lists them."""
+        """Return a copy in which these pods are proved gone too, if a generation lists them."""
         return replace(self, gone=tuple(sorted(self.named().intersection([*self.gone, *uids]))))
 
     def to_json(self) -> dict[str, Any]:
-        """The directives stand in an object of their own."""
+        """Return the JSON, in which the directives are a separate object."""
         found = super().to_json()
         directives = {"checkpoint": found.pop("checkpoint"), "drain": found.pop("drain")}
         return {**found, "directives": directives}

@@ -1,4 +1,4 @@
-"""What only the operator reads, as one string of the status: `status.operatorState`."""
+"""State that only the operator reads, as one string of the status: `status.operatorState`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def decode(status: Json) -> Json:
     """Return the state in a job's status.
 
     The result is empty if the string is absent, is not JSON, or has another version. The operator then takes the
-    workers from the pods that exist, and keeps what the other fields of the status say.
+    workers from the pods that exist, and keeps the values of the other fields.
     """
     text: Any = status.get("operatorState")
     if not isinstance(text, str):

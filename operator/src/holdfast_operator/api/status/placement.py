@@ -1,4 +1,4 @@
-"""Nodes that are avoided, and the wait of a gang for its places."""
+"""Nodes that are avoided, and the wait of a gang for capacity."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class AvoidedNode(JsonFields):
     until: datetime = stored("expirationTime")
     boot_id: str = stored("bootID", default="")
     message: str = ""
-    failed_checks: tuple[str, ...] = ()  # of a preflight
+    failed_checks: tuple[str, ...] = ()  # preflight checks that failed
 
     @property
     def required(self) -> bool:
-        """Whether no new worker may go there; else one goes there only if no other node has capacity."""
+        """Whether no new worker may go there; otherwise it is used only if no other node has capacity."""
         return self.reason != FailureReason.REBALANCE_RECOMMENDED
 
 
@@ -38,13 +38,13 @@ class GangAttempt(JsonFields):
     attempts: int = 0
     since: datetime | None = stored("waitStartTime", default=None)
     lifted_at: datetime | None = stored("liftedTime", default=None)
-    # lifted; None while the scheduler makes room for all that have no node
+    # after the gates were removed; None while the scheduler preempts pods for all unbound ones
     unpromised_since: datetime | None = stored("unpromisedTime", default=None)
     retry_at: datetime | None = stored("nextAttemptTime", default=None)
     queued: bool = False  # a queue has not admitted all of them
-    size: int | None = None  # fewer than all, where the job may begin with them
+    size: int | None = None  # fewer than all, with which an elastic job starts
 
     @property
     def backoff(self) -> timedelta:
-        """How long the gang waits after this attempt."""
+        """The wait after this attempt."""
         return min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * float(2 ** min(self.attempts, 10)))

@@ -1,4 +1,4 @@
-"""How far training is, and where it went on from."""
+"""The progress of training, and where it resumed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast_operator.api.status.json_fields import FLAT, JsonFields, stored
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(JsonFields):
-    """The newest durable commit."""
+    """The newest durable checkpoint."""
 
     step: int
     pair: AttemptId = stored(FLAT)
@@ -21,7 +21,7 @@ class Checkpoint(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class StartingPoint(JsonFields):
-    """Where training began or, after a suspension, went on. ``after``: the last generation before that."""
+    """Where training started or, after a suspension, resumed. ``after``: the last generation before that."""
 
     after: int = 0
     pair: AttemptId | None = stored(FLAT, default=None)
@@ -31,7 +31,7 @@ class StartingPoint(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress(JsonFields):
-    """The newest committed step."""
+    """The newest completed step."""
 
     step: int = stored("step", missing=0)
     loss: float | None = None

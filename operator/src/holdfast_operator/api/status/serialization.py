@@ -1,4 +1,4 @@
-"""Texts and objects as the API server keeps them."""
+"""Texts and objects in the form that the API server stores."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from holdfast_operator.api import names as c
 
 
 def shorten(text: str, limit: int = c.MAX_MESSAGE) -> str:
-    """At most ``limit`` characters, the end kept: the last lines of a traceback say most."""
+    """Return at most ``limit`` characters from the end, where a traceback has its error."""
     return text if len(text) <= limit else "…" + text[-(limit - 1) :]
 
 
 def without_nulls(value: Any) -> Any:
-    """The same without null fields: the API server drops them or refuses them."""
+    """Return the value without null fields, which the API server drops or rejects."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):

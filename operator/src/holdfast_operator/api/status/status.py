@@ -1,4 +1,4 @@
-"""The status as a whole."""
+"""The status of a job."""
 
 from __future__ import annotations
 
@@ -44,8 +44,6 @@ _PRIVATE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Status(JsonFields):
-    """The whole status of a job."""
-
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     summary: str = ""
@@ -58,19 +56,19 @@ class Status(JsonFields):
     membership: Membership = _NOBODY
     incidents_by_cause: tuple[IncidentCount, ...] = ()
     incidents: tuple[Incident, ...] = ()
-    forgotten: AttemptId = _NO_WORLD  # the highest world whose incident fell off that list
+    forgotten: AttemptId = _NO_WORLD  # the highest attempt ID whose incident was removed from that list
     last_checkpoint: Checkpoint | None = None
     progress: Progress | None = None
     goodput: Goodput | None = None
     origin: StartingPoint = stored("startedFrom", default=_NOWHERE)
     avoided: tuple[AvoidedNode, ...] = stored("avoidedNodes", default=())
     gang: GangAttempt = _NO_WAIT
-    workers: tuple[Worker, ...] = stored("entries", default=())  # "workers" of the operator's state
-    extra: int = 0  # workers wanted beyond replicas
+    workers: tuple[Worker, ...] = stored("entries", default=())  # "workers" in the operator's state
+    extra: int = 0  # workers requested beyond replicas
     grown_at: datetime | None = stored("grownTime", default=None)
     trouble: StartupProblem | None = None
     backoff_until: datetime | None = stored("backoffEndTime", default=None)
-    held_back: int = 0  # replacements that wait for that
+    held_back: int = 0  # replacements that wait for it
     stalled_since: datetime | None = stored("stalledTime", default=None)
     counted_batch: int = -1
     tallies: tuple[ActionHistory, ...] = ()
@@ -82,45 +80,45 @@ class Status(JsonFields):
     completion_time: datetime | None = None
 
     def condition(self, kind: ConditionType) -> Condition | None:
-        """The condition of this type."""
+        """Return the condition of this type."""
         return next((condition for condition in self.conditions if condition.type == kind), None)
 
     def holds(self, kind: ConditionType) -> bool:
-        """Whether the condition of this type is true."""
+        """Return whether the condition of this type is true."""
         condition = self.condition(kind)
         return condition is not None and condition.status
 
     def first_true(self, *kinds: ConditionType) -> Condition | None:
-        """The first condition of these types that is true."""
+        """Return the first condition of these types that is true."""
         return next((condition for kind in kinds if (condition := self.condition(kind)) and condition.status), None)
 
     @property
     def terminal(self) -> bool:
-        """Complete or Failed: for good."""
+        """Whether the job is Complete or Failed, which is final."""
         return self.holds(ConditionType.COMPLETE) or self.holds(ConditionType.FAILED)
 
     def forgot(self, pair: AttemptId) -> bool:
-        """Whether the incident of a world was recorded, and fell off the list since."""
+        """Return whether the incident of this attempt was recorded and later removed from the list."""
         return pair <= self.forgotten and all(incident.pair != pair for incident in self.incidents)
 
     def in_phase(self, *phases: Phase) -> tuple[Worker, ...]:
-        """Workers in one of these phases."""
+        """Return the workers in one of these phases."""
         return tuple(worker for worker in self.workers if worker.phase in phases)
 
     def with_worker(self, changed: Worker) -> Status:
-        """The same with one worker replaced, found by incarnation."""
+        """Return a copy with one worker replaced, identified by its incarnation."""
         kept = (changed if worker.incarnation == changed.incarnation else worker for worker in self.workers)
         return replace(self, workers=tuple(kept))
 
     def to_json(self) -> dict[str, Any]:
-        """What only the operator reads is one string."""
+        """Return the JSON, in which one string has all state that only the operator reads."""
         found = super().to_json()
         state = {key: found.pop(key) for key in _PRIVATE} | {"workers": found.pop("entries")}
         return {**found, "operatorState": operator_state.encode(state)}
 
     @classmethod
     def from_json(cls, value: Json) -> Status:
-        """Read back. A part that cannot be read is dropped: its neighbours stay."""
+        """Parse a status. A part that cannot be read is dropped, and the others stay."""
         state = operator_state.decode(value)
         found = super().from_json(
             {**value, **{key: state.get(key) for key in _PRIVATE}, "entries": state.get("workers")}
@@ -131,7 +129,8 @@ class Status(JsonFields):
 
 
 def _below(incidents: tuple[Incident, ...]) -> AttemptId:
-    """What an earlier release, which kept no note of it, may have forgotten: all below those of a full list."""
+    """Return what an earlier release, which did not record it, may have removed: all incidents below those of a full
+    list."""
     if len(incidents) < c.MAX_INCIDENTS:
         return _NO_WORLD
     lowest = min(incident.pair for incident in incidents)

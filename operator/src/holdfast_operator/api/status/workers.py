@@ -1,4 +1,4 @@
-"""Workers: each incarnation, and where it is on its one-way street."""
+"""Workers: each incarnation and its phase. Phases only advance, except that a lost worker may return."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from holdfast_operator.api.status.json_fields import JsonFields, stored
 
 
 class Phase(StrEnum):
-    """Where a worker is on its one-way street."""
+    """The phase of a worker."""
 
     WANTED = "Wanted"  # counts as one of the replicas
-    LEAVING = "Leaving"  # still there, asked to go; its replacement is asked for
-    LOST = "Lost"  # taken for dead, not proved gone
+    LEAVING = "Leaving"  # asked to leave, still there; its replacement is requested
+    LOST = "Lost"  # assumed to be gone, not proved gone
     ENDED = "Ended"  # proved gone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worker(JsonFields):
-    """One incarnation: a pod name that is used once."""
+    """One incarnation of a worker. Its pod name is used once."""
 
     SPARSE = True
 
@@ -33,11 +33,11 @@ class Worker(JsonFields):
     phase: Phase = Phase.WANTED
     gated: bool = False
     avoid: tuple[str, ...] = ()
-    last_resort: tuple[str, ...] = ()  # nodes that it takes only if no other has capacity
-    spare: bool = False  # made to stand by; that it has a rank since, the membership tells
-    on_demand: bool = False  # it stays off spot capacity
+    last_resort: tuple[str, ...] = ()  # nodes for which it is used only if no other has capacity
+    spare: bool = False  # created as a spare; the membership shows whether it has a rank since
+    on_demand: bool = False  # it must stay off spot capacity
     domain: str = ""  # the value of the label by which the job is packed
-    host: int | None = None  # the incarnation that hosts the store of its rendezvous, maybe its own
+    host: int | None = None  # the incarnation that hosts the store of its rendezvous, which may be its own
     pod_uid: str = stored("podUID", default="")
     node: str = ""
     boot_id: str = stored("bootID", default="")
@@ -46,29 +46,29 @@ class Worker(JsonFields):
     bound_at: datetime | None = stored("boundTime", default=None)
     ready_at: datetime | None = stored("readyTime", default=None)
     absent_since: datetime | None = stored("absentTime", default=None)
-    # its pod did not outlive the deadline of its deletion, as it does if its runtime hangs
+    # whether its pod was gone by the deadline of its deletion; it is not if the runtime hangs
     left_in_time: bool = False
     cause: Cause | None = None
     reason: str = ""
     message: str = ""
     exit_code: int | None = None
     final: bool = False
-    traceback: bool = False  # its message has the script's
+    traceback: bool = False  # its message has the script's traceback
     pair: AttemptId | None = None
     counted: bool = False
-    ordered: bool = False  # it goes because we say so: no incident
-    # of its launcher's books, what stands in the job's
+    ordered: bool = False  # the operator ordered it to leave: no incident
+    # the part of its launcher's accounts that the job's sums include
     booked: TimeBreakdown = stored("booked", default=(), read=goodput.read)
-    symptoms: tuple[str, ...] = ()  # what was seen of it while it ran, and has been answered
+    symptoms: tuple[str, ...] = ()  # symptoms that were observed and handled
 
     @property
     def known(self) -> bool:
-        """Whether its pod was seen: a pod that vanished is then lost, not waiting to be created."""
+        """Whether its pod was seen. If such a pod vanishes, it is lost; otherwise it is still to be created."""
         return bool(self.pod_uid)
 
     @property
     def hosts(self) -> bool:
-        """Whether it hosts the store by which workers without Holdfast's launcher find each other."""
+        """Whether it hosts the store for the rendezvous of workers without Holdfast's launcher."""
         return self.host == self.incarnation
 
     @property
@@ -79,10 +79,10 @@ class Worker(JsonFields):
 
     @property
     def left_alone(self) -> bool:
-        """Nobody sent it away and nothing befell it, so how it ends is its own word."""
+        """Whether it was neither ordered to leave nor failed for a known cause, so that its exit code counts."""
         return not self.ordered and not self.cause
 
     @property
     def done(self) -> bool:
-        """It ended well, and by itself: a script may end with 0 on SIGTERM too."""
+        """Whether it exited with 0 by itself. A script may also exit with 0 after SIGTERM."""
         return self.left_alone and self.exit_code == 0
