@@ -1,3 +1,3 @@
-"""The operator of Holdfast: the sole authority on who is a member of a training job."""
+"""The operator of Holdfast, which alone decides about the membership of training jobs."""
 
 __version__ = "0.1.0"

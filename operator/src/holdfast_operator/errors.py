@@ -1,19 +1,19 @@
 """Every error that the operator raises itself.
 
 OperatorError
-├── AgentRequestError           an agent's request cannot be served; carries the HTTP status
-│   └── TooManyRequestsError    its pod asks too often; carries when it may ask again
-├── AuthenticationUnavailableError   the API server could not say whose token it is
-├── RotationError               a certificate or key Secret of ours cannot be read
-├── UnreadableError             a resource that this version does not understand
+├── AgentRequestError           an agent's request cannot be served; has the HTTP status
+│   └── TooManyRequestsError    the pod sends too many requests; has the time until the next one
+├── AuthenticationUnavailableError   the API server could not review a token
+├── RotationError               a certificate or key Secret of the operator cannot be read
+├── UnreadableError             a resource that this version does not support
 ├── SettingsError               the operator's own environment is wrong
-├── WatchEndedError             a watch ended and does not begin again
-├── CloudError                  a cloud did not take a machine away
-└── ClusterError                the API server refused or could not answer
-    ├── BlockedError            a disruption budget, or the API server's own limit: ask again later
-    ├── ConflictError           what was read has changed since: plan again
-    ├── NotFoundError           the object is not there (any more)
-    └── RejectedError           an object of ours was refused (quota, admission, validation)
+├── WatchEndedError             a watch ended and cannot be restarted
+├── CloudError                  a cloud did not terminate a machine
+└── ClusterError                the API server rejected a request or could not answer
+    ├── BlockedError            a disruption budget, or the API server's rate limit: retry later
+    ├── ConflictError           the object has changed since it was read: plan again
+    ├── NotFoundError           the object does not exist, or no longer
+    └── RejectedError           an object of the operator was rejected (quota, admission, validation)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AgentRequestError(OperatorError):
 
 
 class TooManyRequestsError(AgentRequestError):
-    """This pod asks too often. ``seconds``: when it may ask again."""
+    """The pod sends too many requests. ``seconds``: the time until the next one is accepted."""
 
     def __init__(self, seconds: int) -> None:
         super().__init__(429, "this pod asks too often")
@@ -40,7 +40,7 @@ class TooManyRequestsError(AgentRequestError):
 
 
 class AuthenticationUnavailableError(OperatorError):
-    """The API server could not say whose token it is: ask again later."""
+    """The API server could not review a token: retry later."""
 
 
 class RotationError(OperatorError):
@@ -48,11 +48,11 @@ class RotationError(OperatorError):
 
 
 class WatchEndedError(OperatorError):
-    """A watch ended and does not begin again: the process must."""
+    """A watch ended and cannot be restarted, so the process must restart."""
 
 
 class UnreadableError(OperatorError):
-    """A resource that this version does not understand; the message names the field."""
+    """A resource that this version does not support; the message names the field."""
 
 
 class SettingsError(OperatorError):
@@ -60,27 +60,27 @@ class SettingsError(OperatorError):
 
 
 class CloudError(OperatorError):
-    """A cloud did not take a machine away; the message says what would help."""
+    """A cloud did not terminate a machine; the message contains the fix."""
 
 
 class ClusterError(OperatorError):
-    """The API server refused or could not answer."""
+    """The API server rejected a request or could not answer."""
 
 
 class BlockedError(ClusterError):
-    """A disruption budget forbids it for now, or the API server limits its callers: ask again later."""
+    """A disruption budget forbids it for now, or the API server limits its clients: retry later."""
 
 
 class ConflictError(ClusterError):
-    """What was read has changed since: plan again."""
+    """The object has changed since it was read: plan again."""
 
 
 class NotFoundError(ClusterError):
-    """The object is not there (any more)."""
+    """The object does not exist, or no longer."""
 
 
 class RejectedError(ClusterError):
-    """An object of ours was refused; trying again helps only once something else changed."""
+    """The API server rejected an object of the operator. A retry helps only after another change."""
 
     def __init__(self, subject: str, reason: str, message: str) -> None:
         super().__init__(f"{subject} was refused: {message}")

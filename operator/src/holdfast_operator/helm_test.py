@@ -1,7 +1,7 @@
-"""``python -m holdfast_operator.helm_test JOB SECONDS``: run this job (JSON) to its end, and tell how it goes.
+"""``python -m holdfast_operator.helm_test JOB SECONDS``: run this job (JSON) to its end, and report its progress.
 
-What ``helm test`` does, from the operator's own image. Ends with 0 if the job completes within so many seconds; the
-job is deleted either way.
+``helm test`` runs it in the operator's own image. The exit code is 0 if the job completes within this many seconds.
+The job is deleted in either case.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ClusterJobs:
 
 
 def verdict(job: Json) -> tuple[bool | None, str]:
-    """Whether the job did what it should, None while that is open; and how it stands, in the job's own words."""
+    """Return whether the job passed the test (None while it is open), and the message of its state."""
     status = job.get("status") or {}
     conditions = status.get("conditions") or []
     true = {str(one["type"]): one for one in conditions if one.get("status") == "True"}
@@ -83,7 +83,7 @@ def run(
     sleep: Callable[[float], object] = time.sleep,
     say: Callable[[str], object] = print,
 ) -> bool:
-    """Make the job and wait for its end."""
+    """Create the job and wait for its end. Return whether it completed."""
     until, said = clock() + seconds, ""
     jobs.delete()
     while jobs.read() is not None and clock() < until:
@@ -105,7 +105,7 @@ def run(
 
 
 def main(arguments: list[str]) -> int:
-    """0 if the job completed."""
+    """Run the test; 0 if the job completed."""
     body, seconds = json.loads(arguments[0]), float(arguments[1])
     meta = body["metadata"]
     jobs = ClusterJobs(client.CustomObjectsApi(api_client()), meta["namespace"], meta["name"])

@@ -1,12 +1,12 @@
-"""One operator process, put together: threads, servers, and the order in which they start and stop.
+"""One operator process: its threads and servers, and the order in which they start and stop.
 
-Of several replicas one leads, by a Lease; the others stand by with full caches and serve probes and metrics. A leader
-that loses the Lease ends at once, whatever its threads are at: the program begins anew in its process, and stands by.
-The container goes on, so no back-off of the kubelet stands between an API server that is back and a leader.
+One of several replicas leads, by a Lease. The others are on standby with full caches and serve probes and metrics. A
+leader that loses the Lease ends at once, in whatever state its threads are. The program is then executed again in the
+same process, and is on standby. The container keeps running, so the kubelet's back-off never delays a new leader.
 
-While the API server is away a process waits for it, at its start as well as in its watches. A watch that cannot go
-on for another reason ends the process, and the kubelet starts it again. Until then agents, probes and metrics are
-served by threads of their own.
+While the API server is away, a process waits for it, both at its start and in its watches. A watch that fails for
+another reason ends the process, and the kubelet restarts it. Until then, separate threads serve agents, probes and
+metrics.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ logger = logging.getLogger(__name__)
 
 POOL = 32
 _ASK_AGAIN_SECONDS = 1.0
-# Of the API server as a whole; what it refuses us is no reason to wait.
+# Responses that show that the API server is unavailable. Other errors are no reason to wait.
 _AWAY = frozenset({429, 500, 502, 503, 504})
 
 
 def api_client(*, retries: bool | None = None) -> client.ApiClient:
-    """From inside a cluster, else from KUBECONFIG. ``retries=False``: a call is tried once, and ends in its time."""
+    """Return a client from inside a cluster, or else from KUBECONFIG. ``retries=False``: each call is tried once."""
     configuration = client.Configuration()
     configuration.retries = retries
     try:
@@ -87,7 +87,7 @@ def api_client(*, retries: bool | None = None) -> client.ApiClient:
 
 @dataclass(frozen=True, kw_only=True)
 class Components:
-    """What one process is made of."""
+    """The parts of one process."""
 
     settings: Settings
     cluster: Cluster
@@ -106,7 +106,7 @@ class Components:
 
 
 def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: Callable[[], datetime]) -> Components:
-    """Put the parts together. Reads the operator's own Secrets; starts nothing."""
+    """Connect the parts. This reads the operator's own Secrets and starts nothing."""
     store = ClusterSecrets(client.CoreV1Api(api), settings.namespace)
     metrics, cache, cluster = Metrics(version=__version__), Cache(), Cluster(api)
     queue = KeyedQueue(waited=metrics.queue_waited)
@@ -122,7 +122,7 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
         hub=hub,
         platform=lambda: _platform(settings, tls),
         key_of_job=lambda uid: job_key(operator_key, uid),
-        # One is drawn in each pass, and the system's own source is a call into the kernel.
+        # Each pass needs one, and the system's random source would cost a system call each time.
         nonce=lambda: f"{ids.getrandbits(32):08x}",
         started_at=now(),
     )
@@ -162,7 +162,7 @@ def _certificates(settings: Settings, store: SecretStore) -> CertificateSource:
 
 
 def _hub(api: client.ApiClient, feed: Feed, metrics: Metrics, now: Callable[[], datetime]) -> AgentHub:
-    """Hears nobody before this process leads."""
+    """Return a hub that rejects reports until this process leads."""
     tokens = TokenReviews(reviewer(client.AuthenticationV1Api(api)))
     hub = AgentHub(
         tokens,
@@ -214,8 +214,8 @@ def _wake_all(cache: Cache, queue: KeyedQueue) -> None:
 class Process:
     """Starts and stops the parts. ``stop`` may be called at any time and more than once.
 
-    ``lost`` is told why the Lease is lost, and ends the process; ``ended`` is set by who tells it to end before it
-    serves.
+    ``lost`` receives the reason why the Lease is lost, and ends the process. ``ended`` is set if the process is to
+    end before it serves.
     """
 
     def __init__(self, parts: Components, lost: Callable[[str], None], ended: threading.Event) -> None:
@@ -250,7 +250,8 @@ class Process:
         return self._parts.feed
 
     def start(self) -> bool:
-        """Serve probes, take a full list, then ask for the Lease; then ``_lead``. False: told to end."""
+        """Serve probes, read a full list, and request the Lease, which leads to ``_lead``. False: the process is to
+        end."""
         parts = self._parts
         parts.agents.start()
         self.health.start()
@@ -276,12 +277,12 @@ class Process:
         return True
 
     def _lead(self) -> None:
-        """Hear agents and work. Every job is in the queue since the full list."""
+        """Accept agents' reports and start passes. Since the full list, every job is in the queue."""
         parts = self._parts
         parts.observer.begin(parts.now())
         parts.hub.take_over()
         parts.metrics.leads()
-        # Not before: in a standby's queue all jobs wait, and nobody is late.
+        # Not earlier: on standby, all jobs wait in the queue, and none of them is late.
         parts.metrics.queue_depth(parts.queue.depth)
         for number in range(parts.settings.workers):
             self._thread(self._work, f"worker-{number}")
@@ -289,7 +290,7 @@ class Process:
         parts.event_writer.start()
 
     def stop(self) -> None:
-        """Let the passes in flight end, then the servers."""
+        """Wait for the passes in progress, then stop the servers."""
         self._stop.set()
         self._parts.queue.close()
         self._parts.nodes.stop()
@@ -315,7 +316,8 @@ class Process:
         queue = self._parts.queue
         while (key := queue.get()) is not None:
             if not self._elector.leads():
-                # We slept through the end of our Lease: another one leads, and the elector is about to end us.
+                # The process was suspended past the end of its Lease: another one leads, and the elector is about to
+                # end this one.
                 queue.done(key, failed=True)
                 continue
             with logs.about(key):
@@ -332,7 +334,7 @@ class Process:
         except ClusterError as error:
             logger.warning("the pass failed, it is tried again: %s", error)
         except Exception:
-            # One job that trips us must not stop the others; it comes back after a pause.
+            # An unexpected error of one job must not stop the others. The job is tried again after a pause.
             logger.exception("the pass failed unexpectedly, it is tried again")
         finally:
             queue.done(key, failed=result != "ok", requeue_after=outcome.requeue_after)
@@ -353,7 +355,7 @@ class Process:
 
 
 def _begin_anew(why: str) -> None:
-    """At once: what threads are at would be done beside the next leader. Of this process only its id is left."""
+    """Execute the program again at once, because the next leader must not act alongside the threads of this one."""
     logger.error("the operator begins anew: %s", why)
     try:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - no shell is wanted
@@ -362,7 +364,7 @@ def _begin_anew(why: str) -> None:
 
 
 def _assembled(settings: Settings, lease: LeaseStore, ended: threading.Event) -> Components | None:
-    """The parts, as soon as the API server answers; None if we are told to end before that. Probes find us alive."""
+    """Return the parts when the API server answers; None if the process is to end before. Liveness probes succeed."""
     waiting = HealthServer(
         lambda: b"", live={}, ready={"api-server": lambda: False}, host=settings.host, port=settings.http_port
     )
@@ -370,7 +372,7 @@ def _assembled(settings: Settings, lease: LeaseStore, ended: threading.Event) ->
     try:
         while not ended.is_set():
             try:
-                lease.read()  # first, as it is asked once and within seconds
+                lease.read()  # first, because it is tried once and returns within seconds
                 return assemble(settings, api_client(), lease, SteadyClock())
             except (ClusterError, ApiException, HTTPError) as error:
                 if _refused(error):
@@ -383,18 +385,19 @@ def _assembled(settings: Settings, lease: LeaseStore, ended: threading.Event) ->
 
 
 def _refused(error: Exception) -> bool:
-    """It answered, and waiting does not help."""
+    """Return whether the API server rejected the request, so that waiting does not help."""
     return isinstance(error, RejectedError) or (isinstance(error, ApiException) and error.status not in _AWAY)
 
 
-# The API server takes values that are nested 10,000 deep, and one job that cannot be decoded would end every list and
+# The API server accepts values that are nested 10,000 deep. A job that cannot be decoded would end every list and
 # watch. A level takes less than 200 bytes of a thread's stack.
 _JSON_DEPTH = 12_000
 _MOST_NESTED = 10_000
 
 
 def _decodes_deep() -> bool:
-    """Whether this Python decodes whatever the API server admits: 3.12 has a limit of its own, some 5,000 levels."""
+    """Return whether this Python decodes what the API server accepts. 3.12 has its own limit of about 5,000
+    levels."""
     try:
         json.loads("[" * _MOST_NESTED + "]" * _MOST_NESTED)
     except RecursionError:
@@ -412,7 +415,7 @@ def main() -> int:
         logger.critical("%s", error)
         return os.EX_CONFIG
     logs.set_up(settings.log_level)
-    # Its INFO is a line for each event that a handler took.
+    # Its INFO level logs a line for each event that a handler processed.
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     logger.info("holdfast operator %s starts", __version__)
     if not _decodes_deep():

@@ -1,4 +1,4 @@
-"""The operator's own settings. The environment is read in ``from_environment`` and nowhere else in this package."""
+"""The operator's own settings. Only ``from_environment`` reads the environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Settings:
     namespace: str
     agents_url: str
     agents_names: tuple[str, ...]
-    tls_folder: Path | None = None  # of a mounted certificate; without one the built-in CA signs
+    tls_folder: Path | None = None  # folder of a mounted certificate; without one, the built-in CA signs
     watch_namespaces: tuple[str, ...] = ()
     agents_port: int = c.PORT_AGENTS
     http_port: int = c.PORT_HTTP
@@ -81,7 +81,7 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
         disruption_budgets=_boolean(env, "HOLDFAST_DISRUPTION_BUDGETS", default=True),
         metadata_url=env.get("HOLDFAST_METADATA_URL", ""),
         dcgm_url=env.get("HOLDFAST_DCGM_URL", c.DCGM_URL),
-        # A pod's name is one process's at a time; a host may have several.
+        # The name of a pod belongs to one process; a host may have several.
         identity=env.get("HOLDFAST_POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
         own_url=f"https://{_in_url(address)}:{port}" if address else "",
         lease_seconds=_integer(env, "HOLDFAST_LEASE_SECONDS", c.LEASE_SECONDS),
@@ -115,7 +115,7 @@ def _integer(env: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _user(env: Mapping[str, str], name: str) -> int | None:
-    """The user ID; None where the variable is set and empty."""
+    """Return the user ID; None if the variable is set and empty."""
     value = env.get(name, str(c.SIDECAR_UID))
     if not value:
         return None
@@ -125,7 +125,7 @@ def _user(env: Mapping[str, str], name: str) -> int | None:
 
 
 def _object(env: Mapping[str, str], name: str, default: str) -> str:
-    """A JSON object, as text."""
+    """Return a JSON object, as text."""
     value = env.get(name) or default
     try:
         parsed = json.loads(value)

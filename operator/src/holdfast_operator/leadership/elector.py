@@ -140,7 +140,8 @@ class Elector:
         return pause_seconds(self._sight, self._clock(), self._terms)
 
     def _must_look(self) -> bool:
-        """Whether to read the Lease. A leader whose time is over ends without a read, which may get no answer."""
+        """Return whether to read the Lease. A leader whose time is over ends without a read, which may get no
+        answer."""
         return self._sight.renewed_at is None or (self._outdated and self.leads())
 
     def _run(self) -> None:
@@ -167,7 +168,7 @@ class Elector:
                 self._calls.ended(decision.why)
 
     def _write(self) -> None:
-        # From before the call: others may count from the moment at which the API server took it.
+        # The time before the call: others may count from the moment when the API server accepted it.
         asked = self._clock()
         wanted = held(self._sight.lease, me=self._me, url=self._url, at=format_time(self._now()), terms=self._terms)
         self._sight = LeaseView(lease=self._store.write(wanted), since=asked, renewed_at=asked)

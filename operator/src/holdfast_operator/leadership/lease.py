@@ -113,7 +113,7 @@ def _as_leader(sight: LeaseView, now: float, me: str, terms: LeaseTimings) -> De
 
 
 def leads(sight: LeaseView, now: float, terms: LeaseTimings) -> bool:
-    """Whether this process may act. False also for a process that slept through the end of its Lease."""
+    """Return whether this process may act. False also for a process that was suspended past the end of its Lease."""
     return sight.renewed_at is not None and now < sight.renewed_at + terms.give_up_seconds
 
 

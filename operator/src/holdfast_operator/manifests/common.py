@@ -13,7 +13,7 @@ Manifest = dict[str, Any]
 
 
 def owner_reference(job: Job) -> Manifest:
-    """Children go with their job."""
+    """Return the owner reference with which Kubernetes deletes a child with its job."""
     return {
         "apiVersion": f"{c.GROUP}/{c.API_VERSION}",
         "kind": c.KIND,

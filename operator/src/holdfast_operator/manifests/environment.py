@@ -44,7 +44,7 @@ def of_sidecar(spec: JobSpec, platform: Installation) -> list[Manifest]:
     dcgm = platform.dcgm_url if _uses_gpus(spec.pod_spec) else ""
     return [
         *_identity(),
-        # Before the address of DCGM, which may refer to it.
+        # This comes before the address of DCGM, which may refer to it.
         *([_field("HOLDFAST_HOST_IP", "status.hostIP")] if dcgm else []),
         *_variables(
             {
@@ -137,7 +137,7 @@ def _torchrun(job: Job, spec: JobSpec, worker: Worker, rendezvous_ip: str) -> Va
     """Return the variables that ``torchrun`` reads instead of options. Options of the command take precedence."""
     if spec.rendezvous != c.C10D:
         return {}
-    # The host's own address: not every network leads a pod to itself by way of a Service.
+    # The host uses its own address, because not every network routes a pod to itself through a Service.
     host = "$(HOLDFAST_POD_IP)" if worker.hosts else rendezvous_ip
     least = spec.min_replicas if spec.shrinkable else spec.replicas
     budget = spec.budget(Cause.APPLICATION)
@@ -147,17 +147,17 @@ def _torchrun(job: Job, spec: JobSpec, worker: Worker, rendezvous_ip: str) -> Va
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": f"{host}:{c.PORT_STORE}",
         "PET_RDZV_CONF": f"is_host={int(worker.hosts)}",
-        # Another one for each host: nobody of an earlier world is met.
+        # Each host has a different ID, so that workers of an earlier world never join.
         "PET_RDZV_ID": f"{run_id(job)}-{worker.host}",
         "PET_LOCAL_ADDR": "$(HOLDFAST_POD_IP)",
         "PET_MAX_RESTARTS": budget.max_restarts if budget is not None else c.TORCHRUN_RESTARTS,
-        # With the store shared, agents of torch 2.13 send their ranks to the first rank 0 for ever, even a lost one.
+        # With a shared store, agents of torch 2.13 always send their ranks to the first rank 0, even a lost one.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
 
 
 def _uses_gpus(pod_spec: Json) -> bool:
-    """Whether the kubelet gives this pod a GPU. What is claimed otherwise (DRA) may be one."""
+    """Return whether the kubelet gives this pod a GPU. Any other resource claim (DRA) may be one."""
     resources = [container.get("resources") or {} for container in pod_spec.get("containers") or []]
     asked = (name for part in resources for kind in ("limits", "requests") for name in part.get(kind) or {})
     return any(name.startswith(c.GPU_RESOURCES) for name in asked) or bool(pod_spec.get("resourceClaims"))

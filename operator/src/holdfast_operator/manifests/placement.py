@@ -101,7 +101,7 @@ def _no_other_job(namespace: str, job: str) -> list[Manifest]:
 
 
 def in_host_network(pod_spec: Json) -> bool:
-    """Whether the pod has its node's network and ports."""
+    """Return whether the pod has its node's network and ports."""
     return pod_spec.get("hostNetwork") is True
 
 

@@ -46,7 +46,7 @@ def pod(job: Job, spec: JobSpec, worker: Worker, platform: Installation, rendezv
 
 
 def _pod_spec(job: Job, spec: JobSpec, worker: Worker, platform: Installation, rendezvous_ip: str) -> Manifest:
-    result: Manifest = dict(spec.pod_spec)  # what is added goes into new lists: the template is shared by all pods
+    result: Manifest = dict(spec.pod_spec)  # additions go into new lists, because all pods share the template
     trainer = trainer_container(result)
     env = environment.of_trainer(job, spec, worker, rendezvous_ip)
     result["containers"] = [
@@ -61,13 +61,13 @@ def _pod_spec(job: Job, spec: JobSpec, worker: Worker, platform: Installation, r
     result["terminationGracePeriodSeconds"] = max(int(result.get("terminationGracePeriodSeconds") or 30), least)
     result["tolerations"] = [*(result.get("tolerations") or []), *_tolerations(result)]
     if in_host_network(result) and result.get("dnsPolicy") in (None, "", "ClusterFirst"):
-        # With ClusterFirst the kubelet gives such a pod its node's DNS, which does not know the operator's Service.
+        # With ClusterFirst, the kubelet gives such a pod its node's DNS, which cannot resolve the operator's Service.
         result["dnsPolicy"] = "ClusterFirstWithHostNet"
     if platform.image_pull_secrets:
         own = [{"name": name} for name in platform.image_pull_secrets]
         result["imagePullSecrets"] = [*(result.get("imagePullSecrets") or []), *own]
     gates = [c.GANG_GATE] if worker.gated else []
-    if spec.scheduling.queue:  # set here too: without Kueue, or before it looks, a quota is not passed by
+    if spec.scheduling.queue:  # set here too: without Kueue, or before it acts, the pod must not bypass a quota
         gates.append(c.QUEUE_GATE)
     if gates:
         result["schedulingGates"] = [{"name": gate} for gate in gates]
@@ -103,11 +103,11 @@ def _trainer(container: Manifest, job: Job, spec: JobSpec, env: list[Manifest]) 
         mounts.append({"name": c.VOLUME_LOCAL, "mountPath": c.LOCAL_DIR})
     # First, so that the user's own variables can refer to them as $(HOLDFAST_…).
     made = {**container, "env": [*env, *(container.get("env") or [])], "volumeMounts": mounts}
-    if not spec.launched:  # nobody writes a last word for the operator: the end of the log is one
+    if not spec.launched:  # no launcher writes a termination message, so the end of the log is used
         made.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     store = spec.checkpoint.object_store
     if store is not None and store.secret_name:
-        # Before the user's own, which win.
+        # Before the user's own variables, which take precedence.
         made["envFrom"] = [{"secretRef": {"name": store.secret_name}}, *(container.get("envFrom") or [])]
     return made
 
@@ -126,7 +126,7 @@ def _sidecar(spec: JobSpec, platform: Installation) -> Manifest:
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
             "runAsNonRoot": True,
-            # A runAsUser of 0 at pod level would keep the sidecar from starting.
+            # A runAsUser of 0 at pod level would prevent the sidecar from starting.
             **({} if platform.sidecar_user is None else {"runAsUser": platform.sidecar_user}),
             "seccompProfile": {"type": "RuntimeDefault"},
         },

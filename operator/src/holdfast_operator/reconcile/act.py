@@ -41,7 +41,7 @@ from holdfast_operator.runtime.rate_limit import RateLimit, Rates
 
 logger = logging.getLogger(__name__)
 
-# Of one job's events. A large job has one or two for each worker when all of them leave at once.
+# The limit for one job's events. A large job has one or two per worker when all workers leave at once.
 EVENTS = RateLimit(a_second=1.0, at_once=200)
 
 
@@ -92,7 +92,7 @@ class Actor:
             except RejectedError as error:
                 logger.warning("%s", error)
                 if isinstance(action, RestorePod | LabelPod):
-                    continue  # a pod whose labels an admission controller keeps is no reason to create no others
+                    continue  # labels that an admission controller keeps are no reason not to create other pods
                 refusal = CreationError(reason=error.reason, message=str(error))
                 stopped.add(CreatePod)
             except ClusterError as error:

@@ -72,7 +72,7 @@ def state_of(status: Status) -> str:
 
 
 def budgets_of(spec: JobSpec, status: Status, now: datetime) -> dict[str, tuple[int, int]]:
-    """By cause: incidents within the budget's window, and how many it allows."""
+    """Return, by cause, the incidents within the budget's window and the budget's limit."""
     counts = {count.cause: count for count in status.incidents_by_cause}
     return {
         budget.cause: (

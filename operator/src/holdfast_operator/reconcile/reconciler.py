@@ -20,7 +20,7 @@ from holdfast_operator.reconcile.observe import JobObserver
 from holdfast_operator.runtime.logs import set_generation
 from holdfast_operator.runtime.metrics import Metrics
 
-# What of a status launchers tell, and what was applied: nothing is done because of it alone.
+# Fields of a status that launchers report, or that record what was applied. A change of them alone needs no action.
 _TOLD = ("progress", "last_checkpoint", "goodput", "applied")
 
 
@@ -114,7 +114,7 @@ def _anything(seen: Observed, plan: Plan) -> bool:
 
 
 def _tells_only(seen: Observed, plan: Plan) -> bool:
-    """Whether the plan only copies reports into the status, which needs no new read.
+    """Return whether the plan only copies reports into the status, which needs no new read.
 
     Most passes over jobs that train are of this kind. The status is written on the version that was read, so a stale
     pass changes nothing.

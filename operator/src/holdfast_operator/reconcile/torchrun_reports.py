@@ -39,7 +39,7 @@ def _completed(report: Report, pod: PodView, world: World | None, lost: tuple[st
         started=within.pair if within else None,
         accepted=within.pair if within else None,
         phase=RUNNING if within else "",
-        # What ended before goes on as soon as a world without it is seen to run.
+        # An incident that ended before is over as soon as a world without the lost worker runs.
         committed_at=report.received_at if within else None,
         lost_members=lost if within else (),
     )

@@ -87,8 +87,8 @@ class Planner:
     resolved: dict[str, set[str]]
     history: tuple[HistoryEntry, ...]
     pool: frozenset[str]  # nodes that may be chosen
-    away: set[str]  # the ones among them that are away; what this plan begins is added
-    lately: tuple[tuple[datetime, str], ...]  # begun within an hour before this plan; with the UID if the mark was only planned
+    away: set[str]  # those of them that are away; what this plan begins is added
+    lately: tuple[tuple[datetime, str], ...]  # begun in the hour before this plan, with the UID if only planned
     actions: list[Action] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     begun: set[str] = field(default_factory=set)

@@ -1,8 +1,8 @@
 """The operator's clock: the time of day without its jumps.
 
-It measures silence, back-off and deadlines. So a clock change must neither make all workers look silent at once nor
-keep a lost one fresh for an hour. Invariant: the clock never goes back, and shows between nine and eleven tenths of
-any interval that passes. It corrects its difference from the time of day at that rate.
+It measures silence, back-off and deadlines. A clock change must therefore neither make all workers appear silent at
+once nor keep a lost one fresh for an hour. Invariant: the clock never goes back, and advances by nine to eleven
+tenths of any interval. It corrects its difference from the time of day at that rate.
 """
 
 from __future__ import annotations

@@ -15,14 +15,15 @@ logger = logging.getLogger(__name__)
 
 Checks = Mapping[str, Callable[[], bool]]
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# Of a connection, from its first moment to the last byte of its answer.
+# The limit for a connection, from its start to the last byte of the response.
 _REQUEST_SECONDS = 5.0
 _CONCURRENT = 32
 _ROOM_SECONDS = 0.2
 
 
 class HealthServer:
-    """Answers probes and scrapes. A check is a named function; one that is False or raises fails its page."""
+    """Answers probes and scrapes. A check is a named function. If it returns False or raises, its page reports a
+    failure."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class _Server(ThreadingHTTPServer):
         self.pages = pages
         self._free = threading.BoundedSemaphore(_CONCURRENT)
         self._lock = threading.Lock()
-        self._open: dict[socket.socket, float] = {}  # the oldest first, each with when it came
+        self._open: dict[socket.socket, float] = {}  # the oldest first, each with its start time
         if not host and socket.has_dualstack_ipv6():
             self.address_family = socket.AF_INET6
         super().__init__((host, port), _Handler)
@@ -143,4 +144,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """Probes are not logged."""
+        """Log no probes."""

@@ -35,7 +35,7 @@ def set_generation(generation: int | None) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -59,6 +59,6 @@ def set_up(level: str = "INFO", stream: TextIO | None = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # Their INFO is a line for each request; kopf's DEBUG holds whole objects.
+    # Their INFO level logs a line for each request; kopf's DEBUG level logs complete objects.
     for name in ("kubernetes", "urllib3", "aiohttp", "asyncio"):
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))

@@ -59,7 +59,7 @@ _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "preflight_checks": ("Results of preflight checks, by check and result.", ("check", "result")),
     "events_dropped": ("Events that were not written because the job exceeded its rate limit.", ()),
 }
-# The same with buckets.
+# The same, with buckets.
 _HISTOGRAMS: Mapping[str, tuple[str, tuple[str, ...], tuple[float, ...]]] = {
     "incident_recovery_seconds": (
         "Time from the detection of an incident to the first step after it, by cause.",
@@ -115,7 +115,7 @@ class Metrics:
         self._counters["recovery_decisions"].labels(cause, action, reason).inc()
 
     def recovered(self, cause: str, seconds: float, lost_steps: int = 0) -> None:
-        """Training continued after an incident."""
+        """Record that training resumed after an incident."""
         self._histograms["incident_recovery_seconds"].labels(cause).observe(max(0.0, seconds))
         self._counters["incident_lost_steps"].labels(cause).inc(max(0, lost_steps))
 

@@ -29,7 +29,7 @@ class NodeView:
     lease_renewed: datetime | None = None
     lease_seconds: int = 40
     heartbeat: datetime | None = None  # of the condition Ready, by the node's clock
-    renewals: Renewals | None = None  # where the node's life is in doubt
+    renewals: Renewals | None = None  # set if it is uncertain whether the node is alive
 
     @cached_property
     def offers(self) -> Amounts:
@@ -37,11 +37,11 @@ class NodeView:
         return {key: quantity(value) for key, value in self.allocatable.items()}
 
     def lease_stale(self, now: datetime) -> bool:
-        """Whether its kubelet has been silent for longer than its lease."""
+        """Return whether the kubelet has been silent for longer than its Lease."""
         return self.lease_renewed is not None and now - self.lease_renewed > timedelta(seconds=self.lease_seconds)
 
     def dead(self, now: datetime) -> bool:
-        """Whether the node has stopped reporting, which proves nothing about its processes."""
+        """Return whether the node has stopped reporting, which proves nothing about its processes."""
         return not self.ready or self.lease_stale(now) or self.out_of_service
 
     @property
@@ -56,7 +56,7 @@ class NodeView:
 
     @property
     def announced(self) -> str:
-        """Return the taint which announces that the node will go, or an empty string."""
+        """The taint which announces that the node will leave, or an empty string."""
         return next((key for key, _, _ in self.taints if key in c.TAINTS_LEAVING), "")
 
 

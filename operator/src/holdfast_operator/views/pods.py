@@ -20,7 +20,7 @@ Conditions = tuple[tuple[str, str, str], ...]  # (type, status, reason)
 
 @dataclass(frozen=True, kw_only=True)
 class Exit:
-    """How a trainer container, or the launcher in it, ended."""
+    """The end of a trainer container, or of the launcher in it."""
 
     code: int
     reason: str = ""
@@ -31,11 +31,12 @@ class Exit:
 
     @property
     def unseen(self) -> bool:
-        """The node was down when it ended: containerd's code says nothing then. A script's own 255 is an "Error"."""
+        """Whether the node was down when it ended, so that containerd's code means nothing. A script's own 255 is an
+        "Error"."""
         return self.code == c.EXIT_UNSEEN and self.reason == "Unknown"
 
     def words(self) -> str:
-        """The message with the traceback's last lines."""
+        """Return the message with the traceback's last lines."""
         return "\n".join(part for part in (self.message, *self.traceback) if part)
 
 
@@ -48,31 +49,31 @@ class PodView:
     incarnation: int
     created: datetime | None = None
     deleted_at: datetime | None = None
-    absent: bool = False  # the object is gone; this is what was last seen of it
+    absent: bool = False  # the object is gone; this is its last known state
     phase: str = "Pending"
     node: str = ""
     ip: str = ""
     gated: bool = False
-    held_by: tuple[str, ...] = ()  # gates of others, such as a queue's
+    held_by: tuple[str, ...] = ()  # scheduling gates of others, such as a queue's
     unschedulable: str = ""  # the scheduler's message
     disruption: str = ""  # reason of the condition DisruptionTarget
     disruption_note: str = ""  # its message
     waiting: tuple[tuple[str, str, str], ...] = ()  # (container, reason, message)
-    exit: Exit | None = None  # the trainer container's
-    running_since: datetime | None = None  # the same; None if it does not run
+    exit: Exit | None = None  # of the trainer container
+    running_since: datetime | None = None  # of the trainer container; None if it does not run
     containers_ended: bool = False
-    failure_reason: str = ""  # of the pod itself, as where a kubelet refuses or evicts it
+    failure_reason: str = ""  # of the pod itself, for example if a kubelet rejects or evicts it
     failure: str = ""  # the same, with its message
-    unprepared: str = ""  # which of its init containers failed, and how: nothing else of it ever ran
+    unprepared: str = ""  # the failed init container and its failure; nothing else in the pod ever ran
     grace_seconds: int = 30
     index_label: str = ""
     warnings: tuple[tuple[str, str], ...] = ()  # (reason, note) of its warning events
     conditions: Conditions = ()
-    pulling: str = ""  # the kubelet's word that it pulls an image, if that was its last
+    pulling: str = ""  # the kubelet's message that it pulls an image, if that was the last event
     priority: int = 0
     preempts: bool = True
     relabelled: bool = False  # a label by which it is listed, or its owner, was removed or changed
-    nominated: bool = False  # the scheduler makes room for it: those that have it were told to go
+    nominated: bool = False  # the scheduler preempts other pods for it
 
     @property
     def alive(self) -> bool:
@@ -81,19 +82,19 @@ class PodView:
 
     @property
     def bound(self) -> bool:
-        """Whether it has a node."""
+        """Whether the pod has a node."""
         return bool(self.node)
 
     @property
     def exit_code(self) -> int | None:
-        """Of its trainer; None where it has not ended, or nobody saw how."""
+        """The exit code of the trainer; None if it runs, or if its exit code is not known."""
         return self.exit.code if self.exit is not None and not self.exit.unseen else None
 
     @property
     def terminal(self) -> bool:
-        """The kubelet reported that the launcher's container ended, or the pod never had a node to run on.
+        """Whether the kubelet reported that the launcher's container ended, or the pod never had a node.
 
-        Sidecars may go on for a while; they train nothing.
+        Sidecars may continue for a while; they do not train.
         """
         if self.exit is not None:
             return True
@@ -101,22 +102,22 @@ class PodView:
 
     @property
     def outlasted(self) -> bool:
-        """The trainer has ended, and another container keeps the pod, and with it the pod's GPUs."""
+        """Whether another container keeps the pod, and its GPUs, after the trainer has ended."""
         return self.exit is not None and self.phase == "Running" and not (self.absent or self.deleted_at)
 
     @property
     def over_limit(self) -> bool:
-        """The kubelet evicted it for a limit of its own, such as a volume's. For the node's sake is a disruption."""
+        """Whether the kubelet evicted it for its own limit, such as a volume's. Other evictions are disruptions."""
         return self.failure_reason == FailureReason.EVICTED and not self.disruption
 
     @property
     def leaving(self) -> bool:
-        """Somebody asked for its deletion or announced its disruption."""
+        """Whether another client requested its deletion or announced its disruption."""
         return self.deleted_at is not None or bool(self.disruption)
 
 
 def parse_pod(body: Json, *, absent: bool = False) -> PodView:
-    """A pod of ours from the API's JSON."""
+    """Parse one of the operator's pods from the API's JSON."""
     meta, spec, status = part(body, "metadata"), part(body, "spec"), part(body, "status")
     labels = meta.get("labels") or EMPTY
     conditions = {str(item.get("type")): item for item in status.get("conditions") or ()}
@@ -167,20 +168,20 @@ def _relabelled(meta: Json, labels: Json) -> bool:
 
 
 def priority_of(pod_spec: Json) -> int:
-    """What admission wrote into a pod; the scheduler takes none for 0."""
+    """Return the priority that admission wrote into a pod; without one, the scheduler uses 0."""
     return int(pod_spec.get("priority") or 0)
 
 
 @lru_cache(maxsize=1024)
 def _same(conditions: Conditions) -> Conditions:
-    """Those of ten thousand pods are a handful."""
+    """Return the equal object from the cache: ten thousand pods have only a few different values."""
     return conditions
 
 
 def _containers_ended(status: Json, conditions: Mapping[str, Json]) -> bool:
-    """All ended, or the kubelet ended the pod before it made those that did not: it rejected it, or an init failed.
+    """Return whether no container runs: all ended, or the kubelet rejected the pod or an init container failed.
 
-    Where the garbage collector writes the phase, the node is away: what it did not tell may still run.
+    If the garbage collector wrote the phase, the node is away, and containers that it did not report may still run.
     """
     states = [part(item, "state") for item in status.get("containerStatuses") or ()]
     if states and all(state.get("terminated") for state in states):
@@ -191,7 +192,8 @@ def _containers_ended(status: Json, conditions: Mapping[str, Json]) -> bool:
 
 
 def _unprepared(spec: Json, status: Json) -> str:
-    """Sidecars are init containers to Kubernetes, and may end as they like."""
+    """Return the failure of an init container. Sidecars are init containers in Kubernetes, and may exit with any
+    code."""
     made = spec.get("initContainers") or ()
     sidecars = {item.get("name") for item in made if item.get("restartPolicy") == "Always"}
     for item in status.get("initContainerStatuses") or ():
@@ -223,7 +225,7 @@ def _waiting(statuses: Iterable[Json]) -> tuple[tuple[str, str, str], ...]:
 
 
 def _exit(terminated: Json) -> Exit | None:
-    """The container's end, with what the launcher left in the termination log where it did."""
+    """Return the end of the container, with the launcher's entry from the termination log if there is one."""
     if not terminated:
         return None
     code, reason = int(terminated.get("exitCode") or 0), str(terminated.get("reason") or "")

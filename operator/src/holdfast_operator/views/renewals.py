@@ -1,7 +1,7 @@
 """The renewals of a node's Lease, as the operator read them.
 
-The clock of another machine proves nothing. Two facts about a Lease count: its time changed, and when the operator
-read the change.
+The clock of another machine proves nothing. The operator uses only two facts about a Lease: that its time changed,
+and when the operator read the change.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from holdfast_operator.api import names as c
 
 @dataclass(frozen=True, kw_only=True)
 class Renewals:
-    """A row of renewals without a gap. All times are the operator's, except ``value`` and ``first``."""
+    """A series of renewals without a gap. All times are the operator's, except ``value`` and ``first``."""
 
     value: datetime  # the Lease's newest time, by the node's clock
-    at: datetime  # when this value was read first
+    at: datetime  # when this value was first read
     read_at: datetime
-    since: datetime | None  # from here on no gap was seen; None: the next renewal begins a row
-    first: datetime | None = None  # the first renewal of the row, by the node's clock
+    since: datetime | None  # no gap was observed since; None: the next renewal starts a series
+    first: datetime | None = None  # the first renewal of the series, by the node's clock
     first_at: datetime | None = None
 
 
 def read_renewal(known: Renewals | None, value: datetime | None, *, ready: bool, now: datetime) -> Renewals | None:
-    """Return the row after one more read of the Lease. A node that is not ready breaks the row, as a gap does."""
+    """Return the series after one more read of the Lease. A node that is not ready ends the series, as a gap does."""
     if value is None:
         return None
     if known is None or now - known.read_at > c.LEASE_GAP:

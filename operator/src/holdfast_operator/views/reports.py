@@ -1,4 +1,4 @@
-"""What sidecars report of their pods and launchers, as far as it is understood."""
+"""The reports of sidecars about their pods and launchers, with the fields that this version supports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast_operator.api.times import parse_time
 from holdfast_operator.views import values
 from holdfast_operator.views.pods import Exit
 
-# So many entries of each list of a report are heard.
+# The number of entries that are read from each list of a report.
 _HEARD = {
     "incidents": c.MAX_INCIDENTS_TOLD,
     "foreignClaims": c.MAX_CLAIMS_TOLD,
@@ -39,13 +39,13 @@ def _names(value: Any, most: int) -> tuple[str, ...]:
 
 
 def _all(kind: Any, value: Any, most: int) -> tuple[Any, ...]:
-    """Return what can be read of the first objects in a list."""
+    """Return the readable objects among the first ones in a list."""
     return tuple(filter(None, (readable(kind, item) for item in objects(value)[:most])))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """A cloud's announcement, as a sidecar saw it."""
+    """A cloud's announcement, as a sidecar reported it."""
 
     id: str
     reason: str
@@ -54,18 +54,18 @@ class Notice:
 
     @property
     def leaves(self) -> bool:
-        """Whether the node will be taken; a mere recommendation is not."""
+        """Whether the cloud will take the node; a recommendation does not count."""
         return self.action in c.NOTICE_ACTIONS_LEAVING
 
     @property
     def advises(self) -> bool:
-        """Whether the node may be taken soon, so that nothing new should come to it."""
+        """Whether the cloud may take the node soon, so that no new worker should be placed there."""
         return not self.leaves and self.action not in c.NOTICE_ACTIONS_PASSING
 
 
 @dataclass(frozen=True, kw_only=True)
 class World(JsonFields):
-    """A running world, as a launcher tells."""
+    """A running world, as a launcher reported it."""
 
     pair: AttemptId = stored(FLAT, read=values.pair)
     publication: str = stored("publication", missing="", read=values.said)
@@ -75,7 +75,7 @@ class World(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Restored(JsonFields):
-    """From where a world goes on, as a launcher tells once it has made a step."""
+    """The checkpoint from which a world resumed, as a launcher reports after its first step."""
 
     step: int
     origin: str | None = stored("from", read=_origin)
@@ -83,7 +83,7 @@ class Restored(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedIncident(JsonFields):
-    """An incident in a launcher's words."""
+    """An incident, as a launcher reported it."""
 
     pair: AttemptId = stored(FLAT, read=values.pair)
     cause: Cause = stored("cause", missing=Cause.INFRASTRUCTURE)
@@ -98,12 +98,12 @@ class ReportedIncident(JsonFields):
     resumed: datetime | None = stored("resumedTime")
     lost_steps: int | None
     restored_from: str | None = stored("restoredFrom", default=None, read=_origin)
-    part_of: AttemptId | None = stored("partOf", default=None, read=values.pair)  # the incident it is counted with
+    part_of: AttemptId | None = stored("partOf", default=None, read=values.pair)  # the incident that includes it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quarantined(JsonFields):
-    """A checkpoint that was damaged and set aside."""
+    """A corrupt checkpoint that was quarantined."""
 
     path: str = stored("path", read=lambda found: values.said(found) or None)
     reason: str = stored("reason", missing="", read=values.words)
@@ -111,29 +111,29 @@ class Quarantined(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Unsaved(JsonFields):
-    """Why the volume has taken no checkpoint since the last durable one."""
+    """The reason why no checkpoint has reached the volume since the last durable one."""
 
-    since: datetime  # of the first that failed; by the node's clock
-    cause: str = stored("cause", missing="", read=values.said)  # a word of docs/reference/metrics.md
+    since: datetime  # the time of the first failure, by the node's clock
+    cause: str = stored("cause", missing="", read=values.said)  # a value of docs/reference/metrics.md
     message: str = stored("message", missing="", read=values.words)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuError(JsonFields):
-    """What went wrong with one of the worker's GPUs, as its sidecar read it from the node's exporter.
+    """An error of one of the worker's GPUs, which its sidecar read from the node's exporter.
 
-    There is one for each GPU, kind and XID; what comes again raises ``count`` and ``time``.
+    There is one entry per GPU, kind and XID. A repetition raises ``count`` and ``time``.
     """
 
     gpu: str = stored("gpu", read=lambda found: values.name(found) or None)  # UUID
     kind: str = stored("kind", read=lambda found: values.name(found) or None)  # docs/reference/sidecar.md
     xid: int | None = stored("xid", default=None, read=lambda found: max(integer(found) or 0, 0) or None)
     count: int = stored("count", default=1, read=lambda found: max(integer(found) or 1, 1))
-    cause: Cause | None = None  # as the sidecar judges the error
+    cause: Cause | None = None  # as the sidecar decided it
     action: str = stored("action", default="", read=values.name)  # Ignore, InPlace, RecreatePod or ReplaceNode
     message: str = stored("message", default="", read=values.words)
-    since: datetime | None = stored("firstTime", default=None)  # when it was first seen; by the node's clock
-    time: datetime | None = stored("lastTime", default=None)  # when it was last seen
+    since: datetime | None = stored("firstTime", default=None)  # when it was first observed, by the node's clock
+    time: datetime | None = stored("lastTime", default=None)  # when it was last observed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,30 +143,30 @@ class Check(JsonFields):
     name: str = stored("name", missing="", read=values.name)
     result: str = stored("result", missing="", read=values.name)
     message: str = stored("message", missing="", read=values.words)
-    # UIDs of the pods that Network does not reach
+    # UIDs of the pods that the Network check does not reach
     unreached: tuple[str, ...] = stored("unreached", default=(), read=lambda found: _names(found, c.MAX_UNREACHED))
-    # failed by what the job says, whatever the node
+    # whether the job's settings caused the failure, on any node
     of_the_job: bool = stored("blame", default=False, read=lambda found: found == "Job")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight(JsonFields):
-    """What a worker's sidecar found of its node before the worker may join."""
+    """The results of a sidecar's checks of its node before the worker may join."""
 
     checks: tuple[Check, ...] = stored("checks", missing=(), read=lambda found: _all(Check, found, c.MAX_CHECKS))
 
     @property
     def passed(self) -> bool:
-        """None runs or has failed."""
+        """Whether no check runs or has failed."""
         return all(check.result in ("Passed", "Skipped") for check in self.checks)
 
     @property
     def failed(self) -> tuple[Check, ...]:
-        """Those that have."""
+        """The checks that failed."""
         return tuple(check for check in self.checks if check.result == "Failed")
 
     def result(self, name: str) -> str:
-        """Of one check; empty if it is none of these."""
+        """Return the result of a check; empty if there is none of this name."""
         return next((check.result for check in self.checks if check.name == name), "")
 
 
@@ -199,27 +199,27 @@ class Report:
     incidents: tuple[ReportedIncident, ...] = ()
     notices: tuple[Notice, ...] = ()
     gpu_errors: tuple[GpuError, ...] = ()
-    preflight: Preflight | None = None  # None: nothing was asked of it
+    preflight: Preflight | None = None  # None: the pod was not asked to run one
     lost_members: tuple[str, ...] = ()
     conflict: int = 0
-    checkpointing: bool = False  # a rank of it is in a checkpoint
+    checkpointing: bool = False  # one of its ranks writes a checkpoint
     exit: Exit | None = None
-    books: TimeBreakdown = ()  # what its ranks' seconds went into, since the launcher's start
-    unheard: int = 0  # entries of its lists beyond those that are heard
+    books: TimeBreakdown = ()  # the use of its ranks' seconds since the launcher's start
+    unheard: int = 0  # list entries that exceed the limits and are ignored
 
     def fresh(self, now: datetime) -> bool:
-        """Young enough to speak about now."""
+        """Return whether the report describes the present state."""
         return now - self.received_at <= c.REPORT_FRESH
 
     @property
     def highest_pair(self) -> AttemptId | None:
-        """The highest world that it knows to have started."""
+        """The highest attempt ID that the launcher reports as started."""
         pairs = [pair for pair in (self.started, self.world.pair if self.world else None) if pair]
         return max(pairs, default=None)
 
 
 def parse_report(body: Json, received_at: datetime) -> Report | None:
-    """``report.json``; None for a version that is not known here."""
+    """Parse ``report.json``; None for an unknown version."""
     pod, launcher = part(body, "pod"), body.get("launcher")
     if body.get("version") != c.PROTOCOL_VERSION or not pod.get("uid"):
         return None
@@ -238,14 +238,14 @@ def parse_report(body: Json, received_at: datetime) -> Report | None:
     try:
         return _with_launcher(base, launcher)
     except (TypeError, ValueError, AttributeError, KeyError):
-        # Agents are other programs of other versions: what cannot be read is as if it had not been said.
+        # Agents may have other versions: what cannot be read is treated as absent.
         return base
 
 
 def _with_launcher(base: Report, launcher: Json) -> Report:
     ports = part(launcher, "ports")
     by_touch_file = objects(launcher.get("notices"))[-c.MAX_NOTICES_TOLD :]
-    # A launcher knows only what its touch-file asked for; the sidecar, what the cloud said.
+    # A launcher has only the notices of its touch file. The sidecar's have the cloud's data.
     seen = {notice.id: notice for notice in (*map(_notice, by_touch_file), *base.notices)}
     return Report(
         pod_uid=base.pod_uid,
@@ -288,12 +288,12 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
 
 
 def _unheard(value: Json) -> int:
-    """Entries of its lists that are too many."""
+    """Return the number of list entries that exceed the limits."""
     return sum(max(0, len(items(value.get(name))) - most) for name, most in _HEARD.items())
 
 
 def _books(accounting: Json) -> TimeBreakdown:
-    """Whole seconds by cause. What is booked under a cause that is not known here counts as attributed to none."""
+    """Return whole seconds by category. Unknown categories count as unattributed."""
     told = dict(part(accounting, "seconds"))
     known = [values.whole(told.pop(name, None)) for name in c.SPENT[:-1]]
     return short([*known, sum(map(values.whole, (*told.values(), accounting.get("unattributedSeconds"))))])

@@ -12,7 +12,7 @@ from holdfast_operator.api.redaction import hide_secrets
 
 
 def whole(value: Any) -> int:
-    """Whole seconds, from 0 on."""
+    """Return whole seconds, at least 0."""
     seconds = real(value)
     return 0 if seconds is None else round(min(max(seconds, 0.0), float(c.MAX_NUMBER)))
 
