@@ -1,4 +1,4 @@
-"""A real Kubernetes on one Linux machine, without Docker: for tests, for the demo and for a person."""
+"""A real Kubernetes on one Linux machine, without Docker: for tests, for the demo and for manual use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Cluster"]
 
 
 def __getattr__(name: str) -> object:
-    """Import the cluster only when asked for: the set-up imports this package before any dependency is there."""
+    """Import the cluster on first use, because the set-up imports this package before any dependency is installed."""
     if name != "Cluster":
         raise AttributeError(name)
     from holdfast_testbed.cluster.cluster import Cluster

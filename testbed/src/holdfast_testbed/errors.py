@@ -1,34 +1,35 @@
-"""What can go wrong in the testbed.
+"""The errors of the testbed.
 
 TestbedError
-├── MissingProgramError     something that has to be installed, named
-├── CommandFailedError      a program that we ran ended badly; carries what it said
-├── NotReadyError           a part did not come up in time; carries the end of its log
+├── MissingProgramError     a program is missing; the message names it
+├── CommandFailedError      a program failed; has its output
+├── NotReadyError           a part did not start in time; has the end of its log
 ├── AlreadyUpError          a cluster of this name runs
 ├── NoSuchClusterError      no cluster of this name is recorded
-├── NoSuchEventError        the cloud announces no such thing
-└── LeftBehindError         something survived the removal of a cluster
+├── NoSuchEventError        the cloud has no such event
+├── UnplaceableError        the pods are not placed as a fault requires
+└── LeftBehindError         something remained after the removal of a cluster
 """
 
 from __future__ import annotations
 
 
 class TestbedError(Exception):
-    """Base of all errors of the testbed; its message is meant for a person."""
+    """Base of all errors of the testbed. Its message is meant for users."""
 
     __test__ = False
 
 
 class MissingProgramError(TestbedError):
-    """Something has to be installed first."""
+    """A program is missing."""
 
 
 class CommandFailedError(TestbedError):
-    """A program ended with a non-zero status."""
+    """A program exited with a non-zero status."""
 
 
 class NotReadyError(TestbedError):
-    """A part did not come up in time."""
+    """A part did not start in time."""
 
 
 class AlreadyUpError(TestbedError):
@@ -40,12 +41,12 @@ class NoSuchClusterError(TestbedError):
 
 
 class NoSuchEventError(TestbedError):
-    """The cloud announces no such thing."""
+    """The cloud has no such event."""
 
 
 class UnplaceableError(TestbedError):
-    """The pods do not stand where a fault is to hit them, so it was not tried."""
+    """The pods are not placed as a fault requires, so it was not injected."""
 
 
 class LeftBehindError(TestbedError):
-    """Something survived the removal of a cluster."""
+    """Something remained after the removal of a cluster."""

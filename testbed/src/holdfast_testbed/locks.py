@@ -1,4 +1,4 @@
-"""File locks, so that two runs at the same time do not disturb each other."""
+"""File locks, so that concurrent runs do not disturb each other."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _take(lock: TextIO, what: str) -> None:
 
 
 def _is_current(lock: TextIO, path: Path) -> bool:
-    """Whether the locked file still is the one that others would open."""
+    """Return whether the locked file is still the one that other processes would open."""
     try:
         return os.fstat(lock.fileno()).st_ino == path.stat().st_ino
     except FileNotFoundError:

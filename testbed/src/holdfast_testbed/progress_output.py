@@ -12,7 +12,7 @@ _EVERY = 20.0
 
 
 def say(message: str) -> None:
-    """One line on standard error, with the time of day."""
+    """Print one line on standard error, with the time of day."""
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {message}\n")
     sys.stderr.flush()
 

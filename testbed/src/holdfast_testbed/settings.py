@@ -1,4 +1,4 @@
-"""Paths. The only module that reads the environment."""
+"""Paths. Only this module reads the environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Settings:
 
     @property
     def bin(self) -> Path:
-        """Built programs, a folder for each upstream and version."""
+        """Built programs, with a folder for each upstream and version."""
         return self.cache / "bin"
 
     @property
@@ -57,5 +57,5 @@ def settings() -> Settings:
 
 
 def child_environment(**extra: str) -> dict[str, str]:
-    """The environment for programs that we start: ours, with the system folders on the path, and `extra`."""
+    """Return the environment for child processes: the own one with the system folders on the path, and `extra`."""
     return {**os.environ, "PATH": settings().search_path, **extra}

@@ -1,4 +1,4 @@
-"""Waiting for conditions, always with a deadline."""
+"""Waits for conditions, always with a deadline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def wait_for(
     every: float = 0.05,
     explain: Callable[[], str] = lambda: "",
 ) -> None:
-    """Return when `condition` holds; past the deadline raise with `what` and the explanation."""
+    """Return when `condition` holds. After the deadline, raise an error with `what` and the explanation."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() >= deadline:

@@ -1,6 +1,6 @@
-"""Set-up on a bare machine: `python3 -m holdfast_testbed.build.bootstrap`, with nothing but the standard library.
+"""Set-up on a bare machine: `python3 -m holdfast_testbed.build.bootstrap`, with only the standard library.
 
-Makes the Python environment and builds the cluster's programs at the same time. A second run finds all in place.
+It creates the Python environment and builds the cluster's programs at the same time. A second run changes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UPSTREAMS = {"scale": "kwok", "s3": "versitygw"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Set up what is asked for; a failure is one message and status 1."""
+    """Set up the requested parts. A failure is one message and status 1."""
     parser = argparse.ArgumentParser(prog="python3 -m holdfast_testbed.build.bootstrap", description=__doc__)
     parser.add_argument("--only", choices=("venv", "cluster"), help="the Python environment, or the programs, alone")
     parser.add_argument(
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_together(jobs: Sequence[Callable[[], None]]) -> int:
-    """Run all. Each failure is reported, and none stops the others."""
+    """Run all jobs. Each failure is reported, and none stops the others. Return the exit status."""
     failures = []
     with ThreadPoolExecutor() as pool:
         for running in [pool.submit(job) for job in jobs]:
@@ -69,7 +69,7 @@ def _tell(failures: Sequence[TestbedError]) -> int:
 
 
 def check_machine() -> None:
-    """Whether a cluster can be had here at all."""
+    """Raise an error if this machine cannot run a cluster."""
     if os.geteuid() != 0:
         raise MissingProgramError("the cluster makes namespaces and mounts: please run as root")
     programs.check_assets()
@@ -82,7 +82,7 @@ def set_up_venv() -> None:
 
 
 def set_up_cluster(extras: Sequence[str]) -> None:
-    """The programs of the cluster, and the extra ones that are asked for."""
+    """Install the programs of the cluster, and the requested extra ones."""
     with locked(settings().cache / "cluster.lock", what="the cluster's programs"):
         debian_packages.unpack_missing()
         debian_packages.unpack_for_tests(extras)

@@ -1,4 +1,4 @@
-"""Running short programs."""
+"""Runs short programs."""
 
 from __future__ import annotations
 

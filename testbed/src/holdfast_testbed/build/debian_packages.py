@@ -1,7 +1,7 @@
-"""Programs of the distribution: from PATH if they are there, else Debian's packages unpacked into the cache.
+"""Programs of the distribution: from PATH, or else from Debian packages that are unpacked into the cache.
 
-Unpacked, not installed: no service starts, and nothing of the machine changes. `apt-get download` takes an archive
-only if its digest is the one in the distribution's signed lists.
+They are unpacked and not installed: no service starts, and the machine stays unchanged. `apt-get download` accepts an
+archive only if its digest is in the distribution's signed lists.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from holdfast_testbed.settings import child_environment, settings
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Programs and the Debian packages that bring them: the programs' own first, then libraries they may lack."""
+    """Programs, and the Debian packages that contain them: first their own, then libraries that may be missing."""
 
     programs: tuple[str, ...]
     packages: tuple[str, ...]
 
     @property
     def missing(self) -> bool:
-        """Whether one of the programs is not there."""
+        """Whether one of the programs is missing."""
         return any(find(program) is None for program in self.programs)
 
 
@@ -44,7 +44,7 @@ FOR_TESTS = {
     ),
     "strace": (Part(programs=("strace",), packages=("strace", "libunwind8", "liblzma5")),),
 }
-"""Only some tests need these, by the option that brings them: judges of alerts, and kills at each system call."""
+"""Programs that only some tests need, by the option that installs them: Prometheus and Alertmanager, and strace."""
 
 NEEDED = {
     "ip": "iproute2",
@@ -54,11 +54,11 @@ NEEDED = {
     "mount": "mount (util-linux)",
     "ldd": "libc-bin",
 }
-"""Programs that only the distribution can bring, with the package that has them."""
+"""Programs that only the distribution provides, with their packages."""
 
 
 def check_needed() -> None:
-    """Every program that must be installed is, or one error names all that are not."""
+    """Raise one error that names all programs that must be installed."""
     missing = {package for name, package in NEEDED.items() if not _on_path(name)}
     if not _debian():
         missing |= {part.packages[0] for part in UNPACKED if part.missing}
@@ -68,7 +68,7 @@ def check_needed() -> None:
 
 
 def unpack_missing() -> None:
-    """Bring `runc` and `nft` where neither PATH nor the cache has them."""
+    """Unpack `runc` and `nft` if neither PATH nor the cache has them."""
     check_needed()
     for part in UNPACKED:
         if part.missing:
@@ -76,7 +76,7 @@ def unpack_missing() -> None:
 
 
 def unpack_for_tests(options: Collection[str]) -> None:
-    """Install what only tests need. On other systems than Debian, demo and cluster work without it."""
+    """Unpack the programs that only tests need. Without them, demo and cluster work on other systems than Debian."""
     missing = [part for option, parts in FOR_TESTS.items() if option in options for part in parts if part.missing]
     if missing and not _debian():
         names = ", ".join(part.packages[0] for part in missing)
@@ -107,7 +107,7 @@ def _unpack(part: Part) -> None:
 
 
 def _download(part: Part, folder: Path) -> list[Path]:
-    """Fetch the packages; lists that are missing or too old to name a version are fetched first."""
+    """Download the packages. Missing or outdated package lists are updated first."""
     available = known(part.packages)
     try:
         if part.packages[0] not in available:
@@ -129,7 +129,7 @@ def known(packages: tuple[str, ...]) -> list[str]:
 
 
 def _write_launcher(part: Part, root: Path, program: str) -> None:
-    """A link to the unpacked program, or where the machine lacks a library, a script that adds the unpacked ones."""
+    """Create a link to the unpacked program, or a script that adds unpacked libraries that the machine lacks."""
     found = [root / folder / program for folder in ("usr/sbin", "usr/bin", "sbin", "bin")]
     binary = next((path for path in found if path.is_file()), None)
     if binary is None:
@@ -157,7 +157,7 @@ def write_script(launcher: Path, binary: Path, libraries: Sequence[Path]) -> Non
 
 
 def _complete(binary: Path) -> bool:
-    """Whether the machine itself has all libraries of a program."""
+    """Return whether the machine itself has all libraries of a program."""
     shown = subprocess.run(["ldd", str(binary)], capture_output=True, text=True, check=False, env=child_environment())
     return shown.returncode == 0 and "not found" not in shown.stdout
 

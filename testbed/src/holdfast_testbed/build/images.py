@@ -1,6 +1,6 @@
-"""The images of the testbed, made without a daemon and only when something in them changed.
+"""The images of the testbed, built without a daemon and only when their content changed.
 
-An archive is `<name>-<key>.tar` and a layer `layers/<name>-<key>.tar`; the key is a digest of what goes into it.
+An archive is `<name>-<key>.tar` and a layer `layers/<name>-<key>.tar`; the key is a digest of the content.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SOURCE = "/opt/holdfast/src"
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPlan:
-    """A layer, the key of its content, and how it is made."""
+    """A layer, the key of its content, and the function that writes it."""
 
     name: str
     key: str
@@ -41,7 +41,7 @@ class LayerPlan:
         return settings().images / "layers" / f"{self.name}-{self.key}.tar"
 
     def build(self) -> Path:
-        """Make it unless it is there."""
+        """Write the layer unless it exists, and return its path."""
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             temporary = self.path.with_suffix(".tmp")
@@ -62,7 +62,7 @@ class ImagePlan:
 
     @property
     def key(self) -> str:
-        """Digest of all that goes in."""
+        """The digest of the content."""
         return key_of([*(layer.key for layer in self.layers), repr(self.settings), self.reference])
 
     @property
@@ -71,7 +71,8 @@ class ImagePlan:
 
 
 def archive(name: str) -> Path:
-    """The archive of image `name`, made if something in it changed; older archives of the name are removed."""
+    """Return the archive of image `name`. It is built if the content changed; older archives of the image are
+    removed."""
     plan = plan_of(name)
     if plan.path.exists():
         return plan.path
@@ -105,7 +106,7 @@ def plan_of(name: str) -> ImagePlan:
 
 
 def reference(name: str) -> str:
-    """`holdfast/<name>:dev`, as nodes know it."""
+    """Return `holdfast/<name>:dev`, the name of the image on nodes."""
     return f"docker.io/holdfast/{name}:dev"
 
 
@@ -211,7 +212,7 @@ def _trainer() -> ImagePlan:
 
 
 def add_users(layer: Layer) -> None:
-    """Users, and the folders that a program expects."""
+    """Add users, and the folders that programs expect."""
     layer.data("/etc/passwd", _PASSWD.encode())
     layer.data("/etc/group", _GROUP.encode())
     layer.data("/etc/nsswitch.conf", b"hosts: files dns\n")
@@ -230,7 +231,7 @@ def file_key(path: Path) -> str:
 
 
 def tree_key(roots: Iterable[Path]) -> str:
-    """Digest of all sources below some folders."""
+    """Return a digest of all sources below some folders."""
     lines = []
     for root in roots:
         for folder, folders, files in os.walk(root):

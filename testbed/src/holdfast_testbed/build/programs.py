@@ -1,4 +1,4 @@
-"""Finds programs: first in `KUBEBUILDER_ASSETS`, then in the cache, and Debian's parts in PATH."""
+"""Finds programs: first in `KUBEBUILDER_ASSETS`, then in the cache, and those of Debian in PATH."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FOLDERS = {
 """Program → folder under the cache's `bin`."""
 
 FROM_PATH = frozenset(name for name, folder in FOLDERS.items() if folder == "debian")
-"""Programs of the distribution, as good from PATH."""
+"""Programs of the distribution, which may also come from PATH."""
 
 OPTIONAL = {
     "helm": "helm",
@@ -45,11 +45,11 @@ OPTIONAL = {
     "strace": "strace",
     **dict.fromkeys(("prometheus", "promtool", "prometheus-alertmanager", "amtool"), "monitoring"),
 }
-"""Programs that a cluster does not need, with the option of the set-up that brings them."""
+"""Programs that a cluster does not need, with the option of the set-up that installs them."""
 
 
 def check_assets() -> None:
-    """`KUBEBUILDER_ASSETS`, where it is set, is a folder."""
+    """Raise an error if `KUBEBUILDER_ASSETS` is set and is not a folder."""
     assets = settings().assets
     if assets is not None and not assets.is_dir():
         raise MissingProgramError(f"KUBEBUILDER_ASSETS names {assets}, which is not a folder: correct it or unset it")

@@ -25,27 +25,27 @@ _UNUSED = frozenset(
      "__pycache__", "pydoc_data", "_tkinter", "distutils"}
 )  # fmt: skip
 _UNUSED_PACKAGES = ("kubernetes/aio/",)
-"""Which nothing of ours loads: a third of the operator's image, of which each node is given a copy."""
+"""Parts that no program of this repository loads: a third of the operator's image, which each node copies."""
 _NEEDED_LIBRARY = re.compile(r"(?:=>\s*)?(/\S+)\s+\(0x")
 
 
 def version() -> str:
-    """`python3.11`."""
+    """Return the name with the version: `python3.11`."""
     return f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def interpreter() -> Path:
-    """The real interpreter behind the virtual environment."""
+    """Return the real interpreter behind the virtual environment."""
     return Path(sys._base_executable if hasattr(sys, "_base_executable") else sys.executable).resolve()
 
 
 def requirements(project: Path) -> list[str]:
-    """The distributions that a project's pyproject.toml asks for."""
+    """Return the distributions that a project's pyproject.toml requires."""
     return list(tomllib.loads(project.read_text())["project"].get("dependencies", []))
 
 
 def closure(wanted: Iterable[str]) -> dict[str, metadata.Distribution]:
-    """The wanted distributions and all that they need, by name."""
+    """Return the wanted distributions and all their dependencies, by name."""
     found: dict[str, metadata.Distribution] = {}
     waiting = [(Requirement(text), "") for text in wanted]
     while waiting:
@@ -62,7 +62,7 @@ def closure(wanted: Iterable[str]) -> dict[str, metadata.Distribution]:
 
 
 def add_interpreter(layer: Layer) -> None:
-    """Interpreter and standard library below `/opt/python`, with the shared libraries of all."""
+    """Add interpreter and standard library below `/opt/python`, with all shared libraries."""
     layer.data(f"{HOME}/bin/{version()}", interpreter().read_bytes(), 0o755)
     layer.link(f"{HOME}/bin/python", version())
     layer.link(f"{HOME}/bin/python3", version())
@@ -76,7 +76,7 @@ def add_interpreter(layer: Layer) -> None:
 
 
 def add_distributions(layer: Layer, distributions: Iterable[metadata.Distribution]) -> None:
-    """Installed distributions below `/opt/site`, with their shared libraries."""
+    """Add installed distributions below `/opt/site`, with their shared libraries."""
     binaries = []
     for distribution in distributions:
         for entry in distribution.files or []:
@@ -92,7 +92,7 @@ def add_distributions(layer: Layer, distributions: Iterable[metadata.Distributio
 
 
 def add_tree(layer: Layer, root: Path, target: str) -> None:
-    """Sources of ours."""
+    """Add a folder of sources."""
     for file in _files(root):
         add_file(layer, file, f"{target}/{file.relative_to(root)}")
 
@@ -108,7 +108,7 @@ def add_file(layer: Layer, source: Path, target: str) -> None:
 
 
 def compile_module(source: bytes, shown_as: str) -> bytes | None:
-    """A `.pyc` that is used unchecked: one that checks times would be thrown away, for an image has none."""
+    """Return an unchecked `.pyc`. Python would discard one that checks times, because images have zeroed times."""
     try:
         code = compile(source, shown_as, "exec", dont_inherit=True, optimize=0)
     except (SyntaxError, ValueError):
@@ -118,7 +118,7 @@ def compile_module(source: bytes, shown_as: str) -> bytes | None:
 
 
 def add_libraries(layer: Layer, binaries: Iterable[Path]) -> None:
-    """The shared libraries that these files need, each at its own path (links resolved by copying)."""
+    """Add the shared libraries that these files need, each at its own path. Links are resolved by copying."""
     for library in sorted(set(_libraries(binaries))):
         if not layer.holds(library):
             layer.data(library, Path(library).read_bytes(), 0o755)
@@ -133,7 +133,7 @@ def _libraries(binaries: Iterable[Path]) -> Iterator[str]:
 
 
 def needed_libraries(ldd: str) -> list[str]:
-    """The paths in what `ldd` prints."""
+    """Return the paths in the output of `ldd`."""
     return _NEEDED_LIBRARY.findall(ldd)
 
 

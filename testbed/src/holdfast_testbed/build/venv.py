@@ -1,4 +1,4 @@
-"""The Python environment: every dependency of the four packages, the tools, and the sources on its path."""
+"""The Python environment: all dependencies of the four packages, the tools, and the sources on its path."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from holdfast_testbed.settings import child_environment, settings
 
 PACKAGES = ("operator", "sidecar", "trainer_lib", "testbed")
 _STAMP = "holdfast-stamp"
-"""The complete set of the last installation."""
+"""The digest of the last complete installation."""
 _MADE = "holdfast-made"
-"""Written when the bare environment is whole: one that was cut off has an interpreter, and no pip."""
+"""Written when the bare environment is complete. An interrupted creation leaves an interpreter without pip."""
 
 
 def make_venv() -> None:
-    """Make or complete the environment; nothing happens when it is as the sources ask."""
+    """Create or complete the environment. Nothing happens if it is up to date."""
     stamp = settings().venv / _STAMP
     wanted = stamp_of(settings().repository)
     if _read(stamp) == wanted and _works():
@@ -42,13 +42,13 @@ def stamp_of(repository: Path) -> str:
 
 
 def projects(repository: Path) -> list[Path]:
-    """The packages' pyproject.toml files."""
+    """Return the packages' pyproject.toml files."""
     found = [repository / name / "pyproject.toml" for name in PACKAGES]
     return [path for path in found if path.is_file()]
 
 
 def requirements(repository: Path) -> list[str]:
-    """All that the constraints name and all that the packages ask for."""
+    """Return all requirements: those of the constraints and those of the packages."""
     import tomllib
 
     lines = (line.partition("#")[0].strip() for line in (repository / "constraints.txt").read_text().splitlines())
@@ -59,7 +59,7 @@ def requirements(repository: Path) -> list[str]:
 
 
 def _works() -> bool:
-    """Whether the environment is whole, and starts with the Python that we run."""
+    """Return whether the environment is complete and has the version of the running Python."""
     home = settings().venv
     if not (home / "bin" / "python").exists() or not any((home / mark).exists() for mark in (_MADE, _STAMP)):
         return False

@@ -1,6 +1,6 @@
-"""Which names and addresses a cluster uses: all follow from one number, so a removal needs nothing but the plan.
+"""The names and addresses of a cluster. All depend on one number, so a removal needs only the plan.
 
-Cluster k owns 10.k.0.0/16 and interfaces and namespaces named `hf<k>…`. With no nodes it stays on loopback.
+Cluster k owns 10.k.0.0/16 and interfaces and namespaces named `hf<k>…`. Without nodes it uses only loopback.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ _FIRST, _LAST = 100, 250
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlan:
-    """Names and addresses of one node."""
+    """The names and addresses of one node."""
 
     number: int
     name: str
     namespace: str
     link: str
-    """Its end of the cable on the cluster's switch."""
+    """The node's end of its cable to the cluster's switch."""
     address: str
     pod_network: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Names and addresses of one cluster."""
+    """The names and addresses of one cluster."""
 
     number: int
     nodes: tuple[NodePlan, ...]
 
     @property
     def tag(self) -> str:
-        """Prefix of everything that the cluster makes on the machine."""
+        """The prefix of everything that the cluster creates on the machine."""
         return f"hf{self.number}"
 
     @property
     def switch(self) -> str:
-        """The network namespace that holds the bridge between nodes."""
+        """The network namespace with the bridge between nodes."""
         return self.tag
 
     @property
@@ -69,7 +69,7 @@ class Plan:
         return (self.switch, *(node.namespace for node in self.nodes)) if self.nodes else ()
 
     def node(self, number: int) -> NodePlan:
-        """The plan of node `number`, counted from 1."""
+        """Return the plan of node `number`, counted from 1."""
         for node in self.nodes:
             if node.number == number:
                 return node
@@ -94,7 +94,7 @@ def _node(cluster: int, number: int) -> NodePlan:
 
 
 def free_number(*, networks: Collection[str], taken_tags: Collection[str], salt: int = 0) -> int:
-    """The first number whose /16 meets none of `networks` and whose tag is not taken, looking from `salt` on."""
+    """Return the first number, from `salt` on, whose /16 overlaps none of `networks` and whose tag is free."""
     used = [ipaddress.ip_network(network, strict=False) for network in networks]
     span = _LAST - _FIRST + 1
     for offset in range(span):
@@ -106,7 +106,7 @@ def free_number(*, networks: Collection[str], taken_tags: Collection[str], salt:
 
 
 def node_number(text: str) -> int:
-    """`2`, `node-2` or `n2` → 2."""
+    """Return the number in `2`, `node-2` or `n2`, which is 2."""
     digits = text.removeprefix("node-").removeprefix("n")
     if not digits.isdigit():
         raise TestbedError(f"'{text}' names no node: say 1 or node-1")

@@ -42,7 +42,7 @@ _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,38}[a-z0-9])?")
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A running Kubernetes. Make one with `Cluster.up`, find one with `Cluster.load`."""
+    """A running Kubernetes. `Cluster.up` creates one, and `Cluster.load` returns an existing one."""
 
     state: State
 
@@ -73,21 +73,21 @@ class Cluster:
                 cluster._start(images)
             except BaseException:
                 removal.remove(state)
-                lock.unlink()  # while it is held: who waits for it sees that, and takes a new one
+                lock.unlink()  # while it is held: a waiting process detects this and creates a new one
                 raise
             state.complete_file.touch()
         return cluster
 
     @classmethod
     def load(cls, name: str = DEFAULT_CLUSTER, *, state_dir: Path | None = None) -> Cluster:
-        """The cluster of this name that was brought up before."""
+        """Return the cluster of this name that was started before."""
         state = load_state(_folder(name, state_dir))
         if not state.complete_file.exists():
             raise NoSuchClusterError(f"cluster '{name}' never came up wholly: remove it with 'down --name {name}'")
         return cls(state=state)
 
     def _start(self, images: bool) -> None:
-        """Bring all parts up, each as soon as what it needs is there."""
+        """Start all parts, each as soon as its dependencies run."""
         self.control_plane.prepare()
         with ThreadPoolExecutor() as pool:
             control_plane = pool.submit(self.control_plane.start)
@@ -115,7 +115,7 @@ class Cluster:
         )
 
     def ready_nodes(self) -> list[str]:
-        """Names of the nodes that are Ready and carry no taint."""
+        """Return the names of the nodes that are Ready and have no taint."""
         shown = json.loads(self.kubectl("get", "nodes", "-o", "json"))["items"]
         return [
             node["metadata"]["name"]
@@ -125,7 +125,7 @@ class Cluster:
         ]
 
     def load_images(self) -> None:
-        """Build what changed and give every node that has power all images."""
+        """Build changed images, and load all images into every node that has power."""
         self._import(build_all().values())
 
     def _import(self, paths: Iterable[Path]) -> None:
@@ -136,7 +136,7 @@ class Cluster:
                 load.result()
 
     def down(self) -> None:
-        """Remove the cluster without a trace."""
+        """Remove the cluster and everything that it created."""
         remove_cluster(self.name, state_dir=self.state.folder.parent)
 
     @property
@@ -150,16 +150,16 @@ class Cluster:
         return len(self.state.plan.nodes)
 
     def node(self, number: int) -> Node:
-        """Node `number`, counted from 1; its name is `node-<number>`."""
+        """Return node `number`, counted from 1; its name is `node-<number>`."""
         return Node(state=self.state, plan=self.state.plan.node(number))
 
     @property
     def host_address(self) -> str:
-        """The machine's own address in the cluster's network: what listens there is reached from pods."""
+        """The machine's own address in the cluster's network. Pods reach servers that listen there."""
         return self.state.plan.host_address
 
     def service_address(self, last: int) -> str:
-        """A cluster IP to give to a service by hand: number `last` of the first 256."""
+        """Return a cluster IP for a service: number `last` of the first 256."""
         return self.state.plan.first_service_address.rsplit(".", 1)[0] + f".{last}"
 
     @property
@@ -173,7 +173,8 @@ class Cluster:
         return self.state.kubeconfig
 
     def kubectl(self, *words: str, input: str | None = None, timeout: float = 120.0, check: bool = True) -> str:  # noqa: A002
-        """Run kubectl as the administrator and return what it printed; unless `check`, nothing if it fails."""
+        """Run kubectl as the administrator and return its output. Without `check`, a failure returns an empty
+        string."""
         try:
             return run(
                 [program("kubectl"), *words],
@@ -188,17 +189,18 @@ class Cluster:
 
     @property
     def _client_environment(self) -> dict[str, str]:
-        """Whose rights, and a cache of its own: another cluster may have had the same address."""
+        """Return the administrator's kubeconfig and a separate cache, as another cluster may have had the same
+        address."""
         return {"KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(self.state.folder / "kubectl-cache")}
 
     def helm(self, *words: str, timeout: float = 300.0) -> str:
-        """Run the Helm CLI as the administrator and return what it printed."""
+        """Run the Helm CLI as the administrator and return its output."""
         home = self.state.folder / "helm"
         folders = {f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
         return run([program("helm"), *words], timeout=timeout, environment={**self._client_environment, **folders})
 
     def api_client(self, kubeconfig: Path | None = None) -> ApiClient:
-        """A client of the official Python library: as the administrator, or as whom `kubeconfig` names."""
+        """Return a client of the official Python library, as the administrator or as the user of `kubeconfig`."""
         from kubernetes.client import ApiClient, Configuration
         from kubernetes.config import load_kube_config
 
@@ -211,7 +213,8 @@ class Cluster:
     def kubeconfig_for(
         self, *, user: str = "", groups: Sequence[str] = (), service_account: str = "", namespace: str = "default"
     ) -> Path:
-        """A kubeconfig for a user with a client certificate, or for a service account of `namespace` with a token."""
+        """Write a kubeconfig for a user with a client certificate, or for a service account of `namespace` with a
+        token."""
         if bool(user) == bool(service_account):
             raise TestbedError("say either user or service_account")
         stem = f"user-{user}" if user else f"service-account-{namespace}-{service_account}"
@@ -229,7 +232,7 @@ class Cluster:
         )
 
     def ensure_namespace(self, name: str) -> None:
-        """Make a namespace that enforces the restricted Pod Security Standard, ready for pods."""
+        """Create a namespace that enforces the restricted Pod Security Standard, ready for pods."""
         self.kubectl("apply", "-f", "-", input=volumes.manifest_list([volumes.restricted_namespace(name)]))
         wait_for(
             lambda: "default" in self.kubectl("get", "serviceaccounts", "-n", name, "-o", "name"),
@@ -239,7 +242,7 @@ class Cluster:
         )
 
     def prepare_namespace(self, name: str) -> None:
-        """Make a namespace like `ensure_namespace`, with the claim `checkpoints` (shared) that jobs mount."""
+        """Create a namespace like `ensure_namespace`, with the shared claim `checkpoints` for jobs."""
         self.ensure_namespace(name)
         folder = self.checkpoint_dir(name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -247,16 +250,16 @@ class Cluster:
         self.kubectl("apply", "-f", "-", input=volumes.manifest_list(volumes.checkpoint_volume(name, folder)))
 
     def checkpoint_dir(self, namespace: str) -> Path:
-        """The host's folder behind the claim `checkpoints` of a namespace."""
+        """Return the host's folder of the claim `checkpoints` in a namespace."""
         return self.state.checkpoints / namespace
 
     def pod_processes(self, namespace: str, pod: str) -> list[Process]:
-        """The processes of a pod, its sandbox's included, with the host's PIDs; empty when it is gone."""
+        """Return the processes of a pod, including its sandbox, with the host's PIDs; empty if the pod is gone."""
         shown = self.kubectl("get", "pod", pod, "-n", namespace, "-o", "json", check=False)
         return pod_processes.processes_of(json.loads(shown)) if shown else []
 
     def signal(self, process: Process, number: int) -> bool:
-        """Signal a process of a pod, if it is this very process still."""
+        """Signal a process of a pod, if it still is the same process. Return whether it was."""
         return processes.send(process.identity, number)
 
     def notice(
@@ -285,36 +288,37 @@ class Cluster:
         ).write(where.files.announcement)
 
     def clear_notice(self, node: int, *, cloud: str | None = None) -> None:
-        """As if nothing had been announced for a node; with `cloud`, the node is one of that cloud from now on."""
+        """Withdraw everything announced for a node. With `cloud`, the node belongs to that cloud from now on."""
         where = self.node(node)
         said = metadata.Announcement.read(where.files.announcement)
         replace(said.withdraw(), cloud=cloud or said.cloud).write(where.files.announcement)
 
     def spoil_metadata(self, node: int, fault: str = "", *, clock_ahead_seconds: float = 0.0) -> None:
-        """Let a node's metadata service spoil each answer (one of `metadata.FAULTS`, or a status code) and have a
-        clock of its own; with neither it is well again."""
+        """Set the fault of a node's metadata service (one of `metadata.FAULTS`, or a status code) and the lead of its
+        clock. Without arguments, both are removed."""
         path = self.node(node).files.announcement
         said = metadata.Announcement.read(path)
         replace(said, fault=fault, clock_ahead_seconds=clock_ahead_seconds).write(path)
 
     def expire_tokens(self, node: int) -> None:
-        """As when AWS's instance was stopped and started: no session token is valid any more."""
+        """Invalidate all session tokens, as when an instance of AWS was stopped and started."""
         path = self.node(node).files.announcement
         said = metadata.Announcement.read(path)
         replace(said, tokens=said.tokens + 1).write(path)
 
     def noticed(self) -> list[int]:
-        """Numbers of the nodes for which something is announced."""
+        """Return the numbers of the nodes that have an announcement."""
         numbers = range(1, self.nodes + 1)
         return [n for n in numbers if metadata.Announcement.read(self.node(n).files.announcement).events]
 
     def advertise(self, node: int, resource: str, count: int) -> None:
-        """Let a node offer an extended resource (`nvidia.com/gpu`), for the scheduler's eyes only."""
+        """Set the amount of an extended resource (`nvidia.com/gpu`) on a node. Only the scheduler uses it."""
         patch = {"status": {"capacity": {resource: str(count)}, "allocatable": {resource: str(count)}}}
         self.kubectl("patch", "node", self.node(node).name, "--subresource=status", "-p", json.dumps(patch))
 
     def pause(self, part: str) -> None:
-        """Stop a part without ending it: `etcd`, `kube-apiserver` (or `apiserver`), `node-1/kubelet`, …"""
+        """Stop the processes of a part without ending them: `etcd`, `kube-apiserver` (or `apiserver`),
+        `node-1/kubelet`, …"""
         self._signal_part(part, signal.SIGSTOP)
 
     def resume(self, part: str) -> None:
@@ -351,20 +355,20 @@ def _folder(name: str, state_dir: Path | None) -> Path:
 
 
 def remove_cluster(name: str, *, state_dir: Path | None = None) -> None:
-    """Remove what there is of a cluster, wholly up or not. Nothing recorded is an error."""
+    """Remove everything of a cluster, even if it never started completely. Raises an error if it is not recorded."""
     folder = _folder(name, state_dir)
     with locked(folder.with_name(f"{name}.lock"), what=f"cluster '{name}'", remove=True):
         removal.remove(load_state(folder))
 
 
 def recorded_clusters(state_dir: Path | None = None) -> list[str]:
-    """Names of all clusters with a record, wholly up or not."""
+    """Return the names of all recorded clusters, including those that never started completely."""
     folder = state_dir or settings().clusters
     return sorted(path.parent.name for path in folder.glob("*/cluster.json"))
 
 
 def _clear_the_way(folder: Path, *, replace: bool) -> None:
-    """Remove a leftover of this name. Refuse to remove a running cluster, unless requested."""
+    """Remove the rest of a cluster of this name. Refuse to remove a running cluster, unless requested."""
     try:
         state = load_state(folder)
     except NoSuchClusterError:
@@ -377,7 +381,7 @@ def _clear_the_way(folder: Path, *, replace: bool) -> None:
 
 
 def _reserve(folder: Path, nodes: int, grace: int) -> State:
-    """Choose free addresses, write them down, and take them, before another cluster can."""
+    """Choose free addresses, record them, and take them, before another cluster can."""
     with locked(Path(MACHINE_LOCK), what="choosing addresses"):
         plan = _choose_plan(nodes)
         ports = Ports(

@@ -16,7 +16,7 @@ from holdfast_testbed.waiting import wait_for
 
 PARTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 
-# What service accounts ask for, so that a test can compare it with what they were granted.
+# The requests of service accounts, so that a test can compare them with the granted permissions.
 _AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -71,7 +71,7 @@ class ControlPlane:
         return self.state.logs / "audit.log"
 
     def start(self) -> None:
-        """Start all parts; the API server answers when this returns."""
+        """Start all parts, and return when the API server answers."""
         self._run("etcd", self._etcd())
         self._run("kube-apiserver", self._apiserver())
         self.wait_for_api()
@@ -84,7 +84,7 @@ class ControlPlane:
         wait_for(self.ready, what="the API server is ready", seconds=seconds, explain=lambda: processes.tail(log))
 
     def ready(self) -> bool:
-        """Whether the API server answers `/readyz` with 200."""
+        """Return whether the API server answers `/readyz` with 200."""
         pki = self.state.pki
         context = ssl.create_default_context(cafile=str(pki.certificate_file))
         context.load_cert_chain(pki.folder / "admin.crt", pki.folder / "admin.key")

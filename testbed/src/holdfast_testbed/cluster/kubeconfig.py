@@ -1,5 +1,3 @@
-"""Kubeconfig files."""
-
 from __future__ import annotations
 
 import json
@@ -8,12 +6,12 @@ from typing import Any
 
 
 def certificate_user(certificate: Path, key: Path) -> dict[str, Any]:
-    """A user with a client certificate."""
+    """Return a user with a client certificate."""
     return {"client-certificate": str(certificate), "client-key": str(key)}
 
 
 def token_user(token: str) -> dict[str, Any]:
-    """A user with a bearer token."""
+    """Return a user with a bearer token."""
     return {"token": token}
 
 

@@ -16,7 +16,7 @@ _LIFE = timedelta(days=30)
 
 
 class Authority:
-    """A certificate authority kept in a folder: `ca.crt`, `ca.key`."""
+    """A certificate authority in a folder: `ca.crt`, `ca.key`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -24,7 +24,7 @@ class Authority:
         self._key_file = folder / "ca.key"
 
     def create(self) -> None:
-        """Make the authority's own key and certificate."""
+        """Create the authority's own key and certificate."""
         key = _new_key(self._key_file)
         name = _name("holdfast-testbed", ())
         builder = _builder(name, name, key).add_extension(

@@ -1,4 +1,4 @@
-"""Removing a cluster without a trace, from its plan and records alone."""
+"""Removes a cluster completely, using only its plan and records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from holdfast_testbed.node import cgroups, network, processes
 
 
 def remove(state: State) -> None:
-    """Kill what is recorded, then take away namespaces, routes, control groups, mounts and files, in this order."""
+    """Kill the recorded processes; then remove namespaces, routes, control groups, mounts and files, in this
+    order."""
     _kill_recorded(state)
     network.remove(state.plan)
     if state.plan.nodes:
@@ -21,8 +22,8 @@ def remove(state: State) -> None:
 
 
 def _kill_recorded(state: State) -> None:
-    """Kill every recorded process. The folder is renamed first: what starts after that finds no place to record
-    itself, and ends."""
+    """Kill every recorded process. The folder is renamed first: a process that starts later cannot record itself, and
+    exits."""
     condemned = state.folder / "processes.condemned"
     if state.records.is_dir():
         if condemned.is_dir():
@@ -34,14 +35,14 @@ def _kill_recorded(state: State) -> None:
 
 
 def mounts_below(folder: Path) -> list[Path]:
-    """Mount points below a folder, the deepest first. Nothing is mounted there by design; a removal checks."""
+    """Return the mount points below a folder, the deepest first. There should be none; a removal checks this."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     points = [Path(line.split()[4].encode().decode("unicode_escape")) for line in lines]
     return sorted((point for point in points if folder in point.parents), key=lambda p: len(p.parts), reverse=True)
 
 
 def _remove_tree(folder: Path) -> None:
-    """Delete the folder, never what may be mounted below it: the host's own /usr could be."""
+    """Delete the folder, but nothing that is mounted below it, which could be the host's own /usr."""
     for point in mounts_below(folder.resolve()):
         run(["umount", "--lazy", point])
     if mounts_below(folder.resolve()):

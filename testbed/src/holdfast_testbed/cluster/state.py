@@ -32,7 +32,7 @@ class State:
 
     @property
     def records(self) -> Path:
-        """A file for each process that we started."""
+        """A file for each process of the cluster."""
         return self.folder / "processes"
 
     @property
@@ -54,24 +54,24 @@ class State:
 
     @property
     def checkpoints(self) -> Path:
-        """The shared (RWX) storage, a folder for each namespace."""
+        """The shared (RWX) storage, with a folder for each namespace."""
         return self.folder / "checkpoints"
 
     @property
     def host_runtime(self) -> Path:
-        """Empty on the host; inside each node the host's interpreter is mounted on it."""
+        """Empty on the host. Each node mounts the host's interpreter there."""
         return self.folder / "host-runtime"
 
     @property
     def complete_file(self) -> Path:
-        """Exists once the cluster is up."""
+        """Exists when the cluster has started completely."""
         return self.folder / "complete"
 
     def node_folder(self, node: NodePlan) -> Path:
         return self.folder / "nodes" / node.name
 
     def save(self) -> None:
-        """Make the folders and write `cluster.json`."""
+        """Create the folders and write `cluster.json`."""
         for folder in (self.folder, self.records, self.logs, self.pki.folder, self.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         document = {

@@ -1,1 +1,1 @@
-"""`make demo`: a FaultTolerantJob on a real local Kubernetes, with injected faults and a report while they happen."""
+"""`make demo`: a FaultTolerantJob on a real local Kubernetes, with injected faults and a live report."""

@@ -30,14 +30,14 @@ WORKERS = 3
 REFERENCE = Path(__file__).with_name("undisturbed.json")
 HELD_OUT = re.compile(r"held-out bits per byte: (?P<loss>[0-9.]+) at step (?P<step>\d+), text (?P<text>\w+)")
 OTHER_TEXT_MARGIN = 1.05
-"""Another Python brings another standard library to train on: its loss is comparable, not equal."""
+"""Another version of Python has another standard library to train on, so the loss is similar but not equal."""
 AUDIT = re.compile(r"audit: (?P<words>.*)")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> int:
     """Run the demo and return the exit status. The cluster is always removed, except with KEEP=1."""
-    for number in _ENDING:  # also where a shell started us with SIGINT ignored
+    for number in _ENDING:  # even if a shell started this process with SIGINT ignored
         signal.signal(number, _interrupt)
     teller, verdicts = Teller(), list[Verdict]()
     try:
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def _play(teller: Teller, verdicts: list[Verdict]) -> list[Check]:
-    """The whole story; a verdict for each fault as soon as it is known."""
+    """Run all faults, and append the verdict on each. Return the checks of the whole run."""
     with _cluster(teller) as cluster:
         install_chart(cluster)
         cluster.prepare_namespace(NAMESPACE)
@@ -72,7 +72,7 @@ def _play(teller: Teller, verdicts: list[Verdict]) -> list[Check]:
 
 @contextmanager
 def _cluster(teller: Teller) -> Iterator[Cluster]:
-    """A cluster for this run, gone at its end unless KEEP=1. One that is interrupted on its way up removes itself."""
+    """Start a cluster for this run, and remove it afterwards unless KEEP=1. An interrupted start also removes it."""
     teller.say("demo", f"bringing up Kubernetes with {WORKERS} nodes")
     cluster = None
     try:
@@ -99,7 +99,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _stop_listening() -> None:
-    """A second Ctrl-C must not break the clean-up off."""
+    """Ignore further signals, so that a second Ctrl-C does not interrupt the clean-up."""
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,4 +1,4 @@
-"""The live view: one line an event, with the seconds since the job was applied."""
+"""The live view: one line per event, with the seconds since the job was applied."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEARTBEAT_SECONDS = 15.0
 
 
 class Teller:
-    """Prints lines from any thread, whole and in order."""
+    """Prints complete lines in order, from any thread."""
 
     def __init__(self) -> None:
         self.harmed: float | None = None
@@ -51,7 +51,7 @@ def noticed(incident: Incident, harmed: float | None) -> str:
 
 @dataclass
 class Narrator:
-    """Turns what a watcher sees into lines: each transition once."""
+    """Prints each transition that a watcher detects, once."""
 
     watcher: Watcher
     teller: Teller

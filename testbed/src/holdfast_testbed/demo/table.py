@@ -1,4 +1,4 @@
-"""The table at the end: each promise, what was measured, and whether it was kept."""
+"""The table at the end: each promise, the measurement, and whether the promise was kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Check:
 
 
 def render(verdicts: list[Verdict], checks: list[Check]) -> str:
-    """A text table for a terminal."""
+    """Return a text table for a terminal."""
     rows = [HEADINGS, *(_row(verdict) for verdict in verdicts)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

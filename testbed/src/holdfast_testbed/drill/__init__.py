@@ -1,1 +1,1 @@
-"""Faults done to a running job on purpose, and what they cost: shared by the demo and the end-to-end tests."""
+"""Faults that are injected into a running job, and their cost: shared by the demo and the end-to-end tests."""

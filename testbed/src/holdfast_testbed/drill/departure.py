@@ -1,7 +1,8 @@
-"""The effects of a cloud's notice: touch-file, agreed checkpoint, the worker's end.
+"""The effects of a cloud's notice: touch file, agreed checkpoint, and the end of the worker.
 
-They are read from outside: the files in the pod's run directory, the checkpoint on the volume, the pod's status.
-Times are those of the files, each of which is written once and completely. All nodes share this machine's clock.
+They are observed from outside: the files in the pod's run directory, the checkpoint on the volume, and the pod's
+status. Times are those of the files, each of which is written once and completely. All nodes share this machine's
+clock.
 """
 
 from __future__ import annotations
@@ -27,22 +28,23 @@ if TYPE_CHECKING:
 
 RUN_DIR = "/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/holdfast-run"
 NOTICES_FILE = "sidecar-notices.json"
-"""The sidecar writes it right after the touch-file, which the launcher may have taken before anybody sees it."""
+"""The sidecar writes this file right after the touch file, which the launcher may have removed before it is
+observed."""
 ACK_FILE = "emergency_checkpoint.ack"
 COMMITTED = "Committed"
 LEFT_ON_REQUEST = 75
 _LOOK_SECONDS = 0.02
 _SLACK = 1.0
-"""A file's time may be that of the last tick of the clock; none of another trial is as near."""
+"""The time of a file may be that of the clock's last tick. Files of other trials are much older."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Departure:
-    """One worker that had to go, in Unix times. None is what never came."""
+    """One worker that had to leave, in Unix times. None: the event did not occur."""
 
     noticed: float
     deadline: float
-    """By the cloud."""
+    """The cloud's deadline."""
     touched: float | None = None
     """The time at which the sidecar had forwarded the notice."""
     answered: float | None = None
@@ -50,12 +52,12 @@ class Departure:
     result: str = ""
     step: int = 0
     shards: int = 0
-    """Ranks whose part is on the volume."""
+    """The ranks whose part is on the volume."""
     exit_code: int | None = None
 
 
 def complaints(seen: Departure, world: AttemptId, workers: int, told: Iterable[Note]) -> tuple[str, ...]:
-    """Why it did not end in an agreed commit: all ranks of the world, in time, no step of that world after it."""
+    """Return why this was no agreed checkpoint: it needs all ranks, in time, and no later step of that world."""
     if seen.touched is None:
         return ("the notice never reached the pod's touch-file",)
     found = []
@@ -83,7 +85,7 @@ def exit_code(pod: Mapping[str, Any]) -> int | None:
 
 
 class Witness:
-    """Watches one worker go, from before the notice on: its files go with its pod."""
+    """Observes one leaving worker, starting before the notice, because its files are deleted with its pod."""
 
     def __init__(self, job: DrillJob, pod: PodView, world: AttemptId) -> None:
         self._job, self._pod = job, pod
@@ -104,7 +106,7 @@ class Witness:
             thread.start()
 
     def tell(self, *, noticed: float, deadline: float, patience: float) -> Departure:
-        """All that was seen, once the worker has ended; waits for that no longer than `patience`."""
+        """Return all observations once the worker has ended; wait for this at most `patience` seconds."""
         end = time.monotonic() + patience
         while self._exit is None and time.monotonic() < end:
             time.sleep(_LOOK_SECONDS)
@@ -146,7 +148,7 @@ class Witness:
         return written if written > self._began - _SLACK else None
 
     def _await_end(self) -> None:
-        """A watch: between two looks the operator may have deleted a pod that ended."""
+        """Watch the pod, because the operator may delete an ended pod between two polls."""
         core = client.CoreV1Api(self._job.cluster.api_client())
         while not self._stop.is_set() and self._exit is None:
             try:
@@ -155,7 +157,7 @@ class Witness:
                 self._stop.wait(_LOOK_SECONDS)
 
     def _watch_once(self, core: client.CoreV1Api) -> None:
-        source: Any = watch.Watch  # without types
+        source: Any = watch.Watch  # the library's class has no types
         events = source().stream(
             core.list_namespaced_pod,
             self._job.watcher.namespace,

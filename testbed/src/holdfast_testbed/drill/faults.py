@@ -1,6 +1,6 @@
-"""The faults: each does one thing to a running job and prints what it did.
+"""The faults. Each injects one fault into a running job and prints a message.
 
-A fault is a function of the job, and returns once the harm is done. `Drill.run` watches the job afterwards, and
+A fault is a function of the job that returns once the fault is injected. `Drill.run` then watches the job, and
 `judge` decides whether the promise was kept.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast_testbed.node.processes import Process
 
 DRILL_INTERVAL_STEPS = 50
-"""Steps between two checkpoints of a job that is drilled."""
+"""Steps between two checkpoints of the drills' job."""
 SETTLE_SECONDS = 60.0
 _COMMIT = re.compile(r"step-(\d+)\.g(\d+)\.a(\d+)")
 
@@ -42,7 +42,8 @@ class DrillJob:
     struck: list[float] = field(default_factory=list)
 
     def strike(self) -> None:
-        """Called by a fault right before its harm: the moment counts, not the time it took to find the victim."""
+        """Record the time of the fault. A fault calls this right before it, so the search for the target does not
+        count."""
         self.struck.append(time.time())
 
     @property
@@ -51,19 +52,19 @@ class DrillJob:
         return self.cluster.checkpoint_dir(watcher.namespace) / watcher.namespace / watcher.job
 
     def workers(self) -> list[PodView]:
-        """Pods of the present generation that run, by index."""
+        """Return the running pods of the present generation, by index."""
         members = self.watcher.view.members
         alive = [p for p in self.watcher.pods if p.name in members and p.phase == "Running" and not p.deleting]
         return sorted(alive, key=lambda pod: members.index(pod.name))
 
     def launcher(self, pod: PodView) -> Process:
-        """The container's first process: the only one whose parent is outside."""
+        """Return the container's first process, the only one whose parent is outside the container."""
         processes = self._trainer_processes(pod)
         inside = {process.pid for process in processes}
         return next(process for process in processes if process.ppid not in inside)
 
     def rank_process(self, pod: PodView) -> Process:
-        """The process that trains, which may have stood by for another one before."""
+        """Return the process that trains, which may have been a standby before."""
         launcher = self.launcher(pod)
         return next(p for p in self._trainer_processes(pod) if p.ppid == launcher.pid and is_rank(p))
 
@@ -84,10 +85,10 @@ class DrillJob:
 
 
 def is_rank(child: Process) -> bool:
-    """Whether a child of the launcher trains, and is neither a standby nor a program of the launcher.
+    """Return whether a child of the launcher trains, and is neither a standby nor a program of the launcher.
 
-    A standby has one of our process names until it becomes a rank. Its command line stays the same: the code that it
-    was started with (`-c`) contains our module names too, as a part of a word.
+    A standby has a distinct process name until it becomes a rank. Its command line stays the same, and its code
+    (`-c`) contains our module names too, as part of a word.
     """
     return not child.name.startswith("holdfast-") and not any(
         word.startswith("holdfast.launcher.") for word in child.cmdline
@@ -140,7 +141,7 @@ class Drill:
         )
 
     def _await_next_step(self, watcher: Watcher, before: AttemptId, since: float) -> float:
-        """The moment at which a later world was seen to commit a step."""
+        """Return the time at which a later world was observed to complete a step."""
         watcher.wait(
             f"the next step after '{self.name}'",
             lambda: first_new_step(watcher.since(since), before) is not None,
@@ -151,7 +152,7 @@ class Drill:
 
 
 def _new_incidents(watcher: Watcher, known: set[AttemptId]) -> tuple[Incident, ...]:
-    """Return the new incidents when each has its resumption."""
+    """Wait until each new incident has ended, and return them."""
 
     def fresh() -> tuple[Incident, ...]:
         return tuple(i for i in watcher.view.incidents if i.attempt_id not in known)
@@ -166,7 +167,7 @@ def _new_incidents(watcher: Watcher, known: set[AttemptId]) -> tuple[Incident, .
 
 
 def leader(cluster: Cluster) -> dict[str, Any]:
-    """The pod of the operator that leads, and will for a while."""
+    """Return the pod of the leading operator, which will lead for a while."""
     found: dict[str, Any] = {}
 
     def leads() -> bool:
@@ -190,7 +191,7 @@ def kill_rank(job: DrillJob) -> None:
 
 
 def delete_pod(job: DrillJob, pod: PodView | None = None) -> None:
-    """This one, or that of the last worker."""
+    """Delete this pod, or that of the last worker."""
     pod = pod or job.workers()[-1]
     job.strike()
     job.cluster.kubectl("-n", job.watcher.namespace, "delete", "pod", pod.name, "--wait=false")
@@ -214,7 +215,7 @@ def reclaim_and_replace(job: DrillJob) -> None:
 
 
 def kill_launcher_and_operator(job: DrillJob) -> None:
-    """Both are looked up first: a recovery is over before the API server has been asked where the operator is."""
+    """Kill both. They are looked up first, because recovery is faster than a request for the operator's pod."""
     pod = job.workers()[1]
     launcher, operator = job.launcher(pod), job.operator()
     job.strike()
@@ -240,8 +241,8 @@ def kill_all_and_damage(job: DrillJob) -> None:
 
 
 def kill_at_once(job: DrillJob, processes: Sequence[Process]) -> None:
-    """All are stopped before the first dies: survivors that have time to notice form another world, whose end is a
-    second incident, and on a busy machine the time between two signals is enough for that."""
+    """Stop all processes before killing the first. Otherwise, survivors may form another world between two signals on
+    a busy machine, and its end is a second incident."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for process in processes:
             job.cluster.signal(process, number)
@@ -260,7 +261,7 @@ def await_save(job: DrillJob) -> None:
 
 
 def damage_was_named(job: DrillJob) -> tuple[str, ...]:
-    """The damaged commit was set aside, not deleted, and an event of the job names it."""
+    """Check that the corrupt checkpoint was quarantined and not deleted, and that an event of the job names it."""
     aside = [path.name for path in (job.checkpoints / "quarantine").glob("step-*") if path.is_dir()]
     if not aside:
         return ("the corrupt checkpoint was not moved to quarantine/",)
@@ -332,7 +333,7 @@ def step_of(commit: Path) -> int:
 
 
 def newest_commit(folder: Path) -> Path:
-    """The commit that a restore would try first."""
+    """Return the checkpoint that a restart tries first."""
     found = commits(folder)
     if not found:
         raise FileNotFoundError(f"no checkpoint in {folder}: the job has not written one yet")
@@ -340,7 +341,7 @@ def newest_commit(folder: Path) -> Path:
 
 
 def flip_one_bit(path: Path) -> None:
-    """In the middle of the payload: the kind of damage that loads silently without a digest."""
+    """Flip a bit in the middle of the payload. Without a digest, such corruption would load silently."""
     with path.open("r+b") as file:
         middle = path.stat().st_size // 2
         file.seek(middle)
@@ -350,13 +351,13 @@ def flip_one_bit(path: Path) -> None:
 
 
 def workers_away_from_operator(job: DrillJob) -> list[PodView]:
-    """Workers whose node does not host the operator that leads: its death is a drill of its own."""
+    """Return the workers on other nodes than the leading operator, whose loss is a separate drill."""
     host = leader(job.cluster)["spec"]["nodeName"]
     return [pod for pod in reversed(job.workers()) if pod.node != host]
 
 
 def workers_beside_leader(job: DrillJob) -> list[PodView]:
-    """Workers on the node of the operator that leads."""
+    """Return the workers on the leading operator's node."""
     host = leader(job.cluster)["spec"]["nodeName"]
     return [pod for pod in job.workers() if pod.node == host]
 
@@ -384,7 +385,7 @@ def crowding_worker(job: DrillJob) -> PodView | None:
 
 
 def crowding_elsewhere(job: DrillJob) -> PodView | None:
-    """One that shares its node, where the leader's has not exactly one."""
+    """Return a worker that shares its node, if the leader's node does not have exactly one worker."""
     if len(workers_beside_leader(job)) == 1:
         return None
     return _sharing_worker(job)
@@ -425,4 +426,4 @@ DRILLS = (
     ),
     Drill("exception", _promise("exception in the script", 10, "Application"), raise_in_script),
 )
-"""The promises of the README's table, in the order in which the demo keeps them."""
+"""The promises of the README's table, in the order of the demo."""

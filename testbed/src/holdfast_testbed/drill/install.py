@@ -1,4 +1,4 @@
-"""Holdfast on the testbed: the chart by the real Helm CLI, and the example job by kubectl, as a user would."""
+"""Installs Holdfast on the testbed as a user would: the chart with the Helm CLI, and the example job with kubectl."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ EXAMPLE = REPOSITORY / "trainer_lib" / "examples" / "gpt" / "job.yaml"
 DRILL_SCRIPT = REPOSITORY / "drills" / "_train.py"
 DRILL_JOB = "drill"
 OPERATOR_HOST = 200
-"""The testbed runs no cluster DNS, so agents are given the operator's cluster IP: this one of the range."""
+"""The testbed has no cluster DNS, so agents receive the operator's cluster IP, which is this number of the range."""
 
 
 def install_chart(cluster: Cluster, *values: str) -> None:
-    """`helm upgrade --install` into a namespace that enforces the restricted standard; until one of them leads."""
+    """Run `helm upgrade --install` into a namespace that enforces the restricted standard. Return when a replica
+    leads."""
     cluster.prepare_namespace(OPERATOR_NAMESPACE)
     settings = [f"service.clusterIP={cluster.service_address(OPERATOR_HOST)}", *values]
     flags = [flag for value in settings for flag in ("--set", value)]
     where = ("--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "120s")
     cluster.helm("upgrade", "--install", "holdfast", str(CHART), *where, *flags)
-    # Helm is content while replicas of before still run, one of which may lead.
+    # Helm returns while replicas of the earlier release still run, one of which may lead.
     cluster.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", "deployment/holdfast", "--timeout=120s")
     leader(cluster)
 
@@ -59,7 +60,7 @@ def apply_drill_job(
 
 
 def put_script(cluster: Cluster, namespace: str, job: str, script: Path) -> None:
-    """Onto the job's own part of the shared volume, where its command looks for it, and where it may write."""
+    """Put the script onto the job's own part of the shared volume, where its command expects it."""
     folder = cluster.checkpoint_dir(namespace) / namespace / job
     folder.mkdir(parents=True, exist_ok=True)
     for path in (folder.parent, folder):
@@ -68,12 +69,12 @@ def put_script(cluster: Cluster, namespace: str, job: str, script: Path) -> None
 
 
 def put_drill_script(cluster: Cluster, namespace: str) -> None:
-    """That of the drills, by itself: for a job whose folder was lost."""
+    """Put only the script of the drills, for a job whose folder was lost."""
     put_script(cluster, namespace, DRILL_JOB, DRILL_SCRIPT)
 
 
 def job_with_script(cluster: Cluster, namespace: str, name: str, script: Path, *arguments: str) -> dict[str, Any]:
-    """The example with another script, which lies in the folder of the job's commits."""
+    """Return the example job with another script, which is in the folder of the job's checkpoints."""
     put_script(cluster, namespace, name, script)
     body: dict[str, Any] = yaml.safe_load(example_job())
     body["metadata"]["name"] = name
@@ -91,7 +92,7 @@ def remove_namespace(cluster: Cluster, name: str) -> None:
 
 
 def example_job(**arguments: str) -> str:
-    """The example's YAML with other arguments for its script (`max_steps="300"` for `--max-steps 300`)."""
+    """Return the example's YAML with other arguments for its script (`max_steps="300"` for `--max-steps 300`)."""
     text = EXAMPLE.read_text()
     for name, value in arguments.items():
         flag = "--" + name.replace("_", "-")
@@ -109,7 +110,7 @@ def _replace_argument(text: str, flag: str, value: str) -> str:
 
 
 def _following(line: str, flag: str) -> str:
-    """The quoted value after a quoted flag in a flow sequence."""
+    """Return the quoted value after a quoted flag in a flow sequence."""
     return line.split(f'"{flag}"', 1)[1].split('"', 2)[1].join(('"', '"'))
 
 

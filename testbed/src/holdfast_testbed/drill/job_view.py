@@ -82,7 +82,7 @@ def parse_metrics(text: str) -> dict[str, float]:
 
 
 def progress_of(pod: str, metrics: Mapping[str, float], at: float) -> Progress | None:
-    """None while the pod takes part in no world."""
+    """Return the progress of a pod; None while it is in no world."""
     generation = int(metrics.get("holdfast_world_generation", 0))
     if generation == 0:
         return None
@@ -98,7 +98,7 @@ def progress_of(pod: str, metrics: Mapping[str, float], at: float) -> Progress |
 
 
 def parse_job(resource: Mapping[str, Any]) -> JobView:
-    """Read a FaultTolerantJob as `kubectl get -o json` prints it."""
+    """Parse a FaultTolerantJob from the output of `kubectl get -o json`."""
     status = resource.get("status") or {}
     membership = status.get("membership") or {}
     checkpoint = status.get("lastCheckpoint") or {}

@@ -42,7 +42,7 @@ SCALE_DOWN = "ToBeDeletedByClusterAutoscaler"
 
 @dataclass(frozen=True)
 class Case:
-    """One row. Without a cause, training continues in the same attempt and nothing is counted."""
+    """One row. Without a cause, training continues in the same attempt and no incident is counted."""
 
     name: str
     fault: str
@@ -52,16 +52,17 @@ class Case:
     max_lost_steps: int = 0
     repair: Callable[[DrillJob], None] | None = None
     skip: Callable[[DrillJob], str] | None = None
-    """Why it cannot be drilled here; empty if it can."""
+    """The reason why this drill cannot run here; empty if it can."""
     misplaced: Callable[[DrillJob], PodView | None] = crowding_worker
-    """A worker to be moved first. Two on one node leave it one after the other, or are the majority: that is another
-    promise."""
+    """The worker to move first. Two workers on one node leave it one after the other, or are the majority, which is
+    another promise."""
     spoils_pod: bool = False
-    """The last worker's pod is replaced afterwards: containerd calls whatever ends that container later OOMKilled."""
+    """Whether to replace the last worker's pod afterwards. containerd reports any later end of that container as
+    OOMKilled."""
 
 
 def signal_rank(number: int) -> Callable[[DrillJob], None]:
-    """To the process that trains."""
+    """Return a fault that sends this signal to the process that trains."""
 
     def inflict(job: DrillJob) -> None:
         process = job.rank_process(job.workers()[1])
@@ -72,7 +73,7 @@ def signal_rank(number: int) -> Callable[[DrillJob], None]:
 
 
 def told(do: str, **more: int) -> Callable[[DrillJob], None]:
-    """The script of the last worker fails in its own way, ten steps from now."""
+    """Return a fault of the script of the last worker, ten steps from now."""
 
     def inflict(job: DrillJob) -> None:
         newest = job.watcher.newest()
@@ -114,7 +115,7 @@ def uncordon(job: DrillJob) -> None:
 
 
 def scale_down(job: DrillJob) -> None:
-    """The first thing that the cluster's autoscaler does to a node that it takes away."""
+    """Do the first step with which the cluster's autoscaler removes a node."""
     pod = lone_worker(job)
     job.strike()
     job.cluster.kubectl("taint", "nodes", pod.node, f"{SCALE_DOWN}={int(time.time())}:NoSchedule")
@@ -152,7 +153,7 @@ def kill_coordinator(job: DrillJob) -> None:
 
 
 def kill_launcher(job: DrillJob, pod: PodView) -> None:
-    """The pod's first process, so that the pod ends."""
+    """Kill the pod's first process, which ends the pod."""
     launcher = job.launcher(pod)
     job.strike()
     job.cluster.signal(launcher, signal.SIGKILL)
@@ -189,14 +190,14 @@ def no_lease(job: DrillJob) -> str:
 
 
 def take_lease(job: DrillJob) -> None:
-    """Somebody else's name in it, as after a leader that was asleep for longer than the Lease lasts."""
+    """Write another holder into the Lease, as after a leader was suspended for longer than the Lease lasts."""
     patch = json.dumps({"spec": {"holderIdentity": "somebody-else"}})
     job.strike()
     job.cluster.kubectl("-n", OPERATOR_NAMESPACE, "patch", "lease", LEASE, "--type=merge", "-p", patch)
 
 
 def fill_disk(job: DrillJob) -> None:
-    """The folder is on a small disk of its own: see `drills/matrix.py`."""
+    """Fill the disk of the folder, which is small and separate: see `drills/matrix.py`."""
     job.strike()
     try:
         with (job.checkpoints / BALLAST).open("wb", buffering=0) as file:
@@ -218,7 +219,7 @@ def free_disk(job: DrillJob) -> None:
 
 
 def _meanwhile(job: DrillJob, *words: str) -> None:
-    """A kubectl that runs while the job is watched."""
+    """Start a kubectl that runs while the job is watched."""
     threading.Thread(target=lambda: job.cluster.kubectl(*words, check=False), daemon=True).start()
 
 
@@ -266,4 +267,4 @@ CASES = (
         repair=return_api,
     ),
 )
-"""All rows, the gentle ones first."""
+"""All rows, the least disruptive first."""

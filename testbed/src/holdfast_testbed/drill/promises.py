@@ -80,7 +80,7 @@ def first_new_step(seen: list[Progress], before: AttemptId) -> float | None:
 
 
 def lost_steps(seen: list[Progress], before: AttemptId, incidents: tuple[Incident, ...]) -> int:
-    """Return the steps that were completed in the ended world and made again after it.
+    """Return the steps that were completed in the ended world and trained again after it.
 
     The job's own number is exact. The observer's is a lower bound, because it samples. The larger one is used, so
     that a job which under-reports does not pass. The first step that a pod shows in a world has no meaning: a new pod
@@ -98,7 +98,7 @@ def lost_steps(seen: list[Progress], before: AttemptId, incidents: tuple[Inciden
 
 
 def _old(earlier: Progress | None, now: Progress, before: AttemptId) -> bool:
-    """Whether a pod may still show a step of the world that ended."""
+    """Return whether a pod may still show a step of the world that ended."""
     if earlier is None or now.step < earlier.step:
         return False
     return now.step == earlier.step or earlier.attempt_id <= before

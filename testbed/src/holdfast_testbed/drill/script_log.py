@@ -1,8 +1,8 @@
 """The records of a drill's training script: the samples of each rank, and the completed steps with their weights.
 Pure.
 
-A step counts as completed in the highest world in which some rank records it. Its samples are those that all ranks of
-that world took for it. So a rank that is killed between the step and its record does not count as a loss.
+A step counts as completed in the highest world in which a rank records it. Its samples are those that all ranks of
+that world recorded for it. A rank that is killed between the step and its record therefore does not count as a loss.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BEGIN, TAKE, COMMIT, STRUCK, SAVE = "begin", "take", "commit", "struck", "save"
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """One line. `at` is in seconds of the machine's clock, which all nodes share."""
+    """One record. `at` is in seconds of the machine's clock, which all nodes share."""
 
     at: float
     do: str
@@ -34,7 +34,7 @@ class Note:
 
 
 def read(folder: Path) -> list[Note]:
-    """All notes so far, in the order of time."""
+    """Return all records so far, in the order of time."""
     lines = (line for file in folder.glob("notes-*.jsonl") for line in file.read_text().splitlines(keepends=True))
     return sorted((_note(line) for line in lines if line.endswith("}\n")), key=lambda note: note.at)
 
@@ -59,10 +59,10 @@ def clear(folder: Path) -> None:
 
 
 def whole(notes: list[Note], until: float) -> list[Note]:
-    """Without the first steps after `clear`, of which some ranks' notes are gone, and what came after `until`.
+    """Return the records of complete steps: not the first ones after `clear`, and none after `until`.
 
-    Files are read one after the other while ranks write: what a rank took may be missing in a file that was read
-    early, and the step that it was taken for be committed in one that was read late. Say when the reading began.
+    After `clear`, records of some ranks are missing. Files are read one after the other while ranks write, so later
+    records may be in one file and not in another. `until` is the time at which the reading began.
     """
     notes = [note for note in notes if note.at <= until]
     takes = [(note.attempt_id, note.step) for note in notes if note.do == TAKE]
@@ -73,7 +73,7 @@ def whole(notes: list[Note], until: float) -> list[Note]:
 
 
 def newest_attempt(notes: Iterable[Note]) -> AttemptId:
-    """The highest world in which a step was committed."""
+    """Return the highest world in which a step was completed."""
     return max((note.attempt_id for note in notes if note.do == COMMIT), default=AttemptId(generation=0, attempt=0))
 
 
@@ -83,12 +83,12 @@ def struck_at(notes: Iterable[Note], since: float) -> float | None:
 
 
 def resumed_at(notes: Iterable[Note], before: AttemptId, since: float) -> float | None:
-    """The first step that a world after `before` committed."""
+    """Return the time of the first step that a world after `before` completed."""
     return next((n.at for n in notes if n.do == COMMIT and n.attempt_id > before and n.at >= since), None)
 
 
 def longest_pause(notes: Iterable[Note], since: float) -> float | None:
-    """Between two steps of a job that nothing ended; None if it made none."""
+    """Return the longest time between two steps of a job without a restart; None without a step."""
     times = sorted(note.at for note in notes if note.do == COMMIT and note.at >= since)
     return max((later - at for at, later in itertools.pairwise([since, *times])), default=None)
 
@@ -104,7 +104,7 @@ def worlds(notes: Iterable[Note]) -> int:
 
 
 def lost_steps(notes: Iterable[Note]) -> int:
-    """Steps that a world committed and the next one made again, over all worlds."""
+    """Return the number of steps that a world completed and the next one trained again, over all worlds."""
     made: dict[AttemptId, list[int]] = defaultdict(list)
     for note in notes:
         if note.do == COMMIT:
@@ -114,7 +114,7 @@ def lost_steps(notes: Iterable[Note]) -> int:
 
 
 def wrong_samples(notes: Iterable[Note], *, batch: int, epoch: int) -> int:
-    """Samples that a committed step missed, or that it or its epoch saw twice; an epoch is so many steps."""
+    """Return how many samples a completed step missed, or saw twice in the step or its epoch; `epoch` is in steps."""
     worlds: dict[int, AttemptId] = {}
     taken: dict[tuple[int, AttemptId], list[int]] = defaultdict(list)
     for note in notes:
@@ -131,7 +131,8 @@ def wrong_samples(notes: Iterable[Note], *, batch: int, epoch: int) -> int:
 
 
 def weights_equal(notes: Iterable[Note]) -> bool:
-    """All ranks had the same weights after each step, and began each world with those of the step it went on from."""
+    """Return whether all ranks had equal weights after each step, and started each world with those of the
+    step that it resumed from."""
     noted: dict[tuple[AttemptId, int], set[str]] = defaultdict(set)
     begun: set[tuple[AttemptId, int]] = set()
     for note in notes:
@@ -144,9 +145,9 @@ def weights_equal(notes: Iterable[Note]) -> bool:
 
 
 def _known(attempt_id: AttemptId, step: int, noted: Mapping[tuple[AttemptId, int], set[str]]) -> bool:
-    """Whether a world resumed from weights that an earlier one recorded, or from the step after them.
+    """Return whether a world resumed from weights that an earlier one recorded, or from the step after them.
 
-    A step that was in doubt when its world ended may be applied although no rank is left that recorded it.
+    A step that was prepared when its world ended may be applied although no surviving rank recorded it.
     """
     earlier = [at for at in noted if at[0] < attempt_id]
     made = [at for at in earlier if at[1] == step]

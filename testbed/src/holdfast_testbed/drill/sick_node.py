@@ -1,6 +1,6 @@
-"""A sick node as its monitoring sees it, and the chart with node remediation on.
+"""A faulty node with its monitoring, and the chart with node remediation.
 
-DCGM's exporter, a real Prometheus with the shipped rules, and a real Alertmanager as the guide configures it.
+The monitoring is DCGM's exporter, a real Prometheus with the shipped rules, and a real Alertmanager as in the guide.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast_testbed.cluster.cluster import Cluster
 
 OFF_THE_BUS = 79
-"""The XID of a GPU that no longer answers."""
+"""The XID of a GPU that does not respond."""
 GUIDE = REPOSITORY / "docs" / "how-to" / "node-remediation.md"
 RULES = CHART / "rules" / "holdfast.yaml"
 TOKEN = "a-token-of-the-drill"  # noqa: S105 - of a cluster that ends with the drill
@@ -46,7 +46,7 @@ _VALUES = (
 
 
 class Exporter(ThreadingTCPServer):
-    """DCGM's exporter, as far as one gauge goes."""
+    """DCGM's exporter with one gauge."""
 
     daemon_threads = True
 
@@ -77,12 +77,12 @@ class _Page(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 @contextmanager
 def remediating(cluster: Cluster) -> Iterator[None]:
-    """The chart with node remediation on; as it was afterwards."""
+    """Install the chart with node remediation, and restore the previous values afterwards."""
     secret = ("-n", OPERATOR_NAMESPACE, "create", "secret", "generic", "alerts", f"--from-literal=token={TOKEN}")
     cluster.kubectl(*secret)
     try:
@@ -95,7 +95,7 @@ def remediating(cluster: Cluster) -> Iterator[None]:
 
 @contextmanager
 def monitored(cluster: Cluster, folder: Path) -> Iterator[Exporter]:
-    """An exporter, Prometheus and Alertmanager that know each other, scraped and evaluated each second."""
+    """Start an exporter, Prometheus and Alertmanager, connected; scraped and evaluated each second."""
     with ExitStack() as stack:
         source = stack.enter_context(_exporter())
         manager = stack.enter_context(alertmanager(folder, _guides_config(cluster, folder)))
@@ -125,7 +125,7 @@ def _exporter() -> Iterator[Exporter]:
 
 
 def _guides_config(cluster: Cluster, folder: Path) -> dict[str, Any]:
-    """The guide's alertmanager.yml, with the operator's address and the files of this machine."""
+    """Return the guide's alertmanager.yml with the operator's address and the files of this machine."""
     texts = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     config: dict[str, Any] = next(parsed for parsed in map(yaml.safe_load, texts) if "receivers" in parsed)
     shown = json.loads(cluster.kubectl("-n", OPERATOR_NAMESPACE, "get", "secret", "holdfast-ca", "-o", "json"))
@@ -133,7 +133,7 @@ def _guides_config(cluster: Cluster, folder: Path) -> dict[str, Any]:
     (folder / "token").write_text(TOKEN)
     (hook,) = config["receivers"][1]["webhook_configs"]
     host = hook["url"].split("/")[2].rpartition(":")[0]
-    # The pod's own address: cluster IPs cannot be reached from outside.
+    # The pod's own address, because cluster IPs cannot be reached from outside.
     hook["url"] = hook["url"].replace(host, str(leader(cluster)["status"]["podIP"]))
     hook["http_config"]["tls_config"] = {"ca_file": str(folder / "ca.crt"), "server_name": host}
     hook["http_config"]["authorization"]["credentials_file"] = str(folder / "token")
@@ -142,5 +142,5 @@ def _guides_config(cluster: Cluster, folder: Path) -> dict[str, Any]:
 
 
 def unschedulable(cluster: Cluster, node: str) -> bool:
-    """Whether it is cordoned."""
+    """Return whether the node is cordoned."""
     return cluster.kubectl("get", "node", node, "-o", "jsonpath={.spec.unschedulable}").strip() == "true"

@@ -1,4 +1,4 @@
-"""Edits of a job that trains, in flight."""
+"""Changes the spec of a job during training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def edit(job: DrillJob, spec: Mapping[str, Any]) -> None:
-    """A merge into its spec, until the launchers of all that train know of it."""
+    """Merge into the job's spec, and wait until the launchers of all training workers have received it."""
     watcher = job.watcher
     patch = json.dumps({"spec": spec})
     job.cluster.kubectl("-n", watcher.namespace, "patch", "ftj", watcher.job, "--type=merge", "-p", patch)

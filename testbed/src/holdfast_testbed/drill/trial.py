@@ -1,4 +1,4 @@
-"""One trial of a case of the matrix: done to a job that trains, watched by its script's own notes."""
+"""One trial of a case of the matrix, on a job that trains. The records of its script show the result."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Trial:
     complaint: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As kept between runs."""
+        """Return the JSON that is kept between runs."""
         return asdict(self)
 
     def held(self, case: Case) -> bool:
-        """Everything that is promised except seconds."""
+        """Return whether everything was kept that is promised, except times."""
         counted = {case.cause: 1} if case.cause else {}
         whole = self.resumed is not None and self.equal and not self.wrong and not self.complaint
         same = bool(case.cause) or self.worlds == 1
@@ -64,7 +64,7 @@ class Trial:
 
 
 def settle(job: DrillJob, workers: int = WORKERS, *, warm: bool = True) -> None:
-    """Wait until all train in one world, and on request until the standby processes are ready."""
+    """Wait until all workers train in one world and, on request, until the standby processes are ready."""
     job.watcher.wait_for_world(workers, steps=5, timeout=240)
     if warm:
         job.watcher.wait(
@@ -73,7 +73,7 @@ def settle(job: DrillJob, workers: int = WORKERS, *, warm: bool = True) -> None:
 
 
 def cost_so_far(job: DrillJob) -> Cost:
-    """So far."""
+    """Return the cost since the records were cleared."""
     return _cost(_noted(job))
 
 
@@ -146,7 +146,7 @@ def _place(case: Case, job: DrillJob) -> None:
 
 
 def _renew(job: DrillJob, pod: PodView | None = None) -> None:
-    """Another pod for this worker or the last, and its loss counted, so that the next trial sees nothing of it."""
+    """Replace the pod of this worker, or the last one, and wait until its loss is counted, before the next trial."""
     known = _decided(job)
     delete_pod(job, pod)
     job.watcher.wait("the pod's loss", lambda: _decided(job) != known, 120)
@@ -154,12 +154,13 @@ def _renew(job: DrillJob, pod: PodView | None = None) -> None:
 
 
 def _decided(job: DrillJob) -> dict[int, str]:
-    """Soon after its memory ran out, a container's end is the last part of that incident, and no other one."""
+    """Return the decisions, by number. A container's end soon after its memory ran out is part of the same
+    incident."""
     return {incident.number: incident.decision for incident in job.watcher.view.incidents}
 
 
 def _await_commit(job: DrillJob) -> None:
-    """A commit whose steps are noted, so that what is restored from it can be compared."""
+    """Wait for a checkpoint whose steps are recorded, so that restored weights can be compared."""
 
     def noted() -> bool:
         steps = script_log.committed_steps(_noted(job))
@@ -175,10 +176,10 @@ def _noted(job: DrillJob) -> list[script_log.Note]:
 
 
 def _await_count(case: Case, job: DrillJob, known: Mapping[str, int]) -> None:
-    """Training does not wait for the operator, which may be behind it on a busy host. Then the time passes that would
-    show a second count."""
+    """Wait until the operator has counted the incident, as it may be late on a busy host, and for a possible second
+    count."""
     if case.cause:
-        with contextlib.suppress(TimeoutError):  # judged below: nothing was counted
+        with contextlib.suppress(TimeoutError):  # the trial fails below because no incident was counted
             job.watcher.wait(
                 "a count", lambda: bool(newly_counted(known, job.watcher.view.incidents_by_cause)), PATIENCE
             )
@@ -190,7 +191,8 @@ def _struck(job: DrillJob, asked: float) -> float:
 
 
 def _resumed(case: Case, job: DrillJob, before: AttemptId, struck: float) -> float | None:
-    """A step of a later world. Without a cause none is expected, and the time passes that would show one."""
+    """Return the time of a later world's step. Without a cause, wait for as long as one could show, and return
+    None."""
     if not case.cause:
         time.sleep(UNDISTURBED_SECONDS)
         return None

@@ -1,4 +1,4 @@
-"""A watcher of one job: reads the resource and the pods' metrics a few times a second, and keeps what it saw."""
+"""A watcher of one job. It reads the resource and the pods' metrics a few times per second and keeps the results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PodView:
 
 
 class Watcher:
-    """Polls from a thread of its own; readers take consistent snapshots. Use as a context manager."""
+    """Polls in its own thread; readers receive consistent snapshots. Use it as a context manager."""
 
     def __init__(self, cluster: Cluster, namespace: str, job: str) -> None:
         self.namespace = namespace
@@ -92,7 +92,7 @@ class Watcher:
         return told[-1] if told else 0
 
     def wait(self, what: str, condition: Callable[[], bool], timeout: float) -> None:
-        """Return as soon as the condition holds; raise TimeoutError that names what was waited for."""
+        """Return as soon as the condition holds. Raises TimeoutError with `what`."""
         deadline = time.monotonic() + timeout
         while not condition():
             if self._ended_by is not None:
@@ -109,7 +109,7 @@ class Watcher:
         self.wait(f"a step above {above}", reached, timeout)
 
     def wait_for_world(self, size: int, steps: int, timeout: float) -> None:
-        """Until a world of `size` ranks has committed `steps` steps while we looked."""
+        """Wait until a world of `size` ranks has been observed to complete `steps` steps."""
         first: dict[AttemptId, int] = {}
 
         def settled() -> bool:
@@ -128,7 +128,7 @@ class Watcher:
         try:
             while not self._stop.wait(POLL_SECONDS):
                 self._poll()
-        except Exception as error:  # noqa: BLE001 - carried over to whoever waits
+        except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
             self._ended_by = error
 
     def _poll(self) -> None:
@@ -136,7 +136,7 @@ class Watcher:
             resource = self._read_job()
             pods = self._read_pods()
         except (ApiException, HTTPError, OSError, ValueError):
-            return  # the API server may be the thing that is being broken
+            return  # the API server itself may be the target of the fault
         view = parse_job(resource)
         running = [pod for pod in pods if pod.ip and pod.phase == "Running"]
         seen = [p for p in self._pool.map(_read_progress, running) if p is not None]

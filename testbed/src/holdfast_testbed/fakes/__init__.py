@@ -1,1 +1,1 @@
-"""Stand-ins for what surrounds Holdfast: clouds, GPU metrics, object storage, sidecars, faulty connections."""
+"""Fakes of Holdfast's environment: clouds, GPU metrics, object storage, sidecars, faulty connections."""

@@ -1,11 +1,12 @@
-"""A proxy on loopback in front of an API server: slow, away, silent, or deaf in its watches, for one of its clients.
+"""A proxy on loopback in front of an API server that is slow, unavailable or silent, or without watches, for one
+client.
 
 ```python
 with api_faults(server, authority) as proxy:
     proxy.kubeconfig(own, path)   # plain HTTP on this side, a token as the user
     proxy.become(Mode.SILENT)
 ```
-Watches are passed on line by line. What a silent proxy holds back arrives late once it passes again, as packets do.
+Watches are forwarded line by line. A silent proxy holds back data, and delivers it when it forwards again.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _GONE: Final = {
 
 
 class Mode(Enum):
-    """How the proxy treats requests."""
+    """The proxy's handling of requests."""
 
     PASSING = "they pass"
     AWAY = "connections are reset, as of a host whose server has ended"
@@ -53,9 +54,10 @@ class Mode(Enum):
 
 
 class ApiProxy:
-    """The running proxy. ``delay_seconds`` is how long each request waits before it is passed on.
+    """The running proxy. ``delay_seconds`` is the time before a request is forwarded.
 
-    ``on_answer`` is called with method, path and answer of each request but watches, before the client has it.
+    ``on_answer`` is called with method, path and answer of each request except watches, before the client receives
+    it.
     """
 
     def __init__(self, server: str, authority: Path) -> None:
@@ -74,7 +76,7 @@ class ApiProxy:
         self.url = f"http://127.0.0.1:{self._listener.server_address[1]}"
 
     def kubeconfig(self, own: Path, path: Path) -> Path:
-        """Write to ``path`` a client's ``own`` kubeconfig by way of the proxy."""
+        """Write to ``path`` a copy of the kubeconfig ``own`` whose server is the proxy."""
         config = yaml.safe_load(own.read_text())
         config["clusters"][0]["cluster"]["server"] = self.url
         path.write_text(yaml.safe_dump(config))
@@ -106,7 +108,7 @@ class ApiProxy:
                 client.shutdown(socket.SHUT_RDWR)
 
     def admit(self) -> bool:
-        """Wait as the mode wants; whether a request that came is passed on."""
+        """Wait as the mode requires. Return whether to forward the request."""
         while self.mode is Mode.SILENT:
             time.sleep(_LOOK_SECONDS)
         if self.mode is Mode.AWAY:
@@ -116,31 +118,31 @@ class ApiProxy:
         return True
 
     def joined(self, client: socket.socket) -> None:
-        """A client's connection is open."""
+        """Record that a client's connection is open."""
         with self._lock:
             self._clients.add(client)
 
     def left(self, client: socket.socket) -> None:
-        """It is closed."""
+        """Record that the connection is closed."""
         with self._lock:
             self._clients.discard(client)
 
     def watches(self, handler: _Handler) -> None:
-        """This one passes on a watch."""
+        """Record that this connection forwards a watch."""
         with self._lock:
             self._watches.add(handler)
 
     def ended(self, handler: _Handler) -> None:
-        """Its watch is over."""
+        """Record that its watch ended."""
         with self._lock:
             self._watches.discard(handler)
 
     def serve(self) -> None:
-        """Until `close`."""
+        """Serve until `close`."""
         self._listener.serve_forever(poll_interval=_LOOK_SECONDS)
 
     def close(self) -> None:
-        """End it, and what is open."""
+        """End the server and all open connections."""
         self._listener.shutdown()
         self._listener.server_close()
         self.mode = Mode.AWAY
@@ -149,7 +151,7 @@ class ApiProxy:
 
 @contextmanager
 def api_faults(server: str, authority: Path) -> Iterator[ApiProxy]:
-    """A proxy in front of this address, whose certificate is of that authority."""
+    """Start a proxy in front of this address, whose certificate that authority signed."""
     proxy = ApiProxy(server, authority)
     thread = threading.Thread(target=proxy.serve, name="api-faults", daemon=True)
     thread.start()
@@ -170,17 +172,17 @@ class _Listener(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Connections break here all the time."""
+        """Log nothing: connections are broken on purpose."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One client's connection, and one of ours to the API server."""
+    """One client's connection, and the proxy's connection to the API server."""
 
     protocol_version = "HTTP/1.1"
     server: _Listener
 
     def setup(self) -> None:
-        """A connection begins."""
+        """Open a connection."""
         super().setup()
         self._upstream: http.client.HTTPSConnection | None = None
         self._writes = threading.Lock()
@@ -188,7 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.proxy.joined(self.connection)
 
     def finish(self) -> None:
-        """It ends."""
+        """Close the connection."""
         self.server.proxy.left(self.connection)
         if self._upstream is not None:
             self._upstream.close()
@@ -196,10 +198,10 @@ class _Handler(BaseHTTPRequestHandler):
             super().finish()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """No lines for each request."""
+        """Log nothing."""
 
     def expire(self) -> None:
-        """Tell the watch that it is too old, and end it."""
+        """Send the watch an error that its version is too old, and end it."""
         with self._writes, suppress(OSError):
             self._expired = True
             self._chunk(json.dumps(_GONE).encode() + b"\n")

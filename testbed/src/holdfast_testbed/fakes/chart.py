@@ -1,4 +1,4 @@
-"""The chart as the real Helm CLI renders it, and the permissions that it grants, without a release."""
+"""The chart as the real Helm CLI renders it, and its permissions, without a release."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def render(
     hooks: bool = False,
     file: Path | None = None,
 ) -> Sequence[Manifest]:
-    """Return the objects that are installed, with `hooks` also those of `helm test`. Do not change them."""
+    """Return the objects that are installed, with `hooks` also those of `helm test`. Do not modify them."""
     flags = [flag for value in values for flag in ("--set", value)] + ([] if hooks else ["--no-hooks"])
     flags += ["--values", str(file)] if file is not None else []
     words = ["-n", namespace, "--kube-version", KUBERNETES, *flags]
@@ -38,24 +38,24 @@ def render(
 
 
 def account(namespace: str = OPERATOR_NAMESPACE) -> str:
-    """The operator as the API server knows it."""
+    """Return the operator's user name in the API server."""
     return f"system:serviceaccount:{namespace}:holdfast"
 
 
 def rights(*values: str, namespace: str = OPERATOR_NAMESPACE) -> list[Manifest]:
-    """Exactly what a release with these values lets its service account do."""
+    """Return exactly the permissions that a release with these values gives its service account."""
     made = render(*values, "rbac.aggregate=false", "crds.enabled=false", namespace=namespace)
     return [document for document in made if document["kind"] in _OF_RIGHTS]
 
 
 def grant(cluster: Cluster, granted: Sequence[Manifest], namespace: str = OPERATOR_NAMESPACE) -> Path:
-    """Make the namespace with these rights; returns a kubeconfig of the service account."""
+    """Create the namespace with these permissions. Return a kubeconfig of the service account."""
     cluster.kubectl("create", "namespace", namespace)
     cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(granted))
     return cluster.kubeconfig_for(service_account="holdfast", namespace=namespace)
 
 
 def withdraw(cluster: Cluster, granted: Sequence[Manifest], namespace: str) -> None:
-    """As before; the namespace goes by and by."""
+    """Remove the permissions. The namespace is deleted asynchronously."""
     cluster.kubectl("delete", "-f", "-", input=yaml.safe_dump_all(granted))
     cluster.kubectl("delete", "namespace", namespace, "--wait=false")

@@ -1,7 +1,7 @@
-"""A node's dcgm-exporter, as its text goes over the wire.
+"""A node's dcgm-exporter and the text that it serves.
 
-Names, labels, their order and their absence are the real one's (versions 3 and 4; `old_names`: one that was told to
-keep the names of version 2), from its sources and from texts that people published. The GPUs are made up.
+Names, labels, their order and their absence are those of the real versions 3 and 4, from its sources and from
+published texts. `old_names`: as if configured with the names of version 2. The GPUs are fictitious.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 
 PORT = 9400
-# A healthy GPU at work, as an exporter shows it whose counters file has what people turn on.
+# A healthy GPU with load, as an exporter shows it with a usual counters file.
 USUAL: Mapping[str, float] = {
     "DCGM_FI_DEV_SM_CLOCK": 1980,
     "DCGM_FI_DEV_MEM_CLOCK": 2619,
@@ -65,7 +65,7 @@ class FakeGpu:
         self.values.update({f"DCGM_FI_DEV_{name}": value for name, value in values.items()})
 
     def live(self) -> None:
-        """Take up energy, as a GPU always does."""
+        """Increase the energy counter, as a real GPU always does."""
         self.values["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"] += 4000
 
 
@@ -86,7 +86,7 @@ class FakeNode:
         return ("\n".join(lines) + "\n").encode()
 
     def _counted(self) -> Iterator[str]:
-        """One line for each XID of the last minutes, and one without an XID where there was none."""
+        """Yield one line for each recent XID, and one without an XID if there was none."""
         window = {"window_size_in_ms": "300000"}
         for gpu in self.gpus:
             if gpu.xid_counts is None:
@@ -146,7 +146,7 @@ class ExporterServer:
         return f"http://{host!s}:{port}"
 
     def answer(self, path: str) -> tuple[int, bytes]:
-        """Status and body for a request."""
+        """Return status and body for a request."""
         self.asked.append(path)
         if self.hangs:
             self._release.wait(60)
@@ -172,7 +172,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
-        """Without http.server's look-up of the host's name, which may hang where there is no DNS."""
+        """Bind without http.server's look-up of the host's name, which may hang without DNS."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
@@ -188,9 +188,9 @@ def _handler(exporter: ExporterServer) -> type[BaseHTTPRequestHandler]:
                 self.end_headers()
                 self.wfile.write(body)
             except OSError:
-                self.close_connection = True  # who asked has gone away, on purpose
+                self.close_connection = True  # the client disconnected, on purpose
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-            """Nothing."""
+            """Log nothing."""
 
     return Handler

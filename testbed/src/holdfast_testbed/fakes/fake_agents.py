@@ -1,7 +1,7 @@
-"""Simulated launchers and sidecars, and how the worlds of a job's launchers form: no I/O, no clock.
+"""Simulated launchers and sidecars, and the worlds that the launchers of a job form: no I/O, no clock.
 
-Terms and rules are those of protocol.md, without the training. A player holds the common knowledge of a job's
-launchers, receives the operator's memberships and sends reports. Differences between players are parameters.
+Terms and rules are those of protocol.md, without training. A caller holds the common state of a job's launchers,
+takes the operator's memberships and sends reports. Differences between callers are parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """A pod whose launcher and sidecar are played."""
+    """A pod with a simulated launcher and sidecar."""
 
     namespace: str
     name: str
@@ -64,7 +64,7 @@ def _world(membership: Json, attempt: int, members: list[str]) -> Json:
 
 
 def gone(ended: Json | None, world: Json | None) -> list[str]:
-    """Who was in the world that ended and is not in the one that followed."""
+    """Return the members of the ended world that are not in the next one."""
     return [uid for uid in ended["members"] if uid not in world["members"]] if ended and world else []
 
 
@@ -74,7 +74,7 @@ def gone(ended: Json | None, world: Json | None) -> list[str]:
 def incident(
     ended: Json, lost: Sequence[str], *, at: str, drained: bool = False, pod: str | None = None, lost_steps: int = 0
 ) -> Json:
-    """That a world ended, because these were lost, or drained."""
+    """Return an incident: a world ended because these members were lost or drained."""
     return {
         **_pair(ended),
         "cause": "Interruption" if drained else "Infrastructure",
@@ -100,7 +100,7 @@ def _pair(value: Json) -> Json:
     return {key: int(value[key]) for key in ("generation", "attempt")}
 
 
-# What is sent
+# Messages to the operator
 
 
 def status(
@@ -160,7 +160,7 @@ def report(worker: Worker, launcher: Json | None, *, number: int, preflight: Jso
 
 
 def token_request(*, pod: str, uid: str, audience: str = "holdfast") -> Json:
-    """For what a projected volume would hold: a token bound to the pod."""
+    """Return the request for a token that a projected volume would contain, bound to the pod."""
     bound = {"kind": "Pod", "apiVersion": "v1", "name": pod, "uid": uid}
     spec = {"audiences": [audience], "boundObjectRef": bound, "expirationSeconds": 3600}
     return {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}

@@ -58,7 +58,7 @@ class Server:
 @dataclass(frozen=True, kw_only=True)
 class Prometheus(Server):
     def query(self, expression: str, at: float | None = None) -> list[Sample]:
-        """The expression's value now or at a time, as a vector."""
+        """Return the value of the expression, now or at a time, as a vector."""
         when = {} if at is None else {"time": str(at)}
         data = self.get("/api/v1/query", query=expression, **when)["data"]
         if data["resultType"] == "scalar":
@@ -66,7 +66,7 @@ class Prometheus(Server):
         return [Sample(labels=found["metric"], value=float(found["value"][1])) for found in data["result"]]
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Alerts that are pending or fire."""
+        """Return the pending and firing alerts."""
         found: list[dict[str, Any]] = self.get("/api/v1/alerts")["data"]["alerts"]
         return found
 
@@ -80,8 +80,8 @@ class Alertmanager(Server):
 
 @contextmanager
 def prometheus(folder: Path, config: Mapping[str, Any]) -> Iterator[Prometheus]:
-    """A Prometheus with this configuration, its data and log in the folder."""
-    # Alertmanagers are found seconds after the start: an alert of before would be sent again a minute later.
+    """Start a Prometheus with this configuration, its data and log in the folder."""
+    # Alertmanagers are discovered seconds after the start. An earlier alert would be sent again a minute later.
     words = [f"--storage.tsdb.path={folder / 'prometheus-data'}", "--rules.alert.resend-delay=1s"]
     with _running("prometheus", folder, config, words) as (url, log):
         yield Prometheus(url=url, log=log)
@@ -89,14 +89,14 @@ def prometheus(folder: Path, config: Mapping[str, Any]) -> Iterator[Prometheus]:
 
 @contextmanager
 def alertmanager(folder: Path, config: Mapping[str, Any]) -> Iterator[Alertmanager]:
-    """An Alertmanager with this configuration, alone: it seeks no peers."""
+    """Start an Alertmanager with this configuration and without peers."""
     words = [f"--storage.path={folder / 'alertmanager-data'}", "--cluster.listen-address="]
     with _running("prometheus-alertmanager", folder, config, words, _with_templates()) as (url, log):
         yield Alertmanager(url=url, log=log)
 
 
 def _with_templates() -> list[str | Path]:
-    """Debian's Alertmanager opens its templates by an absolute path: where it is only unpacked, give it that path."""
+    """Return a prefix that mounts unpacked templates, because Debian's Alertmanager opens them by an absolute path."""
     if _TEMPLATES.is_file():
         return []
     share = program("prometheus-alertmanager").resolve().parents[1] / "share"
@@ -110,7 +110,7 @@ def _running(
 ) -> Iterator[tuple[str, Path]]:
     folder.mkdir(parents=True, exist_ok=True)
     file, log = folder / f"{name}.json", folder / f"{name}.log"
-    file.write_text(json.dumps(config))  # all JSON is YAML
+    file.write_text(json.dumps(config))  # JSON is valid YAML
     argv = [*prefix, program(name), f"--config.file={file}", f"--web.listen-address={_ANY_PORT}", *words]
     with log.open("wb") as output:
         process = subprocess.Popen(argv, stdout=output, stderr=output, cwd=folder, env=child_environment())
@@ -121,7 +121,7 @@ def _running(
 
 
 def _url(name: str, process: subprocess.Popen[bytes], log: Path) -> str:
-    """Its address, from its own log, once it is ready."""
+    """Return the server's address from its log, once it is ready."""
     found: list[str] = []
 
     def ready() -> bool:

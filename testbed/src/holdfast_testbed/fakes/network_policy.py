@@ -1,6 +1,6 @@
-"""What NetworkPolicies let through, by their specification: the testbed's CNI enforces none.
+"""The connections that NetworkPolicies allow by their specification, because the testbed's CNI enforces none.
 
-https://kubernetes.io/docs/concepts/services-networking/network-policies/. A form that is not evaluated here raises.
+https://kubernetes.io/docs/concepts/services-networking/network-policies/. A form that is not supported here raises.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """One end of a flow: a pod; without a namespace, a host or anything else that is no pod (also one with the host's
-    network)."""
+    """One end of a flow: a pod, or without a namespace a host or another end outside of pods. A pod with the host's
+    network is such an end too."""
 
     namespace: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -38,14 +38,14 @@ class Flow:
 
 
 def allowed(policies: Iterable[Json], flow: Flow) -> bool:
-    """Whether it may be: the target's side takes it and the source's lets it go."""
+    """Return whether the flow is allowed: the target accepts it, and the source may open it."""
     listed = list(policies)
     taken = _side([one for one in listed if _concerns(one, "Ingress", flow.target)], "ingress", "from", flow)
     return taken and _side([one for one in listed if _concerns(one, "Egress", flow.source)], "egress", "to", flow)
 
 
 def _side(policies: list[Json], rules: str, peers: str, flow: Flow) -> bool:
-    """By the policies of one end: none means that all is allowed."""
+    """Return whether the policies of one end allow the flow; without policies, everything is allowed."""
     other = flow.source if peers == "from" else flow.target
     return not policies or any(
         _any_peer(rule.get(peers), other, policy["metadata"]["namespace"]) and _any_port(rule.get("ports"), flow)

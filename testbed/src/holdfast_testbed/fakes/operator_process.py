@@ -1,4 +1,4 @@
-"""The operator of this tree as a process of its own, on loopback."""
+"""The operator of this tree as a separate process on loopback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _END_SECONDS: Final = 120.0
 
 
 class OperatorProcess:
-    """`python -m holdfast_operator`, or another program around it. One log for all its starts."""
+    """`python -m holdfast_operator`, or another program that runs it. All its starts share one log."""
 
     def __init__(
         self, kubeconfig: Path, folder: Path, program: Sequence[str] = MODULE, *, name: str = "", **environment: str
@@ -32,7 +32,7 @@ class OperatorProcess:
         self.program = program
         self._log = folder / f"{self.name}.log"
         self._log.unlink(missing_ok=True)
-        # Nothing of ours but what is named here: a setting of this process would be one of the operator.
+        # Only these variables: a setting of this process would become one of the operator.
         self.environment = {
             "PATH": os.defpath,
             "PYTHONPATH": str(settings().repository / "operator" / "src"),
@@ -50,7 +50,7 @@ class OperatorProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; returns at once. It is killed when the thread that did this ends."""
+        """Start the process and return at once. It is killed when the calling thread ends."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, *self.program],
@@ -65,7 +65,7 @@ class OperatorProcess:
         self.wait()
 
     def stop(self) -> int:
-        """SIGTERM; returns its exit status."""
+        """Send SIGTERM, and return the exit status."""
         self.signal(signal.SIGTERM)
         return self.wait()
 
@@ -73,7 +73,7 @@ class OperatorProcess:
         self._started.send_signal(number)
 
     def wait(self) -> int:
-        """Its exit status, once it has ended."""
+        """Wait for the end, and return the exit status."""
         return self._started.wait(_END_SECONDS)
 
     @property
@@ -87,19 +87,19 @@ class OperatorProcess:
         return self._process
 
     def alive(self) -> bool:
-        """Whether the process is the one that was started."""
+        """Return whether the started process still runs."""
         return self._process is not None and self._process.poll() is None
 
     def ready(self) -> bool:
-        """Whether its readiness probe succeeds."""
+        """Return whether the readiness probe succeeds."""
         return self.answers("/readyz")
 
     def answers(self, path: str) -> bool:
-        """Whether a page is there and well."""
+        """Return whether a page answers with 200."""
         return self.page(path, seconds=5) is not None
 
     def page(self, path: str, seconds: float = 60) -> str | None:
-        """A page, if it is there and well."""
+        """Return a page; None unless it answers with 200."""
         try:
             status, text = self.get(path, seconds)
         except (OSError, http.client.HTTPException):
@@ -107,7 +107,7 @@ class OperatorProcess:
         return text if status == 200 else None
 
     def get(self, path: str, seconds: float = 60) -> tuple[int, str]:
-        """A page of probes and metrics."""
+        """Return status and text of a page of probes and metrics."""
         connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=seconds)
         try:
             connection.request("GET", path)
@@ -117,6 +117,6 @@ class OperatorProcess:
             connection.close()
 
     def log(self) -> str:
-        """All lines that it wrote; the last one may be on its way."""
+        """Return all log lines; the last one may be incomplete."""
         whole, _, _rest = self._log.read_bytes().rpartition(b"\n")
         return whole.decode()

@@ -1,11 +1,12 @@
-"""A real S3 server over a folder, for tests and benchmarks, on loopback or where pods reach it. Ends with its `with`.
+"""A real S3 server over a folder, for tests and benchmarks, on loopback or where pods reach it. It ends with its
+`with`.
 
 ```python
 with s3_server(folder) as server:
     boto3.client("s3", endpoint_url=server.url, **server.credentials)
 ```
-It compares checksums, honours If-None-Match, and refuses wrong secrets. Below it is a file system: it refuses a key
-`x` beside a key `x/y`.
+It compares checksums, supports If-None-Match, and rejects wrong secrets. It stores objects in a file system,
+so it rejects a key `x` if there is a key `x/y`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class S3Server:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """It does not run meanwhile: connections are refused. Afterwards it is there again, with all that it held."""
+        """Stop the server meanwhile, so that connections are refused. Afterwards it runs again with all its data."""
         self._program.stop()
         try:
             yield
@@ -67,7 +68,7 @@ class S3Server:
 
 @contextmanager
 def s3_server(folder: Path, *, address: str = "127.0.0.1", region: str = REGION) -> Iterator[S3Server]:
-    """A server with random credentials, its data and log in the folder."""
+    """Start a server with random credentials, its data and log in the folder."""
     data, notes, log = folder / "buckets", folder / "notes", folder / "versitygw.log"
     for made in (data, notes):
         made.mkdir(parents=True)
@@ -75,7 +76,7 @@ def s3_server(folder: Path, *, address: str = "127.0.0.1", region: str = REGION)
     access, secret = secrets.token_hex(10), secrets.token_hex(20)
     words = ["--port", f"{address}:{port}", "--region", region, "--health", _HEALTH, "--quiet", "--keep-alive"]
     server = _Program(
-        # Notes beside the data: not every file system has extended attributes.
+        # Metadata next to the data, because not every file system has extended attributes.
         argv=(program("versitygw"), *words, "posix", "--sidecar", notes, data),
         environment=child_environment(ROOT_ACCESS_KEY=access, ROOT_SECRET_KEY=secret),
         url=f"http://{address}:{port}",
@@ -91,7 +92,7 @@ def s3_server(folder: Path, *, address: str = "127.0.0.1", region: str = REGION)
 
 @dataclass
 class _Program:
-    """The server's process, which may be started again."""
+    """The server's process, which can be restarted."""
 
     argv: Sequence[str | Path]
     environment: Mapping[str, str] = field(repr=False)

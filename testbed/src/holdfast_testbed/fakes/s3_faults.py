@@ -1,10 +1,10 @@
-"""A proxy on loopback in front of an S3 server that does to each request what a plan says.
+"""A proxy on loopback in front of an S3 server that injects faults into requests according to a plan.
 
 ```python
 with faults(server.url, lambda request: Answer(status=503, code="SlowDown") if request.number < 3 else None) as proxy:
     boto3.client("s3", endpoint_url=proxy.url, …)
 ```
-Requests are passed on as they came, so that signatures hold; one connection carries one request.
+Requests are forwarded unchanged, so that signatures stay valid. A connection is used for one request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SILENT_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One request; numbers count from 1, names of headers are in lower case."""
+    """One request. Numbers start at 1; header names are in lower case."""
 
     number: int
     method: str
@@ -37,13 +37,13 @@ class Request:
 
     @property
     def is_part(self) -> bool:
-        """Whether it brings a part of a large object."""
+        """Whether the request uploads a part of a large object."""
         return self.method == "PUT" and "partNumber=" in self.target
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """An error that the server did not send."""
+    """An error response instead of the server's."""
 
     status: int
     code: str
@@ -51,7 +51,8 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Reset:
-    """The connection breaks: after some bytes of the body, or with `answer_lost` when the server is done."""
+    """A reset of the connection: after some bytes of the body, or with `answer_lost` after the server has
+    finished."""
 
     after_bytes: int = 0
     answer_lost: bool = False
@@ -66,7 +67,7 @@ class Delay:
 
 @dataclass(frozen=True, kw_only=True)
 class Flip:
-    """One byte of the request's body arrives as another; with `answer` one of the answer's body."""
+    """A changed byte in the request's body, or with `answer` in the response's body."""
 
     at: int
     answer: bool = False
@@ -78,20 +79,20 @@ Plan = Callable[[Request], Fault | None]
 
 @dataclass
 class Proxy:
-    """The running proxy: its plan may be changed at any time, and its requests are counted."""
+    """The running proxy, which counts requests. Its plan may be changed at any time."""
 
     url: str
     plan: Plan
     seen: list[Request] = field(default_factory=list)
 
     def heal(self) -> None:
-        """From now on every request passes."""
+        """Forward every request from now on."""
         self.plan = lambda _: None
 
 
 @contextmanager
 def faults(upstream: str, plan: Plan = lambda _: None) -> Iterator[Proxy]:
-    """A proxy in front of a server's URL."""
+    """Start a proxy in front of a server's URL."""
     place = urlsplit(upstream)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         proxy = Proxy(url=f"http://127.0.0.1:{listener.getsockname()[1]}", plan=plan)
@@ -191,7 +192,7 @@ def _ask(target: tuple[str, int], request: bytes) -> bytearray:
 
 
 def _reset(client: socket.socket) -> None:
-    """Closed with RST, as a middlebox does it."""
+    """Close the connection with RST, as a middlebox does."""
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 

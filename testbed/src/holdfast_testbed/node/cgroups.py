@@ -21,7 +21,7 @@ class Hierarchy:
 
 
 def parse_hierarchies(mountinfo: str) -> list[Hierarchy]:
-    """The cgroup trees of a `/proc/PID/mountinfo`."""
+    """Return the cgroup trees of a `/proc/PID/mountinfo`."""
     found = []
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
@@ -37,12 +37,12 @@ def parse_hierarchies(mountinfo: str) -> list[Hierarchy]:
 
 
 def hierarchies() -> list[Hierarchy]:
-    """The cgroup trees of this machine."""
+    """Return the cgroup trees of this machine."""
     return parse_hierarchies(_MOUNTS.read_text())
 
 
 def create(name: str) -> None:
-    """Make the group `name` (a path relative to the root) in every tree that a kubelet uses."""
+    """Create the group `name` (a path relative to the root) in every tree that a kubelet uses."""
     for tree in hierarchies():
         if tree.version == 2:
             _delegate(tree.mount, name)
@@ -53,7 +53,7 @@ def create(name: str) -> None:
 
 
 def _delegate(mount: Path, name: str) -> None:
-    """Hand every controller of the root down to `name` and its children."""
+    """Delegate every controller of the root to `name` and its children."""
     here = mount
     for part in ("", *Path(name).parts):
         here = here / part if part else here
@@ -63,7 +63,7 @@ def _delegate(mount: Path, name: str) -> None:
 
 
 def hand_down(group: Path, controller: str) -> None:
-    """Let the groups below use a controller; only those that a kubelet must have are worth an error."""
+    """Enable a controller for the child groups. Only a controller that a kubelet requires raises an error."""
     try:
         (group / "cgroup.subtree_control").write_text(f"+{controller}")
     except OSError as error:
@@ -75,7 +75,7 @@ def hand_down(group: Path, controller: str) -> None:
 
 
 def _inherit_cpuset(mount: Path, name: str) -> None:
-    """On v1 a new cpuset is empty, and nothing may run in it before it is filled."""
+    """Copy the cpuset of the parent: on v1 a new cpuset is empty, and no process can run in it."""
     parent = mount
     for part in Path(name).parts:
         here = parent / part
@@ -105,7 +105,7 @@ def _removed(top: Path) -> bool:
 
 
 def group_of(pid: int) -> list[str]:
-    """The paths of the groups that a process is in; empty when it is gone."""
+    """Return the paths of the groups of a process; empty if it is gone."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):

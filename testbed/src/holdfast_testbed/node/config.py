@@ -32,17 +32,17 @@ class NodeFiles:
 
     @property
     def cni(self) -> Path:
-        """Folder of CNI configurations."""
+        """The folder of CNI configurations."""
         return self.folder / "cni"
 
     @property
     def containerd(self) -> Path:
-        """Containerd's configuration."""
+        """containerd's configuration."""
         return self.folder / "containerd.toml"
 
     @property
     def containers(self) -> Path:
-        """The runtime specification that every container starts from."""
+        """The base runtime specification of every container."""
         return self.folder / "containers.json"
 
     @property
@@ -69,7 +69,7 @@ class NodeFiles:
 def containerd_toml(
     *, root: Path, cni_bin: Path, cni_conf: Path, runc: Path, containers: Path, may_raise_oom_score: bool
 ) -> str:
-    """Containerd's configuration. Without CAP_SYS_RESOURCE an OOM score must not be lowered."""
+    """Return containerd's configuration. Without CAP_SYS_RESOURCE, an OOM score must not be lowered."""
     return f"""version = 3
 root = {_quoted(root)}
 state = "/run/containerd"
@@ -113,7 +113,7 @@ def _quoted(path: Path) -> str:
 
 
 def cni_conflist(node: NodePlan) -> str:
-    """A bridge on each node; pods of other nodes are reached by the node's routes."""
+    """Return the configuration of a bridge on each node. The node's routes lead to pods on other nodes."""
     bridge = {
         "type": "bridge",
         "bridge": POD_BRIDGE,
@@ -131,7 +131,7 @@ def cni_conflist(node: NodePlan) -> str:
 
 
 def kubelet_config(*, node: NodePlan, cgroup: str, authority: Path, certificate: Path, key: Path) -> str:
-    """The kubelet's configuration."""
+    """Return the kubelet's configuration."""
     document: dict[str, Any] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -151,7 +151,7 @@ def kubelet_config(*, node: NodePlan, cgroup: str, authority: Path, certificate:
         "failSwapOn": False,
         "protectKernelDefaults": True,
         "makeIPTablesUtilChains": False,
-        # No DNS: a name is refused at once (nothing listens on a pod's loopback) instead of timing out.
+        # Without DNS: nothing listens on a pod's loopback, so a look-up is refused at once instead of timing out.
         "clusterDNS": ["127.0.0.1"],
         "clusterDomain": "cluster.local",
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
@@ -168,7 +168,7 @@ def kubelet_config(*, node: NodePlan, cgroup: str, authority: Path, certificate:
 
 
 def kube_proxy_config(*, node: NodePlan, kubeconfig: Path) -> str:
-    """kube-proxy's configuration. Conntrack's limits belong to the host and are left alone."""
+    """Return kube-proxy's configuration. Conntrack's limits belong to the host and stay unchanged."""
     document: dict[str, Any] = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",

@@ -1,7 +1,7 @@
-"""The first process of a node, PID 1 of its namespaces: mounts, then starts the node's programs and reaps.
+"""The first process of a node, PID 1 of its namespaces: it mounts, starts the node's programs and reaps processes.
 
-Started by `python -m holdfast_testbed.node.init BOOT.json`. When it is killed the kernel ends everything in the node,
-as if the power had failed.
+It is started by `python -m holdfast_testbed.node.init BOOT.json`. When it is killed, the kernel ends everything in
+the node, as a power failure does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(boot_file: str) -> None:
 
 
 def _mount_disk(disk: Path, private: list[str]) -> None:
-    """The node's own folders in the place of the host's. `/run` is empty at each boot, as after a power loss."""
+    """Mount the node's own folders over the host's. `/run` is empty at each boot, as after a power loss."""
     _forget_namespaces()
     for folder in private:
         mine = disk / folder.strip("/").replace("/", "-")
@@ -52,9 +52,9 @@ def _mount_disk(disk: Path, private: list[str]) -> None:
 
 
 def _forget_namespaces() -> None:
-    """Drop our copies of the host's named network namespaces: they would keep those of other clusters alive.
+    """Drop the copies of the host's named network namespaces, which would keep those of other clusters alive.
 
-    One goes by itself when its cluster is removed meanwhile.
+    A namespace may disappear meanwhile if its cluster is removed.
     """
     for point in _named_namespaces():
         try:
@@ -70,7 +70,7 @@ def _named_namespaces() -> list[str]:
 
 
 def _mount_kernel_files(folder: Path) -> None:
-    """Files in the place of kernel settings that are the whole machine's, and a boot id of this boot's own."""
+    """Mount files over kernel settings that belong to the whole machine, and a new boot ID."""
     values = {f"/proc/sys/{name}": value for name, value in SYSCTLS.items()}
     values["/proc/sys/kernel/random/boot_id"] = str(uuid.uuid4())
     values["/etc/machine-id"] = uuid.uuid5(uuid.NAMESPACE_DNS, socket.gethostname()).hex
@@ -82,7 +82,7 @@ def _mount_kernel_files(folder: Path) -> None:
 
 
 def _mount_runtime(pairs: list[list[str]]) -> None:
-    """The host's interpreter and libraries, read-only, where a hostPath volume shows them to pods."""
+    """Mount the host's interpreter and libraries read-only, for the hostPath volumes of pods."""
     for source, target in pairs:
         run(["mount", "--bind", source, target])
         run(["mount", "-o", "remount,bind,ro", target])
@@ -107,7 +107,7 @@ def _serve_metadata(announcement: Path) -> None:
 
 
 class Supervisor:
-    """Starts the node's programs in order, starts again what ends, and reaps every orphan of the node."""
+    """Starts the node's programs in order, restarts those that end, and reaps every orphan of the node."""
 
     def __init__(self, boot: dict[str, Any]) -> None:
         self._boot = boot
@@ -115,7 +115,7 @@ class Supervisor:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Reap children forever. The programs are started on another thread."""
+        """Reap children forever. Another thread starts the programs."""
         threading.Thread(target=self._boot_up, name="boot", daemon=True).start()
         while True:
             try:
@@ -146,7 +146,7 @@ class Supervisor:
 
 
 def _spawn(argv: list[str], log: int) -> int:
-    """Start a program without `subprocess`, which would want to reap it itself."""
+    """Start a program without `subprocess`, which would reap it itself."""
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, log, 1),

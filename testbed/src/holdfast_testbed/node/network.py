@@ -1,6 +1,6 @@
-"""Cables and routes: a switch in a namespace of its own, one cable to the host and one to each node.
+"""Cables and routes: a switch in its own namespace, one cable to the host and one to each node.
 
-The bridge stands in its own namespace so that no packet filter of the host (Docker's, say) has a word in it.
+The bridge has its own namespace so that no packet filter of the host, such as Docker's, affects it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Made = TypeVar("Made")
 
 _NETNS = Path("/run/netns")
 _NOBODY = "02:00:00:00:00:01"
-"""An Ethernet address that nothing has."""
+"""An Ethernet address that no interface has."""
 _GATEWAY = "02:00:00:00:00:02"
 """The address of each node's bridge for pods.
 
-A given address is stable. Without one, a bridge takes the lowest address of its cables, which may change with pods,
-and pods that know the old one reach nothing until they resolve it again.
+A fixed address is stable. Without one, a bridge takes the lowest address of its cables, which may change with pods.
+Pods that have cached the old one then reach nothing until they resolve it again.
 """
 _CLONE_NEWNET = 0x40000000
 _setns = ctypes.CDLL(None, use_errno=True).setns
@@ -45,7 +45,7 @@ def batch(lines: Sequence[str], namespace: str = "") -> None:
 
 
 def networks_in_use() -> list[str]:
-    """All IPv4 networks that the host has a route or an address in."""
+    """Return all IPv4 networks for which the host has a route or an address."""
     routes = json.loads(ip("-4", "-j", "route", "show", "table", "all") or "[]")
     found = [route["dst"] for route in routes if route.get("dst", "default") != "default"]
     links = json.loads(ip("-4", "-j", "addr") or "[]")
@@ -53,21 +53,21 @@ def networks_in_use() -> list[str]:
 
 
 def tags_in_use() -> set[str]:
-    """Names of links and namespaces, of which ours begin with `hf`."""
+    """Return the names of links and namespaces; those of clusters begin with `hf`."""
     links = {link["ifname"] for link in json.loads(ip("-j", "link") or "[]")}
     spaces = {path.name for path in _NETNS.iterdir()} if _NETNS.is_dir() else set()
     return {name.split("-")[0] for name in links | spaces}
 
 
 def load_kernel_modules() -> None:
-    """Kernel modules that nodes need. Most kernels have them built in, so a failure to load one is no error yet."""
+    """Load the kernel modules that nodes need. Most kernels have them built in, so a failure is no error yet."""
     for module in _MODULES:
         with suppress(CommandFailedError, MissingProgramError):
             run(["modprobe", "--quiet", module])
 
 
 def make_switch(plan: Plan) -> None:
-    """The switch and the host's cable to it."""
+    """Create the switch and the host's cable to it."""
     load_kernel_modules()
     ip("netns", "add", plan.switch)
     peer = f"{plan.tag}s"
@@ -80,7 +80,7 @@ def make_switch(plan: Plan) -> None:
 
 
 def make_node_network(plan: Plan, node: NodePlan, metadata_address: str) -> None:
-    """A node's namespace with its cable, its routes to all other nodes' pods, and the metadata address."""
+    """Create a node's namespace with its cable, its routes to the pods of other nodes, and the metadata address."""
     ip("netns", "add", node.namespace)
     batch(
         [
@@ -113,11 +113,11 @@ def set_cable(plan: Plan, node: NodePlan, *, up: bool) -> None:
 def unplug_pods(node: NodePlan) -> None:
     """Remove the cables of pods that a node had before its power was cut.
 
-    The kernel keeps the network of a dead pod for a minute and more, while its sockets wait for what cannot come. On
-    the bridge it would answer for its address, which another pod gets after the boot.
+    The kernel keeps the network of a dead pod for a minute and more, while its sockets time out. On the bridge it
+    would answer for its address, which another pod gets after the boot.
     """
     for link in json.loads(ip("-n", node.namespace, "-j", "link", "show", "type", "veth", "master", POD_BRIDGE)):
-        with suppress(CommandFailedError):  # gone by itself in this moment
+        with suppress(CommandFailedError):  # it disappeared meanwhile
             ip("-n", node.namespace, "link", "delete", link["ifname"])
 
 
@@ -134,7 +134,7 @@ def hide(node: NodePlan, address: str, *, silent: bool) -> None:
 
 
 def show(node: NodePlan, address: str) -> None:
-    """Give it back, if it was taken."""
+    """Restore the address, if it was hidden."""
     shown = json.loads(ip("-n", node.namespace, "-j", "route", "show", address))
     if shown:
         kind = "unreachable " if shown[0].get("type") == "unreachable" else ""
@@ -150,12 +150,12 @@ def inside(node: NodePlan, make: Callable[[], Made]) -> Made:
                 raise OSError(ctypes.get_errno(), f"cannot enter {node.namespace}")
         return make()
 
-    with ThreadPoolExecutor(max_workers=1) as pool:  # a thread of its own, which takes the namespace with it
+    with ThreadPoolExecutor(max_workers=1) as pool:  # a separate thread, whose namespace ends with it
         return pool.submit(made).result()
 
 
 def cable_is_up(plan: Plan, node: NodePlan) -> bool:
-    """Whether the node's cable is plugged."""
+    """Return whether the node's cable is plugged in."""
     try:
         shown = json.loads(ip("-n", plan.switch, "-j", "link", "show", "dev", node.link))
     except CommandFailedError:
@@ -164,7 +164,7 @@ def cable_is_up(plan: Plan, node: NodePlan) -> bool:
 
 
 def remove(plan: Plan) -> None:
-    """Remove the cluster's namespaces, its cable to the host and with it every route."""
+    """Remove the cluster's namespaces, its cable to the host, and with it every route."""
     if not plan.nodes:
         return
     if plan.host_link in {link["ifname"] for link in json.loads(ip("-j", "link") or "[]")}:
@@ -179,7 +179,7 @@ def _remove_namespace(name: str) -> None:
         try:
             ip("netns", "delete", name)
         except CommandFailedError as error:
-            # Left by a kill between the file's making and its mount, or still held for a moment.
+            # A kill between the creation of the file and its mount left it, or a process still uses it for a moment.
             if time.monotonic() > deadline:
                 raise LeftBehindError(f"network namespace {name} does not go: {error}") from error
             time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""One node: its namespaces and programs, and what can befall it."""
+"""One node: its namespaces and programs, and its faults."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ class Node:
 
     @property
     def name(self) -> str:
-        """Its name in Kubernetes."""
+        """The node's name in Kubernetes."""
         return self.plan.name
 
     @property
     def folder(self) -> Path:
-        """Its disk and configuration."""
+        """The folder with the node's disk and configuration."""
         return self.state.node_folder(self.plan)
 
     @property
     def files(self) -> NodeFiles:
-        """Its configuration files."""
+        """The node's configuration files."""
         return NodeFiles(folder=self.folder)
 
     @property
     def cgroup(self) -> str:
-        """The control group that holds its pods, relative to the root."""
+        """The control group of its pods, relative to the root."""
         return f"{self.state.plan.tag}/n{self.plan.number}"
 
     def prepare(self) -> None:
-        """Write certificates and configuration, and lay the node's cable."""
+        """Write certificates and configuration, and create the node's cable."""
         self.files.cni.mkdir(parents=True)
         pki = self.state.pki
         certificate, key = pki.issue(
@@ -136,7 +136,7 @@ class Node:
         }
 
     def start(self) -> None:
-        """Switch the node on, with the cable plugged."""
+        """Switch on the node, with its cable plugged in."""
         if self.alive():
             raise TestbedError(f"{self.name} runs already")
         cgroups.remove(self.cgroup)
@@ -159,26 +159,27 @@ class Node:
         )
 
     def kill(self) -> None:
-        """Cut the power: first the cable, so that no socket closes its connection, then all processes at once."""
+        """Cut the power: unplug the cable, so that no socket closes its connection, then kill all processes at
+        once."""
         self.cut()
         first = self._first_process()
         everything = [identity for identity in (first, self._holder) if identity is not None]
         processes.kill_all(everything)
 
     def cut(self) -> None:
-        """Pull the cable: a partition. The node runs on."""
+        """Unplug the cable, which causes a network partition. The node continues to run."""
         network.set_cable(self.state.plan, self.plan, up=False)
 
     def heal(self) -> None:
-        """Plug the cable in again."""
+        """Plug in the cable again."""
         network.set_cable(self.state.plan, self.plan, up=True)
 
     def alive(self) -> bool:
-        """Whether it has power."""
+        """Return whether the node has power."""
         return processes.alive(self._holder)
 
     def connected(self) -> bool:
-        """Whether its cable is plugged."""
+        """Return whether the node's cable is plugged in."""
         return network.cable_is_up(self.state.plan, self.plan)
 
     def signal(self, part: str, number: int) -> None:
@@ -186,13 +187,13 @@ class Node:
         processes.send(self._part(part), number)
 
     def import_image(self, path: Path) -> None:
-        """Give the node an image from an archive."""
+        """Import an image from an archive into the node."""
         socket = self.inside(CONTAINERD_SOCKET)
         wait_for(socket.exists, what=f"{self.name}'s containerd answers", seconds=60)
         run(self._import_command(path, str(socket)), timeout=300)
 
     def inside(self, path: str) -> Path:
-        """Return where a path of the node, including its volumes in memory, is on this host while it has power."""
+        """Return the host's path of a path in the node, including its volumes in memory, while it has power."""
         first = self._first_process()
         if first is None:
             raise NotReadyError(f"{self.name} has no power: nothing of its {path} can be reached")
@@ -203,7 +204,7 @@ class Node:
 
     @property
     def _holder(self) -> processes.Identity | None:
-        """The recorded process; the node's PID 1 is its child and dies with it."""
+        """Return the recorded process. The node's PID 1 is its child and dies with it."""
         return processes.read_record(self.state.records / self.name)
 
     def _first_process(self) -> processes.Identity | None:
@@ -222,7 +223,7 @@ class Node:
 
 
 def _private_folders() -> list[str]:
-    """Folders of the host that a node has its own of; what we need ourselves must not be hidden by them."""
+    """Return the host's folders of which a node has its own, except those that contain what the testbed needs."""
     private = ["/var/lib", "/var/log"]
     for needed in (settings().repository, settings().cache, Path(sys.base_prefix)):
         if any(Path(folder) in needed.parents for folder in private):

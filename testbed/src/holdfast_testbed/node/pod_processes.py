@@ -1,4 +1,4 @@
-"""Processes of pods, seen from the host: a pod's control group carries its UID, a container's its id."""
+"""Processes of pods, seen from the host: a pod's control group has its UID, and a container's its ID."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _STATUSES = ("initContainerStatuses", "containerStatuses", "ephemeralContainerSt
 
 
 def container_names(pod: dict[str, Any]) -> dict[str, str]:
-    """Container id → name."""
+    """Return the container names by container ID."""
     statuses = [status for key in _STATUSES for status in pod.get("status", {}).get(key, [])]
     return {s["containerID"].split("://", 1)[1]: s["name"] for s in statuses if s.get("containerID")}
 
 
 def container_of(groups: list[str], uid: str) -> str | None:
-    """The container id in a process's control groups if it belongs to the pod with this UID."""
+    """Return the container ID in a process's control groups, if the process belongs to the pod with this UID."""
     for group in groups:
         head, found, tail = group.partition(f"/pod{uid}/")
         if found and head:
@@ -26,7 +26,7 @@ def container_of(groups: list[str], uid: str) -> str | None:
 
 
 def processes_of(pod: dict[str, Any]) -> list[Process]:
-    """All processes of a pod that live now."""
+    """Return all processes of a pod that run now."""
     uid, names = pod["metadata"]["uid"], container_names(pod)
     found = []
     for stat in everything():

@@ -1,7 +1,7 @@
-"""Processes that are recorded before they run, and the only ones that are ever killed.
+"""Processes that are recorded before they run. Only recorded ones are ever killed.
 
-Invariant: a process of ours that runs has a record of its PID and start time. It holds even if we are killed at any
-point, because the process writes its own record and only then becomes the program (`exec` keeps both values).
+Invariant: each running process of the testbed has a record of its PID and start time. It holds even if the testbed is
+killed at any point: the process writes its own record and only then becomes the program (`exec` keeps both values).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from holdfast_testbed.waiting import wait_for
 
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
-# PyDLL keeps the interpreter's lock: between fork and exec nothing else may run.
+# PyDLL keeps the interpreter's lock, because no other thread may run between fork and exec.
 _prctl = ctypes.PyDLL(None).prctl
-# $1 is the record, $2 the log. A missing folder (the cluster is being removed) ends it before the program starts.
+# $1 is the record, $2 the log. If the folder is missing (the cluster is being removed), it exits before the program
+# starts.
 _STUB = (
     'IFS= read -r stat </proc/$$/stat && printf "%s\\n" "$stat" >"$1" || exit 1; '
     'exec </dev/null >>"$2" 2>&1; shift 2; exec "$@"'
@@ -31,7 +32,7 @@ _STUB = (
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """One process of this boot: a PID alone may be another process later."""
+    """One process of this boot. A PID alone may belong to another process later."""
 
     pid: int
     start: int
@@ -55,7 +56,7 @@ class Stat:
 
 
 def parse_stat(line: str) -> Stat:
-    """Parse a line of `/proc/PID/stat`; the command in brackets may hold spaces and brackets itself."""
+    """Parse a line of `/proc/PID/stat`. The command in parentheses may contain spaces and parentheses."""
     pid, rest = line.split(" (", 1)
     name, numbers = rest.rsplit(") ", 1)
     fields = numbers.split()
@@ -63,7 +64,7 @@ def parse_stat(line: str) -> Stat:
 
 
 def look(pid: int) -> Stat | None:
-    """The process with this PID, or None."""
+    """Return the process with this PID, or None."""
     try:
         return parse_stat((_PROC / str(pid) / "stat").read_text())
     except (FileNotFoundError, ProcessLookupError):
@@ -71,7 +72,7 @@ def look(pid: int) -> Stat | None:
 
 
 def alive(identity: Identity | None) -> bool:
-    """Whether this very process still runs; a zombie does not."""
+    """Return whether this process still runs; a zombie does not."""
     if identity is None:
         return False
     stat = look(identity.pid)
@@ -79,7 +80,7 @@ def alive(identity: Identity | None) -> bool:
 
 
 def send(identity: Identity | None, number: int) -> bool:
-    """Signal this very process; False when it is gone."""
+    """Signal this process. Return False if it is gone."""
     if identity is None or not alive(identity):
         return False
     try:
@@ -90,7 +91,7 @@ def send(identity: Identity | None, number: int) -> bool:
 
 
 def read_record(path: Path) -> Identity | None:
-    """The process recorded in a file; None while there is none."""
+    """Return the recorded process; None without a record."""
     try:
         line = path.read_text()
     except FileNotFoundError:
@@ -107,7 +108,7 @@ def start(
     environment: Mapping[str, str] | None = None,
     seconds: float = 60.0,
 ) -> Identity:
-    """Start a daemon in its own session, not our child, with its record in `records` and its output in `logs`."""
+    """Start a daemon in its own session, not as a child, with its record in `records` and its output in `logs`."""
     record = records / name
     record.unlink(missing_ok=True)
     log = logs / f"{name}.log"
@@ -125,7 +126,7 @@ def start(
 
 
 def kill_all(identities: Sequence[Identity], *, seconds: float = 30.0) -> None:
-    """SIGKILL each of these and wait until all are gone."""
+    """Send SIGKILL to these processes and wait until all are gone."""
     for identity in identities:
         send(identity, signal.SIGKILL)
     wait_for(
@@ -136,12 +137,12 @@ def kill_all(identities: Sequence[Identity], *, seconds: float = 30.0) -> None:
 
 
 def die_with_parent() -> None:
-    """A `preexec_fn`: a child of ours is killed when the thread that started it ends, and so however we end."""
+    """A `preexec_fn` with which the kernel kills a child when the thread that started it ends, for any reason."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def stop(process: subprocess.Popen[bytes], *, seconds: float = 20.0) -> None:
-    """End a child of ours, by force if it does not end in time."""
+    """End a child process, by force if it does not end in time."""
     process.terminate()
     try:
         process.wait(seconds)
@@ -151,7 +152,7 @@ def stop(process: subprocess.Popen[bytes], *, seconds: float = 20.0) -> None:
 
 
 def children(identity: Identity) -> list[Identity]:
-    """The living children of a process."""
+    """Return the running children of a process."""
     return [stat.identity for stat in everything() if stat.parent == identity.pid]
 
 
@@ -165,7 +166,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def tail(log: Path, lines: int = 15) -> str:
-    """The end of a log, for an error message."""
+    """Return the end of a log, for an error message."""
     try:
         text = log.read_text(errors="replace")
     except FileNotFoundError:
@@ -193,6 +194,6 @@ class Process:
 
 
 def everything() -> list[Stat]:
-    """All processes that live now."""
+    """Return all processes that run now."""
     stats = [look(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit()]
     return [stat for stat in stats if stat is not None and stat.state not in "ZX"]

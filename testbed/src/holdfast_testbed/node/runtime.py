@@ -1,7 +1,7 @@
-"""The trainer's runtime: the host's interpreter, libraries and virtual environment, shown to pods read-only.
+"""The trainer's runtime: the host's interpreter, libraries and virtual environment, read-only in pods.
 
-Each node mounts them below one folder. Its containerd mounts that folder at `/opt/host` in every container. Symbolic
-links in the near-empty trainer image make every absolute path of the host lead there.
+Each node mounts them below one folder. Its containerd mounts that folder at `/opt/host` in every container. In the
+almost empty trainer image, symbolic links map every absolute path of the host to that folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Exposed:
 
 
 def exposed() -> list[Exposed]:
-    """Paths of the host that pods need to run its Python."""
+    """Return the paths of the host that pods need to run its Python."""
     found = [Exposed(source=Path("/usr"), name="usr")]
     found += [
         Exposed(source=Path("/", name), name=name)
@@ -53,7 +53,7 @@ def mounts(folder: Path) -> list[tuple[Path, Path]]:
 
 
 def links() -> dict[str, str]:
-    """Symbolic links of the trainer image: path in the pod → target."""
+    """Return the symbolic links of the trainer image: path in the pod → target."""
     made = {str(item.source): item.in_pod for item in exposed()}
     for name in _SYSTEM:
         if Path("/", name).is_symlink():

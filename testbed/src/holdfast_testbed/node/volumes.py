@@ -1,4 +1,4 @@
-"""A namespace ready for jobs: the restricted Pod Security Standard, and a claim for shared checkpoints."""
+"""The objects of a namespace for jobs: the restricted Pod Security Standard, and a claim for shared checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PSS = "pod-security.kubernetes.io"
 
 
 def restricted_namespace(name: str) -> dict[str, Any]:
-    """A namespace in which only restricted pods are let in."""
+    """Return a namespace that admits only restricted pods."""
     labels = {f"{_PSS}/{mode}": "restricted" for mode in ("enforce", "audit", "warn")}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
 
@@ -44,5 +44,5 @@ def checkpoint_volume(namespace: str, folder: Path) -> list[dict[str, Any]]:
 
 
 def manifest_list(items: list[dict[str, Any]]) -> str:
-    """For `kubectl apply -f -`."""
+    """Return the objects as input of `kubectl apply -f -`."""
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": items})

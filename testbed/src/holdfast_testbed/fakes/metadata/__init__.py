@@ -1,7 +1,7 @@
-"""A cloud instance's metadata service, as far as interruptions need it: AWS, GCP or Azure.
+"""The metadata service of an instance of AWS, GCP or Azure, with the parts that concern interruptions.
 
-What the cloud has announced stands in a small JSON file that is read at each request, so that another process can
-write it. Each service answers as its cloud documents: paths, headers, status codes and delays.
+A small JSON file contains the cloud's announcements. It is read at each request, so that another process can write
+it. Each service follows its cloud's documentation: paths, headers, status codes and delays.
 """
 
 from holdfast_testbed.fakes.metadata.announcement import (

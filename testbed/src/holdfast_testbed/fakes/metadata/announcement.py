@@ -30,9 +30,9 @@ KINDS = {
     AZURE: ("Preempt", "Terminate", "Redeploy", "Reboot", "Freeze"),
 }
 PREEMPTION = {AWS: "terminate", GCP: PREEMPTED, AZURE: "Preempt"}
-"""The kind of event by which each cloud ends a spot instance."""
+"""The kind of event with which each cloud ends a spot instance."""
 NOTICE_SECONDS = {AWS: 120.0, GCP: 30.0, AZURE: 30.0}
-"""The time of the announcement before the event."""
+"""The time between the announcement and the event."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Event:
     at: str
     announced: str
     resources: tuple[str, ...] = ()
-    """The machines that it concerns, where the cloud names them; empty: this one."""
+    """The machines that the event concerns, if the cloud names them; empty: this one."""
     duration: int = -1
     """Seconds, if the cloud reports them; -1: unknown."""
 
@@ -55,7 +55,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Announcement:
-    """An instance and all that is announced for it."""
+    """An instance and all its announcements."""
 
     instance_id: str
     cloud: str = AWS
@@ -65,14 +65,14 @@ class Announcement:
     clock_ahead_seconds: float = 0.0
     """The lead of the cloud's clock over the machine's."""
     tokens: int = 0
-    """Session tokens of another number are not valid any more (AWS)."""
+    """The generation of valid session tokens (AWS). Tokens of another generation are not valid."""
 
     def clock(self, now: datetime) -> datetime:
         """Return the cloud's time."""
         return now + timedelta(seconds=self.clock_ahead_seconds)
 
     def of(self, *kinds: str) -> Event | None:
-        """The newest event of one of these kinds."""
+        """Return the newest event of one of these kinds."""
         return next((event for event in reversed(self.events) if event.kind in kinds), None)
 
     def announce(
@@ -85,7 +85,7 @@ class Announcement:
         duration: int = -1,
         identity: str = "",
     ) -> Announcement:
-        """With one more event, `seconds` from now. It takes the place of an older one with the same identity."""
+        """Return a copy with one more event, `seconds` from now. It replaces an older one with the same identity."""
         if kind not in KINDS[self.cloud]:
             raise NoSuchEventError(f"{self.cloud} announces no {kind!r}: it is one of {', '.join(KINDS[self.cloud])}")
         event = Event(
@@ -99,11 +99,11 @@ class Announcement:
         return replace(self, events=(*(other for other in self.events if other.id != identity), event))
 
     def withdraw(self) -> Announcement:
-        """As if nothing had been announced."""
+        """Return a copy without announcements."""
         return replace(self, events=())
 
     def write(self, path: Path) -> None:
-        """Publish it, whole or not at all."""
+        """Write the file atomically."""
         temporary = path.with_suffix(".tmp")
         temporary.write_text(json.dumps(asdict(self)) + "\n")
         temporary.rename(path)

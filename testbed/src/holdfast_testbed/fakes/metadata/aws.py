@@ -31,13 +31,13 @@ _MAINTENANCE = timedelta(minutes=17)
 
 @dataclass(kw_only=True)
 class Imds:
-    """Requests in, answers out. Tokens live as long as the instance runs."""
+    """Answers requests. Tokens are valid while the instance runs."""
 
     announced: Callable[[], Announcement]
     clock: Callable[[], float] = time.monotonic
     name: ClassVar[str] = "EC2ws"
     _tokens: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """With each token, the number of its kind and the end of its life."""
+    """The generation and expiry of each token."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, request: Request) -> Answer:
@@ -58,7 +58,7 @@ class Imds:
         return Answer(status=status, body=_PAGE.format(status), content_type="text/html")
 
     def expire_tokens(self) -> None:
-        """As when the instance was stopped and started: no token is valid any more."""
+        """Invalidate all tokens, as when the instance was stopped and started."""
         with self._lock:
             self._tokens.clear()
 

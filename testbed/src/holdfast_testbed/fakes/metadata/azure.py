@@ -30,7 +30,7 @@ _DESCRIPTION = {
 
 @dataclass(kw_only=True)
 class AzureMetadata:
-    """Requests in, answers out. An event starts when it is approved or its time has come."""
+    """Answers requests. An event starts when it is approved or at its time."""
 
     announced: Callable[[], Announcement]
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -44,7 +44,7 @@ class AzureMetadata:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, request: Request) -> Answer:
-        """Events and the machine's name, for requests with `Metadata: true` and a version."""
+        """Return events or the machine's name, for requests with `Metadata: true` and a version."""
         if request.headers.get("metadata", "").lower() != "true" or "x-forwarded-for" in request.headers:
             return _error(400, "Bad request. Required metadata header not specified")
         if request.path not in _VERSIONS:
@@ -98,7 +98,7 @@ class AzureMetadata:
         }
 
     def _start(self, request: Request) -> Answer:
-        """Approval, also by a machine that it does not concern; a second one changes nothing."""
+        """Approve an event; any machine may, and a second approval changes nothing."""
         known = {event.id for event in self.announced().events}
         try:
             wanted = [str(start["EventId"]) for start in json.loads(request.body)["StartRequests"]]

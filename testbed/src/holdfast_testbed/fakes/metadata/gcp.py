@@ -20,13 +20,13 @@ _TICK_SECONDS = 0.01
 
 @dataclass(kw_only=True)
 class ComputeMetadata:
-    """Requests in, answers out, some of them held back until a value changes."""
+    """Answers requests. An answer may be held until a value changes."""
 
     announced: Callable[[], Announcement]
     name: ClassVar[str] = "Metadata Server for VM"
 
     def answer(self, request: Request) -> Answer:
-        """A value or a listing, for requests with Google's header."""
+        """Return a value or a listing, for requests with Google's header."""
         if request.headers.get(FLAVOR_HEADER.lower()) != "Google" or "x-forwarded-for" in request.headers:
             return _page(403)
         if request.method != "GET":
@@ -53,8 +53,8 @@ class ComputeMetadata:
         return _text("".join(sorted(f"{name}{slash}\n" for name, slash, _ in names)))
 
     def _value(self, request: Request) -> Answer:
-        """The value: at once, or when it is another than that of `last_etag` (without one: than now), or when the
-        time is over. Its ETag is made of the value alone, so that it comes back with it."""
+        """Return the value: at once, when it differs from that of `last_etag` (by default: the present one), or at
+        the time limit. The ETag depends only on the value, so an earlier value has its earlier ETag."""
         found = _text(_values(self.announced())[request.path])
         if request.query.get("wait_for_change") != "true":
             return found

@@ -1,4 +1,4 @@
-"""Which cloud's service an instance has."""
+"""The cloud's service of an instance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast_testbed.fakes.metadata.server import Answer, Request, Service
 
 
 class Instance:
-    """The service of the cloud that the announcement names: the others' paths are answered as that cloud does."""
+    """The service of the announcement's cloud. It answers paths of other clouds as that cloud does."""
 
     name = "metadata"
 
@@ -28,11 +28,11 @@ class Instance:
         }
 
     def answer(self, request: Request) -> Answer:
-        """Ask the instance's own cloud."""
+        """Return the answer of the instance's cloud."""
         return self._own.answer(request)
 
     def refusal(self, request: Request, status: int) -> Answer:
-        """In the words of its own cloud."""
+        """Return an error in the format of the instance's cloud."""
         return self._own.refusal(request, status)
 
     @property
@@ -41,7 +41,7 @@ class Instance:
 
 
 class AllClouds:
-    """All services at one address, by their paths: what no machine has, for tests of many sources at once."""
+    """All services at one address, by their paths, for tests of several sources. No real machine has this."""
 
     name = "metadata"
 
@@ -49,12 +49,12 @@ class AllClouds:
         self._services: dict[str, Service] = {"latest": aws, "computeMetadata": gcp, "metadata": azure}
 
     def answer(self, request: Request) -> Answer:
-        """Ask the service that has such paths."""
+        """Return the answer of the service that has this path."""
         service = self._asked(request)
         return Answer(status=404) if service is None else service.answer(request)
 
     def refusal(self, request: Request, status: int) -> Answer:
-        """In the words of the one that is asked."""
+        """Return an error in the format of the service that has this path."""
         service = self._asked(request)
         return Answer(status=status) if service is None else service.refusal(request, status)
 

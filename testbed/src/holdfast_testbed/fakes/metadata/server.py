@@ -1,4 +1,5 @@
-"""A metadata service on a socket: in a node at the true address, in a test on loopback, where it can be spoiled."""
+"""A metadata service on a socket: on nodes at the real address, in tests on loopback, where faults can be
+injected."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from urllib.parse import parse_qsl, urlsplit
 FAULTS = ("garbage", "html", "redirect", "endless", "cut", "hang", "drip")
 """Faults of answers, in addition to status codes."""
 ELSEWHERE = "/elsewhere"
-"""The target of redirects, which answers everything to a client that follows them."""
+"""The target of redirects, which answers every request of a client that follows them."""
 _DRIP_SECONDS = 0.05
 _KEPT = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request; names of headers are in lower case."""
+    """A request. Header names are in lower case."""
 
     method: str
     path: str
@@ -32,7 +33,7 @@ class Request:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     closing: Callable[[], bool] = lambda: False
-    """Whether the server stops, so that an answer that is held back is no longer waited for."""
+    """Whether the server stops, so that held answers must end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +62,8 @@ class Service(Protocol):
 
 
 class MetadataServer:
-    """Serves a service. `fault` (a status code or one of `FAULTS`) spoils each answer, and so does what `told`
-    says at the time; `seen` has the last requests."""
+    """Serves a service. `fault` (a status code or one of `FAULTS`) and the present result of `told` spoil each
+    answer. `seen` has the last requests."""
 
     def __init__(
         self,
@@ -89,22 +90,22 @@ class MetadataServer:
         return f"http://{self._address}:{self.port}"
 
     def spoiled(self) -> str:
-        """The fault of now."""
+        """Return the present fault."""
         return self.fault or self._told()
 
     def lasts(self, fault: str, seconds: float) -> bool:
-        """Whether it is still so after a while."""
+        """Return whether the fault still exists after this time."""
         return not self.closing.wait(seconds) and self.spoiled() == fault
 
     def start(self) -> None:
-        """Answer in the background; after `stop` at the same port again."""
+        """Answer in the background; after `stop`, at the same port again."""
         self.closing.clear()
         self._server = _Server((self._address, self.port), self)
         self.port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, args=(0.02,), name="metadata", daemon=True).start()
 
     def stop(self) -> None:
-        """As if its process were killed: the port refuses and every open connection ends."""
+        """Stop as if the process were killed: the port refuses connections, and every open one ends."""
         if self._server is not None:
             self.closing.set()
             self._server.shutdown()
@@ -129,7 +130,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Bind without http.server's look-up of the host's name, which may hang where there is no DNS."""
+        """Bind without http.server's look-up of the host's name, which may hang without DNS."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -148,7 +149,7 @@ class _Server(ThreadingHTTPServer):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients hang up and connections are cut on purpose."""
+        """Log nothing: connections end on purpose."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -163,7 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = "" if astray else metadata.spoiled()
         if not fault:
             answer = metadata.service.answer(_led_back(request))
-            fault = "" if astray else metadata.spoiled()  # an answer that was held back may come into one
+            fault = "" if astray else metadata.spoiled()  # the fault may have begun while the answer was held
         if not fault:
             self._reply(answer)
         elif fault.isdigit():
@@ -198,11 +199,11 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.metadata.service.name
 
     def date_time_string(self, timestamp: float | None = None) -> str:
-        """The cloud's clock, which need not be the host's."""
+        """Return the cloud's time, which may differ from the host's."""
         return format_datetime(self.server.metadata.now().astimezone(UTC), usegmt=True)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Log nothing: a poll every few seconds is no news."""
+        """Log nothing: there is a poll every few seconds."""
 
 
 def _led_back(request: Request) -> Request:
@@ -211,7 +212,7 @@ def _led_back(request: Request) -> Request:
 
 
 def _spoil(handler: BaseHTTPRequestHandler, server: MetadataServer, fault: str) -> None:
-    """Answer in the way of a fault, and hang up after it."""
+    """Answer with a fault, and close the connection."""
     if fault == "garbage":
         handler.wfile.write(b"\x00\xff this is not HTTP \r\n\r\n" * 10)
     elif fault == "hang":
@@ -227,7 +228,7 @@ def _spoil(handler: BaseHTTPRequestHandler, server: MetadataServer, fault: str) 
 
 
 def _mislead(handler: BaseHTTPRequestHandler, server: MetadataServer, fault: str) -> None:
-    """An answer that is HTTP and not what it should be."""
+    """Return a wrong answer that is valid HTTP."""
     status, length, body = 200, -1, b""
     if fault == "html":
         body = b"<html>log in to the network</html>"
