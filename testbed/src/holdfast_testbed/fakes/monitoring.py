@@ -96,7 +96,7 @@ def alertmanager(folder: Path, config: Mapping[str, Any]) -> Iterator[Alertmanag
 
 
 def _with_templates() -> list[str | Path]:
-    """Return a prefix that mounts unpacked templates, because Debian's Alertmanager opens them by an absolute path."""
+    """Return a prefix that mounts unpacked templates, as Alertmanager opens them by an absolute path."""
     if _TEMPLATES.is_file():
         return []
     share = program("prometheus-alertmanager").resolve().parents[1] / "share"
