@@ -1,7 +1,7 @@
 """Writes the table of values into the chart's README: `python tools/chart_values.py FILE`, or `make generate`.
 
 The rows are the `# --` comments of values.yaml, in the style of helm-docs, which is a Go program that set-up would
-have to build. A comment belongs to the key below it: to a single value, or to a whole mapping, which then is one row.
+have to build. A comment belongs to the key below it: a single value, or a whole mapping, which then is one row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Row = tuple[str, str, str]
 
 
 def page(text: str, values: str) -> str:
-    """The README with the table of these values."""
+    """Return the README with the table of these values."""
     head, _, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not end:
@@ -31,7 +31,7 @@ def page(text: str, values: str) -> str:
 
 
 def rows(values: str) -> Iterator[Row]:
-    """Key, default and meaning of each value. Raises ``SystemExit`` for a value without a meaning."""
+    """Yield key, default and meaning of each value. Raises ``SystemExit`` for a value without a meaning."""
     yield from _rows(yaml.compose(values), yaml.safe_load(values), values.splitlines(), "")
 
 
@@ -47,7 +47,7 @@ def _rows(mapping: yaml.Node, defaults: dict[str, object], lines: list[str], pre
 
 
 def _comment(lines: list[str], line: int) -> str:
-    """The text after the last `# --` of the comment directly above a line."""
+    """Return the text after the last `# --` of the comment directly above a line."""
     first = line
     while first and lines[first - 1].lstrip().startswith("#"):
         first -= 1
@@ -56,7 +56,7 @@ def _comment(lines: list[str], line: int) -> str:
 
 
 def _shown(default: object) -> str:
-    """JSON, as `--set-json` takes it; nothing for what is empty."""
+    """Return JSON as `--set-json` takes it; an empty string for an empty value."""
     return f"`{_escaped(json.dumps(default, ensure_ascii=False))}`" if default not in ("", [], {}) else ""
 
 

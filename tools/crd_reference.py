@@ -1,7 +1,7 @@
 """Writes docs/reference/faulttolerantjob.md from the CRD: `python tools/crd_reference.py FILE`, or `make generate`.
 
-It is what `kubectl explain` says, on one page. Which how-to page a group of fields has stands here, and a test holds
-each page to it.
+The page contains what `kubectl explain` prints. This module maps groups of fields to how-to pages, and a test checks
+each of these pages.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _HEAD = """# FaultTolerantJob
 `kubectl explain` prints the same. `[]` is an entry of a list. All fields are optional except *required* ones.
 """
 _KUBERNETES = "workers.template"
-"""Below it are Kubernetes' own fields."""
+"""The fields below it are Kubernetes' own."""
 
 
 def page(crd: Json) -> str:
-    """The whole text."""
+    """Return the text of the page."""
     top = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     spec, status = (top["properties"][name] for name in ("spec", "status"))
     parts = [_HEAD]
@@ -59,7 +59,7 @@ def page(crd: Json) -> str:
 
 
 def rows(schema: Json, path: str, *, required: bool = False) -> Iterator[tuple[str, str, str]]:
-    """Path, kind and bounds, meaning: of this field and of all below it."""
+    """Yield path, kind with bounds, and meaning of this field and of all fields below it."""
     listed = schema.get("type") == "array"
     yield path, _bounds(schema, required=required), _words(schema)
     if path == _KUBERNETES:
@@ -71,7 +71,7 @@ def rows(schema: Json, path: str, *, required: bool = False) -> Iterator[tuple[s
 
 
 def messages(schema: Json) -> list[str]:
-    """The messages of the rules between fields, each once."""
+    """Return the messages of the rules between fields, each once."""
     found = [rule["message"] for rule in schema.get("x-kubernetes-validations", ())]
     for inner in (*schema.get("properties", {}).values(), *filter(None, [schema.get("items")])):
         found += messages(inner)
@@ -79,7 +79,7 @@ def messages(schema: Json) -> list[str]:
 
 
 def _bounds(schema: Json, *, required: bool = False) -> str:
-    """In words: required or not, kind, values or bounds, default."""
+    """Return in words: required or not, kind, values or bounds, default."""
     parts = ["*required*"] if required else []
     items = schema.get("items", {})
     if schema.get("x-kubernetes-int-or-string"):

@@ -1,6 +1,6 @@
 """Writes the chart's Grafana dashboards: `python3 tools/dashboards.py FOLDER`, or `make generate`.
 
-Every query is run against a real Prometheus by tests/monitoring/test_dashboards.py.
+tests/monitoring/test_dashboards.py runs every query against a real Prometheus.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from pathlib import Path
 from grafana import Dashboard, Panel, Query, Row, one, render, stat
 
 _THIS = '{namespace="$namespace", job_name="$job_name"}'
-# What is in nodes' memory or on their own disks is lost with them.
+# Checkpoints in nodes' memory or on their own disks are lost with the nodes.
 _DURABLE = '{tier!~"memory|local"}'
 _DURABLE_OF_THIS = '{namespace="$namespace", job_name="$job_name", tier!~"memory|local"}'
 
 
 def seconds(name: str, of: str = "", by: str = "") -> str:
-    """Rank seconds of a kind that pass in a second."""
+    """Return a query for the rank seconds of a kind per second."""
     return f"sum{f' by ({by}) ' if by else ''}(rate(holdfast_{name}_seconds_total{of}[$__rate_interval]))"
 
 
 def goodput(of: str = "", by: str = "") -> str:
-    """The productive share of all rank seconds."""
+    """Return a query for the productive share of all rank seconds."""
     return f"{seconds('productive', of, by)} / {seconds('rank', of, by)}"
 
 
 def of_gpus(metric: str) -> str:
-    """The highest of each GPU. dcgm-exporter has the node's name in one of two spellings."""
+    """Return a query for the highest value of each GPU. dcgm-exporter has two labels for the node's name."""
     return f'max by (machine, gpu) (label_join({metric}, "machine", "", "Hostname", "hostname"))'
 
 
 def badput(of: str = "") -> str:
-    """The share of each cause."""
+    """Return a query for the share of each unproductive category."""
     return f"{seconds('badput', of, 'cause')} / on () group_left () {seconds('rank', of)}"
 
 
@@ -400,7 +400,7 @@ DASHBOARDS = {"fleet": FLEET, "job": JOB}
 
 
 def main(folder: Path) -> None:
-    """Write each into the folder."""
+    """Write all dashboards into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, dashboard in DASHBOARDS.items():
         (folder / f"{name}.json").write_text(json.dumps(render(dashboard), indent=1, ensure_ascii=False) + "\n")

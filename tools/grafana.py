@@ -1,4 +1,4 @@
-"""Grafana dashboards as titles, queries and units; the rest of their JSON is the same for all of them."""
+"""Grafana dashboards as titles, queries and units. The rest of their JSON is the same for all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """An expression and how its series are called."""
+    """An expression, and the legend of its series."""
 
     expr: str
     legend: str = ""
@@ -22,8 +22,6 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One picture."""
-
     title: str
     queries: Sequence[Query]
     kind: str = "timeseries"
@@ -44,27 +42,25 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Dashboard:
-    """A page."""
-
     uid: str
     title: str
     rows: Sequence[Row]
     variables: Sequence[tuple[str, str]] = ()
-    """Name → the `label_values` that it is chosen from."""
+    """Name → the `label_values` of its choices."""
 
 
 def one(title: str, expr: str, legend: str = "", **rest: Any) -> Panel:
-    """A panel with a single query."""
+    """Return a panel with a single query."""
     return Panel(title=title, queries=[Query(expr=expr, legend=legend)], **rest)
 
 
 def stat(title: str, expr: str, unit: str = "short", *, width: int = 4) -> Panel:
-    """A number."""
+    """Return a panel that shows a number."""
     return one(title, expr, kind="stat", unit=unit, width=width, height=4)
 
 
 def render(dashboard: Dashboard) -> Json:
-    """The dashboard's JSON."""
+    """Return the dashboard's JSON."""
     return {
         "uid": dashboard.uid,
         "title": dashboard.title,

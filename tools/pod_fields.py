@@ -1,7 +1,7 @@
-"""List Kubernetes' own fields of a pod in the CRD: `python tools/pod_fields.py FILE`, or `make generate`.
+"""Lists Kubernetes' own fields of a pod in the CRD: `python tools/pod_fields.py FILE`, or `make generate`.
 
-The API server hides fields that a schema does not list from CEL, so a rule could not see that they change. Each block
-under a comment `# Fields of TYPE` holds the fields of that type that are not written by hand next to it.
+The API server hides fields from CEL that a schema does not list, so a rule could not detect a change of them. A block
+under a comment `# Fields of TYPE` lists the fields of that type, except those that are written by hand next to it.
 
 pod_fields.json records the names, so that generating needs neither a cluster nor the sources of Kubernetes. For a new
 version of Kubernetes, run `python tools/pod_fields.py --record 1.36.3`. It downloads the sources with Go.
@@ -24,7 +24,7 @@ _BLOCK = re.compile(r"(?P<indent> *)# Fields of (?P<type>\w+)\b.*")
 
 
 def filled(crd: str, fields: dict[str, list[str]]) -> str:
-    """The CRD with each block as the recorded fields have it."""
+    """Return the CRD with the recorded fields in each block."""
     by_hand = [line for line in crd.splitlines() if not line.endswith(_FIELD)]
     lines: list[str] = []
     for number, line in enumerate(by_hand):
@@ -39,7 +39,7 @@ def filled(crd: str, fields: dict[str, list[str]]) -> str:
 
 
 def _siblings(lines: list[str], indent: str) -> Iterator[str]:
-    """Keys of this indentation, up to the first line that is less indented."""
+    """Yield the keys of this indentation, up to the first line that is less indented."""
     for line in lines:
         if line.strip() and not line.startswith(indent):
             return
@@ -48,7 +48,7 @@ def _siblings(lines: list[str], indent: str) -> Iterator[str]:
 
 
 def recorded(version: str) -> dict[str, object]:
-    """The names of the fields by the OpenAPI document in the sources of this version of Kubernetes."""
+    """Return the names of the fields from the OpenAPI document in the sources of this version of Kubernetes."""
     command = ["go", "mod", "download", "-json", f"k8s.io/kubernetes@v{version}"]
     sources = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["Dir"]
     types = json.loads((Path(sources) / "api" / "openapi-spec" / "swagger.json").read_text())["definitions"]

@@ -1,7 +1,7 @@
-"""Check texts that users read: no term that the project avoids, and no sentence of more than 30 words.
+"""Checks texts that users read: no term that the project avoids, and no sentence of more than 30 words.
 
-`prose.py` prints `file:line: problem` for each one and ends with 1. It reads Markdown pages, CRD descriptions, chart
-values, alert texts, and, from the sources, the `--help` texts of `holdfast`.
+`prose.py` prints `file:line: problem` for each problem and then exits with 1. It reads Markdown pages, CRD
+descriptions, chart values, alert texts, and, from the sources, the `--help` texts of `holdfast`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TERMS = {
     r"stands? by": "is on standby",
     r"tells?|told": "reports, logs, sends",
 }
-"""What is avoided → what to write instead."""
+"""Avoided term → term to write instead."""
 HELP = (
     "trainer_lib/src/holdfast/cli/",
     "trainer_lib/src/holdfast/core/",
@@ -47,7 +47,7 @@ _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|etc|vs)\.")
 
 
 def main() -> int:
-    """Check all files; the exit status."""
+    """Check all files, and return the exit status."""
     listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout.split("\0")
     files = [name for name in listed if name.endswith(".md") or _is_yaml_for_users(name) or _has_help(name)]
     found = [problem for name in files for problem in problems(name, Path(name).read_text())]
@@ -64,7 +64,7 @@ def _has_help(name: str) -> bool:
 
 
 def problems(name: str, text: str) -> Iterator[str]:
-    """Each problem of a file, with its line."""
+    """Yield each problem of a file, with its line."""
     readers = {".md": markdown_paragraphs, ".py": help_paragraphs}
     paragraphs = readers.get(Path(name).suffix, yaml_paragraphs)(text)
     for number, paragraph in paragraphs:
@@ -77,7 +77,8 @@ def problems(name: str, text: str) -> Iterator[str]:
 
 
 def markdown_paragraphs(text: str) -> Iterator[tuple[int, str]]:
-    """Paragraphs, list items and table cells with the number of their first line; no code, no link targets."""
+    """Yield paragraphs, list items and table cells with the number of their first line, without code and link
+    targets."""
     lines: list[str] = []
     first, fenced = 1, False
     for number, line in enumerate([*text.splitlines(), ""], start=1):
@@ -97,7 +98,7 @@ def markdown_paragraphs(text: str) -> Iterator[tuple[int, str]]:
 
 
 def yaml_paragraphs(text: str) -> Iterator[tuple[int, str]]:
-    """Descriptions, summaries, messages and comments, with the number of their first line."""
+    """Yield descriptions, summaries, messages and comments with the number of their first line."""
     lines = text.splitlines()
     for number, line in enumerate(lines, start=1):
         if found := _YAML_BLOCK.match(line):
@@ -116,7 +117,8 @@ def _block(lines: list[str], margin: int) -> str:
 
 
 def help_paragraphs(text: str) -> Iterator[tuple[int, str]]:
-    """The texts that argparse prints: of `help=` and its like, the third argument of `setting()`, and `…_HELP`."""
+    """Yield the texts that argparse prints: of `help=` and similar, the third argument of `setting()`, and
+    `…_HELP`."""
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Call(func=ast.Name("setting"), args=[_, _, meaning, *_], keywords=keywords):

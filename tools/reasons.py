@@ -24,7 +24,7 @@ TITLES = {
     "Cause": "Causes of incidents",
     "RecoveryAction": "Actions",
 }
-"""The sections of the page, in this order. An enum without a title has none."""
+"""The sections of the page, in this order. An enum without a title has no section."""
 _HEAD = """# Reasons
 
 Every cause, action and reason that the operator writes to conditions, events, `status` and metrics, with its meaning
@@ -42,7 +42,7 @@ Row = tuple[str, str, str]
 
 
 def page(source: str) -> str:
-    """The whole text."""
+    """Return the text of the page."""
     enums = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
     parts = [_HEAD]
     for name, title in TITLES.items():
@@ -53,7 +53,7 @@ def page(source: str) -> str:
 
 
 def rows(enum: ast.ClassDef) -> Iterator[Row]:
-    """Value, meaning and advice of each member. Raises ``SystemExit`` for a member without a docstring."""
+    """Yield value, meaning and advice of each member. Raises ``SystemExit`` for a member without a docstring."""
     for member, text in zip(enum.body, [*enum.body[1:], None], strict=True):
         if not isinstance(member, ast.Assign) or not isinstance(member.value, ast.Constant):
             continue

@@ -1,6 +1,6 @@
 """Writes the tables of docs/reference/holdfast-run.md from the declared settings: `python tools/settings.py FILE`.
 
-The table after `<!-- options -->` lists the options, that after `<!-- variables -->` the variables.
+The table after `<!-- options -->` lists the options, and the one after `<!-- variables -->` the variables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.launcher.options import OPTIONS
 
 
 def options() -> Iterable[str]:
-    """One row for each option."""
+    """Yield one row for each option."""
     yield "| option | default | meaning |"
     yield "|---|---|---|"
     for one in (*OPTIONS, *SETTINGS):
@@ -24,7 +24,7 @@ def options() -> Iterable[str]:
 
 
 def variables() -> Iterable[str]:
-    """One row for each variable."""
+    """Yield one row for each variable."""
     yield "| variable | read by | default | meaning |"
     yield "|---|---|---|---|"
     for one in SETTINGS:
@@ -34,7 +34,7 @@ def variables() -> Iterable[str]:
 
 
 def page(text: str) -> str:
-    """The page with both tables written again."""
+    """Return the page with both tables generated again."""
     for name, rows in (("options", options()), ("variables", variables())):
         table = f"<!-- {name} -->\n" + "\n".join(rows) + "\n"
         text = re.sub(rf"<!-- {name} -->\n(?:\|.*\n)*", lambda _, table=table: table, text)
