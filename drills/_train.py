@@ -1,9 +1,8 @@
-"""Trains next to nothing, notes all it does, and fails in the way that it is told to.
+"""Trains a tiny model, records all its actions, and fails on request.
 
-A line of JSON for each micro-batch taken, each step committed, and the weights found in each new world, in a file of
-the process's own; `holdfast_testbed.drill.script_log` reads them. A file `command.json` (`do`, `pod`, `at`; `code`
-for an exit) makes the rank of that pod fail once, when step `at` is due. While there is a file `hold-saves`, no save
-ends.
+Each process writes lines of JSON to its own file: each micro-batch, each completed step, and the weights in each new
+world. `holdfast_testbed.drill.script_log` reads them. A file `command.json` (`do`, `pod`, `at`; `code` for an exit)
+makes the rank of that pod fail once, when step `at` is due. While a file `hold-saves` exists, no save ends.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ POD = os.environ["HOLDFAST_POD_NAME"]
 
 
 class Notes:
-    """Appends lines. What does not fit on a full disk is written once it does."""
+    """Appends records. Those that do not fit on a full disk are written later."""
 
     def __init__(self, job: holdfast.Job, model: torch.nn.Module) -> None:
         self._job, self._model, self._left = job, model, b""
@@ -50,7 +49,7 @@ class Notes:
 
 
 class Gate:
-    """A part of the state by which the saves of a rank that trains are held up."""
+    """A part of the state that delays the saves of a rank that trains."""
 
     def __init__(self, notes: Notes, job: holdfast.Job) -> None:
         self._notes, self._job, self.trains = notes, job, False
@@ -85,7 +84,7 @@ def fail_if_told(notes: Notes, job: holdfast.Job) -> None:
             threading.Event().wait()
         case "fill memory":
             blocks = []
-            # On a busy host it takes longer than a step may, and would be ended as hung before its memory is full.
+            # On a busy host this takes longer than a step may, and would end as a hang before the memory is full.
             with job.phase("evaluation"):
                 while True:
                     blocks.append(b"\x01" * (32 << 20))
@@ -110,7 +109,7 @@ def main() -> None:
         fail_if_told(notes, job)
         notes.write("take", job.committed_step + 1, attempt_id, samples=batch[:, 0].int().tolist())
         result = job.step((model(batch[:, 1:]) - batch[:, 1:].mean()).square().mean())
-        if result.loss is not None and result.committed:  # without one the others made it, perhaps long before
+        if result.loss is not None and result.committed:  # without a loss, other ranks trained the step
             gate.trains = True
             notes.write("commit", result.step, attempt_id, weights=notes.weights())
             time.sleep(PACE)

@@ -1,8 +1,9 @@
-"""Checkpoints under harm: damaged bytes, processes killed while they save, cuts and resumes, touch-files, bad disks,
-and random orders of all that happens to the tiers.
+"""Checkpoints under faults: corrupt bytes, processes killed while they save, interruptions, touch files, bad disks,
+and random orders of all operations on the tiers.
 
-Each row says what was lost and whether the rule held; `kept by` names the test that does the same at each change.
-Trials of kills are kept by code in out/drill/checkpoint.jsonl, so a run that was stopped goes on where it was.
+Each row reports what was lost and whether the rule held; `kept by` names the test that checks the same at each
+change. Trials of kills are kept by code in out/drill/checkpoint.jsonl, so a run that was stopped continues from
+there.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How much of each drill is done."""
+    """The number of trials of each drill."""
 
     seed: int
     trials: int
@@ -68,12 +69,12 @@ class Effort:
 
     @property
     def enough(self) -> bool:
-        """Whether no further trial begins."""
+        """Return whether no further trial begins."""
         return time.monotonic() >= self.until
 
 
 class Kept:
-    """Trials and rows of this code, a line each; with other code they begin anew."""
+    """Trials and rows of this code, one per line; with other code they start again."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._code = path, bench.code()
@@ -99,7 +100,7 @@ class Kept:
         self._take(entry)
 
     def of(self, seed: int) -> list[Trial]:
-        """The trials of one series."""
+        """Return the trials of one series."""
         return [trial for (which, _), trial in sorted(self.trials.items()) if which == seed]
 
 
@@ -111,7 +112,7 @@ def say(text: str) -> None:
 
 
 def damages(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
-    """checkpoint-8."""
+    """Return the rows of checkpoint-8."""
     logging.getLogger("holdfast.checkpoint").setLevel(logging.CRITICAL)  # each damage is told, which is not news here
     failures = damage.drill(folder, seed=effort.seed, trials=effort.damages)
     logging.getLogger("holdfast.checkpoint").setLevel(logging.NOTSET)
@@ -129,7 +130,7 @@ def damages(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
 
 
 def kills(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
-    """checkpoint-9."""
+    """Return the rows of checkpoint-9."""
     done = {trial.number for trial in kept.of(effort.seed)}
     missing = [number for number in range(effort.trials) if number not in done]
     if missing and not effort.enough:
@@ -151,7 +152,7 @@ def say_trial(trial: Trial, wanted: int) -> None:
 
 
 def kill_rows(trials: Sequence[Trial], wanted: int) -> list[Measurement]:
-    """A row for each kind of kill, and one for all."""
+    """Return a row for each kind of kill, and one for all."""
     groups = [(str(kind), [trial for trial in trials if trial.kind == str(kind)]) for kind in WEIGHTS]
     rows = [kill_row(what, found) for what, found in groups if found]
     return [*rows, kill_row(f"all kills while training and saving, of {wanted}", trials)]
@@ -179,7 +180,7 @@ def kill_row(what: str, trials: Sequence[Trial]) -> Measurement:
 
 
 def resumes(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
-    """checkpoint-10."""
+    """Return the rows of checkpoint-10."""
     cuts, failures = resume.bits(folder / "bits", seed=effort.seed, cuts=effort.cuts, steps=15 * effort.cuts)
     worlds = (2, 3, 1, 4) if effort.cuts > 1 else (2, 1)
     others = resume.sizes(folder / "sizes", worlds, each=4)
@@ -204,7 +205,7 @@ def resumes(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
 
 
 def touches(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
-    """checkpoint-11."""
+    """Return the rows of checkpoint-11."""
     width = TOUCHED_WIDTH if effort.touches >= 20 else effort.width
     found = touch.drill(folder, seed=effort.seed, times=effort.touches, width=width)
     seconds = [one.seconds for one in found.found]
@@ -228,7 +229,7 @@ def touches(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
 
 
 def bad_places(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
-    """Real environments."""
+    """Return the rows of real environments."""
     kept_by = {
         "disk full in the middle of saves": "checkpoint/io/test_full_disk.py",
         "file system turned read-only": "checkpoint/io/test_full_disk.py",
@@ -258,7 +259,8 @@ def place(what: str, folder: Path, drill: Callable[[Path], places.Outcome], kept
 
 
 def explores(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
-    """Every order of commits, uploads, retention, restores, outages and damage that the time allows."""
+    """Return the row of random orders of saves, uploads, retention, restores, outages and corruption within the
+    time."""
     explored = explore.drill(seed=effort.seed, first=effort.first, traces=effort.traces, until=effort.until, say=say)
     failures = [] if explored.found is None else [explored.found.message]
     what = "random orders of saves, uploads, retention, restores, outages and corruption on all tiers"
@@ -266,13 +268,13 @@ def explores(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
 
 
 def verdict(bar: str, drill: str, n: int, failures: Sequence[str], *, note: str = "", **more: Any) -> Measurement:
-    """A row whose `held` is computed; it tells of the first failures."""
+    """Return a row whose `held` is computed; it contains the first failures."""
     told = "; ".join([*([note] if note else []), *failures[:5]])
     return Measurement(bar=bar, drill=drill, n=n, held=n > 0 and not failures, note=told, **more)
 
 
 def elsewhere() -> Iterator[Measurement]:
-    """What tests do and no drill repeats. A test that is gone is a row that does not hold."""
+    """Yield the rows of tests that no drill repeats. A missing test is a row that does not hold."""
     told = {
         "killed at each system call by which a save changes the disk": (
             "checkpoint/saving/test_crash.py",
@@ -391,7 +393,7 @@ def main() -> int:
 
 
 class workplace:  # noqa: N801  (reads like the context manager that it is)
-    """A folder on the disk of the results, of which nothing stays."""
+    """A folder on the disk of the results, which is removed afterwards."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,7 +1,8 @@
-"""The drill matrix on the testbed's real nodes: each fault done to a small job of three workers that trains, on one
-cluster; what was detected, resumed, lost and counted. `held` says nothing of seconds, which stand beside it.
+"""The drill matrix on the testbed's real nodes: each fault is injected into a small job of three workers on one
+cluster. It shows what was detected, resumed, lost and counted. `held` does not include times, which are listed next
+to it.
 
-Trials of the same code are kept in out/drill/trials.jsonl, so a run that was stopped goes on where it was.
+Trials of the same code are kept in out/drill/trials.jsonl, so a run that was stopped continues from there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ QUICK = ("rank-killed", "exit-2", "sidecar-killed", "pod-evicted")
 
 
 def give_small_disk(cluster: Cluster) -> None:
-    """The checkpoints of all namespaces on a disk that can be filled; nodes see it once they are booted anew."""
+    """Mount a disk that can be filled over the checkpoints of all namespaces. Nodes use it after a reboot."""
     folder = cluster.state.checkpoints
     folder.mkdir(parents=True, exist_ok=True)
     size = f"size={DISK_MIB}m,mode=777"
@@ -53,7 +54,7 @@ def give_small_disk(cluster: Cluster) -> None:
 
 @contextmanager
 def stage() -> Iterator[DrillJob]:
-    """A job of three workers that train, on a cluster of its own."""
+    """Start a job of three workers that train, on its own cluster."""
     cluster = Cluster.up(name=NAME, nodes=WORKERS, replace=True)
     try:
         give_small_disk(cluster)
@@ -71,7 +72,7 @@ def say(text: str) -> None:
 
 
 class Kept:
-    """Trials by case, a line each; with other code they begin anew."""
+    """Trials by case, one per line; with other code they start again."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._code = path, bench.code()
@@ -93,7 +94,7 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One line of the table, as `bench.md` of the design names its columns."""
+    """One line of the table."""
 
     fault: str
     n: int

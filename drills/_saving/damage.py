@@ -1,4 +1,5 @@
-"""checkpoint-8: the newest commit is damaged at random; that must be found and named, and the one before be used."""
+"""checkpoint-8: random corruption of the newest checkpoint. It must be detected and reported, and the earlier one
+used."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ _FILES = ("rank-0.safetensors", "rank-0.json", MANIFEST)
 
 
 def contents(step: int) -> dict[str, bytes]:
-    """Of a commit: more than one chunk, and small ones."""
+    """Return the contents of a checkpoint: more than one chunk, and small ones."""
     rng = random.Random(step)  # noqa: S311
     return {"large": rng.randbytes(CHUNK_BYTES + 5000), "small": rng.randbytes(64), "none": b""}
 
 
 def snapshot(step: int) -> Snapshot:
-    """What is committed at a step."""
+    """Return the state that is saved at a step."""
     tensors = contents(step)
     return Snapshot(
         name=CheckpointName(step=step, pair=AttemptId(1, 1)),
@@ -69,13 +70,13 @@ def _age(file: Path, rng: random.Random) -> None:
 
 
 def _tear(file: Path, rng: random.Random) -> None:
-    """As a disk leaves it that lost power after it said that all was written."""
+    """Leave the file as a disk does that lost power after it acknowledged the write."""
     size = file.stat().st_size
     begin = rng.randrange(size)
     with file.open("r+b") as opened:
         opened.seek(begin)
         rest = bytes(min(4096, size - begin))
-        if opened.read(len(rest)) == rest:  # there are zeros: let the damage be one
+        if opened.read(len(rest)) == rest:  # the bytes are zeros already: change them
             rest = b"\xff" * len(rest)
         opened.seek(begin)
         opened.write(rest)
@@ -92,7 +93,7 @@ DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
 
 
 def one(folder: Path, seed: int, number: int) -> str:
-    """Damage, restore, and say what went wrong; empty if nothing did."""
+    """Corrupt a checkpoint and restore. Return the failure, or an empty string."""
     rng = random.Random(f"{seed}/{number}")  # noqa: S311
     kind = [*DAMAGES][number % len(DAMAGES)]
     name = str(CheckpointName(step=NEW, pair=AttemptId(1, 1)))
@@ -113,7 +114,7 @@ def one(folder: Path, seed: int, number: int) -> str:
 
 
 def drill(folder: Path, *, seed: int, trials: int) -> list[str]:
-    """What went wrong in so many trials."""
+    """Return the failures of this many trials."""
     for step in (OLD, NEW):
         result = save(folder / "whole", snapshot(step), Alone())
         if not result.committed:

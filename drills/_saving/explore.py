@@ -1,4 +1,4 @@
-"""Random traces over all tiers with outages and damage: no checkpoint that was trusted to Holdfast may be lost.
+"""Random traces over all tiers with outages and corruption: no checkpoint that Holdfast has acknowledged may be lost.
 
 The invariants are those of `tests/holdfast/model/tiers.py`. The same seed gives the same traces.
 """
@@ -22,7 +22,7 @@ _AT_ONCE = 20
 
 @dataclass
 class Explored:
-    """What was tried, and the shortest trace that violates an invariant."""
+    """The number of traces, and the shortest one that violates an invariant."""
 
     traces: int = 0
     counts: Counts = field(default_factory=Counts)

@@ -1,4 +1,4 @@
-"""A real `holdfast run` on this host, what its script noted, and ways to hurt it."""
+"""A real `holdfast run` on this host, the records of its script, and ways to inject faults into it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Pair = tuple[int, int]
 
 
 class DrillError(Exception):
-    """Something did not come about in time; the end of the job's log says more."""
+    """A condition did not hold in time. The message has the end of the job's log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """One line of the script."""
+    """One record of the script."""
 
     at: float
     do: str
@@ -49,35 +49,35 @@ class Note:
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Note:
-        """Read it."""
+        """Parse a record."""
         return cls(**{**line, "pair": tuple(line["pair"]), "samples": tuple(line["samples"])})
 
 
 @dataclass
 class Book:
-    """All that was noted so far. Pure."""
+    """All records so far. Pure."""
 
     digests: dict[int, set[str]] = field(default_factory=dict)
-    """What any rank ever had, or saved, at a step: one digest, if training is made again alike."""
+    """The digests that any rank had or saved at a step: one, if repeated steps give equal results."""
     generators: dict[tuple[int, int], set[str]] = field(default_factory=dict)
-    """What was saved of them, by step and rank."""
+    """The digests of the generators that were saved, by step and rank."""
     samples: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
-    """By step and rank, the last time that it was made."""
+    """By step and rank, the last time that the step was trained."""
     begun: dict[Pair, dict[int, Note]] = field(default_factory=dict)
     made: dict[Pair, dict[int, Note]] = field(default_factory=dict)
     count: dict[Pair, int] = field(default_factory=dict)
-    """Steps that rank 0 made in a world."""
+    """The steps that rank 0 trained in a world."""
     first: dict[Pair, float] = field(default_factory=dict)
-    """When a world's first step was made."""
+    """The time of a world's first step."""
     newest: int = 0
-    """The newest step that was made."""
+    """The newest step that was trained."""
     durable: int = 0
-    """The newest step that any rank took for durable."""
+    """The newest step that any rank reported as durable."""
     parted: list[int] = field(default_factory=list)
-    """Steps that were made again, and otherwise."""
+    """Steps that were trained again with another result."""
 
     def add(self, note: Note) -> None:
-        """One more line."""
+        """Add one record."""
         self.durable = max(self.durable, note.durable)
         match note.do:
             case "begin":
@@ -116,7 +116,8 @@ class Book:
         return max((note.step for note in notes), default=0)
 
     def trains(self, size: int, steps: int, *, above: Pair = (0, 0), since: float = 0.0) -> bool:
-        """Whether a world above that pair has made so many steps, and all its ranks the last one since then."""
+        """Return whether a world above `above` has trained this many steps, and all its ranks its last step after
+        `since`."""
         pair = self.pair
         made = self.made.get(pair, {})
         at_work = len(made) == size and min(note.at for note in made.values()) > since
@@ -124,7 +125,7 @@ class Book:
 
 
 class Job:
-    """One job: its launcher may be lost and started again, on the same folders, as a container is."""
+    """One job. Its launcher may be killed and started again with the same folders, as a container is."""
 
     def __init__(
         self,
@@ -160,14 +161,14 @@ class Job:
 
     @property
     def pid(self) -> int:
-        """The launcher's."""
+        """The PID of the launcher."""
         if self.launcher is None:
             raise AssertionError("the job was not started")
         return self.launcher.pid
 
     @property
     def status(self) -> dict[str, Any]:
-        """What the launcher says of itself; empty before it says anything."""
+        """Return the launcher's status; empty before it writes one."""
         try:
             found: dict[str, Any] = json.loads((self.run_dir / STATUS_FILE).read_bytes())
         except FileNotFoundError:
@@ -175,13 +176,13 @@ class Job:
         return found
 
     def read(self) -> Book:
-        """What came."""
+        """Read new records, and return all."""
         for line in self._lines.fresh():
             self.book.add(Note.of(line))
         return self.book
 
     def await_steps(self, steps: int, *, above: Pair = (0, 0), since: float = 0.0, restart: bool = True) -> Book:
-        """Until a world above that pair trains. A launcher that has ended is started again, as a kubelet does."""
+        """Wait until a world above `above` trains. A launcher that has exited is started again, as a kubelet does."""
 
         def trains() -> bool:
             if restart and self.launcher is not None and self.launcher.poll() is not None:
@@ -192,15 +193,15 @@ class Job:
         return self.book
 
     def await_words(self, words: str, *, times: int = 1, since: int = 0) -> None:
-        """Until the log says so, from that place of it on."""
+        """Wait until these words are in the log after the offset `since`."""
         self.wait(lambda: self.said(since).count(words) >= times, f"{words!r} in the log")
 
     def said(self, since: int = 0) -> str:
-        """The log from a place on."""
+        """Return the log from an offset on."""
         return self.log.read_bytes()[since:].decode(errors="replace")
 
     def wait(self, until: Callable[[], bool], what: str, deadline: float = DEADLINE) -> None:
-        """DrillError if it does not come about."""
+        """Wait until the condition holds. Raises DrillError after the deadline."""
         end = time.monotonic() + deadline
         while not until():
             if time.monotonic() > end:
@@ -208,7 +209,7 @@ class Job:
             time.sleep(0.005)
 
     def finish(self) -> int:
-        """Wait for the job's end; the exit code."""
+        """Wait for the job's end, and return the exit code."""
         if self.launcher is None:
             raise AssertionError("the job was not started")
         self.wait(lambda: self.launcher is not None and self.launcher.poll() is not None, "the end of the job")
@@ -216,7 +217,7 @@ class Job:
         return self.launcher.returncode
 
     def kill(self) -> None:
-        """SIGKILL to the launcher; its ranks end with it."""
+        """Send SIGKILL to the launcher. Its ranks end with it."""
         if self.launcher is not None:
             family = descendants(self.pid)
             self.launcher.kill()
@@ -225,7 +226,7 @@ class Job:
             self.read()
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """End all processes and remove the job's folder in memory."""
         try:
             self.kill()
         finally:
@@ -234,7 +235,7 @@ class Job:
 
 @contextlib.contextmanager
 def running(folder: Path, **how: Any) -> Iterator[Job]:
-    """A job that was started, and is gone afterwards."""
+    """Start a job, and remove it afterwards."""
     job = Job(folder, **how)
     try:
         job.start()
@@ -245,11 +246,11 @@ def running(folder: Path, **how: Any) -> Iterator[Job]:
 
 @contextlib.contextmanager
 def frozen(pid: int) -> Iterator[list[int]]:
-    """The launcher and all below it stand still; who lives goes on afterwards."""
-    signal_to([pid], signal.SIGSTOP)  # it starts no others now
+    """Stop the launcher and all its descendants; continue the surviving ones afterwards."""
+    signal_to([pid], signal.SIGSTOP)  # no new processes start from here
     below = descendants(pid)
     signal_to(below, signal.SIGSTOP)
-    late = [one for one in descendants(pid) if one not in below]  # forked by one of them meanwhile
+    late = [one for one in descendants(pid) if one not in below]  # forked meanwhile by one of them
     signal_to(late, signal.SIGSTOP)
     try:
         _await_still([pid, *below, *late])
@@ -259,7 +260,7 @@ def frozen(pid: int) -> Iterator[list[int]]:
 
 
 def _await_still(pids: Sequence[int]) -> None:
-    """A call into the system that has begun ends first, on any thread."""
+    """Wait until all threads have finished their system calls."""
     end = time.monotonic() + DEADLINE
     while not all(map(_is_still, pids)):
         if time.monotonic() > end:
@@ -277,14 +278,14 @@ def _is_still(pid: int) -> bool:
 
 
 def signal_to(pids: Sequence[int], number: signal.Signals) -> None:
-    """To each that is still there."""
+    """Send a signal to each process that still exists."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes below one, itself not among them."""
+    """Return the descendants of a process, without itself."""
     parents = dict(filter(None, map(_parent, _pids())))
     found, rest = list[int](), [pid]
     while rest:
@@ -312,6 +313,6 @@ def _parent(pid: int) -> tuple[int, int] | None:
 
 
 def is_dead(pid: int) -> bool:
-    """Gone, or waiting for its parent to take note."""
+    """Return whether the process is gone, or a zombie."""
     words = _stat(pid)
     return not words or words[0] in "ZX"

@@ -1,8 +1,8 @@
 """checkpoint-9: processes of a job that trains and saves are killed at random instants.
 
-After each kill, with all that still lives stopped, the folder is read: the newest commit must be whole, must be one
-whose digest the script noted before it was written, and nothing that was told to be durable may be missing. Then
-the job must go on from there or from a memory that is newer, with the bits that were noted for its step.
+After each kill, all survivors are stopped and the folder is checked. The newest checkpoint must be complete, and the
+script must have recorded its digest before it was written. No checkpoint that was reported as durable may be missing.
+The job must then resume from it or from a newer copy in memory, with the recorded bits of that step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ENDED_SECONDS = 20.0
 
 
 class Kind(StrEnum):
-    """Who is killed."""
+    """The processes that are killed."""
 
     RANK = "one rank SIGKILLed"
     RANKS = "all ranks SIGKILLed"
@@ -46,7 +46,7 @@ WEIGHTS = {Kind.RANK: 40, Kind.RANKS: 40, Kind.LAUNCHER: 8, Kind.ANY: 6, Kind.AG
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a trial does: the same for the same seed and number."""
+    """The plan of a trial, which depends only on seed and number."""
 
     kind: Kind
     after: float
@@ -55,48 +55,48 @@ class Plan:
 
     @classmethod
     def of(cls, seed: int, number: int) -> Plan:
-        """Drawn."""
+        """Draw the plan."""
         rng = random.Random(f"{seed}/{number}")  # noqa: S311  (a draw, not a secret)
         kind = rng.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
         return cls(kind=kind, after=rng.uniform(0.0, 0.4), pick=rng.random(), again=rng.uniform(0.0, 0.5))
 
 
 class WrongBits(str):
-    """A failure that shows another state than the one that was saved."""
+    """A failure in which the state differs from the saved one."""
 
     __slots__ = ()
 
 
 def hash_equal(failures: Iterable[str]) -> bool:
-    """Whether every state that was compared was the saved one."""
+    """Return whether all compared states were equal to the saved ones."""
     return not any(isinstance(failure, WrongBits) for failure in failures)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What came of one."""
+    """The result of one trial."""
 
     number: int
     kind: str
     made: int = 0
-    """The newest step when it was struck,"""
+    """The newest step at the time of the kill."""
     committed: int = 0
-    """the newest that could be restored then,"""
+    """The newest step that could be restored at that time."""
     went_on: int = 0
-    """and the step from which the job went on."""
+    """The step from which the job resumed."""
     resumed: float | None = None
-    """From the kill to the first step of another world; None if the kill ended none."""
+    """Seconds from the kill to the first step of another world; None if no world ended."""
     failures: list[str] = field(default_factory=list)
     hash_equal: bool = True
 
     @property
     def lost(self) -> int:
-        """Steps that were made again."""
+        """Steps that were trained again."""
         return max(0, self.made - self.went_on)
 
 
 def digest_of(loaded: Loaded) -> str:
-    """As the script takes it."""
+    """Return the digest as the script computes it."""
     digest = xxhash.xxh3_128()
     for name in sorted(loaded.tensors):
         digest.update(name.encode())
@@ -106,7 +106,7 @@ def digest_of(loaded: Loaded) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What lies in the folder: a commit that was read back, and what is wrong with it."""
+    """The result of a check of the folder: the checkpoint that was read, and failures."""
 
     step: int
     digest: str
@@ -114,7 +114,7 @@ class Found:
 
 
 def look(folder: Path) -> Found:
-    """Read the newest commit as a job would that starts now."""
+    """Read the newest checkpoint as a new job would."""
     try:
         found = restore(folder, Alone(), claims=list_claims(folder), job_uid=RUN)
     except HoldfastError as error:
@@ -138,7 +138,7 @@ def _not_whole(folder: Path, found: Restored) -> Iterator[str]:
 
 
 def judge_found(found: Found, book: Book) -> list[str]:
-    """What is wrong with what could be restored after a kill. Pure."""
+    """Return the failures of what could be restored after a kill. Pure."""
     failures = list(found.failures)
     if found.step and found.digest not in book.digests.get(found.step, set()):
         failures.append(WrongBits(f"step {found.step} can be restored with bits that no rank noted for it"))
@@ -148,7 +148,7 @@ def judge_found(found: Found, book: Book) -> list[str]:
 
 
 def judge_resumed(found: Found, book: Book, pair: Pair) -> list[str]:
-    """What is wrong with the state in which a new world began. Pure."""
+    """Return the failures of the state with which a new world began. Pure."""
     begun = book.begun[pair].values()
     steps = {note.step for note in begun}
     if len(steps) != 1 or len({note.digest for note in begun}) != 1:
@@ -168,20 +168,20 @@ def judge_resumed(found: Found, book: Book, pair: Pair) -> list[str]:
 
 
 def _is_afresh(book: Book, pair: Pair) -> bool:
-    """Whether no process of a world had been in an earlier one: then its state, generators and all, is a commit's. A
-    world that made a step between two kills leaves survivors, whose generators went on."""
+    """Return whether no process of a world had been in an earlier one, so that all its state is from a checkpoint.
+    Survivors of a world that trained between two kills have generators that advanced."""
     earlier = {note.pid for other, begun in book.begun.items() if other < pair for note in begun.values()}
     return earlier.isdisjoint(note.pid for note in book.begun[pair].values())
 
 
 class Killer:
-    """One job, trial after trial."""
+    """One job for all trials."""
 
     def __init__(self, job: Job, seed: int) -> None:
         self._job, self._seed = job, seed
 
     def trial(self, number: int) -> Trial:
-        """Kill, look, wait until it trains again; what a check found wrong is in the trial."""
+        """Kill, check, and wait until the job trains again. The trial has the failures of the checks."""
         plan = Plan.of(self._seed, number)
         try:
             return self._trial(number, plan)
@@ -218,14 +218,14 @@ class Killer:
         )
 
     def _strike(self, kind: Kind, pick: float) -> Found:
-        """Nothing of the job writes while its folder is looked at."""
+        """Kill, and check the folder while no process of the job writes."""
         pid = self._job.pid
         with frozen(pid) as below:
             self._job.read()
             victims = self._victims(kind, pick, below)
             signal_to(victims, signal.SIGKILL)
             if pid in victims:
-                signal_to(below, signal.SIGCONT)  # those that are told by a pipe must read it
+                signal_to(below, signal.SIGCONT)  # processes that a pipe notifies must run to read it
                 victims = [*victims, *below]
             self._job.wait(lambda: all(map(is_dead, victims)), "the killed processes to end", _ENDED_SECONDS)
             self._job.read()
@@ -248,7 +248,7 @@ class Killer:
 
 @contextmanager
 def killer(folder: Path, *, seed: int, width: int) -> Iterator[Killer]:
-    """A job of two ranks that saves all the time."""
+    """Start a job of two ranks that saves all the time."""
     words = [f"--checkpoint-interval={INTERVAL_STEPS}", f"--checkpoint-full-every={FULL_EVERY}", "--warm-processes=2"]
     with running(folder, words=words, DRILL_WIDTH=str(width), DRILL_FROZEN="1") as job:
         job.wait(lambda: job.status.get("warmProcesses", 0) >= job.processes, "processes on standby")

@@ -1,7 +1,7 @@
-"""Disks that are full, may not be written or know no O_DIRECT, and hosts whose clocks differ: a job on each of them.
+"""Jobs on disks that are full, read-only or without O_DIRECT, and on hosts whose clocks differ.
 
-Each drill says what was lost, whether the user was told in so many words, and whether the job went on. Where a file
-system cannot be mounted, it says why it was not done.
+Each drill reports what was lost, whether the user got a clear message, and whether the job continued. If a file
+system cannot be mounted, the drill reports the reason and is skipped.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ _DAY = 86400
 
 
 class CannotError(Exception):
-    """This machine cannot make such a place."""
+    """This machine cannot provide such a disk."""
 
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What came of a drill."""
+    """The result of a drill."""
 
     lost: int = 0
     failures: list[str] = field(default_factory=list)
     told: str = ""
-    """The words that the user reads."""
+    """The message that the user reads."""
 
     def expect(self, true: bool, failure: str) -> None:
-        """Note what is not so."""
+        """Add a failure unless the condition is true."""
         if not true:
             self.failures.append(failure)
 
 
 @contextlib.contextmanager
 def mounted(folder: Path, *words: str) -> Iterator[Path]:
-    """A file system of its own."""
+    """Mount a separate file system."""
     folder.mkdir(parents=True)
     done = subprocess.run(["mount", *words, str(folder)], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -61,7 +61,7 @@ def mounted(folder: Path, *words: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def loop_disk(folder: Path, mib: int) -> Iterator[Path]:
-    """An ext4 of so many MiB in a file."""
+    """Mount an ext4 of this many MiB in a file."""
     image = folder / "disk.img"
     folder.mkdir(parents=True, exist_ok=True)
     with image.open("wb") as file:
@@ -82,7 +82,7 @@ def _job(folder: Path, checkpoints: Path, **environ: str) -> contextlib.Abstract
 
 
 def full(folder: Path) -> Outcome:
-    """The disk fills up under a job's saves, and gets room again after three have failed."""
+    """The disk fills up under a job's saves, and is freed after three have failed."""
     with loop_disk(folder, 64) as disk, _job(folder / "job", disk / "commits") as job:
         job.await_steps(10)
 
@@ -95,7 +95,8 @@ def full(folder: Path) -> Outcome:
 
 
 def read_only(folder: Path) -> Outcome:
-    """The file system turns read-only, as after an error of its disk, and is mended after three saves have failed."""
+    """The file system becomes read-only, as after an error of its disk, and is repaired after three saves have
+    failed."""
     with loop_disk(folder, 64) as disk, _job(folder / "job", disk / "commits") as job:
         job.await_steps(10)
 
@@ -109,14 +110,14 @@ def read_only(folder: Path) -> Outcome:
 
 
 def _trouble(job: Job, begin: Callable[[], object], end: Callable[[], object], words: str) -> Outcome:
-    """Three saves in a row fail in a way that says why and what to do; the attempt continues, and saves again after
-    the trouble."""
+    """Check that three saves in a row fail with a message of reason and fix, that the attempt continues, and that
+    saves succeed afterwards."""
     outcome = Outcome()
     size = job.log.stat().st_size
     begin()
     job.await_words("3 in a row", since=size)
     before, made = job.read().pair, job.book.reached
-    with frozen(job.pid):  # what retention deletes meanwhile would look damaged
+    with frozen(job.pid):  # files that retention deletes meanwhile would appear corrupt
         found = look(job.checkpoints)
     said = job.said(size)
     outcome.failures += found.failures
@@ -132,14 +133,14 @@ def _trouble(job: Job, begin: Callable[[], object], end: Callable[[], object], w
 
 
 def _line(said: str, words: str, folder: Path) -> str:
-    """The first line of the log with these words, as it is on any machine."""
+    """Return the first line of the log with these words, without parts that depend on the machine."""
     logged = [json.loads(line)["msg"] for line in said.splitlines() if line.startswith("{")]
     told = next((line for line in logged if words in line and "could not be saved" in line), "")
     return re.sub(r"\.tmp-[0-9a-f]+", ".tmp-…", told.replace(str(folder), "…"))
 
 
 def no_direct(folder: Path) -> Outcome:
-    """A file system that refuses O_DIRECT, on which the same bytes go through the page cache."""
+    """A file system without O_DIRECT, on which the same bytes go through the page cache."""
     with mounted(folder / "ram", "-t", "ramfs", "none") as ram:
         _check_refusal(ram / "probe")
         with _job(folder / "job", ram / "commits") as job:
@@ -174,7 +175,7 @@ def _check_refusal(file: Path) -> None:
 
 
 def clocks(folder: Path) -> Outcome:
-    """Two hosts whose clocks are two days apart, then the other way round, then as one: one line of commits."""
+    """Two hosts whose clocks differ by two days, then the reverse, then not at all: one line of checkpoints."""
     outcome = Outcome()
     commits, book_step = folder / "commits", 0
     for number, ahead in enumerate([(-1, 1), (1, -1), (0, 0)]):

@@ -1,5 +1,5 @@
-"""checkpoint-10: a job that is cut again and again makes the bits of one that never was; and its steps take the same
-samples, however many ranks it has when it goes on."""
+"""checkpoint-10: a job that is interrupted repeatedly has the same bits as one that never was. Its steps have the
+same samples, whatever number of ranks it resumes with."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def _undisturbed(folder: Path, steps: int) -> Book:
 
 
 def bits(folder: Path, *, seed: int, cuts: int, steps: int) -> tuple[int, list[str]]:
-    """How often a job was cut, and at which steps its weights, moments, or samples were others than without a cut.
+    """Return how often a job was interrupted, and the steps at which weights, moments or samples differ from a run
+    without interruption.
 
-    Dropout and draws of every generator of every rank go into the weights.
+    Dropout and draws of every generator of every rank affect the weights.
     """
     rng = random.Random(seed)  # noqa: S311
     whole = _undisturbed(folder / "whole", steps)
@@ -53,7 +54,7 @@ def bits(folder: Path, *, seed: int, cuts: int, steps: int) -> tuple[int, list[s
 
 
 def differences(whole: Book, cut: Book) -> list[str]:
-    """What was not alike, step by step. Pure."""
+    """Return the differences, step by step. Pure."""
     failures = [
         f"step {step} was made with other bits"
         for step, digests in whole.digests.items()
@@ -73,12 +74,12 @@ def differences(whole: Book, cut: Book) -> list[str]:
 
 
 def taken(book: Book, step: int) -> list[int]:
-    """The samples of a step, whoever took them."""
+    """Return the samples of a step, over all ranks."""
     return sorted(sample for samples in book.samples[step].values() for sample in samples)
 
 
 def sizes(folder: Path, worlds: tuple[int, ...], *, each: int) -> list[str]:
-    """What was wrong with the samples of a job that goes on with another number of ranks each time it ends."""
+    """Return the wrong samples of a job that resumes with another number of ranks each time."""
     whole = _undisturbed(folder / "whole", each * len(worlds))
     failures: list[str] = []
     taken_by: dict[int, list[int]] = {}

@@ -1,5 +1,5 @@
-"""checkpoint-11: a file is touched in the run directory of a job that trains, and its answer tells of a durable
-commit soon."""
+"""checkpoint-11: a file is touched in the run directory of a job that trains, and soon a durable checkpoint is
+acknowledged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BYTES_A_UNIT = 4 * 3 * (2 * 64 + 1)  # of the script's width: weights and two m
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Seconds from the touch to the answer, what a step took then, and whether the commit is there."""
+    """Seconds from the touch to the answer, the step time at that moment, and whether the checkpoint exists."""
 
     seconds: float
     step: float
@@ -30,30 +30,30 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """All of them, and what the disk takes for as many bytes."""
+    """All answers, and the disk's time for the same number of bytes."""
 
     found: tuple[Answer, ...]
     nbytes: int
     disk: float
 
     def bound(self, answer: Answer) -> float:
-        """What it may take."""
+        """Return the limit for an answer in seconds."""
         return answer.step + DISK_FACTOR * self.disk + SPARE_SECONDS
 
     @property
     def late(self) -> list[float]:
-        """Those over their bound."""
+        """The answers over their limit."""
         return [one.seconds for one in self.found if one.seconds > self.bound(one)]
 
     @property
     def failures(self) -> list[str]:
-        """What went wrong besides."""
+        """Other failures."""
         late = [f"{one.seconds:.1f} s to an answer" for one in self.found if one.seconds > LONGEST_SECONDS]
         return [one.failure for one in self.found if one.failure] + late
 
 
 def drill(folder: Path, *, seed: int, times: int, width: int) -> Answers:
-    """Touch so many times, at random instants of steps and saves."""
+    """Touch the file this many times, at random instants of steps and saves."""
     nbytes = width * _BYTES_A_UNIT
     disk = limit(folder, nbytes)
     rng = random.Random(seed)  # noqa: S311
@@ -66,7 +66,7 @@ def drill(folder: Path, *, seed: int, times: int, width: int) -> Answers:
 
 
 def limit(folder: Path, nbytes: int) -> list[float]:
-    """Seconds for writing so many bytes past the page cache, by two threads, fsynced."""
+    """Return the seconds for writing this many bytes past the page cache, by two threads, fsynced."""
     from _checkpoint.contenders import Disk, State
 
     write = Disk(folder / "limit", State(nbytes, torch.float32))

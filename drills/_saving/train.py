@@ -1,8 +1,8 @@
-"""Trains next to nothing, saves often, and notes what each commit must hold before a byte of it is written.
+"""Trains a tiny model, saves often, and records the content of each checkpoint before a byte of it is written.
 
-A line of JSON goes to a file that all ranks append to: `saved` when a commit's state is taken, `begin` with what was
-found in each new world, `made` after each step. With `DRILL_NOISE` the weights hang on each generator of each rank,
-with `DRILL_FROZEN` half of them stay as they are.
+All ranks append lines of JSON to one file: `saved` when the state of a checkpoint is taken, `begin` with the state in
+each new world, `made` after each step. With `DRILL_NOISE` the weights depend on each generator of each rank, and with
+`DRILL_FROZEN` half of them do not change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROWS, BATCH, MICRO, INPUTS = 480, 24, 8, 64
 
 
 class Notes:
-    """Says what this rank has, as the script itself sees it."""
+    """Writes the records of this rank's state, as the script has it."""
 
     def __init__(self, job: holdfast.Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._job, self._model, self._optimizer = job, model, optimizer
@@ -52,7 +52,7 @@ class Notes:
         return digest
 
     def digest(self) -> str:
-        """Of weights and moments, each under its name."""
+        """Return the digest of weights and moments with their names."""
         named = {f"model/{name}": tensor for name, tensor in self._model.state_dict().items()}
         for number, state in self._optimizer.state_dict()["state"].items():
             named |= {f"optimizer/state/{number}/{name}": tensor for name, tensor in state.items()}
@@ -64,7 +64,7 @@ class Notes:
 
 
 class Noted:
-    """Is asked for its state when a commit is made, after the last step and before the first write."""
+    """Records the state when a checkpoint takes it, after the last step and before the first write."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
@@ -73,11 +73,11 @@ class Noted:
         return {"digest": self._notes.write("saved")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What counts is what `begin` finds in the weights."""
+        """Load nothing: `begin` records the weights that were restored."""
 
 
 def generators() -> str:
-    """Of Python's, numpy's and torch's."""
+    """Return a digest of the generators of Python, numpy and torch."""
     digest = xxhash.xxh3_64(repr(random.getstate()).encode())
     _, keys, *rest = np.random.get_state(legacy=True)
     digest.update(np.asarray(keys).tobytes() + repr(rest).encode())
@@ -86,7 +86,7 @@ def generators() -> str:
 
 
 def shaken(x: torch.Tensor) -> torch.Tensor:
-    """A draw of each generator, which the weights feel only with `DRILL_NOISE`."""
+    """Draw from each generator. The draws affect the weights only with `DRILL_NOISE`."""
     noise = torch.rand(1) + random.random() + float(np.random.rand())  # noqa: S311
     return x * (1 + 0.01 * noise) if NOISE else x
 

@@ -1,4 +1,4 @@
-"""Sets the clock of every Python process that finds this on its path `DRILL_SKEW_SECONDS` ahead."""
+"""Sets the clock of every Python process with this folder on its path `DRILL_SKEW_SECONDS` ahead."""
 
 import datetime
 import os
