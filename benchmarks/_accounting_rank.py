@@ -1,4 +1,4 @@
-"""A script that trains, is killed once, and dawdles for `DELAY` seconds at each cause that `SLOW` names."""
+"""A script that trains, is killed once, and waits for `DELAY` seconds in each category that `SLOW` names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS, DAWDLES_AT, DIES_AT = 30, 12, 20
 
 
 def dawdle(cause: str) -> None:
-    """Once in a run, over all its processes."""
+    """Wait in this category, once per run over all its processes."""
     if cause in SLOW and _first(f"dawdled-{cause}"):
         time.sleep(DELAY)
 
@@ -29,12 +29,12 @@ def _first(name: str) -> bool:
 
 
 def note(name: str, moment: float) -> None:
-    """For who compares the books with the script's own clock."""
+    """Record a time, so that the accounts can be compared with the script's own clock."""
     (FOLDER / name).write_text(str(moment))
 
 
 class Data:
-    """Samples of which one takes its time."""
+    """Samples, one of which is slow."""
 
     fingerprint = "accounting"
 
@@ -43,7 +43,7 @@ class Data:
         self._mark = mark
 
     def mark(self) -> None:
-        """Say when the first sample was asked for: this process is in place."""
+        """Record when the first sample was requested: this process is ready."""
         if self._mark and _first(self._mark):
             note(self._mark, time.time())
         self._mark = ""
@@ -59,7 +59,7 @@ class Data:
 
 
 class Slow:
-    """A state that takes its time to be saved."""
+    """A state that is slow to save."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -70,11 +70,10 @@ class Slow:
         return {}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """There is none."""
+        """Load nothing."""
 
 
 def main() -> int:
-    """Train."""
     job = holdfast.init()
     again = not _first("began")
     data, slow = Data("again" if again else "in-place"), Slow()

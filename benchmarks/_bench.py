@@ -1,7 +1,7 @@
-"""What benchmarks share: interleaved trials, measurements with a spread and a target, one table, one JSON file.
+"""Common parts of benchmarks: interleaved trials, measurements with a spread and a target, one table, one JSON file.
 
-A benchmark makes `Measurement`s and hands them to `finish`. Contestants of a comparison run interleaved, in random
-order in each round after a warm-up round. A ratio is formed within a round.
+A benchmark passes `Measurement`s to `finish`. Contestants of a comparison run interleaved, in random order in each
+round, after a warm-up round. A ratio is computed within a round.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ def not_measured(bar: str, what: str, why: str) -> Measurement:
 
 
 def quantile(values: Sequence[float], at: float) -> float:
-    """The value below which a share of the values lies; nearest rank, so that a p99 is a value that occurred."""
+    """Return the nearest-rank quantile, so that a p99 is a value that occurred."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -(-int(at * 1000) * len(ordered) // 1000) - 1))]
 
 
 def meets(value: float, target: str) -> bool | None:
-    """Whether the value meets a target like `<= 60`; None without one."""
+    """Return whether the value meets a target like `<= 60`; None without one."""
     if not target:
         return None
     sign, _, bound = target.partition(" ")
@@ -100,7 +100,7 @@ def meets(value: float, target: str) -> bool | None:
 def interleaved(
     contestants: Mapping[str, Callable[[], float]], rounds: int, *, rng: random.Random | None = None
 ) -> dict[str, list[float]]:
-    """Values of each contestant, one a round, in random order each round, after a warm-up round that is not kept."""
+    """Return the values of each contestant, one per round, in random order, after a warm-up round that is dropped."""
     rng = rng or random.Random()  # noqa: S311 - an order, not a secret
     values: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(rounds + 1):
@@ -112,25 +112,25 @@ def interleaved(
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Ours over theirs, within each round."""
+    """Return our values over theirs, round by round."""
     return [mine / other for mine, other in zip(ours, theirs, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How much a run does: `quick` for CI, whose figures nobody judges, `full` without a limit, else ten minutes."""
+    """The size of a run: `quick` for CI, whose figures are not judged, `full` without a limit, else ten minutes."""
 
     quick: bool
     full: bool
     flags: frozenset[str] = frozenset()
 
     def pick(self, *, quick: int, default: int, full: int) -> int:
-        """A number of trials."""
+        """Return the number of trials."""
         return quick if self.quick else full if self.full else default
 
 
 class Trials:
-    """Values by key. With `full`, each is appended to a file at once, and a later run goes on from there."""
+    """Values by key. With `full`, each is appended to a file at once, and a later run continues from there."""
 
     def __init__(self, name: str, effort: Effort) -> None:
         self._path = OUT / f"{name}.trials.jsonl" if effort.full else None
@@ -143,7 +143,7 @@ class Trials:
                     self._kept.setdefault(entry["key"], []).append(entry["value"])
 
     def collect(self, key: str, wanted: int, trial: Callable[[], float]) -> list[float]:
-        """The key's values, after as many further trials as are missing."""
+        """Return the key's values, after as many further trials as are missing."""
         kept = self._kept.setdefault(key, [])
         while len(kept) < wanted:
             self.keep(key, trial())
@@ -152,7 +152,7 @@ class Trials:
         return kept
 
     def values(self, key: str) -> list[float]:
-        """What is there of a key."""
+        """Return the present values of a key."""
         return self._kept.get(key, [])
 
     def keep(self, key: str, value: float) -> None:
@@ -165,7 +165,7 @@ class Trials:
 
 
 def arguments(description: str, flags: Mapping[str, str] | None = None) -> Effort:
-    """The command line that all benchmarks share, and flags of one's own with their help."""
+    """Parse the command line that all benchmarks share, with further flags and their help."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, text in (flags or {}).items():
         parser.add_argument(name, dest="flags", action="append_const", const=name, default=[], help=text)
@@ -178,7 +178,7 @@ def arguments(description: str, flags: Mapping[str, str] | None = None) -> Effor
 
 
 def finish(name: str, rows: Sequence[Measurement], effort: Effort) -> int:
-    """Print the table, write `out/bench/NAME.json`; the exit status is 1 when a judged bar was missed."""
+    """Print the table and write `out/bench/NAME.json`. The exit status is 1 if a judged bar was missed."""
     OUT.mkdir(parents=True, exist_ok=True)
     here = machine()
     document = {
@@ -200,7 +200,7 @@ def finish(name: str, rows: Sequence[Measurement], effort: Effort) -> int:
 
 
 def _plain(one: Measurement) -> dict[str, Any]:
-    """For JSON, which has no word for a figure that is not there."""
+    """Return a row for JSON, in which a missing figure is null."""
     fields = asdict(one)
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -209,7 +209,7 @@ def _plain(one: Measurement) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Measurement]) -> str:
-    """A Markdown table, aligned."""
+    """Return an aligned Markdown table."""
     head = ["bar", "what", "ours", "p10–p90", "peer", "limit", "target", "held", "n"]
     lines = [head, *map(_cells, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
@@ -233,14 +233,14 @@ def _cells(one: Measurement) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Three digits that matter."""
+    """Return the number with three significant digits."""
     if math.isnan(value):
         return "—"
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were made on."""
+    """Return the machine on which the benchmark runs."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     try:
         torch = version("torch")
@@ -256,12 +256,12 @@ def machine() -> dict[str, Any]:
 
 
 def describe(found: Mapping[str, Any]) -> str:
-    """The machine in a few words."""
+    """Return the machine in a few words."""
     return f"{found['cpus']} cores, {found['memory_gib']} GiB, Linux {found['kernel']}, Python {found['python']}"
 
 
 def commit() -> str:
-    """The checked-out commit, with a mark when files differ from it."""
+    """Return the checked-out commit, with a mark when files differ from it."""
     git = ["git", "-C", str(ROOT)]
     found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
@@ -269,9 +269,9 @@ def commit() -> str:
 
 
 def code() -> str:
-    """What is tried: the checked-out code without its docs and tests, with a mark when files differ from it.
+    """Return the ID of the checked-out code without its docs and tests, with a mark when files differ from it.
 
-    A long run is kept by it, so that a commit which changes neither loses no trial.
+    A long run is kept by this ID, so that a commit which changes neither loses no trial.
     """
     git = ["git", "-C", str(ROOT)]
     trees = [*git, "rev-parse", *(f"HEAD:{part}" for part in _CODE)]
@@ -288,5 +288,4 @@ def _progress(text: str) -> None:
 
 
 def median(values: Sequence[float]) -> float:
-    """The median."""
     return statistics.median(values)

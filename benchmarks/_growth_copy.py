@@ -1,6 +1,6 @@
 """The limit of a growth: a plain gloo broadcast of as many bytes as the state has, between two processes.
 
-For each line on stdin rank 0 says how many seconds one took. The memory at both ends is in use already.
+For each line on stdin, rank 0 prints the seconds of one broadcast. The memory at both ends is already allocated.
 """
 
 import os
@@ -17,7 +17,7 @@ STATE_BYTES = 3 * 4
 
 def main() -> None:
     torch.set_num_threads(1)
-    os.nice(5)  # as ranks have it
+    os.nice(5)  # as ranks do
     dist.init_process_group("gloo")
     state = torch.ones(STATE_BYTES * parameters(SHAPES[os.environ["BENCH_SIZE"]]), dtype=torch.uint8)
     go = torch.ones(1)

@@ -1,4 +1,4 @@
-"""What the growth benchmark trains; it rests while the folder has a file that asks for it."""
+"""The script of the growth benchmark; it pauses while a file in the folder requests it."""
 
 import os
 import time
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def rest(job: holdfast.Job, folder: Path) -> None:
-    """Leave the cores to others, without being taken for hung."""
+    """Leave the cores to other processes, without being detected as hung."""
     asked = folder / "rest"
     if asked.exists():
         (folder / "resting").touch()

@@ -1,4 +1,4 @@
-"""Trains next to nothing, and notes when each step was committed: lines `step time` in a file of its own."""
+"""Trains a tiny model, and records the time of each completed step: lines `step time` in its own file."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Bar recovery-10: a training's time adds up, and a delay is booked on its own cause and on no other.
+"""Bar recovery-10: the accounts of a training's time add up, and a delay counts in its own category only.
 
-A real launcher and a real script, which is killed once and restores a checkpoint. Each round runs it as it is and
-with a delay in one place, for each place. A delay's own cause must rise by it; the cause that changes most beside it
-tells how much is booked wrongly. A start, a restart and a second launcher never take equally long: their rise is set
-beside the rise by the script's own notes or the launchers' timelines. A hang is timed by the script and by the
-timeline; both its ranks wait for it.
+A real launcher runs a real script, which is killed once and restores a checkpoint. Each round runs it without a
+delay, and once with a delay in each category. The delay's category must rise by it; the category that changes most
+otherwise shows how much is accounted wrongly. The times of a start, a restart and a second launcher vary. Their rise
+is therefore compared with the rise in the script's own records or the launchers' timelines. A hang is timed by the
+script and by the timeline; both its ranks wait for it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOWHERE = ("step-began", "waits")
 
 @dataclass(frozen=True, kw_only=True)
 class Books:
-    """What a launcher's last status says of its time, and what the script's clock says of the start and restart."""
+    """The accounts in a launcher's last status, and the script's own times of start and restart."""
 
     seconds: Mapping[str, float]
     wall: float
@@ -44,7 +44,7 @@ class Books:
 
     @classmethod
     def read(cls, run_dir: Path, began: float) -> Books:
-        """From the run directory of a launcher that was started at this time and has left."""
+        """Read the run directory of a launcher that was started at this time and has exited."""
         told = json.loads((run_dir / "status.json").read_text())["accounting"]
         if told is None:
             raise SystemExit(f"no rank told its books; see {run_dir}")
@@ -58,17 +58,17 @@ class Books:
 
     @property
     def gap(self) -> float:
-        """Unattributed time in hundredths of the wall time."""
+        """The unattributed time in percent of the wall time."""
         return 100 * abs(self.unattributed) / self.wall
 
 
 def _moment(note: Path) -> float:
-    """When the script made a note; a run in which nobody died has none."""
+    """Return the time of a script's record; a run without a kill has none."""
     return float(note.read_text() or "nan") if note.exists() else float("nan")
 
 
 def start(folder: Path, name: str, options: Sequence[str], slow: Sequence[str] = (), delay: float = DELAY) -> Any:
-    """A launcher with the script; what it says goes to a log in its run directory."""
+    """Start a launcher with the script. Its output goes to a log in its run directory."""
     run_dir = folder / name
     run_dir.mkdir()
     environment = {
@@ -87,7 +87,7 @@ def start(folder: Path, name: str, options: Sequence[str], slow: Sequence[str] =
 
 
 def finish(launcher: Any) -> None:
-    """Wait for its end."""
+    """Wait for the launcher's end."""
     try:
         code = launcher.wait(PATIENCE)
     except subprocess.TimeoutExpired:
@@ -99,7 +99,7 @@ def finish(launcher: Any) -> None:
 
 
 def alone(slow: Sequence[str] = (), delay: float = DELAY) -> Books:
-    """One launcher, one rank."""
+    """Run one launcher with one rank."""
     with tempfile.TemporaryDirectory(prefix="hf-") as name:
         began = time.time()
         finish(start(Path(name), "a", [], slow, delay))
@@ -107,7 +107,8 @@ def alone(slow: Sequence[str] = (), delay: float = DELAY) -> Books:
 
 
 def waiting(delay: float) -> tuple[float, float]:
-    """Two launchers, of which the second comes late: for how long the first idled, and how late the second was."""
+    """Run two launchers, the second of which is late. Return the first one's idle time, and the delay of the
+    second."""
     with tempfile.TemporaryDirectory(prefix="hf-") as name, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         options = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{probe.getsockname()[1]}"]
@@ -127,14 +128,14 @@ def waiting(delay: float) -> tuple[float, float]:
 
 
 def _line(run_dir: Path, kind: str) -> float:
-    """When a launcher first wrote such a line into its timeline."""
+    """Return the time of a launcher's first timeline entry of this kind."""
     lines = map(json.loads, (run_dir / "timeline.jsonl").read_text().splitlines())
     return float(next(line["t"] for line in lines if line["kind"] == kind))
 
 
 def hanging() -> tuple[Books, float]:
-    """Two ranks, of which one stops; and for how long both together got nowhere until the launcher says so: the one
-    from the beginning of its step, the other from the moment when it waits."""
+    """Run two ranks, one of which hangs. Return the accounts, and the true seconds without progress over both ranks,
+    until the launcher detects the hang: the hung rank's from the start of its step, the other's from its wait."""
     with tempfile.TemporaryDirectory(prefix="hf-") as name:
         folder, began = Path(name), time.time()
         finish(start(folder, "a", ["--nproc-per-node", "2"], ["detection"]))
@@ -144,7 +145,7 @@ def hanging() -> tuple[Books, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What one round measured: rises in hundredths of the delay, and gaps."""
+    """The measurements of one round: rises in percent of the delay, and gaps."""
 
     own: Mapping[str, float]
     others: Mapping[str, float]
@@ -152,7 +153,7 @@ class Round:
 
 
 def once_each(causes: Sequence[Sequence[str]]) -> Round:
-    """One run without and one with each delay, in random order."""
+    """Run once without and once with each delay, in random order."""
     order = [(), *map(tuple, causes)]
     runs = {group: alone(group) for group in random.sample(order, len(order))}
     usual = runs.pop(())
@@ -171,12 +172,11 @@ def once_each(causes: Sequence[Sequence[str]]) -> Round:
 
 
 def _true_rise(cause: str, usual: Books, books: Books) -> float:
-    """Seconds by which this cause's time is longer, by another clock than the books'."""
+    """Return by how many seconds the time of this category is longer, by another clock than the accounts'."""
     return books.clocked[cause] - usual.clocked[cause] if cause in books.clocked else DELAY
 
 
 def main() -> int:
-    """All rows."""
     effort = bench.arguments("Whether a training's time is booked where it belongs")
     groups = [CAUSES] if effort.quick else [(cause,) for cause in CAUSES]
     rounds = [once_each(groups) for _ in range(effort.pick(quick=1, default=10, full=30))]
@@ -201,7 +201,7 @@ def main() -> int:
 
 
 def _rise(what: str, values: Sequence[float]) -> bench.Measurement:
-    """Booked seconds in hundredths of the true ones; judged by how far the median is off."""
+    """Return the row of accounted seconds in percent of the true ones, judged by the median's deviation."""
     off = abs(statistics.median(values) - 100) <= 100 * TIGHT
     row = bench.measured("recovery-10", f"{what}: booked on its cause, % of it", values, "%")
     return bench.Measurement(**{**vars(row), "target": "100 ± 5", "held": off})

@@ -1,7 +1,7 @@
-"""What a checkpoint costs: the stall, the save, the training beside it, the metadata; and the restore.
+"""The cost of a checkpoint: the stall, the save, concurrent training, the metadata; and the restore.
 
-Ours, torch's DCP with its defaults, and the limit (a plain copy in memory, O_DIRECT on the disk) take turns in random
-order each round; a ratio is formed within a round. 1 GB of state in 628 tensors, in fp32 and in bf16.
+Holdfast, torch's DCP with its defaults, and the limit (a plain copy in memory, O_DIRECT on the disk) run in random
+order in each round; a ratio is computed within a round. The state has 1 GB in 628 tensors, in fp32 and in bf16.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FILES: dict[str, Callable[[dict[str, torch.Tensor], Path], object]] = {
 
 
 def main() -> int:
-    """All rows, in a process with the environment that a launcher gives to its ranks."""
+    """Run the benchmark in a process with the environment that a launcher gives its ranks."""
     if told := tunables(os.environ):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **told})  # noqa: S606 - the same again
     effort = bench.arguments(__doc__ or "")
@@ -57,7 +57,7 @@ def main() -> int:
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     metadata_row = metadata(rounds)  # before this process computes
-    torch.set_num_threads(1)  # the other core is what a save may have
+    torch.set_num_threads(1)  # the other core is for saves
     rows: list[bench.Measurement] = []
     with workplace(bench.OUT / "checkpoint.work") as folder, one_rank():
         for name, dtype in DTYPES.items():
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 class one_rank:  # noqa: N801  (reads like the context manager that it is)
-    """`dcp.async_save` wants a process group."""
+    """A process group of one rank, which `dcp.async_save` requires."""
 
     def __enter__(self) -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -82,7 +82,7 @@ class one_rank:  # noqa: N801  (reads like the context manager that it is)
 
 
 def of_state(folder: Path, state: State, what: str, rounds: int, steps: int) -> list[bench.Measurement]:
-    """Stall, save and training beside it, for one state."""
+    """Return the rows of stall, save and concurrent training for one state."""
     ours, dcp = Ours(folder / "ours", state), Dcp(folder / "dcp", state)
     local = OnTheNode(folder / "local", state)
     files = {name: OneFile(folder / name, state, write) for name, write in FILES.items()}
@@ -152,14 +152,14 @@ def saves(save: dict[str, list[float]], what: str) -> list[bench.Measurement]:
 
 
 def on_the_node(values: dict[str, list[float]], what: str, unit: str) -> bench.Measurement:
-    """A commit on the local tier, over the limit."""
+    """Return the row of a checkpoint on the local tier, relative to the limit."""
     return bench.measured("", f"local tier: {what}", bench.ratios(values["local"], values["limit"]), unit, limit=1.0)
 
 
 def against(
     values: dict[str, list[float]], whose: str, bar: str, what: str, *, unit: str, target: str
 ) -> bench.Measurement:
-    """Over the limit, with DCP beside it."""
+    """Return the row relative to the limit, together with DCP's value."""
     return bench.measured(
         bar,
         what,
@@ -173,7 +173,7 @@ def against(
 
 
 def beside(ours: Ours, dcp: Dcp, what: str, rounds: int, steps: int) -> bench.Measurement:
-    """A training loop's steps while a save is on its way, over so many steps without one."""
+    """Return the row of a training loop's step time during a save, relative to that without one."""
     training = Training()
 
     def with_ours() -> float:
@@ -198,7 +198,8 @@ def beside(ours: Ours, dcp: Dcp, what: str, rounds: int, steps: int) -> bench.Me
 
 
 def costs(ours: Ours, dcp: Dcp, state: State, what: str, rounds: int) -> list[bench.Measurement]:
-    """Processor time and memory, beside DCP's: that of `dcp.save`, and of `dcp.async_save`, which copies as we do."""
+    """Return the rows of CPU time and memory, relative to `dcp.save`, and to `dcp.async_save`, which copies as
+    Holdfast does."""
 
     def fresh() -> float:
         ours.forget()
@@ -229,7 +230,7 @@ def costs(ours: Ours, dcp: Dcp, state: State, what: str, rounds: int) -> list[be
 
 
 def metadata(rounds: int) -> bench.Measurement:
-    """Two ranks save tensors of 16 bytes to memory."""
+    """Return the row of two ranks that save tensors of 16 bytes to memory."""
     found = small.saves(rounds)
     return bench.measured(
         "checkpoint-6",
@@ -243,7 +244,7 @@ def metadata(rounds: int) -> bench.Measurement:
 
 
 def milliseconds(seconds: Sequence[float]) -> list[float]:
-    """For reading."""
+    """Return milliseconds."""
     return [value * 1e3 for value in seconds]
 
 

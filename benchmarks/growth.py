@@ -1,10 +1,10 @@
-"""What a joining rank costs those who train, and what a warm process holds.
+"""The cost of a joining rank for those that train, and the memory of a warm process.
 
-Three launchers of one rank each train on loopback; the third is killed, and a new one joins the two that went on. The
-pause is the longest gap between two steps of a survivor around the growth, less its median step (before or after it,
-whichever is shorter: three ranks share the machine's cores otherwise than two). The limit is a plain gloo broadcast
-of as many bytes as the state has, between two processes on loopback and into memory that is in use already, right
-after each growth while the ranks rest.
+Three launchers of one rank each train on loopback. The third is killed, and a new one joins the two that continued.
+The pause is the longest gap between two steps of a survivor around the growth, less its median step. The shorter
+median of before and after counts, because three ranks share the machine's cores differently from two. The limit is a
+plain gloo broadcast of as many bytes as the state has, between two processes on loopback and into allocated memory,
+right after each growth while the ranks pause.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from _recovery.observer import Line
 from holdfast_testbed.ports import free_port
 
 HERE = Path(__file__).resolve().parent
-# Model → samples of a rank in a step, growths that a session has.
+# Model → samples per rank and step, growths per session.
 SIZES = {"3.7 M": 4, "29 M": 1}
 COPIES = 5
-STEPS = 10  # to see what a step takes
-AROUND = 3  # steps after the growth that count as its neighbourhood
+STEPS = 10  # to measure a step
+AROUND = 3  # steps after the growth in which the pause may be
 WARM_LIMIT_MIB = 300
 
 
 class Growing(c.ThreeLaunchers):
-    """Three launchers, of which the third goes and comes back."""
+    """Three launchers, the third of which is lost and returns."""
 
     script = HERE / "_growth_train.py"
     size = "3.7 M"
@@ -44,7 +44,7 @@ class Growing(c.ThreeLaunchers):
         return super().launch(name, *words, **environ, **own)
 
     def grow(self) -> float:
-        """Lose the third, have it back, and say for how many seconds the others paused."""
+        """Lose the third launcher, restart it, and return the seconds of the others' pause."""
         self.lose_launcher()
         self._await_steps(2, since=time.monotonic_ns())
         since = time.monotonic_ns()
@@ -54,13 +54,13 @@ class Growing(c.ThreeLaunchers):
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
-        """Nobody trains, and nobody makes ready what stands by."""
+        """Pause all ranks and the preparation of standby processes."""
         self.await_quiet()
         asked, resting = self.folder / "rest", self.folder / "resting"
         resting.unlink(missing_ok=True)
         asked.touch()
         self.wait_for(resting.exists, "ranks at rest", seconds=30)
-        time.sleep(0.3)  # the others come to wait for the first one that rests
+        time.sleep(0.3)  # the others then wait for the first one that pauses
         yield
         asked.unlink()
 
@@ -79,7 +79,7 @@ class GrowingLarge(Growing):
 
 
 class OneRank(c.OneLauncher):
-    """One launcher with one rank: what stands by shares as little as it ever does."""
+    """One launcher with one rank: the case in which a standby process shares the least memory."""
 
     full = 1
 
@@ -88,7 +88,7 @@ class OneRank(c.OneLauncher):
 
 
 def pause(steps: Sequence[Line]) -> float:
-    """The longest pause of a rank that made steps before the world grew and after it, in seconds."""
+    """Return the longest pause of a rank that trained before and after the growth, in seconds."""
     worlds = list(dict.fromkeys(line.world for line in steps))
     survivors = {line.pid for line in steps if line.world == worlds[0]}
     return max(_pause_of([line for line in steps if line.pid == pid], worlds[-1]) for pid in survivors)
@@ -102,7 +102,7 @@ def _pause_of(steps: Sequence[Line], grown: str) -> float:
 
 
 class Copier:
-    """Two processes that copy when they are asked."""
+    """Two processes that copy on request."""
 
     def __init__(self, size: str) -> None:
         meet = {
@@ -121,7 +121,7 @@ class Copier:
         return subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def seconds(self) -> float:
-        """The median of some copies."""
+        """Return the median seconds of several copies."""
         first = self._processes[0]
         assert first.stdin is not None  # noqa: S101 - it was asked for
         assert first.stdout is not None  # noqa: S101
@@ -132,13 +132,13 @@ class Copier:
         return bench.median(took)
 
     def close(self) -> None:
-        """End both."""
+        """End both processes."""
         for process in self._processes:
             process.communicate()
 
 
 def growths(kind: type[Growing], wanted: int, trials: bench.Trials) -> None:
-    """So many growths in one session, and a copy after each."""
+    """Measure this many growths in one session, with a copy after each."""
     if wanted <= 0:
         return
     copier = Copier(kind.size)
@@ -158,7 +158,7 @@ def growths(kind: type[Growing], wanted: int, trials: bench.Trials) -> None:
 
 
 def warm_mib() -> float:
-    """What one process that stands by holds of its own: shared pages count by their share."""
+    """Return the MiB that one standby process uses; shared pages count by their share."""
     with c.running(OneRank) as job:
         job.wait_for(lambda: bool(job.warm()), "a warm process", seconds=60)
         job.await_quiet()
@@ -167,7 +167,7 @@ def warm_mib() -> float:
 
 
 def growth_rows(size: str, trials: bench.Trials) -> list[bench.Measurement]:
-    """The pause, and the pause over the copy."""
+    """Return the rows of the pause, and of the pause relative to the copy."""
     pauses, copies = trials.values(f"{size} pause"), trials.values(f"{size} copy")
     if not pauses:
         return [bench.not_measured("growth", f"{size} parameters", "not in --quick")]
@@ -181,7 +181,6 @@ def growth_rows(size: str, trials: bench.Trials) -> list[bench.Measurement]:
 
 
 def main() -> int:
-    """All rows."""
     effort = bench.arguments(__doc__ or "")
     trials = bench.Trials("growth", effort)
     wanted = {

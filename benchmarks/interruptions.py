@@ -1,14 +1,19 @@
-"""A cloud's notice for a worker's node: how soon it is a touch-file, and whether it ends in an agreed commit.
+"""A cloud's notice for a worker's node: the time to its touch file, and whether it ends in an agreed checkpoint.
 
-Three real pods that train, on the testbed's real nodes, each node with its cloud's metadata service at the true
-address. There are four nodes: with one that is free, as an autoscaler brings it, each worker has a node of its own.
-A notice is put in at any moment for the node of one worker; once that has left, the machine is taken away and
-another one, of the cloud that lacks most trials, comes under its name. Judged (bar sidecar-1) is that the launcher
-acknowledged a commit of all three ranks before the cloud's deadline, that no step of that world came after it, that
-the worker ended with 75, that three train again, and that the job counted one incident, an Interruption.
+Three real pods train on the testbed's real nodes. Each node has its cloud's metadata service at the real address.
+There are four nodes, so with a free one, as an autoscaler provides it, each worker has its own node. A notice is
+announced at a random time for the node of one worker. After that worker has left, the machine is replaced by one of
+the cloud that lacks most trials, with the same name.
 
-Nobody waits for processes that stand by: who goes needs none, and those that stay keep their own.
-Ctrl-C ends it with the table of what was measured; with `--full` the next run goes on from there.
+Bar sidecar-1 requires that:
+- the launcher acknowledged a checkpoint of all three ranks before the cloud's deadline
+- no step of that world came after it
+- the worker exited with 75
+- three workers train again
+- the job counted one incident, an Interruption
+
+The trials do not wait for standby processes: the leaving worker needs none, and the others keep theirs. Ctrl-C ends
+the run with the table of the measurements; with `--full` the next run continues from there.
 """
 
 from __future__ import annotations
@@ -47,16 +52,16 @@ BESIDES = "besides"
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What one notice led to."""
+    """The result of one notice."""
 
     trial: Trial
     departure: Departure | None
     told: int = 0
-    """Lost steps, by the job's own word."""
+    """Lost steps, as the job reports them."""
     complaints: tuple[str, ...] = ()
 
     def figures(self) -> dict[str, float]:
-        """As kept. What never came is later than any limit."""
+        """Return the figures to keep. A missing event counts as later than any limit."""
         seen = self.departure
         committed = seen is not None and seen.result == COMMITTED
         whole = self.trial.resumed is not None and self.trial.equal and not self.trial.wrong
@@ -83,39 +88,37 @@ class Book:
             self._trials.keep(f"{cloud} {name}", value)
 
     def keep_besides(self, incidents: int) -> None:
-        """Add what was counted between two trials."""
+        """Add the number of incidents between two trials."""
         self._trials.keep(BESIDES, incidents)
 
     @property
     def besides(self) -> list[float]:
-        """That of all."""
+        """The incidents between trials, of all trials."""
         return self._trials.values(BESIDES)
 
     def of(self, cloud: str, name: str) -> list[float]:
-        """One figure of all trials of a cloud."""
+        """Return one figure of all trials of a cloud."""
         return self._trials.values(f"{cloud} {name}")
 
     def all(self, name: str) -> list[float]:
-        """The same of all clouds."""
+        """Return one figure of all trials of all clouds."""
         return [value for cloud in CLOUDS for value in self.of(cloud, name)]
 
     def lacks(self, cloud: str) -> int:
-        """How many trials are missing."""
+        """Return how many trials are missing."""
         return self._wanted[cloud] - len(self.of(cloud, LOST))
 
     def complete(self) -> bool:
-        """Whether each cloud has as many as were wanted."""
+        """Whether each cloud has the requested number of trials."""
         return all(self.lacks(cloud) <= 0 for cloud in CLOUDS)
 
 
 @contextmanager
 def stage() -> Iterator[DrillJob]:
-    """A job of three workers that train, on nodes of all clouds."""
+    """Start a job of three workers that train, on nodes of all clouds."""
     cluster = Cluster.up(name=NAME, nodes=NODES, replace=True)
     try:
-        for number in range(
-            1, NODES + 1
-        ):  # before the job: a sidecar asks a cloud that is not there but once a minute
+        for number in range(1, NODES + 1):  # before the job: a sidecar probes a missing cloud only once per minute
             cluster.clear_notice(number, cloud=CLOUDS[number % len(CLOUDS)])
         install_chart(cluster)
         cluster.prepare_namespace(NAME)
@@ -139,7 +142,7 @@ def cloud_of(where: DrillJob, pod: PodView) -> str:
 
 
 def choose(where: DrillJob, book: Book) -> PodView:
-    """A worker alone on its node and away from the operator that leads, of the cloud that lacks most trials."""
+    """Return a worker alone on its node and away from the leading operator, of the cloud that lacks most trials."""
     nodes = [worker.node for worker in where.workers()]
     alone = [pod for pod in workers_away_from_operator(where) if nodes.count(pod.node) == 1]
     if not alone:
@@ -149,13 +152,14 @@ def choose(where: DrillJob, book: Book) -> PodView:
 
 
 def next_cloud(where: DrillJob, book: Book, node: int) -> str:
-    """Of the machine that comes next: the one that lacks most, not counting the trials that other nodes will give."""
+    """Return the cloud of the next machine: the one that lacks most trials, apart from those that other nodes will
+    provide."""
     others = [announced(where, number).cloud for number in range(1, NODES + 1) if number != node]
     return max(CLOUDS, key=lambda cloud: book.lacks(cloud) - others.count(cloud))
 
 
 class Notice:
-    """One notice, from its announcement until its machine was taken away and another came."""
+    """One notice, from its announcement until its machine was replaced."""
 
     def __init__(self, pod: PodView, cloud: str, book: Book) -> None:
         self.cloud, self.departure = cloud, None
@@ -181,13 +185,13 @@ class Notice:
         where.cluster.notice(where.node_number(self._pod), cloud=self.cloud)
 
     def reclaim(self, where: DrillJob) -> None:
-        """What the cloud does after its notice, though not before the worker has gone."""
+        """Do what the cloud does after its notice, but not before the worker has left."""
         number, noticed = where.node_number(self._pod), where.struck[-1]
         if self._witness is not None:
             deadline = noticed + NOTICE_SECONDS[self.cloud]
             self.departure = self._witness.tell(noticed=noticed, deadline=deadline, patience=LEAVES_WITHIN)
             if self.departure.result != COMMITTED:
-                print(story(where), file=sys.stderr)  # the worker's own words go with its node
+                print(story(where), file=sys.stderr)  # the worker's log is deleted with its node
         node = where.cluster.node(number)
         node.kill()
         where.cluster.clear_notice(number, cloud=next_cloud(where, self._book, number))
@@ -195,7 +199,7 @@ class Notice:
 
 
 def one(where: DrillJob, book: Book) -> Found:
-    """One notice, with all that is judged."""
+    """Return the result of one notice."""
     pod = choose(where, book)
     notice = Notice(pod, cloud_of(where, pod), book)
     case, known = notice.case(), {incident.attempt_id for incident in where.watcher.view.incidents}
@@ -216,7 +220,7 @@ def one(where: DrillJob, book: Book) -> Found:
 
 
 def report(found: Found) -> None:
-    """What was seen; all of it if something was not as promised."""
+    """Print the result, with all details if a promise was not kept."""
     figures = found.figures()
     say("  " + ", ".join(f"{name} {bench.number(value)}" for name, value in figures.items()))
     if not (figures[AGREED] and figures[COUNTED] and not figures[LOST]):
@@ -224,7 +228,7 @@ def report(found: Found) -> None:
 
 
 def story(where: DrillJob) -> str:
-    """What a person would look at first."""
+    """Return the details for debugging."""
     names = ("-n", where.watcher.namespace)
     ask = (
         (*names, "describe", "ftj"),
@@ -236,7 +240,7 @@ def story(where: DrillJob) -> str:
 
 
 def measure(book: Book) -> None:
-    """Until each cloud has its trials, or a job does not train any more."""
+    """Measure until each cloud has its trials, or until a job no longer trains."""
     with stage() as where:
         counted = 0
         while not book.complete():
@@ -251,7 +255,7 @@ def measure(book: Book) -> None:
 
 
 def rows(book: Book) -> list[bench.Measurement]:
-    """Of what was measured."""
+    """Return the rows of the measurements."""
     limit = f"<= {POLL_SECONDS + 0.2}"
     made = []
     for cloud, what in WHAT.items():
@@ -281,13 +285,12 @@ def rows(book: Book) -> list[bench.Measurement]:
 
 
 def share(what: str, values: list[float]) -> bench.Measurement:
-    """How many of all."""
+    """Return the row of a share."""
     made = bench.measured("sidecar-1", what, [sum(values)], f"of {len(values)}", target=f">= {len(values)}")
     return replace(made, n=len(values))
 
 
 def main() -> int:
-    """All rows."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     effort = bench.arguments(__doc__ or "")
     book = Book(effort)

@@ -1,11 +1,12 @@
-"""What a lost pod, a lost node and a sick node cost a job of three real pods (bars operator-2 to operator-4).
+"""The cost of a lost pod, a lost node and a faulty node for a job of three real pods (bars operator-2 to operator-4).
 
-From the delete call, or from the node's link going down (then SIGKILL), or from the metric's change, to the first
-step that the next world committed, by the script's own notes; all nodes share this machine's clock. Elastic: the two
-that are left go on. Replaced: they wait for another pod. A sick node is drained: its GPU's XID goes through
-Prometheus and Alertmanager to the operator, scraped and evaluated each second. Beside a lost node stands a plain
-indexed Job of three pods in the same cluster, with Kubernetes' own timings: from the power cut until a pod runs in
-the place of the lost one, once (`--full` and `--plain`; some six minutes).
+The time starts with the delete call, with the failure of the node's link (followed by SIGKILL), or with the change of
+the metric. It ends with the first completed step of the next world, by the script's own records; all nodes share this
+machine's clock. Elastic: the remaining two continue. Replaced: they wait for another pod. A faulty node is drained:
+its GPU's XID reaches the operator through Prometheus and Alertmanager, scraped and evaluated each second.
+
+For comparison, a plain indexed Job of three pods runs in the same cluster with Kubernetes' own timings: from the
+power cut until a replacement pod runs, once (`--full` and `--plain`; about six minutes).
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ FLAGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """What is lost, and within how many seconds training goes on, by condition; by none where no bar says it."""
+    """The lost object, and the bar's limit in seconds until training resumes, by condition; without an entry, no
+    bar."""
 
     bar: str
     case: Case
@@ -60,7 +62,7 @@ class Loss:
 
 
 def delete(place: int) -> Callable[[DrillJob], None]:
-    """The pod of a worker, by the API call that `kubectl delete pod` makes."""
+    """Return a fault that deletes a worker's pod with the API call of `kubectl delete pod`."""
 
     def inflict(stage: DrillJob) -> None:
         pod, core = stage.workers()[place], client.CoreV1Api(stage.cluster.api_client())
@@ -95,7 +97,8 @@ LOSSES = (
 
 
 def sick_gpu(source: Exporter) -> Case:
-    """A worker's node has a GPU that fell off the bus, until all train without that node."""
+    """Return a case in which a worker's node has a GPU that fell off the bus, until all workers train without that
+    node."""
     sick: list[str] = []
 
     def inflict(stage: DrillJob) -> None:
@@ -116,7 +119,7 @@ def sick_gpu(source: Exporter) -> Case:
 
 @contextmanager
 def job(cluster: Cluster, namespace: str, condition: str) -> Iterator[DrillJob]:
-    """One that trains, in a namespace of its own."""
+    """Start a job that trains, in a separate namespace."""
     cluster.prepare_namespace(namespace)
     apply_drill_job(cluster, namespace, CONDITIONS[condition])
     with Watcher(cluster, namespace, DRILL_JOB) as watcher:
@@ -125,7 +128,7 @@ def job(cluster: Cluster, namespace: str, condition: str) -> Iterator[DrillJob]:
 
 
 def seconds(case: Case, stage: DrillJob) -> float:
-    """One trial; what lost a step, or was counted otherwise, is no figure."""
+    """Run one trial and return its seconds. A trial that lost a step or was counted otherwise raises."""
     trial = run(case, stage)
     if not trial.held(case) or trial.resumed is None:
         raise SystemExit(f"{case.fault}: {trial}")
@@ -134,19 +137,19 @@ def seconds(case: Case, stage: DrillJob) -> float:
 
 
 def lose(cluster: Cluster, trials: bench.Trials, rounds: int) -> None:
-    """Pods and nodes, in random order each round."""
+    """Lose pods and nodes, in random order per round."""
     for condition in CONDITIONS:
         with job(cluster, condition, condition) as stage:
             for number in range(1, rounds + 1):
                 for loss in random.sample(LOSSES, len(LOSSES)):
                     key = f"{condition} {loss.case.name}"
-                    with suppress(UnplaceableError):  # a row of fewer trials; what was measured is kept
+                    with suppress(UnplaceableError):  # a row of fewer trials; measured ones are kept
                         trials.collect(key, number, lambda case=loss.case: seconds(case, stage))
             settle(stage)
 
 
 def sicken(cluster: Cluster, trials: bench.Trials, rounds: int) -> None:
-    """A job for each trial, so that its three workers are on three nodes."""
+    """Use a new job for each trial, so that its three workers are on three nodes."""
     with (
         tempfile.TemporaryDirectory() as folder,
         remediating(cluster),
@@ -158,7 +161,7 @@ def sicken(cluster: Cluster, trials: bench.Trials, rounds: int) -> None:
 
 
 def plain_job_resumes(cluster: Cluster) -> float:
-    """From a node's power cut until a pod of an indexed Job runs in the place of the one that was there."""
+    """Return the seconds from a node's power cut until a replacement pod of an indexed Job runs."""
     cluster.prepare_namespace(PLAIN)
     template = yaml.safe_load(example_job())["spec"]["workers"]["template"]
     template["spec"]["restartPolicy"] = "Never"
@@ -180,7 +183,7 @@ def plain_job_resumes(cluster: Cluster) -> float:
 
 
 def _running(core: client.CoreV1Api, known: set[str], wanted: int, patience: float) -> dict[str, str]:
-    """So many running pods that were not known, by name, with their nodes."""
+    """Return this many running pods that were not known, by name, with their nodes."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         pods = core.list_namespaced_pod(PLAIN, field_selector="status.phase=Running").items
@@ -192,7 +195,7 @@ def _running(core: client.CoreV1Api, known: set[str], wanted: int, patience: flo
 
 
 def rows(trials: bench.Trials, plain: float | None) -> list[bench.Measurement]:
-    """Of what was measured."""
+    """Return the rows of the measurements."""
     made = []
     for loss in LOSSES:
         for condition in CONDITIONS:
@@ -209,7 +212,6 @@ def rows(trials: bench.Trials, plain: float | None) -> list[bench.Measurement]:
 
 
 def main() -> int:
-    """All rows."""
     effort = bench.arguments(__doc__ or "", FLAGS)
     rounds = effort.pick(quick=1, default=3, full=25)
     trials = bench.Trials("operator_recovery", effort)

@@ -1,12 +1,13 @@
-"""The operator at scale (bar operator-1): a real etcd, API server, scheduler and controller manager, nodes and pods
-by kwok, the operator as a process of its own under the chart's rights.
+"""The operator at scale (bar operator-1): a real etcd, API server, scheduler and controller manager; nodes and pods
+are simulated by kwok; the operator is a separate process with the chart's rights.
 
-`growth`: what jobs of three pods cost as they become more; the pods run, and nobody speaks in them. `fleet`: 1,000
-jobs of ten pods, of which 30 jobs train: their launchers and sidecars are played over the real agents' API, a report
-a second for each pod, and all deaths are among them, at 1 % of all the fleet's pods a minute. Event → action is from
-the request that makes a pod Failed to the operator's request that creates its replacement, by the API server's audit
-log. A cold start is from SIGKILL and a new process until it has gone over every job once, what there was to do
-included.
+`growth`: the cost of an increasing number of jobs of three pods, which run without launchers. `fleet`: 1,000 jobs of
+ten pods, of which 30 jobs train. Their launchers and sidecars are simulated over the real agents' API, with a report
+per second and pod. All deaths are among them, at 1 % of all the fleet's pods per minute.
+
+Event → action is the time from the request that makes a pod Failed to the operator's request that creates its
+replacement, by the API server's audit log. A cold start is the time from SIGKILL and a new process until it has made
+a pass over every job, including pending work.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ FLAGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How much of everything."""
+    """The sizes of a run."""
 
     sizes: tuple[int, ...]
     jobs: int
@@ -60,7 +61,7 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """A control plane with an operator that is not started yet."""
+    """A control plane, with an operator that is not started yet."""
 
     cluster: Cluster
     operator: Operator
@@ -68,7 +69,7 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """One cold start."""
+    """The costs of one cold start."""
 
     seconds: float
     cpu: float
@@ -76,7 +77,7 @@ class Start:
 
 
 def scale(effort: bench.Effort) -> Scale:
-    """By the command line."""
+    """Return the sizes for the command line."""
     part = 5 if "--fifth" in effort.flags else 1
     jobs = effort.pick(quick=6, default=1000, full=1000) // part
     pods_a_job = effort.pick(quick=3, default=10, full=10)
@@ -94,7 +95,7 @@ def scale(effort: bench.Effort) -> Scale:
 
 @contextmanager
 def prepared(name: str, profile: bool) -> Iterator[Bench]:
-    """The control plane, the CRD, the operator's rights, and kwok."""
+    """Start the control plane with the CRD, the operator's rights, and kwok."""
     cluster = Cluster.up(name=f"bench-{name}", nodes=0, replace=True)
     operator = None
     try:
@@ -111,13 +112,13 @@ def prepared(name: str, profile: bool) -> Iterator[Bench]:
 
 
 def established(cluster: Cluster) -> bool:
-    """Whether jobs can be applied."""
+    """Return whether jobs can be applied."""
     path = 'jsonpath={.status.conditions[?(@.type=="Established")].status}'
     return cluster.kubectl("get", "crd", "faulttolerantjobs.holdfast.dev", "-o", path, check=False).strip() == "True"
 
 
 async def cold_start(operator: Operator, jobs: int) -> Start:
-    """SIGKILL, then until a new process has gone over all jobs."""
+    """Send SIGKILL, and measure until a new process has made a pass over all jobs."""
     operator.end()
     began = time.monotonic()
     operator.start()
@@ -133,7 +134,7 @@ async def cold_start(operator: Operator, jobs: int) -> Start:
 
 
 async def growth(where: Bench, much: Scale) -> list[bench.Measurement]:
-    """Rows for each size, and how each cost grows with it."""
+    """Return the rows of each size, and of the growth of each cost."""
     starts: dict[int, Start] = {0: await cold_start(where.operator, 0)}
     steady: dict[int, Cost] = {0: await asyncio.to_thread(where.operator.cost, much.quiet_seconds / 3)}
     rows = []
@@ -153,7 +154,7 @@ async def growth(where: Bench, much: Scale) -> list[bench.Measurement]:
 
 
 def of_size(what: str, start: Start, cost: Cost) -> list[bench.Measurement]:
-    """What was measured at one size."""
+    """Return the rows of one size."""
     return [
         bench.measured("operator-1", f"{what}: cold start to converged", [start.seconds], "s"),
         bench.measured("operator-1", f"{what}: CPU of the cold start", [start.cpu], "s"),
@@ -163,7 +164,7 @@ def of_size(what: str, start: Start, cost: Cost) -> list[bench.Measurement]:
 
 
 def fits(starts: dict[int, Start], steady: dict[int, Cost]) -> list[bench.Measurement]:
-    """A line through each cost, and the power of the number of jobs with which it grows over that of no job."""
+    """Return a linear fit of each cost, and the exponent with which the cost beyond that of no job grows."""
     costs = {
         "CPU of the cold start, s": {size: start.cpu for size, start in starts.items()},
         "resident, steady, MiB": {size: cost.rss_mib for size, cost in steady.items()},
@@ -178,14 +179,15 @@ def fits(starts: dict[int, Start], steady: dict[int, Cost]) -> list[bench.Measur
 
 
 def line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """Least squares: value at 0, slope."""
+    """Return the least-squares line: value at 0, slope."""
     x, y = sum(xs) / len(xs), sum(ys) / len(ys)
     slope = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)
     return y - slope * x, slope
 
 
 def power(by_size: dict[int, float]) -> float:
-    """1 is linear, 2 quadratic: the slope of logarithms of what each size costs beyond none."""
+    """Return the exponent: the slope of the logarithms of each size's cost beyond that of none. 1 is linear, 2
+    quadratic."""
     points = [(math.log(n), math.log(cost - by_size[0])) for n, cost in by_size.items() if n and cost > by_size[0]]
     return line(*zip(*points, strict=True))[1] if len(points) > 1 else math.nan
 
@@ -194,7 +196,7 @@ def power(by_size: dict[int, float]) -> float:
 
 
 async def fleet_rows(where: Bench, much: Scale) -> list[bench.Measurement]:
-    """A fleet is made, found again by a new process, left alone, and loses pods."""
+    """Create a fleet, restart the operator, measure a quiet time, and then let pods die."""
     trained = [Job(namespace=TRAINING, name=f"job-{n}", workers=much.pods_a_job) for n in range(much.training)]
     silent = jobs_of(0, much.jobs - much.training, much.pods_a_job)
     where.operator.start()
@@ -203,7 +205,8 @@ async def fleet_rows(where: Bench, much: Scale) -> list[bench.Measurement]:
         fleet = Fleet(api=api, check=where.operator.check)
         made = await fleet.grow([*trained, *silent])
         size = await fleet.pod_bytes()
-        # Nobody speaks in any pod yet: once that is said of all, a start is no more than a start, and quiet is quiet.
+        # No pod has a launcher yet. After all jobs have this reason, a start and a quiet time include no further
+        # work.
         await fleet.told("NoLauncherDetected")
         start = await cold_start(where.operator, much.jobs)
         stage = Stage(api, where.operator.agents_port, TRAINING)
@@ -218,12 +221,12 @@ async def fleet_rows(where: Bench, much: Scale) -> list[bench.Measurement]:
 
 
 def many(much: Scale) -> str:
-    """The fleet in words."""
+    """Return a description of the fleet."""
     return f"{much.jobs} jobs, {much.jobs * much.pods_a_job} pods:"
 
 
 def start_rows(start: Start, much: Scale) -> list[bench.Measurement]:
-    """The cold start of a full fleet."""
+    """Return the rows of the cold start of a full fleet."""
     return [
         bench.measured(
             "operator-1",
@@ -237,7 +240,7 @@ def start_rows(start: Start, much: Scale) -> list[bench.Measurement]:
 
 
 async def until_all_train(stage: Stage) -> None:
-    """Every played job is whole."""
+    """Wait until every simulated job trains with all workers."""
     end = time.monotonic() + 120
     while not all(player.whole for player in stage.players.values()):
         if time.monotonic() > end:
@@ -247,7 +250,7 @@ async def until_all_train(stage: Stage) -> None:
 
 
 async def dying_rows(where: Bench, much: Scale, fleet: Fleet, stage: Stage) -> list[bench.Measurement]:
-    """A quiet time, then one in which pods die."""
+    """Measure a quiet time, then one in which pods die."""
     quiet_from = time.time()
     quiet = await asyncio.to_thread(where.operator.cost, much.quiet_seconds)
     dying_from = time.time()
@@ -287,7 +290,8 @@ async def dying_rows(where: Bench, much: Scale, fleet: Fleet, stage: Stage) -> l
 
 
 def late_rows(stage: Stage, much: Scale) -> list[bench.Measurement]:
-    """How late the field was: while a new pod does not run, its job is not whole when the next one dies."""
+    """Return the rows of the delay until a new pod runs, which scheduler and kwok cause. Until then, its job is
+    incomplete."""
     what, late = f"{many(much)} new pod → running, the scheduler's and kwok's part", stage.late or [math.nan]
     return [
         bench.measured("operator-1", what, late, "s"),
@@ -322,7 +326,7 @@ async def _dying(
 
 
 async def _end_of_what_is_under_way(where: Bench, stage: Stage, deaths: list[Death], began: float) -> None:
-    """Soon; on a busy machine it takes longer, and what does not come at all is given up."""
+    """Wait for the pending recoveries. On a busy machine this takes longer, and ends at a time limit."""
     log, end = where.cluster.control_plane.audit_log, time.monotonic() + 120
 
     def answered() -> int:
@@ -337,7 +341,7 @@ async def _end_of_what_is_under_way(where: Bench, stage: Stage, deaths: list[Dea
 
 
 async def _healed(stage: Stage, settled: asyncio.Event) -> list[float]:
-    """How long each job was without one of its workers."""
+    """Return how long each job was without one of its workers."""
     since: dict[str, float] = {}
     found = []
     while not settled.is_set():
@@ -352,7 +356,6 @@ async def _healed(stage: Stage, settled: asyncio.Event) -> list[float]:
 
 
 def main() -> int:
-    """All rows."""
     effort = bench.arguments(__doc__ or "", FLAGS)
     bench.OUT.mkdir(parents=True, exist_ok=True)
     bootstrap.set_up_cluster(("scale",))

@@ -1,8 +1,8 @@
-"""A pod is lost with operator and API server up, and with both stopped: SIGKILL of a launcher → the next step of the
-two that are left, on the testbed's real nodes (bar recovery-6).
+"""The loss of a pod with operator and API server running, and with both stopped (bar recovery-6). The time is from
+SIGKILL of a launcher to the next step of the other two, on the testbed's real nodes.
 
-The script itself notes when each step was committed; all nodes share this machine's clock. Between trials the third
-worker is replaced and warm again.
+The script itself records when each step was completed; all nodes share this machine's clock. Between trials, the
+third worker is replaced and has a warm process again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UP, DOWN = "up", "down"
 
 @contextmanager
 def stage() -> Iterator[DrillJob]:
-    """A job of three workers that train."""
+    """Start a job of three workers that train."""
     cluster = Cluster.up(name="bench", nodes=3, replace=True)
     try:
         install_chart(cluster)
@@ -50,7 +50,7 @@ def stage() -> Iterator[DrillJob]:
 
 
 def _without_arguments(job: str) -> str:
-    """The example's own arguments are not this script's."""
+    """Return the job without the example's own arguments, which this script does not accept."""
     lines, inside = [], False
     for line in job.splitlines():
         if "command: [" in line and SCRIPT in line:
@@ -64,7 +64,7 @@ def _without_arguments(job: str) -> str:
 
 
 def trial(where: DrillJob, condition: str) -> float:
-    """Seconds from the kill to the first step committed after it by one of the two others."""
+    """Return the seconds from the kill to the first step that one of the two others completes after it."""
     settle(where)
     victim = where.workers()[-1]
     launcher, operator = where.launcher(victim), where.operator()
@@ -83,7 +83,7 @@ def trial(where: DrillJob, condition: str) -> float:
 
 
 def next_step(where: DrillJob, victim: str, killed: float) -> float:
-    """When the first step after the victim's last one was committed elsewhere."""
+    """Return the time at which another worker completed the first step after the victim's last one."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         time.sleep(0.2)
@@ -95,7 +95,7 @@ def next_step(where: DrillJob, victim: str, killed: float) -> float:
 
 
 def steps(where: DrillJob, victim: str, *, only: bool) -> Iterator[tuple[int, float]]:
-    """Steps and times that the victim noted, or the others."""
+    """Yield the steps and times that the victim recorded, or the others."""
     for file in where.checkpoints.glob("steps-*"):
         if (file.name.removeprefix("steps-").rsplit(".", 1)[0] == victim) is only:
             for line in file.read_text().splitlines():
@@ -105,7 +105,6 @@ def steps(where: DrillJob, victim: str, *, only: bool) -> Iterator[tuple[int, fl
 
 
 def main() -> int:
-    """All rows."""
     effort = bench.arguments(__doc__ or "")
     rounds = effort.pick(quick=1, default=8, full=25)
     with stage() as where:

@@ -1,10 +1,10 @@
-"""From a fault to the next committed step: ours, torchrun and torchft, seen by one observer.
+"""From a fault to the next completed step: Holdfast, torchrun and torchft, measured by one observer.
 
-Each contender trains the same transformer of 3.7 million parameters with one thread a process. Faults come from
-outside at random instants, or are ordered and happen in the script's loss function; a step counts when its script
-wrote the line that says so. Two workers, but for the loss of a launcher, where ours and torchft have three, since two
-launchers never shrink by themselves. Each rank keeps its share of samples then, as torchft has it. `--goodput` runs
-nothing but the long comparison with a kill every 30 s, `--resumes` a hundred faults of ours and nothing else.
+Each contender trains the same transformer of 3.7 million parameters with one thread per process. Faults are injected
+from outside at random instants, or are ordered and occur in the script's loss function. A step counts when its script
+has written its line. There are two workers, except for the loss of a launcher. There, Holdfast and torchft have
+three, because two launchers never shrink by themselves, and each rank keeps its share of samples, as with torchft.
+`--goodput` runs only the long comparison with a kill every 30 s, `--resumes` only a hundred faults of Holdfast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VICTIM = 1
 
 
 def session(contest: Contest, faults: Sequence[str], book: Book) -> None:
-    """Jobs until each fault has had its turn; one that does not come back from a fault is followed by another."""
+    """Run jobs until each fault was injected. If a job does not recover from a fault, the next one starts."""
     left, starts = list(faults), 0
     while left:
         starts += 1
@@ -49,7 +49,7 @@ def session(contest: Contest, faults: Sequence[str], book: Book) -> None:
 
 
 def one_job(contest: Contest, job: c.Job, left: list[str], book: Book) -> None:
-    """Take faults from the list until it is empty or one was too much."""
+    """Inject the faults of the list until it is empty or the job does not recover."""
     while left:
         fault = left.pop(0)
         victim = job.pid(VICTIM)
@@ -67,7 +67,7 @@ def one_job(contest: Contest, job: c.Job, left: list[str], book: Book) -> None:
 
 
 def hurt(job: c.Job, fault: str, patience: float) -> Trial:
-    """One fault, and the wait for the step after it."""
+    """Inject one fault, and wait for the step after it."""
     time.sleep(random.uniform(0.0, 0.3))  # noqa: S311 - at any moment of a step
     pid = job.pid(VICTIM)
     watch = os.pidfd_open(pid)
@@ -97,7 +97,7 @@ def hurt(job: c.Job, fault: str, patience: float) -> Trial:
 
 
 def inject(job: c.Job, fault: str, pid: int) -> int:
-    """Do it; returns when it happened, in nanoseconds of the monotonic clock."""
+    """Inject the fault. Return its time in nanoseconds of the monotonic clock."""
     now = time.monotonic_ns()
     if fault == "kill":
         os.kill(pid, signal.SIGKILL)
@@ -113,12 +113,12 @@ def inject(job: c.Job, fault: str, pid: int) -> int:
 
 
 def obeyed(job: c.Job, order: str, since: int) -> int | None:
-    """When a rank said that it does what it was ordered to."""
+    """Return when a rank reported that it executes the order."""
     return next((line.time for line in job.trace.lines if line.what == order and line.time > since), None)
 
 
 def detection(job: c.Job, fault: str, seen: Sequence[int], fault_time: int) -> float:
-    """Ranks in collectives that do not match are not killed: they are told to leave."""
+    """Return the seconds until detection. Ranks in mismatched collectives are not killed; they are asked to leave."""
     if fault == "mismatch":
         freed = obeyed(job, "freed", fault_time)
         seen = [freed] if freed else []
@@ -126,7 +126,7 @@ def detection(job: c.Job, fault: str, seen: Sequence[int], fault_time: int) -> f
 
 
 def recover(job: c.Job) -> None:
-    """Back to a full world that has had the time to get ready for the next fault."""
+    """Restore a full world, and give it time to prepare for the next fault."""
     since = time.monotonic_ns()
     job.revive()
     job.await_healthy(since=since)
@@ -134,7 +134,7 @@ def recover(job: c.Job) -> None:
 
 
 def look_back(contest: Contest, job: c.Job, book: Book) -> None:
-    """At the end of a session: how long a step took, and whether every sample was seen exactly once."""
+    """Record, at the end of a session, the step time and whether every sample was seen exactly once."""
     job.trace.read()
     took = [(line.time - line.began) / 1e9 for line in job.trace.steps]
     book.note(f"{contest.key} step", statistics.median(took))
@@ -148,14 +148,14 @@ def look_back(contest: Contest, job: c.Job, book: Book) -> None:
 
 
 def say(contest: Contest, fault: str, trial: Trial) -> None:
-    """Progress for who watches."""
+    """Print progress."""
     took = f"{trial.seconds:.2f} s" if trial.resumed else "not resumed"
     detected = "" if math.isnan(trial.detected) or fault == "kill" else f", victim ended after {trial.detected:.2f} s"
     print(f"{contest.key:16} {fault:14} {took}, {trial.lost} steps lost{detected}", file=sys.stderr, flush=True)
 
 
 def contests(effort: bench.Effort, book: Book) -> list[Contest]:
-    """Who takes part."""
+    """Return the contests of this run."""
     if effort.quick:
         return [
             Contest(key="ours", job=c.OneLauncher, faults=("kill",), warm_up=False),
@@ -185,7 +185,7 @@ def contests(effort: bench.Effort, book: Book) -> list[Contest]:
 
 
 def trials(effort: bench.Effort, book: Book) -> None:
-    """All rounds, in random order each. The first fault of a contender is a warm-up that is not kept."""
+    """Run all rounds, in random order per round. A contender's first fault is a warm-up that is dropped."""
     taking_part = contests(effort, book)
     for book.round in range(effort.pick(quick=1, default=2, full=ROUNDS)):
         if book.in_round(book.round, "whole"):
@@ -201,7 +201,7 @@ def trials(effort: bench.Effort, book: Book) -> None:
 
 
 def goodput(effort: bench.Effort, book: Book) -> None:
-    """Steps made in equal times with a kill every 30 s and without one."""
+    """Count the steps in equal times with a kill every 30 s and without one."""
     window = float(effort.pick(quick=10, default=60, full=600))
     kinds: dict[str, type[c.Job]] = {"ours": c.OneLauncher, "torchrun": c.TorchrunEveryTen}
     if not book.without_torchft:
@@ -219,7 +219,7 @@ def goodput(effort: bench.Effort, book: Book) -> None:
 
 
 def steps_in(kind: type[c.Job], window: float, *, disturbed: bool) -> int:
-    """Steps that a job makes in so many seconds."""
+    """Return the steps that a job trains in this many seconds."""
     with c.running(kind) as job:
         job.await_quiet()
         first, started = job.trace.step, time.monotonic()
@@ -235,11 +235,11 @@ def steps_in(kind: type[c.Job], window: float, *, disturbed: bool) -> int:
         return job.trace.step - first
 
 
-# Whether it resumes at all
+# Resumption
 
 
 def resumes(effort: bench.Effort, book: Book) -> None:
-    """Faults of all kinds in ours, alone; it is no matter what else the machine does meanwhile."""
+    """Inject faults of all kinds into Holdfast only. Other load on the machine does not matter."""
     sessions = [
         Contest(key="ours", job=c.OneLauncher, faults=("kill", "kill", *HANGS) * 2),
         Contest(key="ours pods", job=c.ThreeLaunchers, faults=("launcher", "launcher", "mismatch", "launcher") * 2),
@@ -250,7 +250,6 @@ def resumes(effort: bench.Effort, book: Book) -> None:
 
 
 def main() -> int:
-    """All rows."""
     flags = {
         "--goodput": "only steps made with a kill every 30 s, against those without one",
         "--resumes": "only whether ours resumes, after a hundred faults",

@@ -1,9 +1,9 @@
-"""The sidecar: memory, CPU, notice → touch-file on each cloud, publication → membership file.
+"""The sidecar: memory, CPU, notice → touch file on each cloud, publication → membership file.
 
-The real process against the operator's own agents' API over TLS, the testbed's exporter of eight GPUs and its
-metadata services, all of which answer at one address: no machine has that, and nothing asks more of a sidecar. Its
-memory's limit is a bare interpreter; the peer is the same interpreter with what such a sidecar would usually be
-written with, the official Kubernetes client and requests.
+The real process runs with the operator's own agents' API over TLS, the testbed's exporter of eight GPUs and all its
+metadata services at one address. No machine has all of these, so no sidecar has more work. The memory's limit is a
+bare interpreter. The peer is the same interpreter with the usual libraries of such a sidecar, the official Kubernetes
+client and requests.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ POLL_SECONDS = 2.0
 NOTICES = {
     "AWS spot interruption": (AWS, "terminate"),
     "GCP preemption": (GCP, "preempted"),
-    "GCP host maintenance": (GCP, "MIGRATE_ON_HOST_MAINTENANCE"),  # what ends a machine with GPUs waits for 45 min
+    "GCP host maintenance": (GCP, "MIGRATE_ON_HOST_MAINTENANCE"),  # with GPUs, 45 min of notice
     "Azure Scheduled Event": (AZURE, "Preempt"),
 }
-"""What each cloud announces."""
+"""The announcement of each cloud."""
 
 
 def golden(name: str) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def golden(name: str) -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class World:
-    """What surrounds a sidecar."""
+    """The environment of a sidecar."""
 
     folder: Path
     hub: AgentHub
@@ -89,7 +89,7 @@ class World:
         return self.revision
 
     def write_status(self, step: int) -> None:
-        """What a launcher writes as it trains."""
+        """Write a status as a training launcher does."""
         beside = self.run_dir / ".status.bench"
         beside.write_text(json.dumps({**golden("status.json"), "committedStep": step}))
         beside.rename(self.run_dir / "status.json")
@@ -97,7 +97,7 @@ class World:
 
 @contextlib.contextmanager
 def surroundings() -> Iterator[World]:
-    """An operator's API, a metadata service and a pod's files."""
+    """Start an operator's API, a metadata service and a pod's files."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         (folder / "run").mkdir()
@@ -116,7 +116,7 @@ def surroundings() -> Iterator[World]:
 
 
 def all_clouds(announced: dict[str, Announcement]) -> AllClouds:
-    """Each cloud's service."""
+    """Return the services of all clouds."""
     return AllClouds(
         Imds(announced=lambda: announced[AWS]),
         ComputeMetadata(announced=lambda: announced[GCP]),
@@ -125,17 +125,17 @@ def all_clouds(announced: dict[str, Announcement]) -> AllClouds:
 
 
 def gpus() -> list[FakeGpu]:
-    """All GPUs of the usual node, all of them the pod's."""
+    """Return the GPUs of a usual node, all of which belong to the pod."""
     return [FakeGpu(index=n, uuid=f"GPU-{n}0000000-0000-0000-0000-000000000000", pod="gpt-w0") for n in range(8)]
 
 
 def identify(token: str) -> PodIdentity | None:
-    """The one pod, by its token."""
+    """Return the only pod, by its token."""
     return PodIdentity(namespace="ml", pod="gpt-w0", pod_uid=POD) if token == TOKEN else None
 
 
 def certificates(folder: Path) -> ssl.SSLContext:
-    """A TLS context for loopback, from an authority of the benchmark's own whose certificate is `ca.crt`."""
+    """Return a TLS context for loopback. The benchmark's own CA is in `ca.crt`."""
     now = datetime.now(UTC)
     authority = new_authority(now, Periods())
     pair = issue(authority, ["127.0.0.1"], now, timedelta(days=1))
@@ -148,7 +148,7 @@ def certificates(folder: Path) -> ssl.SSLContext:
 
 
 def environment(folder: Path, port: int, metadata_url: str, dcgm_url: str) -> dict[str, str]:
-    """The sidecar's environment."""
+    """Return the sidecar's environment."""
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")},
         "HOLDFAST_RUN_DIR": str(folder / "run"),
@@ -169,7 +169,7 @@ def environment(folder: Path, port: int, metadata_url: str, dcgm_url: str) -> di
 
 @contextlib.contextmanager
 def sidecar(world: World) -> Iterator[int]:
-    """The real process with everything in use; its PID."""
+    """Start the real process with all its functions, and yield its PID."""
     with (world.folder / "sidecar.log").open("ab") as log:
         command = [sys.executable, "-m", "holdfast_sidecar"]
         process = subprocess.Popen(command, env=world.environment, stdout=log, stderr=log)
@@ -186,7 +186,7 @@ def sidecar(world: World) -> Iterator[int]:
 
 @contextlib.contextmanager
 def idle_python(code: str) -> Iterator[int]:
-    """An interpreter that runs the code and then only waits; its PID."""
+    """Start an interpreter that runs the code and then waits; yield its PID."""
     command = [sys.executable, "-c", f"{code}\nprint(flush=True)\nimport sys\nsys.stdin.read()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None  # noqa: S101 - it is a pipe
@@ -198,7 +198,7 @@ def idle_python(code: str) -> Iterator[int]:
 
 
 def until(condition: Callable[[], bool], what: str) -> float:
-    """Wait for a condition; returns when it was seen."""
+    """Wait for a condition. Return the time at which it held."""
     end = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > end:
@@ -208,7 +208,7 @@ def until(condition: Callable[[], bool], what: str) -> float:
 
 
 def stored(world: World) -> int:
-    """Revision of the stored membership."""
+    """Return the revision of the stored membership."""
     try:
         return int(json.loads((world.run_dir / "membership.json").read_bytes())["revision"])
     except FileNotFoundError:
@@ -216,19 +216,19 @@ def stored(world: World) -> int:
 
 
 def memory(pid: int, kind: str = "Pss") -> float:
-    """Proportional or resident set size in MiB."""
+    """Return the proportional or resident set size in MiB."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith(f"{kind}:")) / 1024
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of all its threads that still live; none of the sidecar's own ends before it does."""
+    """Return the CPU time of all its live threads; the sidecar's own threads do not end before it does."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def memories(world: World, rounds: int) -> dict[str, list[float]]:
-    """Memory of the sidecar, of what it might have been, and of the least that it can be."""
+    """Return the memory of the sidecar, of the alternative with usual libraries, and of a bare interpreter."""
     resident: list[float] = []
 
     def ours() -> float:
@@ -253,7 +253,7 @@ def memories(world: World, rounds: int) -> dict[str, list[float]]:
 
 
 def load(world: World, pid: int, seconds: float, *, steps_a_second: float) -> float:
-    """Thousandths of a core over a time in which the launcher makes so many steps a second."""
+    """Return the load in thousandths of a core while the launcher trains at this rate."""
     stop = threading.Event()
 
     def train() -> None:
@@ -273,8 +273,8 @@ def load(world: World, pid: int, seconds: float, *, steps_a_second: float) -> fl
 
 
 def membership_latency(world: World) -> float:
-    """From the operator's publication to the pod's file."""
-    # Not in step with anything, and no more often than the operator answers one pod.
+    """Return the seconds from the operator's publication to the pod's file."""
+    # At a random time, and not more often than the operator's rate limit of a pod.
     time.sleep(random.uniform(0.1, 0.3))  # noqa: S311
     started = time.monotonic()
     revision = world.publish()
@@ -282,7 +282,7 @@ def membership_latency(world: World) -> float:
 
 
 def notice_latency(world: World, cloud: str, kind: str) -> float:
-    """From the cloud's announcement to the touch-file, in a pod that has heard of nothing yet."""
+    """Return the seconds from the cloud's announcement to the touch file, in a pod without earlier notices."""
     touch, log = world.run_dir / "emergency_checkpoint", world.folder / "sidecar.log"
     before = log.stat().st_size
     with sidecar(world):
@@ -299,7 +299,6 @@ def notice_latency(world: World, cloud: str, kind: str) -> float:
 
 
 def main() -> int:
-    """All rows."""
     effort = bench.arguments("The sidecar's memory, CPU and latencies")
     trials = bench.Trials("sidecar", effort)
     with surroundings() as world:
@@ -326,7 +325,7 @@ def rows(
     files: list[float],
     notices: dict[str, list[float]],
 ) -> list[bench.Measurement]:
-    """What was measured, against its bars."""
+    """Return the rows of the measurements, with their bars."""
     peer = sizes.get("peer", [])
     name = PEER_NAME if peer else "kubernetes or requests is not installed"
     return [

@@ -1,8 +1,8 @@
-"""What a step costs without any failure, beside torch's DDP, on two ranks.
+"""The cost of a step without failures, relative to torch's DDP, on two ranks.
 
-Both ranks hold every contestant, each with a model and groups of its own, and let them take turns: blocks of four
-(DDP, other, other, DDP, or the reverse, by lot), so that a machine that grows slower or faster favours nobody. A
-ratio is formed within a block. `--full` appends its blocks to a file and goes on where it was stopped.
+Both ranks contain every contestant, each with its own model and groups, and run them in turns. A block has four turns
+(DDP, other, other, DDP, or the reverse, at random), so that a drift of the machine's speed favours no contestant. A
+ratio is computed within a block. `--full` appends its blocks to a file and continues where it was stopped.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ BAR = "recovery-8"
 LOG = bench.OUT / "steady.log"
 TARGET = "<= 1.03"
 CONTESTANTS = {"loop": "job.step", "averaging": "averages, ballot and vote alone", "torchft": "torchft"}
-# Steps of a turn: long enough that what surrounds it does not count, short enough for many blocks.
+# Steps per turn: enough to make overhead negligible, few enough for many blocks.
 STEPS = {"3.7 M": 6, "29 M": 1}
 PATIENCE = 120.0
 
 
 @contextlib.contextmanager
 def lighthouse() -> Iterator[str]:
-    """What torchft's replica groups meet at; its address."""
+    """Start torchft's lighthouse, which its replica groups use to meet, and yield its address."""
     port = free_port()
     bind = f"127.0.0.1:{port}"
     command = [
@@ -65,7 +65,7 @@ def lighthouse() -> Iterator[str]:
 
 
 def measure(shape: str, blocks: int, names: list[str], trials: bench.Trials) -> None:
-    """Run two ranks until they made their blocks; keep the values as they come."""
+    """Run two ranks for their blocks, and keep the values as they arrive."""
     bench.OUT.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack, LOG.open("w") as log:
         environ = dict(os.environ)
@@ -86,7 +86,7 @@ def measure(shape: str, blocks: int, names: list[str], trials: bench.Trials) -> 
 def rank(
     command: list[str], number: int, port: int, environ: dict[str, str], log: IO[str]
 ) -> Iterator[subprocess.Popen[str]]:
-    """One rank; ended with whoever started it."""
+    """Start one rank, which the kernel kills when its parent ends."""
     place = {
         "RANK": str(number),
         "LOCAL_RANK": str(number),
@@ -107,7 +107,7 @@ def rank(
 
 
 def keep(shape: str, said: dict[str, object], trials: bench.Trials) -> None:
-    """One block of one contestant."""
+    """Keep one block of one contestant."""
     for what in ("wall", "cpu"):
         ours, ddp = said[what]  # type: ignore[misc]
         trials.keep(f"{shape} {said['name']} {what}", ours / ddp)
@@ -115,14 +115,14 @@ def keep(shape: str, said: dict[str, object], trials: bench.Trials) -> None:
 
 
 def bound(ratios: list[float]) -> float:
-    """Upper end of the 95 % interval of the mean ratio (two standard errors of the logarithms)."""
+    """Return the upper end of the mean ratio's 95 % interval (two standard errors of the logarithms)."""
     logs = [math.log(ratio) for ratio in ratios]
     spread = 2 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
     return math.exp(statistics.fmean(logs) + spread)
 
 
 def rows(shape: str, names: list[str], trials: bench.Trials) -> list[bench.Measurement]:
-    """Of one model: the bound that is judged, and what it stands on."""
+    """Return the rows of one model: the judged bound, and its data."""
     size = f"{parameters(SHAPES[shape]) / 1e6:.1f} M parameters"
     values = {name: trials.collect(f"{shape} {name} wall", 0, float) for name in names}
     peer = bench.median(values["torchft"]) if values.get("torchft") else None
@@ -146,7 +146,6 @@ def rows(shape: str, names: list[str], trials: bench.Trials) -> list[bench.Measu
 
 
 def main() -> int:
-    """All rows."""
     effort = bench.arguments(__doc__ or "")
     trials = bench.Trials("steady", effort)
     missing = "left out of --quick" if effort.quick else torchft_is_here()

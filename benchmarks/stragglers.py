@@ -1,9 +1,9 @@
-"""An hour in which ranks straggle, three times as slow as the others: nobody may be taken for hung (bar recovery-5).
+"""An hour with slow ranks, three times as slow as the others: none may be reported as hung (bar recovery-5).
 
-Two jobs train at once: one launcher with two ranks, at a pace that has the shortest deadline there is, and three
-launchers with a rank each at one whose deadline follows the median step. In a quarter of the time one rank is slow
-in each of twenty steps, else one is in a step of ten. Computing is a sleep, so next to no CPU is used, and whatever
-else the machine does makes it harder.
+Two jobs train at the same time: one launcher with two ranks, at a pace with the shortest possible deadline, and three
+launchers with a rank each, at a pace whose deadline depends on the median step. In a quarter of the time one rank is
+slow in each of twenty steps, and otherwise in one step of ten. Computing is a sleep, so almost no CPU is used. Other
+load on the machine only makes the test stricter.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class OneLauncher(c.OneLauncher):
         return super().launch(name, *words, **environ, BENCH_PACE=str(self.pace), BENCH_TIMES=str(TIMES))
 
     def failures(self) -> list[str]:
-        """Each failure that a launcher wrote into its timeline."""
+        """Return each failure in a launcher's timeline."""
         paths = sorted(self.folder.glob("run-*/timeline.jsonl*"))
         lines = [line for path in paths for line in path.read_text().splitlines()]
         return [line for line in lines if json.loads(line)["kind"] == "failure"]
 
 
 class ThreeLaunchers(OneLauncher, c.ThreeLaunchers):
-    """Three launchers with a rank each, which judge by what they hear of one another."""
+    """Three launchers with a rank each, which decide by each other's messages."""
 
     what = "three launchers with a rank each"
     pace = 0.4
 
 
 def train(jobs: list[OneLauncher], seconds: float) -> float:
-    """Until the time is up or someone failed, how many seconds that was."""
+    """Train until the time is over or a job reports a failure. Return the seconds."""
     began = told = time.monotonic()
     while (now := time.monotonic()) - began < seconds and not any(job.failures() for job in jobs):
         if now - told >= TELL_SECONDS:
@@ -64,7 +64,7 @@ def train(jobs: list[OneLauncher], seconds: float) -> float:
 
 
 def rows(job: OneLauncher, minutes: float) -> list[bench.Measurement]:
-    """How many were blamed, and how slow they were."""
+    """Return the rows of failures and of slowness."""
     failures, what = job.failures(), f"{job.what}, stragglers of 3 ×"
     for line in failures:
         print(f"{job.what}: {line}\n{job.tail()}", file=sys.stderr, flush=True)
@@ -78,7 +78,6 @@ def rows(job: OneLauncher, minutes: float) -> list[bench.Measurement]:
 
 
 def main() -> int:
-    """All rows."""
     effort = bench.arguments(__doc__ or "")
     seconds = effort.pick(quick=20, default=3600, full=4 * 3600)
     with contextlib.ExitStack() as stack:

@@ -1,10 +1,10 @@
-"""One tenant against all: another job's memberships, and the operator's memory.
+"""One tenant against the others: the memberships of another job, and the operator's memory.
 
-`agents`: how soon a job's membership is served while another job's pods do their worst.
-The operator's agents' API over TLS on loopback, in a process of its own; so is the tenant: eight pods of one job
-send the largest and dearest reports as often as they are taken, and hold silent connections. Quiet and attacked
-turns alternate within one run. On a machine with few cores the tenant's own work slows the server as well, which
-no budget prevents: the figures are upper bounds.
+`agents`: the time until a job's membership is served while the pods of another job attack. The operator's agents' API
+runs over TLS on loopback in a separate process, and so does the tenant: eight pods of one job send the largest and
+most expensive reports at the accepted rate, and hold silent connections. Quiet and attacked turns alternate within
+one run. On a machine with few cores the tenant's own work slows the server as well, which no limit prevents, so the
+figures are upper bounds.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 def identify(token: str) -> PodIdentity:
-    """A token is its pod's UID."""
+    """Return the pod of a token, which is the pod's UID."""
     namespace = token.partition("-")[0]
     return PodIdentity(namespace=namespace, pod=token, pod_uid=token)
 
 
 def serve(folder: Path, ready: Connection) -> None:
-    """The agents' API until the pipe is closed."""
+    """Serve the agents' API until the pipe is closed."""
     hub = AgentHub(identify, lambda _job: None, recall=identify)
     for number in range(HOSTILE):
         hub.bind(f"hostile-{number}", "hostile")
@@ -72,7 +72,7 @@ def serve(folder: Path, ready: Connection) -> None:
 
 
 def report(uid: str) -> bytes:
-    """The largest report that is taken, with texts that are dear to look through."""
+    """Return the largest accepted report, with texts that are expensive to check."""
     body: dict[str, Any] = json.loads((GOLDEN / "report.json").read_text())
     body["pod"]["uid"] = body["launcher"]["podUID"] = uid
     text = "token-x " * 128
@@ -86,7 +86,7 @@ def report(uid: str) -> bytes:
 
 
 def attack(folder: Path, port: int, begun: Connection) -> None:
-    """All that the tenant's pods do, until the pipe is closed."""
+    """Run the attack of the tenant's pods until the pipe is closed."""
     over = threading.Event()
     pods = [
         threading.Thread(target=_repeat, args=(over, _sender(folder, port, f"hostile-{n}"))) for n in range(HOSTILE)
@@ -132,14 +132,14 @@ def _hold(folder: Path, port: int, held: list[ssl.SSLSocket | None]) -> None:
 
 
 def connect(folder: Path, port: int) -> http.client.HTTPSConnection:
-    """A connection that trusts the benchmark's own authority."""
+    """Return a connection that trusts the benchmark's own CA."""
     context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
     return http.client.HTTPSConnection("127.0.0.1", port, timeout=PATIENCE, context=context)
 
 
 @contextlib.contextmanager
 def process(target: Callable[..., None], *arguments: Any) -> Iterator[Any]:
-    """A process of its own, and what it says when it is ready."""
+    """Start a separate process, and yield its first message."""
     here, there = _SPAWN.Pipe()
     child = _SPAWN.Process(target=target, args=(*arguments, there), daemon=True)
     child.start()
@@ -155,7 +155,7 @@ def process(target: Callable[..., None], *arguments: Any) -> Iterator[Any]:
 
 
 def polls(folder: Path, port: int, count: int) -> list[float]:
-    """How long each membership took, one after the other, of many pods of another job."""
+    """Return the seconds of each membership request, one after the other, for many pods of another job."""
     pods = [connect(folder, port) for _ in range(OTHERS)]
     took = []
     for number in range(count):
@@ -167,7 +167,7 @@ def polls(folder: Path, port: int, count: int) -> list[float]:
         answer.read()
         if answer.status != 200:
             raise SystemExit(f"a membership was answered with {answer.status}")
-        if number >= OTHERS:  # the first of each pod has the handshake in it
+        if number >= OTHERS:  # the first poll of each pod includes the handshake
             took.append(time.monotonic() - started)
     for connection in pods:
         connection.close()
@@ -175,7 +175,7 @@ def polls(folder: Path, port: int, count: int) -> list[float]:
 
 
 def certificates(folder: Path) -> None:
-    """`ca.crt` and `server.pem` for loopback."""
+    """Write `ca.crt` and `server.pem` for loopback."""
     now = datetime.now(UTC)
     authority = new_authority(now, Periods())
     pair = issue(authority, ["127.0.0.1"], now, timedelta(days=1))
@@ -184,12 +184,12 @@ def certificates(folder: Path) -> None:
 
 
 def texts(count: int) -> str:
-    """No two of them are equal, in one job and in all."""
+    """Return texts that are all different, within a job and among jobs."""
     return json.dumps([f"{NUMBER.decode()}{n:05d}" for n in range(count)])
 
 
 def as_many_as_are_read() -> str:
-    """The largest spec that is kept."""
+    """Return the largest spec that is kept."""
     least, most = 1, SPEC_BYTES // 32
     while most - least > 1:
         middle = (least + most) // 2
@@ -203,28 +203,28 @@ SHAPES: dict[str, Callable[[], str]] = {
     "as many texts as are read": as_many_as_are_read,
     "one text": lambda: json.dumps(["x" * JOB_BYTES]),
     "short texts": lambda: texts(JOB_BYTES // 12),
-    # What takes most memory for its length.
+    # The content that takes the most memory for its length.
     "empty objects": lambda: json.dumps([{}] * (JOB_BYTES // 4)),
     "nested lists": lambda: "[" * JOB_DEPTH + "]" * JOB_DEPTH,
 }
 
 
 def spec(arguments: str) -> bytes:
-    """Of a suspended job."""
+    """Return the spec of a suspended job."""
     trainer = {"name": "trainer", "image": "train:1", "command": ["holdfast", "run"], "args": "ARGUMENTS"}
     workers = {"replicas": 1, "template": {"spec": {"containers": [trainer]}}}
     return json.dumps({"suspend": True, "workers": workers}).replace('"ARGUMENTS"', arguments).encode()
 
 
 def hold(shape: str, count: int, ready: Connection) -> None:
-    """The stand-in until the pipe is closed."""
+    """Serve the substitute API server until the pipe is closed."""
     ready.send(StandIn(count, spec(SHAPES[shape]())).serve())
     with contextlib.suppress(EOFError):
         ready.recv()
 
 
 def kubeconfig(folder: Path, port: int) -> Path:
-    """Of the stand-in."""
+    """Write a kubeconfig of the substitute API server."""
     config = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -239,13 +239,13 @@ def kubeconfig(folder: Path, port: int) -> Path:
 
 
 def limit_mib() -> int:
-    """Of the operator's memory, as the chart has it."""
+    """Return the operator's memory limit in the chart."""
     values = yaml.safe_load((bench.ROOT / "charts" / "holdfast" / "values.yaml").read_text())
     return int(values["resources"]["limits"]["memory"].removesuffix("Mi"))
 
 
 def jobs_rows(count: int, settle_seconds: float) -> list[bench.Measurement]:
-    """The operator's memory, for each shape of jobs."""
+    """Return the rows of the operator's memory, for each shape of jobs."""
     bench.OUT.mkdir(parents=True, exist_ok=True)
     rows = []
     for shape in SHAPES:
@@ -266,7 +266,7 @@ def jobs_rows(count: int, settle_seconds: float) -> list[bench.Measurement]:
 
 
 def agents_rows(rounds: int, count: int) -> list[bench.Measurement]:
-    """Quiet and attacked turns, one after the other."""
+    """Measure quiet and attacked turns alternately."""
     quiet: list[float] = []
     attacked: list[float] = []
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
@@ -292,7 +292,7 @@ def agents_rows(rounds: int, count: int) -> list[bench.Measurement]:
 
 
 def main() -> int:
-    """Both halves, or the one that is asked for."""
+    """Run both parts, or the requested one."""
     effort = bench.arguments("One tenant against all", FLAGS)
     both = not FLAGS.keys() & effort.flags
     rows: list[bench.Measurement] = []

@@ -1,7 +1,7 @@
-"""Who saves: Holdfast, torch's DCP, and what the disk or the memory can do at most.
+"""The contenders that save: Holdfast, torch's DCP, and the limits of disk and memory.
 
-What an earlier save left is deleted, and the disk has ended with that, before a clock starts. All clocks stop when
-the bytes are fsynced: ours when the commit is durable, DCP's (which fsyncs by default) when its call returns.
+The files of an earlier save are deleted, and the disk is idle, before a clock starts. All clocks stop when the bytes
+are fsynced: Holdfast's when the checkpoint is durable, DCP's (which fsyncs by default) when its call returns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LETTING_GO_SECONDS = 0.2
 
 
 class State:
-    """Tensors as a model and its optimizer have them: few large, many small."""
+    """Tensors like those of a model and its optimizer: few large ones, many small ones."""
 
     def __init__(self, nbytes: int, dtype: torch.dtype, count: int = TENSORS) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -54,16 +54,16 @@ class State:
         self.nbytes = sum(tensor.numel() * dtype.itemsize for tensor in self.tensors.values())
 
     def state_dict(self) -> Mapping[str, torch.Tensor]:
-        """What is saved."""
+        """Return the state to save."""
         return self.tensors
 
     def load_state_dict(self, state: Any, /) -> None:
-        """Nothing is loaded here."""
+        """Load nothing."""
 
 
 @dataclass
 class Ours:
-    """An engine as `job.step` uses it, in a folder of its own."""
+    """An engine as `job.step` uses it, with its own folder."""
 
     root: Path
     state: Stateful
@@ -74,7 +74,7 @@ class Ours:
         self.start()
 
     def start(self) -> None:
-        """As a fresh process has it: nothing is staged yet, and memory is made ready as after the first step."""
+        """Start like a new process: nothing is staged yet, and memory is prepared as after the first step."""
         shutil.rmtree(self.root, ignore_errors=True)
         self._engine = CheckpointManager(
             self.root, keep_last=1, resume=Resume.ALWAYS, on_foreign=print, full_every=self.full_every
@@ -84,11 +84,11 @@ class Ours:
         self._engine._arena._settle()
 
     def forget(self) -> None:
-        """Give its memory back."""
+        """Release the memory."""
         del self._engine
 
     def begin(self, told: Callable[[SaveResult], None] = lambda result: None) -> Saving:
-        """All for which training waits."""
+        """Perform everything for which training waits."""
         return self._engine.begin(self._snapshot(), told)
 
     def _snapshot(self) -> Snapshot:
@@ -106,7 +106,7 @@ class Ours:
         )
 
     def stall(self) -> float:
-        """Seconds until training goes on."""
+        """Return the seconds until training continues."""
         idle()
         began = time.perf_counter()
         saving = self.begin()
@@ -115,12 +115,12 @@ class Ours:
         return seconds
 
     def first_stall(self) -> float:
-        """The same of a process's first save."""
+        """Return the seconds until training continues after a process's first save."""
         self.start()
         return self.stall()
 
     def save(self, told: Callable[[SaveResult], None] = lambda result: None) -> float:
-        """Seconds until the commit is durable, the copy included."""
+        """Return the seconds until the checkpoint is durable, including the copy."""
         idle()
         ended: list[float] = []
 
@@ -134,10 +134,10 @@ class Ours:
 
 
 class OnTheNode(Ours):
-    """The same on the local tier: the commit before stays until this one is durable, as for a job of one node."""
+    """The local tier: as for a job of one node, the earlier checkpoint stays until the new one is durable."""
 
     def start(self) -> None:
-        """With a folder on the disk that is measured, of which the launcher told."""
+        """Start with a folder on the measured disk, as a launcher does."""
         super().start()
         node = {"node": "a", "pod": "a", "host": "127.0.0.1", "port": 1}
         said = {"folder": str(self.root / "node"), "limit": None, "interval": 1, "perSecond": None, "me": node}
@@ -145,26 +145,26 @@ class OnTheNode(Ours):
         self._engine.enter_tiers({"local": said}, [{"local": said}], 0, lambda: None)
 
     def begin(self, told: Callable[[SaveResult], None] = lambda result: None) -> Saving:
-        """All for which training waits."""
+        """Perform everything for which training waits."""
         return self._engine.begin_on(self._engine.tiers[0], self._snapshot(), told)
 
 
 def at_hand(nbytes: int) -> None:
-    """Have the system give so much fresh memory at once: where a virtual machine's host takes free memory back, what
-    was let go of just now is still there."""
+    """Let the system allocate this much memory at once. If a virtual machine's host takes free memory back, memory
+    that was released just now is still there."""
     fault_in(fresh(nbytes + nbytes // 8))
 
 
 def idle() -> None:
-    """Wait until the disk has nothing left to do, and what the contestant before took is given back: DCP's thread
-    lets go of a gigabyte after its future has ended, and holds up whoever touches memory meanwhile."""
+    """Wait until the disk is idle and the previous contestant's memory is released. DCP's thread releases a gigabyte
+    after its future has ended, which delays other uses of memory."""
     os.sync()
     gc.collect()
     time.sleep(LETTING_GO_SECONDS)
 
 
 def finish(saving: Saving) -> None:
-    """Wait, and insist."""
+    """Wait for the save, and raise if it failed."""
     saving.settle(lambda: None)
     if not saving.result.committed:
         raise SystemExit(saving.result.message)
@@ -183,18 +183,18 @@ class Dcp:
         return self.root
 
     def save(self) -> float:
-        """Seconds of `dcp.save`."""
+        """Return the seconds of `dcp.save`."""
         folder = self._fresh()
         began = time.perf_counter()
         dcp.save(dict(self.state.tensors), checkpoint_id=folder)
         return time.perf_counter() - began
 
     def begin(self) -> Any:
-        """`dcp.async_save`."""
+        """Start `dcp.async_save`."""
         return dcp.async_save(dict(self.state.tensors), checkpoint_id=self._fresh())
 
     def stall(self) -> float:
-        """Seconds until `dcp.async_save` returns."""
+        """Return the seconds until `dcp.async_save` returns."""
         folder = self._fresh()
         began = time.perf_counter()
         future = dcp.async_save(dict(self.state.tensors), checkpoint_id=folder)
@@ -205,30 +205,30 @@ class Dcp:
 
 @dataclass
 class Through(Dcp):
-    """`dcp.save` with our StorageWriter, which commits and digests."""
+    """`dcp.save` with Holdfast's StorageWriter, which publishes checkpoints and computes digests."""
 
     def save(self) -> float:
-        """Seconds of `dcp.save`."""
+        """Return the seconds of `dcp.save`."""
         folder = self._fresh()
         began = time.perf_counter()
         dcp.save(dict(self.state.tensors), storage_writer=StorageWriter(folder, step=1))
         return time.perf_counter() - began
 
     def forget(self) -> None:
-        """Give its room on the disk back."""
+        """Delete the files."""
         shutil.rmtree(self.root, ignore_errors=True)
 
 
 @dataclass
 class OneFile:
-    """A library that writes all tensors to one file, without a digest or a commit; fsynced here."""
+    """A library that writes all tensors to one file, without a digest or atomic publication; fsynced here."""
 
     path: Path
     state: State
     write: Callable[[dict[str, torch.Tensor], Path], object]
 
     def save(self) -> float:
-        """Seconds until it is on the disk."""
+        """Return the seconds until the file is on the disk."""
         self.path.unlink(missing_ok=True)
         idle()
         began = time.perf_counter()
@@ -238,18 +238,18 @@ class OneFile:
         return time.perf_counter() - began
 
     def forget(self) -> None:
-        """Give its room on the disk back."""
+        """Delete the file."""
         self.path.unlink(missing_ok=True)
 
 
 class Copy:
-    """The memory's limit: each tensor copied to memory that is there already."""
+    """The memory's limit: each tensor is copied to memory that is already allocated."""
 
     def __init__(self, state: State) -> None:
         self._pairs = [(tensor, torch.zeros_like(tensor)) for tensor in state.tensors.values()]
 
     def __call__(self) -> float:
-        """Seconds."""
+        """Return the seconds."""
         idle()
         began = time.perf_counter()
         for source, target in self._pairs:
@@ -258,7 +258,7 @@ class Copy:
 
 
 class Disk:
-    """The disk's limit: the same bytes from memory that is there, past the page cache, by two threads, fsynced."""
+    """The disk's limit: two threads write the same bytes from allocated memory past the page cache, fsynced."""
 
     def __init__(self, path: Path, state: State) -> None:
         self._path = path
@@ -270,7 +270,7 @@ class Disk:
             at += source.nbytes
 
     def __call__(self) -> float:
-        """Seconds."""
+        """Return the seconds."""
         self._path.unlink(missing_ok=True)
         idle()
         began = time.perf_counter()
@@ -297,18 +297,18 @@ class Disk:
 
 
 class Training:
-    """A loop whose steps take some milliseconds on one thread."""
+    """A loop with steps of some milliseconds on one thread."""
 
     def __init__(self) -> None:
         self._a, self._b = torch.randn(512, 512), torch.randn(512, 512)
 
     def step(self) -> None:
-        """One."""
+        """Make one step."""
         for _ in range(2):
             torch.mm(self._a, self._b)
 
     def pace(self, ended: Callable[[], bool], least: int) -> float:
-        """Mean seconds a step while something goes on, and for so many steps at least."""
+        """Return the mean seconds per step until `ended`, over at least `least` steps."""
         began, count = time.perf_counter(), 0
         while count < least or not ended():
             self.step()
@@ -317,23 +317,23 @@ class Training:
 
 
 def seconds(act: Callable[[], object]) -> float:
-    """By the clock."""
+    """Return the wall-clock seconds of a call."""
     began = time.perf_counter()
     act()
     return time.perf_counter() - began
 
 
 def cpu_seconds(act: Callable[[], object]) -> float:
-    """Of this process, all its threads, in the system too."""
+    """Return the CPU seconds of this process during a call, over all threads, including system time."""
     began = time.process_time()
     act()
     return time.process_time() - began
 
 
 def extra_bytes(act: Callable[[], object]) -> float:
-    """By how much this process grows at most."""
+    """Return by how much the process's peak memory grows during a call."""
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = _resident("VmRSS")
     act()
     return _resident("VmHWM") - before
@@ -346,7 +346,7 @@ def _resident(field: str) -> int:
 
 @contextmanager
 def workplace(root: Path) -> Iterator[Path]:
-    """A folder on the disk that is measured; nothing of it stays."""
+    """Create a folder on the measured disk, and delete it afterwards."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     try:

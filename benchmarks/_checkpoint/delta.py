@@ -1,4 +1,4 @@
-"""What a delta saves where most of a state stays as it is: its bytes and its time, under those of a full commit."""
+"""The bytes and time of a delta checkpoint, relative to a full one, if most of a state does not change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ TEN_TIMES = 10.0
 
 
 class Partly:
-    """A model of which little is trained with Adam: adapters of a low rank beside each layer, or the last layers."""
+    """A model of which a small part is trained with Adam: low-rank adapters next to each layer, or the last
+    layers."""
 
     def __init__(self, nbytes: int, *, adapters: bool = False, last: int = 0) -> None:
         height = nbytes // (LAYERS * WIDTH * torch.bfloat16.itemsize)
@@ -31,37 +32,38 @@ class Partly:
         self._moments = moments
 
     def step(self) -> None:
-        """Each number that is trained becomes another one, and each of its optimizer's."""
+        """Change each trained number and each of its optimizer's."""
         for one in (*self._trained, *self._moments):
             one.add_(1.0)
 
     def state_dict(self) -> Mapping[str, torch.Tensor]:
-        """All of it."""
+        """Return all of the state."""
         return self._tensors
 
     def load_state_dict(self, state: Any, /) -> None:
-        """Nothing is loaded here."""
+        """Load nothing."""
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors."""
+        """The size of all tensors."""
         return sum(one.nbytes for one in self._tensors.values())
 
     @property
     def changing(self) -> int:
-        """Of those that a step changes."""
+        """The size of the tensors that a step changes."""
         return sum(one.nbytes for one in (*self._trained, *self._moments))
 
 
 def rows(folder: Path, nbytes: int, rounds: int) -> list[bench.Measurement]:
-    """For adapters, and for the last layers."""
+    """Return the rows for adapters and for the last layers."""
     kinds = {f"adapters of rank {RANK}": Partly(nbytes, adapters=True)}
     kinds |= {f"the last {last} of {LAYERS} layers": Partly(nbytes, last=last) for last in LAST_LAYERS}
     return [row for what, state in kinds.items() for row in of_kind(folder, what, state, rounds)]
 
 
 def of_kind(folder: Path, what: str, state: Partly, rounds: int) -> Iterator[bench.Measurement]:
-    """Full ones and deltas in turn; the first two are the warm-up. The bar is for what changes less than a tenth."""
+    """Save full checkpoints and deltas in turn; the first two are the warm-up. The bar applies if less than a tenth
+    changes."""
     ours, full, delta = Ours(folder / "deltas", state, full_every=2), [], []
     for _ in range(rounds + 1):
         full.append(save(ours, state))
@@ -81,7 +83,7 @@ def of_kind(folder: Path, what: str, state: Partly, rounds: int) -> Iterator[ben
 
 
 def save(ours: Ours, state: Partly) -> tuple[float, float]:
-    """Bytes that were written, and seconds until they were durable."""
+    """Return the bytes that were written, and the seconds until they were durable."""
     state.step()
     ended: list[SaveResult] = []
     seconds = ours.save(ended.append)
@@ -89,5 +91,5 @@ def save(ours: Ours, state: Partly) -> tuple[float, float]:
 
 
 def over(full: Sequence[tuple[float, float]], delta: Sequence[tuple[float, float]], which: int) -> list[float]:
-    """Ratios within each round but the first."""
+    """Return the ratios within each round but the first."""
     return bench.ratios([one[which] for one in full[1:]], [one[which] for one in delta[1:]])

@@ -1,8 +1,8 @@
-"""The memory tier: restore from it against a copy in memory; copies to a neighbour and back against raw TCP; the
-same state from there against the shared tier.
+"""The memory tier: restore from it relative to a copy in memory; copies to a neighbour and back relative to raw TCP;
+the same state from there relative to the shared tier.
 
-`memory.py far BYTES ROUNDS` measures the neighbour, best on a link of its own (`unshare --net`), which it shapes;
-`memory.py neighbour FOLDER` is the neighbour: it serves a memory and, beside it, raw bytes.
+`memory.py far BYTES ROUNDS` measures the neighbour, preferably on a separate link (`unshare --net`), whose speed it
+limits. `memory.py neighbour FOLDER` is the neighbour: it serves a memory and also raw bytes.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ Values = dict[str, list[float]]
 
 
 def rows(nbytes: int, rounds: int) -> list[bench.Measurement]:
-    """All of it, for one size of state."""
+    """Return all rows for one size of state."""
     what = f"{nbytes / 1e9:.2g} GB in {LARGE + SMALL} tensors"
     return [*near_rows(what, near(nbytes, rounds)), *far_rows(what, nbytes, rounds)]
 
 
 def near_rows(what: str, values: Values) -> list[bench.Measurement]:
-    """On one node."""
+    """Return the rows on one node."""
     return [
         *(
             bench.measured(
@@ -89,7 +89,7 @@ def near_rows(what: str, values: Values) -> list[bench.Measurement]:
 
 
 def near(nbytes: int, rounds: int) -> Values:
-    """Seconds on one node."""
+    """Return the seconds on one node."""
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         state = State(Path(folder), nbytes, None)
         state.save()
@@ -105,7 +105,7 @@ def near(nbytes: int, rounds: int) -> Values:
 
 
 def far_rows(what: str, nbytes: int, rounds: int) -> list[bench.Measurement]:
-    """To another node and back: in a process of its own, as the link is its own."""
+    """Return the rows of copies to another node and back. They are measured in a process with its own network."""
     command = [sys.executable, str(HERE), "far", str(nbytes), str(rounds)]
     for alone in (["unshare", "--net"], []):
         ran = subprocess.run([*alone, *command], capture_output=True, text=True, check=False)
@@ -134,7 +134,7 @@ def far_rows(what: str, nbytes: int, rounds: int) -> list[bench.Measurement]:
 
 
 def copies(what: str, values: Values, link: str) -> list[bench.Measurement]:
-    """Against raw TCP."""
+    """Return the rows relative to raw TCP."""
     return [
         bench.measured(
             "checkpoint-peer",
@@ -149,7 +149,7 @@ def copies(what: str, values: Values, link: str) -> list[bench.Measurement]:
 
 
 def far(nbytes: int, rounds: int) -> None:
-    """Seconds with a neighbour, as JSON."""
+    """Print the seconds with a neighbour, as JSON."""
     link = shaped()
     with (
         workplace(bench.OUT / "checkpoint.far") as shared,
@@ -175,7 +175,7 @@ def far(nbytes: int, rounds: int) -> None:
 
 
 def shaped() -> str:
-    """Make the loopback of this network namespace a slow link, if it is one of our own."""
+    """Limit the loopback of this network namespace to a slow link, if it is a separate one."""
     if [name for _, name in socket.if_nameindex()] != ["lo"]:
         return "by loopback"
     for command in ("ip link set lo up", f"tc qdisc add dev lo root tbf rate {LINK} burst 4mb latency 20ms"):
@@ -184,7 +184,7 @@ def shaped() -> str:
 
 
 class State:
-    """One rank with a memory tier, and a neighbour if there is a port of one."""
+    """One rank with a memory tier, and with a neighbour if there is a port."""
 
     def __init__(self, folder: Path, nbytes: int, port: int | None) -> None:
         large = (nbytes - SMALL * SMALL_BYTES) // LARGE
@@ -224,16 +224,16 @@ class State:
         self._record: FileRecord | None = None
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the memory."""
         self._tier.close()
         self._peer.close()
 
     def copy(self) -> float:
-        """A plain copy of all tensors, to memory that is there."""
+        """Return the seconds of a plain copy of all tensors to allocated memory."""
         return timed(lambda: self._room.__setitem__(slice(None), self.data))
 
     def snapshot(self) -> Snapshot:
-        """The state at the step."""
+        """Return the snapshot of the state at this step."""
         return Snapshot(
             name=CheckpointName(step=self._step, pair=PAIR),
             specs=self._specs,
@@ -245,7 +245,7 @@ class State:
         )
 
     def save(self) -> None:
-        """A commit, with a copy if there is a neighbour."""
+        """Save a checkpoint, and copy it to the neighbour if there is one."""
         self._step += 1
         staged = plan(self.snapshot(), None, self._planner, rank=0, size=1)
         context = FencingContext(claims=(), job_uid="", resume=Resume.ALWAYS)
@@ -253,11 +253,11 @@ class State:
             raise AssertionError("the checkpoint was not published")
 
     def restore(self) -> float:
-        """The newest from this node."""
+        """Restore the newest checkpoint of this node."""
         return self._restore(MemoryStore(self._folder))
 
     def restore_in_place(self) -> None:
-        """The same into memory that is there."""
+        """Restore the same into allocated memory."""
         store, file = MemoryStore(self._folder), tensors_file(0)
         name = store.commits()[-1]
         manifest = store.manifest(name)
@@ -267,11 +267,11 @@ class State:
             read_into(copies, {file: [Extent.over(begin, self._room)]}, also=everything, threads=store.readers)
 
     def restore_from_peer(self) -> float:
-        """The newest from the other."""
+        """Restore the newest checkpoint of the neighbour."""
         return self._restore(PeerStore(self._peer))
 
     def restore_from(self, folder: Path) -> float:
-        """The newest of the shared tier."""
+        """Restore the newest checkpoint of the shared tier."""
         return self._restore(FolderStore(folder))
 
     def give(self) -> float:
@@ -333,7 +333,7 @@ def neighbour(folder: Path) -> Iterator[tuple[int, int]]:
 
 
 def sent(port: int, data: memoryview, way: bytes) -> float:
-    """All bytes over a plain connection, there (`s`) or back (`r`)."""
+    """Return the seconds for all bytes over a plain connection, to the neighbour (`s`) or back (`r`)."""
     room = memoryview(bytearray(CHUNK_BYTES))
 
     def act() -> None:
@@ -349,13 +349,13 @@ def sent(port: int, data: memoryview, way: bytes) -> float:
 
 
 def drain(wire: socket.socket, nbytes: int, room: memoryview) -> None:
-    """Receive so many bytes."""
+    """Receive this many bytes."""
     while nbytes:
         nbytes -= wire.recv_into(room[: min(nbytes, room.nbytes)])
 
 
 def serve(folder: Path) -> None:
-    """Be the neighbour."""
+    """Run the neighbour."""
     server = PeerServer(folder, host="127.0.0.1")
     server.key = KEY
     listener = socket.create_server(("127.0.0.1", 0))
@@ -367,7 +367,7 @@ def serve(folder: Path) -> None:
 
 
 def echo(wire: socket.socket, room: memoryview) -> None:
-    """Take or give what is asked for."""
+    """Receive or send raw bytes, as requested."""
     with wire, suppress(ConnectionError):
         head = wire.recv(1 + _LENGTH, socket.MSG_WAITALL)
         nbytes = int.from_bytes(head[1:], "big")

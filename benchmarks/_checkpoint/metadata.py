@@ -1,4 +1,4 @@
-"""Two ranks that save tensors of a few bytes into memory: what is left is the metadata."""
+"""Two ranks save tensors of a few bytes into memory, so that the time is that of the metadata."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Told = dict[str, float]
 
 
 def saves(rounds: int) -> list[Told]:
-    """Seconds of Holdfast's save and of DCP's, each round. The ranks are forked from this process, which has loaded
-    torch: so it must not have begun to compute."""
+    """Return the seconds of Holdfast's save and of DCP's, per round. The ranks are forked from this process, which
+    has loaded torch and must not have computed yet."""
     fork = multiprocessing.get_context("fork")
     told = fork.SimpleQueue()
     port = free_port()
@@ -57,7 +57,7 @@ def saves(rounds: int) -> list[Told]:
 
 
 def one_rank(rank: int, port: int, rounds: int, folder: Path, tell: Callable[[list[Told]], None]) -> None:
-    """All rounds of one; rank 0 tells of them."""
+    """Run all rounds of one rank; rank 0 reports the results."""
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("gloo", store=dist.PrefixStore("dcp", store), rank=rank, world_size=2)
     client = StoreClient(lambda: store_client("127.0.0.1", port, "ours", 60), CancelToken())

@@ -1,7 +1,8 @@
-"""Upload to S3 and verified restore from it, beside what boto3 and the CRT do alone on the same server and part size.
+"""Upload to S3 and verified restore, relative to plain boto3 and the CRT with the same server and part size.
 
-The server is versitygw on loopback; its data lies in memory, so that no disk is measured. Ours reads the shared
-tier, digests (xxh3 of each 8 MiB, SHA-256 of the file), and publishes a manifest; the peers upload the same file.
+The server is versitygw on loopback with its data in memory, so that no disk is measured. Holdfast reads the shared
+tier, computes digests (xxh3 of each 8 MiB, SHA-256 of the file), and publishes a manifest; the peers upload the same
+file.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _FILE = "rank-0.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A commit in a folder, a server, and where downloads go."""
+    """A checkpoint in a folder, a server, and the target of downloads."""
 
     server: S3Server
     folder: Path
@@ -52,12 +53,12 @@ class Scene:
 
     @property
     def file(self) -> Path:
-        """The commit's large file."""
+        """The checkpoint's large file."""
         return self.folder / "shared" / str(self.name) / _FILE
 
 
 def rows(*, nbytes: int = 1_000_000_000, rounds: int = 7, part_bytes: int = 16 << 20) -> list[Measurement]:
-    """Two ratios to the better of the peers in each round."""
+    """Return two ratios to the better of the peers in each round."""
     try:
         with _scene(nbytes, part_bytes) as scene, ExitStack() as stack:
             peers = _peers(scene, stack)
@@ -155,7 +156,7 @@ def _upload(scene: Scene) -> float:
 
 
 def _restore(scene: Scene) -> float:
-    """As a job does it that has nothing else; what it gives is not let go of before the clock has stopped."""
+    """Restore like a job that has nothing else. The result is released after the clock has stopped."""
     store = _store(scene)
     began = time.perf_counter()
     found = restore([store], Alone())

@@ -1,4 +1,4 @@
-"""What a restore costs: the time of a cold one, verified to the byte, and the bytes that another world size reads."""
+"""The cost of a restore: the time of a cold, fully verified one, and the bytes that another world size reads."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ Acts = dict[str, Callable[[], None]]
 Measure = Callable[[Callable[[], object]], float]
 FILES = ("safetensors", "torch.load")
 TAKEN = "ours, memory reclaimed"
-TAKEN_SECONDS = 4.0  # a host that takes free memory back waits for two
+TAKEN_SECONDS = 4.0  # longer than the two seconds after which a host may take free memory back
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class State:
-    """Tensors as a model and its optimizer have them: few large, many small."""
+    """Tensors like those of a model and its optimizer: few large ones, many small ones."""
 
     def __init__(self, nbytes: int, *, fill: bool, dtype: torch.dtype = torch.float32) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -57,41 +57,42 @@ class State:
         self.tensors |= {f"layers.{n}.bias": make(WIDTH) for n in range(SMALL)}
 
     def state_dict(self) -> Mapping[str, torch.Tensor]:
-        """What is saved."""
+        """Return the state to save."""
         return self.tensors
 
     def load_state_dict(self, state: Any, /) -> None:
-        """Nothing is loaded here."""
+        """Load nothing."""
 
 
 class Empty:
-    """What has no state before it is given one, and keeps that, as an optimizer does."""
+    """An object without state until it loads one, which it keeps, as an optimizer does."""
 
     def __init__(self) -> None:
         self.tensors: Mapping[str, torch.Tensor] = {}
 
     def state_dict(self) -> Mapping[str, torch.Tensor]:
-        """What it was given."""
+        """Return the loaded state."""
         return self.tensors
 
     def load_state_dict(self, state: Any, /) -> None:
-        """Keep it."""
+        """Keep the state."""
         self.tensors = state
 
 
 def rows(folder: Path, nbytes: int, rounds: int) -> list[bench.Measurement]:
-    """All of them; `folder` lies on the disk that is measured."""
+    """Return all rows; `folder` is on the measured disk."""
     found = [row for name in DTYPES for row in cold(folder, nbytes, rounds, name)]
     return [*found, *(reshard(folder, nbytes, *sizes) for sizes in RESHARDS)]
 
 
 def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Measurement]:
-    """Restores of what is not in the page cache. Fresh memory is at hand unless it says otherwise."""
+    """Return the rows of restores without the page cache. Fresh memory is allocated first unless a row says
+    otherwise."""
     write_all(folder, State(nbytes, fill=True, dtype=DTYPES[name]))
     target = State(nbytes, fill=False, dtype=DTYPES[name])
     for tensor in target.tensors.values():
-        tensor.zero_()  # its pages are there
-    kept: list[object] = []  # to let go of a gigabyte takes time that is no restore's
+        tensor.zero_()  # allocates its pages
+    kept: list[object] = []  # releasing a gigabyte takes time that is not part of a restore
 
     def ours() -> None:
         kept.append(empty := Empty())
@@ -135,7 +136,7 @@ def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Measur
 
 
 def cold_rows(walls: Mapping[str, list[float]], what: str) -> list[bench.Measurement]:
-    """By the clock."""
+    """Return the rows of wall-clock time."""
     there = "into tensors that are there (dcp.load with our StorageReader)"
     return [
         *against(walls, "ours", "limit", f"{what}, into fresh memory"),
@@ -159,7 +160,7 @@ def cold_rows(walls: Mapping[str, list[float]], what: str) -> list[bench.Measure
 
 
 def write_all(folder: Path, state: State) -> None:
-    """What is restored: a commit of ours, one through DCP, and the files of the others."""
+    """Write what is restored: a checkpoint of Holdfast, one through DCP, and the files of the others."""
     tensors = dict(state.tensors)
     checkpoint.save(folder / "ours", step=1, state=state)
     dcp.save(tensors, checkpoint_id=folder / "dcp", no_dist=True)
@@ -169,14 +170,14 @@ def write_all(folder: Path, state: State) -> None:
 
 
 def touched(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What a library may only have mapped is read once it is used: a byte of each page is."""
+    """Read a byte of each page, because a library may only have mapped the file."""
     for tensor in tensors.values():
         tensor.view(torch.uint8).view(-1)[:: mmap.PAGESIZE].sum()
     return tensors
 
 
 def make_ready(kept: list[object], nbytes: int, who: str) -> None:
-    """Let go of what was restored last, and have fresh memory at hand, or not."""
+    """Release the last restored state, and allocate fresh memory or not."""
     kept.clear()
     if who == TAKEN:
         time.sleep(TAKEN_SECONDS)
@@ -185,7 +186,7 @@ def make_ready(kept: list[object], nbytes: int, who: str) -> None:
 
 
 def against(walls: Mapping[str, list[float]], whose: str, limit: str, what: str) -> list[bench.Measurement]:
-    """Beside the disk's limit for the same files, and beside DCP, whose tensors are there."""
+    """Return the rows relative to the disk's limit for the same files, and to DCP, whose tensors are allocated."""
     return [
         bench.measured(
             "checkpoint-3",
@@ -206,7 +207,7 @@ def against(walls: Mapping[str, list[float]], whose: str, limit: str, what: str)
 def costs(
     cpu: Mapping[str, list[float]], grown: Mapping[str, list[float]], nbytes: int, what: str
 ) -> Iterator[bench.Measurement]:
-    """Processor time and memory, beside DCP's, which loads into tensors that are there."""
+    """Return the rows of CPU time and memory, relative to DCP, which loads into allocated tensors."""
     for whose, how in (
         ("ours", "into fresh memory"),
         ("through", "by our StorageReader, into tensors that are there"),
@@ -232,7 +233,7 @@ def costs(
 def when_cold(
     folder: Path, before: Callable[[], None], measure: Callable[[Callable[[], Any]], float], act: Callable[[], Any]
 ) -> Callable[[], float]:
-    """Measure this when nothing in the folder is in the page cache."""
+    """Return a function that measures this with nothing of the folder in the page cache."""
 
     def run() -> float:
         before()
@@ -247,7 +248,7 @@ def when_cold(
 
 
 def read_all(files: list[Path], buffers: list[memoryview]) -> None:
-    """What the disk gives at most: all files past the page cache, by two threads, to memory that is there already."""
+    """Read all files past the page cache with two threads into allocated memory: the disk's limit."""
     for path in files:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
@@ -270,7 +271,7 @@ def _read_part(fd: int, turn: int, buffers: list[memoryview]) -> None:
 
 
 def reshard(folder: Path, nbytes: int, before: int, after: int) -> bench.Measurement:
-    """Bytes read by all ranks together over the bytes that they need, for tensors sharded by rows."""
+    """Return the bytes that all ranks read over the bytes that they need, for tensors sharded by rows."""
     height = nbytes // (LARGE * WIDTH * 4)
     specs = [TensorSpec(name=f"layers.{n}.weight", dtype="F32", shape=(height, WIDTH)) for n in range(LARGE)]
     specs += [TensorSpec(name=f"layers.{n}.bias", dtype="F32", shape=(WIDTH,)) for n in range(SMALL)]
@@ -323,13 +324,13 @@ def _snapshot(specs: list[TensorSpec], read: Callable[[Piece], memoryview], hold
 
 
 class _Threads:
-    """Ranks that are threads of this process."""
+    """Ranks as threads of this process."""
 
     def __init__(self, rank: int, size: int, values: list[Any], barrier: threading.Barrier) -> None:
         self.rank, self.size, self._values, self._barrier = rank, size, values, barrier
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's."""
+        """Return every rank's value."""
         self._values[self.rank] = value
         self._barrier.wait(300)
         values = list(self._values)
@@ -337,7 +338,7 @@ class _Threads:
         return values
 
     def share(self, value: Any) -> Any:
-        """Rank 0's."""
+        """Return rank 0's value."""
         return self.gather(value)[0]
 
 

@@ -1,1 +1,1 @@
-"""A fleet of jobs on nodes that kwok plays, for the benchmark of the operator at scale."""
+"""A fleet of jobs on simulated nodes (kwok), for the benchmark of the operator at scale."""

@@ -1,7 +1,7 @@
-"""Launchers and sidecars of the jobs that train, played by the rules of protocol.md over the real agents' API.
+"""Simulated launchers and sidecars of the jobs that train, by the rules of protocol.md, over the real agents' API.
 
-One player for each job: its launchers form worlds as the membership says, go on with a majority when one of them
-dies, and report once a second, or at once when something has changed, as real sidecars do.
+Each job has one player. Its launchers form worlds as the membership requires, and continue with a majority after a
+loss. They report once per second, and at once after a change, as real sidecars do.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Agent:
         self.tasks = [asyncio.create_task(self._report()), asyncio.create_task(self._poll())]
 
     def stop(self) -> None:
-        """It dies without a word."""
+        """End it without a message."""
         for task in self.tasks:
             if task.done() and not task.cancelled():
-                task.result()  # which is an error: none of them ends by itself
+                task.result()  # which raises: none of them ends by itself
             task.cancel()
 
     async def _report(self) -> None:
@@ -83,7 +83,7 @@ class Player:
         self.stage, self.job = stage, job
         self.agents: dict[str, Agent] = {}
         self.dead: dict[str, str] = {}
-        """Since when, by pod UID."""
+        """The time of each loss, by pod UID."""
         self.world: Json | None = None
         self.broken = False
         self.seen: set[str] = set()
@@ -92,22 +92,22 @@ class Player:
 
     @property
     def whole(self) -> bool:
-        """All its workers train in one world."""
+        """Return whether all workers of the job train in one world."""
         return self.world is not None and not self.broken and len(self.world["members"]) == self.job.workers
 
     def join(self, pod: Json, token: str) -> None:
-        """A launcher starts in a pod."""
+        """Start a launcher in a pod."""
         agent = Agent(self, pod, token)
         self.agents[agent.worker.uid] = agent
 
     def lose(self, uid: str) -> None:
-        """A launcher dies; its peers see it at once."""
+        """End a launcher; its peers detect this at once."""
         self.dead[uid] = stamp()
         self.agents.pop(uid).stop()
         self.look()
 
     def look(self) -> None:
-        """A new world where the rules allow one."""
+        """Form a new world if the rules allow one."""
         membership = fake_agents.newest(agent.membership for agent in self.agents.values())
         if membership is not None:
             self._form(membership)
@@ -124,7 +124,7 @@ class Player:
         self.seen |= set(self.world["members"] if self.world else ())
 
     def status(self, worker: fake_agents.Worker) -> Json:
-        """What a launcher writes; one whose world is broken is in none."""
+        """Return a launcher's status. A launcher whose world is broken is in none."""
         return fake_agents.status(
             worker,
             None if self.broken else self.world,
@@ -143,7 +143,7 @@ class Stage:
         self.players: dict[str, Player] = {}
         self.pods: dict[str, Json] = {}
         self.late: list[float] = []
-        """Seconds from seeing a new pod to seeing it run: the scheduler's and kwok's, no one else's."""
+        """Seconds between the creation of a pod and its start, as observed here: the time of scheduler and kwok."""
         self._made: dict[str, float] = {}
         self._api, self._namespace = api, namespace
         self._starting: set[asyncio.Task[None]] = set()
@@ -151,7 +151,7 @@ class Stage:
 
     @contextlib.asynccontextmanager
     async def open(self, jobs: list[Job]) -> AsyncIterator[None]:
-        """Launchers start in whatever pods of these jobs run."""
+        """Start launchers in all running pods of these jobs."""
         self.players = {job.name: Player(self, job) for job in jobs}
         config = await self._api.call(
             "GET", f"/api/v1/namespaces/{self._namespace}/configmaps/{jobs[0].name}-holdfast-ca"
@@ -170,7 +170,7 @@ class Stage:
                 rest = {watch, *self._starting}
                 for task in rest:
                     task.cancel()
-                # None of them may call once the session is closed.
+                # None of them may send a request once the session is closed.
                 await asyncio.gather(
                     *rest, *(task for agent in agents for task in agent.tasks), return_exceptions=True
                 )

@@ -1,4 +1,4 @@
-"""The API server over asyncio, as plain JSON: what builds a fleet and watches it must cost little itself."""
+"""A small asyncio client of the API server with plain JSON, because building and watching a fleet must be cheap."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ AT_ONCE = 32
 
 
 class Refused(Exception):  # noqa: N818 - reads as what it is
-    """The API server said no."""
+    """The API server rejected a request."""
 
 
 class Api:
-    """As the administrator. An async context manager."""
+    """A client with the administrator's rights. An async context manager."""
 
     def __init__(self, cluster: Cluster) -> None:
         pki = cluster.state.pki
@@ -47,7 +47,7 @@ class Api:
         await self._http.close()
 
     async def call(self, method: str, path: str, body: Any = None, kind: str = JSON, **query: str) -> dict[str, Any]:
-        """One request. Raises ``Refused``."""
+        """Send one request. Raises ``Refused``."""
         data = None if body is None else json.dumps(body).encode()
         async with (
             self._slots,
@@ -62,7 +62,7 @@ class Api:
         return found
 
     async def watch(self, path: str, **query: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """What is there, then each change, until nobody asks for more."""
+        """Yield all present objects and then each change, until the iteration ends."""
         listed = await self.call("GET", path, **query)
         for item in listed["items"]:
             yield "ADDED", item

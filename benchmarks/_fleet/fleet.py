@@ -1,4 +1,4 @@
-"""Jobs on nodes that kwok plays: made, counted, broken."""
+"""Jobs on simulated nodes (kwok): their creation, count and faults."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STAGES = Path(__file__).with_name("stages.yaml")
 
 @contextmanager
 def kwok(cluster: Cluster, file: Path) -> Iterator[None]:
-    """Plays all nodes: leases, and pods that run as soon as they have a node, and go when they are told to."""
+    """Run kwok, which simulates all nodes: it renews Leases, and starts and deletes pods."""
     words = ("--manage-all-nodes=true", "--cidr=10.128.0.1/14", "--node-lease-duration-seconds=40")
     with file.open("wb") as log:
         process = subprocess.Popen(
@@ -49,7 +49,7 @@ def kwok(cluster: Cluster, file: Path) -> Iterator[None]:
 
 
 async def add_nodes(api: Api, count: int) -> None:
-    """Nodes as a cloud has them, all alike."""
+    """Create equal nodes like those of a cloud."""
     room = {"cpu": "128", "memory": "1Ti", "pods": str(PODS_A_NODE)}
     for number in range(count):
         name = f"kwok-{number}"
@@ -74,7 +74,7 @@ class Job:
 
     @property
     def body(self) -> dict[str, Any]:
-        """As it is applied."""
+        """Return the manifest."""
         asked = {"requests": {"cpu": "100m", "memory": "1Gi"}}
         container = {"name": "trainer", "image": "train:1", "command": ["python", "train.py"], "resources": asked}
         template = {"spec": {"containers": [container]}}
@@ -88,7 +88,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Death:
-    """A pod whose trainer was ended by SIGKILL."""
+    """A pod whose trainer ended by SIGKILL."""
 
     job: str
     pod: str
@@ -97,15 +97,15 @@ class Death:
 
 @dataclass(kw_only=True)
 class Fleet:
-    """What was applied."""
+    """The applied jobs."""
 
     api: Api
     check: Callable[[], None]
-    """Raises when the operator is not there."""
+    """Raises if the operator is not running."""
     jobs: list[Job] = field(default_factory=list)
 
     async def grow(self, jobs: Iterable[Job]) -> float:
-        """Apply jobs; returns the seconds until all pods of all jobs run."""
+        """Apply jobs. Return the seconds until all pods of all jobs run."""
         began, new = time.monotonic(), list(jobs)
         for namespace in sorted({job.namespace for job in new} - {job.namespace for job in self.jobs}):
             await self._add_namespace(namespace)
@@ -115,7 +115,7 @@ class Fleet:
         return time.monotonic() - began
 
     async def _add_namespace(self, name: str) -> None:
-        """With the service account without which no pod is made."""
+        """Create a namespace with the service account that pods require."""
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         await self.api.call("POST", "/api/v1/namespaces", body)
         path = f"/api/v1/namespaces/{name}/serviceaccounts"
@@ -126,7 +126,7 @@ class Fleet:
         await self.api.call("POST", JOBS.format(namespace=job.namespace), job.body)
 
     async def settled(self) -> None:
-        """All pods are there and run."""
+        """Wait until all pods exist and run."""
         wanted = sum(job.workers for job in self.jobs)
         end = time.monotonic() + PATIENCE
         while (there := await self._running()) != wanted:
@@ -136,7 +136,7 @@ class Fleet:
             await asyncio.sleep(2)
 
     async def told(self, reason: str) -> None:
-        """All jobs say this of themselves."""
+        """Wait until all jobs have this reason."""
         end = time.monotonic() + PATIENCE
         while any((job.get("status") or {}).get("summary") != reason for job in await self._listed()):
             self.check()
@@ -150,7 +150,7 @@ class Fleet:
         return [job for listed in lists for job in listed["items"]]
 
     async def _running(self) -> int:
-        """Pods if all run, else -1 or fewer than there are to be."""
+        """Return the number of pods if all run; otherwise -1 or less than the expected number."""
         idle = await self.api.call("GET", "/api/v1/pods", fieldSelector="status.phase!=Running", limit="1")
         if idle["items"]:
             return -1
@@ -162,13 +162,13 @@ class Fleet:
         return len(listed["items"]) + int(listed["metadata"].get("remainingItemCount") or 0)
 
     async def pod_bytes(self) -> int:
-        """Size of some pod."""
+        """Return the size of one pod."""
         path = f"/api/v1/namespaces/{self.jobs[0].namespace}/pods"
         (pod,) = (await self.api.call("GET", path, limit="1"))["items"]
         return len(json.dumps(pod, separators=(",", ":")))
 
     async def kill(self, job: Job, pod: dict[str, Any]) -> Death:
-        """A pod's trainer dies of SIGKILL, as its kubelet would tell it."""
+        """Record that a pod's trainer ended by SIGKILL, as its kubelet would report."""
         meta = pod["metadata"]
         state = {"terminated": {"exitCode": 137, "reason": "Error", "finishedAt": stamp(), "startedAt": stamp()}}
         ended = [{**status, "ready": False, "state": state} for status in pod["status"]["containerStatuses"]]
@@ -180,7 +180,7 @@ class Fleet:
 
 
 def jobs_of(first: int, count: int, workers: int, *, prefix: str = "fleet") -> list[Job]:
-    """Jobs by number, a hundred in a namespace."""
+    """Return jobs by number, a hundred per namespace."""
     return [
         Job(namespace=f"{prefix}-{number // JOBS_A_NAMESPACE}", name=f"job-{number}", workers=workers)
         for number in range(first, first + count)
@@ -189,18 +189,18 @@ def jobs_of(first: int, count: int, workers: int, *, prefix: str = "fleet") -> l
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the operator asked of the API server, as that noted it."""
+    """A request of the operator, from the API server's audit log."""
 
     at: float
     seconds: float
     verb: str
     resource: str
     key: str
-    """Namespace and name of the object; of a list its namespace and the label selector."""
+    """Namespace and name of the object; for a list, its namespace and label selector."""
 
 
 def requests(audit_log: Path, since: float, until: float) -> list[Request]:
-    """The operator's requests of a time, from the audit log and the one before it."""
+    """Return the operator's requests within a time, from the audit log and the previous one."""
     found = []
     for file in sorted(audit_log.parent.glob("audit*.log")):
         with file.open() as lines:
@@ -209,7 +209,7 @@ def requests(audit_log: Path, since: float, until: float) -> list[Request]:
 
 
 def _is_ours(line: str) -> bool:
-    """The last line may be half written."""
+    """Return whether the line is a request of the operator. The last line may be incomplete."""
     return ACCOUNT in line and line.endswith("\n")
 
 
@@ -233,19 +233,19 @@ def _request(line: str) -> Request | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The creation of the pod that replaces one that died."""
+    """The creation of the pod that replaces one that ended."""
 
     death: Death
     at: float
 
     @property
     def seconds(self) -> float:
-        """Since the death."""
+        """Seconds since the end of the pod."""
         return self.at - self.death.at
 
 
 def answers(deaths: Iterable[Death], asked: Iterable[Request]) -> list[Answer]:
-    """To each death the creation that answers it; a job's deaths and creations go by their order."""
+    """Return the creation that answers each death. A job's deaths and creations match in their order."""
     created: dict[str, list[float]] = {}
     for request in asked:
         if (request.verb, request.resource) == ("create", "pods"):
@@ -261,7 +261,7 @@ def answers(deaths: Iterable[Death], asked: Iterable[Request]) -> list[Answer]:
 
 
 def story(answer: Answer, asked: Iterable[Request]) -> str:
-    """What the operator asked about that job from a second before the death to its answer, for who wonders."""
+    """Return the operator's requests about that job from a second before the death to its answer, for debugging."""
     namespace, _, name = answer.death.job.partition("/")
     of_job = re.compile(rf"{re.escape(namespace)}/(.*=)?{re.escape(name)}(-w.*)?$")
     lines = [

@@ -1,4 +1,4 @@
-"""The operator under test, and what it costs."""
+"""The operator under test, and its cost."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ READY_SECONDS = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a process took over a time."""
+    """The resources that a process used within a time."""
 
     cores: float
     rss_mib: float
 
 
 class Operator(OperatorProcess):
-    """With a profile, samples of all its threads go to that file when it ends."""
+    """The operator's process. With a profile, samples of all its threads are written to that file at its end."""
 
     def __init__(self, kubeconfig: Path, folder: Path, name: str, profile: Path | None = None) -> None:
-        # Without a name of its pod each start is somebody new to the Lease, as after the loss of a pod. Full lists
-        # come thrice as often as by default, so that some fall into the time that is measured.
+        # Without its pod's name, each start is a new candidate for the Lease, as after the loss of a pod. Full lists
+        # are three times as frequent as by default, so that some occur during a measurement.
         super().__init__(kubeconfig, folder, MODULE, name=name, HOLDFAST_POD_NAME="", HOLDFAST_RELIST_SECONDS="60")
         self._profile, self._starts = profile, 0
         if profile is not None:
@@ -42,19 +42,19 @@ class Operator(OperatorProcess):
         super().start()
 
     def end(self) -> None:
-        """SIGKILL; with a profile SIGTERM, so that it is written."""
+        """Send SIGKILL; with a profile SIGTERM, so that the profile is written."""
         if self.alive() and self._profile is None:
             self.kill()
         elif self.alive():
             self.stop()
 
     def check(self) -> None:
-        """Raises when it has ended by itself."""
+        """Raise an error if it has exited by itself."""
         if not self.alive():
             raise SystemExit(f"the operator ended: {self.log()[-3000:]}")
 
     def until(self, condition: Callable[[], bool], what: str, every: float = 0.5) -> None:
-        """Wait for something that it brings about."""
+        """Wait until it has caused a condition."""
         end = time.monotonic() + READY_SECONDS
         while not condition():
             self.check()
@@ -63,24 +63,24 @@ class Operator(OperatorProcess):
             time.sleep(every)
 
     def converged(self, jobs: int) -> bool:
-        """Whether it has gone over so many jobs at least once."""
+        """Return whether it has made a pass over each of this many jobs."""
         if self.page("/readyz") is None:
             return False
         lines = (self.page("/metrics") or "").splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("holdfast_jobs{")) >= jobs
 
     def cpu_seconds(self) -> float:
-        """CPU time since it started."""
+        """Return the CPU time since its start, in seconds."""
         fields = self._proc("stat").rpartition(") ")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     def memory(self, field: str = "VmRSS") -> float:
-        """MiB: ``VmRSS`` now, ``VmHWM`` at most."""
+        """Return its memory in MiB: ``VmRSS`` now, ``VmHWM`` at most."""
         line = next(line for line in self._proc("status").splitlines() if line.startswith(f"{field}:"))
         return int(line.split()[1]) / 1024
 
     def cost(self, seconds: float) -> Cost:
-        """What it takes from now on for so long."""
+        """Return what it uses during the next seconds."""
         before, began = self.cpu_seconds(), time.monotonic()
         time.sleep(seconds)
         return Cost(

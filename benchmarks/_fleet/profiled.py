@@ -39,7 +39,7 @@ def _shown(title: str, counter: Counter[str]) -> list[str]:
 
 
 def run(file: Path) -> int:
-    """The operator's own status, once the samples are written."""
+    """Run the operator and write the samples. Return the operator's exit status."""
     stop, selves, totals = threading.Event(), Counter[str](), Counter[str]()
     sampler = threading.Thread(target=_sample, args=(stop, selves, totals), daemon=True)
     sampler.start()

@@ -1,7 +1,7 @@
-"""A stand-in for the API server that holds many large jobs: a real one would need many times their size.
+"""A substitute for an API server with many large jobs, for which a real one would need many times their size.
 
-It lists, watches and patches jobs as a real one does, and keeps whatever else the operator writes. There are no pods
-and no nodes.
+It lists, watches and patches jobs as a real one does, and keeps other objects that the operator writes. There are no
+pods and no nodes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class _Job:
 
 
 class StandIn:
-    """So many jobs with this spec as JSON, in which ``NUMBER`` is each one's own. ``serve`` returns its port."""
+    """Jobs with this spec as JSON, in which ``NUMBER`` is replaced by the job's number. ``serve`` returns the
+    port."""
 
     def __init__(self, count: int, spec: bytes) -> None:
         self._spec = spec
@@ -56,7 +57,7 @@ class StandIn:
         self._lock = threading.Lock()
 
     def serve(self) -> int:
-        """Listen on loopback, for as long as this process lives."""
+        """Listen on loopback while this process runs."""
         standin = self
 
         class Handler(_Handler):
@@ -68,7 +69,7 @@ class StandIn:
         return server.server_port
 
     def get(self, path: str, query: Mapping[str, str]) -> bytes | None:
-        """An object, a page of a list, or None."""
+        """Return an object or a page of a list; None if it does not exist."""
         if path in _DISCOVERY:
             return json.dumps(_DISCOVERY[path]).encode()
         if path == f"{_GROUP}/{c.PLURAL}":
@@ -81,7 +82,7 @@ class StandIn:
         return None if found is None else json.dumps(found).encode()
 
     def put(self, path: str, body: dict[str, Any]) -> bytes:
-        """Create or change an object; of a job its status."""
+        """Create or change an object; of a job, its status."""
         with self._lock:
             self._version += 1
             version = self._version
@@ -99,7 +100,7 @@ class StandIn:
         return json.dumps(kept).encode()
 
     def watch(self) -> queue.Queue[bytes]:
-        """All later changes of jobs, a line each."""
+        """Return a queue of all later changes of jobs, one per line."""
         watch: queue.Queue[bytes] = queue.Queue()
         self._watches.append(watch)
         return watch
@@ -128,7 +129,7 @@ class StandIn:
 
 
 def _merged(before: Any, patch: Any) -> Any:
-    """RFC 7396."""
+    """Return the merge by RFC 7396."""
     if not isinstance(patch, dict):
         return patch
     kept = {**before} if isinstance(before, dict) else {}
@@ -139,7 +140,7 @@ def _merged(before: Any, patch: Any) -> Any:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, *_: Any) -> None:
-        """An operator that is ended reads no more."""
+        """Log nothing: an operator that ends closes its connections."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -147,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """A list, a watch or an object."""
+        """Answer with a list, a watch or an object."""
         url = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         if query.get("watch") in ("true", "1"):
@@ -173,15 +174,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, self.api.put(path, body))
 
     def do_POST(self) -> None:
-        """Create."""
         self._write()
 
     def do_PUT(self) -> None:
-        """Replace."""
         self._write()
 
     def do_PATCH(self) -> None:
-        """Merge."""
         self._write()
 
     def _answer(self, status: int, raw: bytes) -> None:
@@ -192,4 +190,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(raw)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        """Log nothing."""

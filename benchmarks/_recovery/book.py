@@ -21,12 +21,12 @@ HANGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One fault. What never came is taken for having come when nobody waited any more."""
+    """One fault. An event that never came counts as occurring at the end of the wait."""
 
     seconds: float  # to the next step
     resumed: bool
     lost: int = 0
-    detected: float = math.nan  # until the victim that hung was ended, or let go
+    detected: float = math.nan  # until the hung victim was killed, or released
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Contest:
     job: type[c.Job]
     faults: tuple[str, ...]
     patience: float = 30.0  # seconds to wait for the next step
-    every: int = 1  # in each how-many-th round
+    every: int = 1  # runs in each n-th round
     warm_up: bool = True
 
 
@@ -62,15 +62,15 @@ class Book:
         self.note(f"{key} detected", trial.detected)
 
     def in_round(self, number: int, key: str) -> list[float]:
-        """The figures of one round."""
+        """Return the figures of one round."""
         return self._trials.collect(f"{number} {key}", 0, lambda: math.nan)
 
     def of(self, key: str) -> list[float]:
-        """The figures of all rounds."""
+        """Return the figures of all rounds."""
         return [value for number in range(ROUNDS) for value in self.in_round(number, key)]
 
     def times_faster(self, ours: str, theirs: str) -> list[float]:
-        """How many times as long theirs took, within each round."""
+        """Return the ratios of their time to ours, within each round."""
         return [
             statistics.median(others) / own
             for number in range(ROUNDS)

@@ -1,4 +1,4 @@
-"""Starts a job of each kind, finds its processes, brings back what was lost."""
+"""Starts a job of each kind, finds its processes, and restarts lost ones."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ QUIET_TICKS = 3  # hundredths of a second
 
 
 class TrialFailedError(Exception):
-    """A job did not do what was waited for."""
+    """A job did not reach the expected state."""
 
 
 class Job(ABC):
-    """One contender's job while it runs."""
+    """A running job of one contender."""
 
     full = 2
 
@@ -66,7 +66,7 @@ class Job(ABC):
         self.await_healthy(since=time.monotonic_ns(), seconds=120)
 
     def stop(self) -> None:
-        """End all of it."""
+        """End all processes."""
         for process in self._processes:
             process.send_signal(signal.SIGCONT)
             process.kill()
@@ -74,22 +74,22 @@ class Job(ABC):
             process.wait()
         for pid in self._ours():
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)  # what outlived who started it
+                os.kill(pid, signal.SIGKILL)  # processes that outlived their parent
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def pid(self, rank: int) -> int:
-        """Who is this rank now."""
+        """Return the PID of this rank."""
         self.trace.read()
         return latest(self.trace.lines)[rank].pid
 
     def order(self, rank: int, kind: str) -> None:
-        """Have a rank fail in its loss function."""
+        """Let a rank fail in its loss function."""
         beside = self.folder / f".order-{rank}"
         beside.write_text(kind)
         beside.rename(self.folder / f"order-{rank}")
 
     def wait_for(self, condition: Callable[[], bool], what: str, *, seconds: float) -> None:
-        """Until the trace says so."""
+        """Wait until the trace meets the condition."""
         end = time.monotonic() + seconds
         while True:
             self.trace.read()
@@ -100,7 +100,7 @@ class Job(ABC):
             time.sleep(0.01)
 
     def await_healthy(self, *, since: int, steps: int = 10, seconds: float = 60.0) -> None:
-        """Until all ranks of a full world have made steps again."""
+        """Wait until all ranks of a full world have trained further steps."""
         self.wait_for(
             lambda: healthy_steps(self.trace.lines, since=since, full=self.full) >= steps,
             f"{steps} steps of {self.full} ranks",
@@ -108,7 +108,7 @@ class Job(ABC):
         )
 
     def await_quiet(self, *, seconds: float = 60.0) -> None:
-        """Until nothing beside launchers and ranks works: what stands by for a fault is ready for it."""
+        """Wait until only launchers and ranks use the CPU: standby processes are then ready for a fault."""
         end = time.monotonic() + seconds
         before = self._others_ticks()
         while time.monotonic() < end:
@@ -119,11 +119,11 @@ class Job(ABC):
             before = now
 
     def warm(self) -> list[int]:
-        """The processes that stand by for a rank."""
+        """Return the standby processes."""
         return sorted(pid for pid in self._ours() if _comm(pid) == "holdfast-warm")
 
     def _others_ticks(self) -> dict[int, int]:
-        """The CPU time of each process that is neither one that we started nor a rank."""
+        """Return the CPU time of each process that is neither started here nor a rank."""
         self.trace.read()
         known = {process.pid for process in self._processes} | {
             line.pid for line in latest(self.trace.lines).values()
@@ -136,7 +136,7 @@ class Job(ABC):
         return found
 
     def _ours(self) -> set[int]:
-        """All processes of this job, whoever started them."""
+        """Return all processes of this job, including indirect children."""
         mark = f"BENCH_FOLDER={self.folder}\0".encode()
         found = set()
         for process in Path("/proc").glob("[0-9]*"):
@@ -146,11 +146,11 @@ class Job(ABC):
         return found
 
     def tail(self) -> str:
-        """The ends of its logs."""
+        """Return the ends of its logs."""
         return "".join(f"--- {log.name}\n{log.read_text()[-1500:]}\n" for log in sorted(self.folder.glob("*.log")))
 
     def launch(self, name: str, *words: str, **environ: str) -> subprocess.Popen[bytes]:
-        """Start one process that dies with this one."""
+        """Start a process that the kernel kills when this one ends."""
         base = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "TORCH"))},
             "BENCH_FOLDER": str(self.folder),
@@ -179,7 +179,7 @@ def _comm(pid: int) -> str:
 
 
 class OneLauncher(Job):
-    """Ours: one launcher with two ranks."""
+    """Holdfast: one launcher with two ranks."""
 
     script = HERE / "with_holdfast.py"
     options: tuple[str, ...] = ()
@@ -190,7 +190,7 @@ class OneLauncher(Job):
         )
 
     def recoveries(self) -> list[dict[str, float]]:
-        """The phases of each recovery in seconds, as the first launcher wrote them down."""
+        """Return the phases of each recovery in seconds, from the first launcher's timeline."""
         timeline = self.folder / "run-0" / "timeline.jsonl"
         lines = [json.loads(line) for line in timeline.read_text().splitlines()] if timeline.exists() else []
         return [line["phases"] for line in lines if line["kind"] == "recovery"]
@@ -207,19 +207,19 @@ class OneLauncher(Job):
 
 
 class OneLauncherNoWarm(OneLauncher):
-    """Ours without a warm process: a zygote forks one when it is needed."""
+    """Holdfast without a warm process: a zygote forks one when needed."""
 
     options = ("--warm-processes", "0")
 
 
 class ThreeLaunchers(OneLauncher):
-    """Ours: three launchers with one rank each, as three pods; two go on without the third."""
+    """Holdfast: three launchers with one rank each, like three pods; two continue without the third."""
 
     full = 3
 
     def begin(self) -> None:
         self._port = free_port()
-        self._member(0)  # the first owns the endpoint, and must not be the one that is lost
+        self._member(0)  # the first one owns the endpoint and is never the lost one
         status = self.folder / "run-0" / "status.json"
         self.wait_for(status.exists, "the first launcher", seconds=30)
         for number in range(1, self.full):
@@ -243,7 +243,7 @@ class ThreeLaunchers(OneLauncher):
 
 
 class Torchrun(Job):
-    """torchrun, which restarts all processes; it writes a checkpoint after every step."""
+    """torchrun, which restarts all processes. It writes a checkpoint after every step."""
 
     every = 1
     environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # noqa: RUF012 - never changed
@@ -256,19 +256,19 @@ class Torchrun(Job):
 
 
 class StockTorchrun(Torchrun):
-    """torchrun as it comes: all attempts share one store."""
+    """torchrun unmodified: all attempts share one store."""
 
     environ = {}  # noqa: RUF012 - never changed
 
 
 class TorchrunEveryTen(Torchrun):
-    """torchrun with a checkpoint every ten steps, which serves it better over a long time."""
+    """torchrun with a checkpoint every ten steps, which suits it better over a long time."""
 
     every = 10
 
 
 class Torchft(Job):
-    """torchft with two replicas and its lighthouse's defaults; who watches the replicas is played by the observer."""
+    """torchft with two replicas and its lighthouse's defaults. The observer restarts replicas."""
 
     lighthouse: tuple[str, ...] = ()
 
@@ -297,13 +297,13 @@ class Torchft(Job):
 
 
 class TunedTorchft(Torchft):
-    """torchft with a lighthouse that takes a replica for dead after 0.3 s."""
+    """torchft with a lighthouse that considers a replica lost after 0.3 s."""
 
     lighthouse = ("--heartbeat_timeout_ms", "300")
 
 
 class ThreeReplicas(Torchft):
-    """torchft with three replicas, two of which go on."""
+    """torchft with three replicas, two of which continue."""
 
     full = 3
 
@@ -316,7 +316,7 @@ class TunedThreeReplicas(TunedTorchft):
 
 @contextlib.contextmanager
 def running(kind: type[Job]) -> Iterator[Job]:
-    """A job that trains, and is gone afterwards."""
+    """Start a job that trains, and end it afterwards."""
     job = kind()
     try:
         job.start()
@@ -327,7 +327,7 @@ def running(kind: type[Job]) -> Iterator[Job]:
 
 @cache
 def torchft_is_here() -> str:
-    """Install torchft into an environment of its own that sees ours; empty if it works, else why it does not."""
+    """Install torchft into a separate environment that includes this one. Return the error; empty if it works."""
     python = PEERS / "bin" / "python"
     check = [str(python), "-c", "import torchft"]
     if python.exists() and subprocess.run(check, capture_output=True, check=False).returncode == 0:
@@ -348,7 +348,7 @@ def torchft_is_here() -> str:
 
 @cache
 def no_warm_option() -> str:
-    """Empty if the launcher can be told to keep no warm process, else why not."""
+    """Return why the launcher cannot run without a warm process; empty if it can."""
     shown = subprocess.run(
         [sys.executable, "-m", "holdfast", "run", "--help"], capture_output=True, text=True, check=False
     )

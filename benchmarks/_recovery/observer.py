@@ -1,4 +1,4 @@
-"""Reads a trace as it grows. The rules of what was recovered when, and what was lost; pure but for `Trace.read`."""
+"""Reads a trace as it grows, and contains the rules for recovery and loss; pure but for `Trace.read`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What a script said: a step that it made, or an order that it obeys."""
+    """A record of a script: a step that it trained, or an order that it executes."""
 
     time: int  # nanoseconds of the machine's monotonic clock
     what: str
@@ -22,7 +22,7 @@ class Line:
 
     @classmethod
     def parse(cls, text: str) -> Line:
-        """Read one line."""
+        """Parse one line."""
         time, what, began, rank, pid, step, world = text.split()
         return cls(
             time=int(time), what=what, began=int(began), rank=int(rank), pid=int(pid), step=int(step), world=world
@@ -39,7 +39,7 @@ class Trace:
     _rest: str = ""
 
     def read(self) -> list[Line]:
-        """What came since the last call."""
+        """Return the new lines since the last call."""
         if not self.path.exists():
             return []
         with self.path.open() as file:
@@ -53,17 +53,17 @@ class Trace:
 
     @property
     def steps(self) -> list[Line]:
-        """The steps that were made, in the order of their writing."""
+        """Return the trained steps in the order of their records."""
         return [line for line in self.lines if line.what == "step"]
 
     @property
     def step(self) -> int:
-        """The newest step."""
+        """Return the newest step."""
         return max((line.step for line in self.lines), default=0)
 
 
 def latest(lines: Sequence[Line]) -> dict[int, Line]:
-    """Each rank's last step, of the newest world only."""
+    """Return each rank's last step in the newest world."""
     steps = [line for line in lines if line.what == "step"]
     if not steps:
         return {}
@@ -72,7 +72,7 @@ def latest(lines: Sequence[Line]) -> dict[int, Line]:
 
 
 def healthy_steps(lines: Sequence[Line], *, since: int, full: int) -> int:
-    """How many steps began after `since` and were made by all ranks of a full world."""
+    """Return how many steps began after `since` and were trained by all ranks of a full world."""
     ranks: dict[tuple[str, int], set[int]] = defaultdict(set)
     for line in lines:
         if line.what == "step" and line.began >= since:
@@ -81,10 +81,10 @@ def healthy_steps(lines: Sequence[Line], *, since: int, full: int) -> int:
 
 
 def resumed(lines: Sequence[Line], *, fault: int) -> Line | None:
-    """The first step that the fault's victim had no part in.
+    """Return the first step without the fault's victim.
 
-    A survivor may still finish the step that was in flight, so a step counts if it began after the fault, or if it
-    was made in another world than the last one before it.
+    A survivor may still finish the step in progress. A step therefore counts if it began after the fault, or in
+    another world than the last one before it.
     """
     steps = [line for line in lines if line.what == "step"]
     before = [line for line in steps if line.time < fault]
@@ -93,7 +93,7 @@ def resumed(lines: Sequence[Line], *, fault: int) -> Line | None:
 
 
 def lost_steps(lines: Sequence[Line], *, fault: int) -> int:
-    """How many steps that were made had to be made again, by any rank."""
+    """Return how many steps any rank had to train again."""
     steps = [line for line in lines if line.what == "step"]
     return max((_made_again(steps, fault, rank) for rank in {line.rank for line in steps}), default=0)
 

@@ -127,7 +127,7 @@ def goodput(book: Book) -> list[bench.Measurement]:
 
 
 def against(book: Book, bar: str, what: str, ours: str, peer: tuple[str, str], *, target: str) -> bench.Measurement:
-    """How many times faster ours is, within each round; without the peer the row says why."""
+    """Return the row of how many times faster Holdfast is, within each round; without the peer, it has the reason."""
     theirs, name = peer
     ratios = book.times_faster(f"{ours} seconds", f"{theirs} seconds")
     if not ratios:

@@ -1,4 +1,4 @@
-"""Ours."""
+"""The script of Holdfast."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ def remember(stepper: Stepper, group: Group, *arguments: Any, **more: Any) -> No
 
 
 def mismatch(job: holdfast.Job) -> None:
-    """Wait in a collective that no other rank enters, until the attempt is over."""
+    """Wait in a collective that no other rank enters, until the attempt ends."""
     with job.phase("vote"), contextlib.suppress(PeerLostError):
         groups[-1].receive_(torch.empty(1), frm=0, tag=77)
 

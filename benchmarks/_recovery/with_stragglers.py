@@ -1,4 +1,4 @@
-"""Ours, where computing takes a set time, and three times as long on a rank that straggles."""
+"""The script of Holdfast with a fixed computing time, which is three times as long on a slow rank."""
 
 import os
 import random
@@ -9,12 +9,12 @@ from workload import Trace
 
 import holdfast
 
-PERIOD = 20  # steps that are alike in who straggles, and how often
+PERIOD = 20  # steps with the same slow rank and frequency
 OFTEN, SELDOM = 1.0, 0.1
 
 
 def straggler(step: int, world: int) -> int:
-    """Who straggles in this step, the same on every rank; -1 if nobody does."""
+    """Return the slow rank of this step, the same on every rank; -1 if there is none."""
     of_period, of_step = random.Random(step // PERIOD), random.Random(-1 - step)  # noqa: S311 - no secret
     chance = OFTEN if of_period.random() < 1 / 4 else SELDOM  # a whole period of one rank, or single steps
     rank = (of_period if chance == OFTEN else of_step).randrange(world)

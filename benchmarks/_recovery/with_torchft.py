@@ -1,4 +1,4 @@
-"""torchft: each rank is a replica group of its own; the survivors go on without the lost one."""
+"""The script of torchft: each rank is a separate replica group; the survivors continue without the lost one."""
 
 import os
 
@@ -33,7 +33,7 @@ def main() -> None:
     trace = Trace(rank)
     while manager.current_step() < int(os.environ["BENCH_STEPS"]):
         before = manager.current_step()
-        optimizer.zero_grad()  # asks for a quorum
+        optimizer.zero_grad()  # requests a quorum
         trace.begin()
         loss_of(model, batch(before, rank, full)).backward()
         optimizer.step()

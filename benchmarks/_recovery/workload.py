@@ -1,7 +1,7 @@
-"""What all contenders train, and the one instrument that all are measured with.
+"""The training that all contenders share, and the only instrument of measurement.
 
-Each script writes a line when a step is made; the observer reads nothing else. A line is one `write` to a file that
-is opened for appending, so lines of several processes never mix, and its clock is the machine's.
+Each script writes a line when a step is trained, and the observer reads nothing else. A line is one `write` to a file
+that is opened for appending, so lines of several processes never mix. Its clock is the machine's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 VOCABULARY, WIDTH, HEADS, LAYERS, CONTEXT = 1024, 256, 4, 4, 64
-PER_RANK = 4  # samples of a step; there are so many for each rank of a full world
+PER_RANK = 4  # samples per rank of a full world in a step
 SAMPLES = 1 << 16
 FOR_EVER = 3600.0
 
@@ -42,13 +42,13 @@ class Model(nn.Module):
 
 
 def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of the next token."""
+    """Return the mean cross-entropy of the next token."""
     logits = model(tokens[:, :-1])
     return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def prepare() -> tuple[Model, torch.optim.Optimizer]:
-    """Model and optimizer, the same in each process; one thread each."""
+    """Return model and optimizer, the same in each process, with one thread each."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Model()
@@ -56,13 +56,11 @@ def prepare() -> tuple[Model, torch.optim.Optimizer]:
 
 
 def sample(index: int) -> torch.Tensor:
-    """One sample, made from its number."""
+    """Return one sample, which depends only on its number."""
     return torch.randint(0, VOCABULARY, (CONTEXT + 1,), generator=torch.Generator().manual_seed(index))
 
 
 class Samples:
-    """The dataset."""
-
     def __len__(self) -> int:
         return SAMPLES
 
@@ -71,13 +69,13 @@ class Samples:
 
 
 def batch(step: int, rank: int, world: int) -> torch.Tensor:
-    """For a script without a loader: this rank's part of the step's samples."""
+    """Return this rank's samples of the step, for a script without a loader."""
     first = (step * world + rank) * PER_RANK
     return torch.stack([sample((first + number) % SAMPLES) for number in range(PER_RANK)])
 
 
 class Trace:
-    """Says when a step began and was made, and does what the observer orders."""
+    """Records the start and end of each step, and executes the observer's orders."""
 
     def __init__(self, rank: int) -> None:
         self._folder = Path(os.environ["BENCH_FOLDER"])
@@ -87,7 +85,7 @@ class Trace:
         self.rank = rank
 
     def begin(self, audit: Callable[[], bool] = lambda: True, mismatch: Callable[[], None] = lambda: None) -> None:
-        """A step begins; whoever was ordered to fails here, as if in its loss function."""
+        """Record that a step begins. A rank with an order fails here, as if in its loss function."""
         self._began = time.monotonic_ns()
         order = self._folder / f"order-{self.rank}"
         if order.exists():
@@ -100,7 +98,7 @@ class Trace:
                 self._write("freed", 0, "-")
 
     def made(self, step: int, world: str) -> None:
-        """The step is made, in this world."""
+        """Record that the step is trained in this world."""
         self._write("step", step, world)
 
     def _write(self, what: str, step: int, world: str) -> None:

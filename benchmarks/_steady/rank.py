@@ -1,6 +1,7 @@
-"""One of two ranks: every contestant lives in it, and they take turns.
+"""One of two ranks, which hosts all contestants in turns.
 
-Started by `steady.py`. Rank 0 writes one JSON line a block: its contestant, and seconds a step beside those of DDP.
+`steady.py` starts it. Rank 0 writes one JSON line per block: the contestant, and its seconds per step and those of
+DDP.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RANKS = 2
 
 
 class Contestant(ABC):
-    """Its own model, optimizer and groups; steps on demand."""
+    """A contestant with its own model, optimizer and groups."""
 
     def __init__(self, shape: Shape, rank: int) -> None:
         self.shape = shape
@@ -41,7 +42,7 @@ class Contestant(ABC):
         self.model, self.optimizer = build(shape)
 
     def turn(self, steps: int) -> float:
-        """Wall-clock seconds of so many steps."""
+        """Return the wall-clock seconds of this many steps."""
         started = time.perf_counter()
         for _ in range(steps):
             self.step(self.batch())
@@ -49,16 +50,16 @@ class Contestant(ABC):
         return time.perf_counter() - started
 
     def batch(self) -> torch.Tensor:
-        """This rank's samples of the next step."""
+        """Return this rank's samples of the next step."""
         return batch(self.shape, self.steps, self.rank)
 
     @abstractmethod
     def step(self, tokens: torch.Tensor) -> None:
-        """One step."""
+        """Make one step."""
 
 
 class Ddp(Contestant):
-    """torch's own, at its best."""
+    """torch's DDP with its best settings."""
 
     def __init__(self, shape: Shape, rank: int) -> None:
         super().__init__(shape, rank)
@@ -71,7 +72,7 @@ class Ddp(Contestant):
 
 
 class Averaging(Contestant):
-    """Our averages, ballot and vote."""
+    """Holdfast's averages, ballot and vote."""
 
     def __init__(self, shape: Shape, rank: int, port: int) -> None:
         super().__init__(shape, rank)
@@ -101,7 +102,7 @@ class Averaging(Contestant):
 
 
 class Loop(Contestant):
-    """All of Holdfast's loop: data, averages, vote, guard and optimizer; no launcher, no checkpoints."""
+    """All of Holdfast's loop: data, averages, vote, guard and optimizer, without launcher and checkpoints."""
 
     def __init__(self, shape: Shape, rank: int) -> None:
         super().__init__(shape, rank)
@@ -124,7 +125,7 @@ class Loop(Contestant):
 
 
 class Torchft(Contestant):
-    """torchft with a replica group for each rank; its lighthouse is rank 0's."""
+    """torchft with a replica group per rank and a lighthouse on rank 0."""
 
     def __init__(self, shape: Shape, rank: int) -> None:
         import torchft
@@ -153,7 +154,7 @@ class Torchft(Contestant):
 
 
 def main() -> None:
-    """Blocks of four turns: DDP first and last, or second and third, so that a drift of the machine cancels."""
+    """Run blocks of four turns: DDP first and last, or second and third, so that a drift of the machine cancels."""
     order = arguments()
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", order.port, is_master=False, timeout=timedelta(minutes=5))
@@ -177,7 +178,7 @@ def main() -> None:
 
 
 def block(ddp: Contestant, other: Contestant, name: str, steps: int, outside: bool) -> dict[str, Any]:
-    """One block: wall-clock and CPU seconds of a step, of the contestant and of DDP."""
+    """Run one block. Return the wall-clock and CPU seconds per step, of the contestant and of DDP."""
     turns = (ddp, other, other, ddp) if outside else (other, ddp, ddp, other)
     wall, cpu = {id(ddp): 0.0, id(other): 0.0}, {id(ddp): 0.0, id(other): 0.0}
     for one in turns:

@@ -1,4 +1,4 @@
-"""What every contestant trains: a small language model on tokens that are made up."""
+"""The training that all contestants share: a small language model on synthetic tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A model, and how much of it is a step."""
+    """A model, and the size of its step."""
 
     vocabulary: int
     width: int
@@ -28,8 +28,6 @@ SHAPES = {
 
 
 class Model(nn.Module):
-    """A transformer."""
-
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.embed = nn.Embedding(shape.vocabulary, shape.width)
@@ -48,27 +46,27 @@ class Model(nn.Module):
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(shape.context), persistent=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits of the next tokens."""
+        """Return the logits of the next tokens."""
         hidden = self.embed(tokens) + self.position.weight
         logits: torch.Tensor = self.head(self.layers(hidden, mask=self.mask, is_causal=True))
         return logits
 
 
 def build(shape: Shape) -> tuple[Model, torch.optim.Optimizer]:
-    """The same in every process and for every contestant."""
+    """Return model and optimizer, equal in every process and for every contestant."""
     torch.manual_seed(0)
     model = Model(shape)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
 def parameters(shape: Shape) -> int:
-    """How many numbers are trained."""
+    """Return the number of trained parameters."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in Model(shape).parameters())
 
 
 class Samples:
-    """The dataset; each sample is made from its number."""
+    """The dataset; each sample depends only on its number."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
@@ -82,13 +80,13 @@ class Samples:
 
 
 def batch(shape: Shape, step: int, rank: int) -> torch.Tensor:
-    """One rank's samples of a step."""
+    """Return one rank's samples of a step."""
     first = (2 * step + rank) * shape.samples
     samples = Samples(shape)
     return torch.stack([samples[(first + number) % len(samples)] for number in range(shape.samples)])
 
 
 def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of the next token."""
+    """Return the mean cross-entropy of the next token."""
     logits = model(tokens[:, :-1])
     return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
