@@ -107,8 +107,7 @@ def alone(slow: Sequence[str] = (), delay: float = DELAY) -> Books:
 
 
 def waiting(delay: float) -> tuple[float, float]:
-    """Run two launchers, the second of which is late. Return the first one's idle time, and the delay of the
-    second."""
+    """Run two launchers, one of them late. Return the first one's idle time, and the delay of the second."""
     with tempfile.TemporaryDirectory(prefix="hf-") as name, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         options = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{probe.getsockname()[1]}"]

@@ -198,8 +198,7 @@ def beside(ours: Ours, dcp: Dcp, what: str, rounds: int, steps: int) -> bench.Me
 
 
 def costs(ours: Ours, dcp: Dcp, state: State, what: str, rounds: int) -> list[bench.Measurement]:
-    """Return the rows of CPU time and memory, relative to `dcp.save`, and to `dcp.async_save`, which copies as
-    Holdfast does."""
+    """Return the rows of CPU time and memory, relative to `dcp.save` and to `dcp.async_save`, which also copies."""
 
     def fresh() -> float:
         ours.forget()

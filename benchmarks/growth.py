@@ -3,8 +3,8 @@
 Three launchers of one rank each train on loopback. The third is killed, and a new one joins the two that continued.
 The pause is the longest gap between two steps of a survivor around the growth, less its median step. The shorter
 median of before and after counts, because three ranks share the machine's cores differently from two. The limit is a
-plain gloo broadcast of as many bytes as the state has, between two processes on loopback and into allocated memory,
-right after each growth while the ranks pause.
+plain gloo broadcast of as many bytes as the state has. It runs right after each growth while the ranks pause, between
+two processes on loopback and into allocated memory.
 """
 
 from __future__ import annotations

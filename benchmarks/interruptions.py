@@ -152,8 +152,7 @@ def choose(where: DrillJob, book: Book) -> PodView:
 
 
 def next_cloud(where: DrillJob, book: Book, node: int) -> str:
-    """Return the cloud of the next machine: the one that lacks most trials, apart from those that other nodes will
-    provide."""
+    """Return the cloud of the next machine: it lacks most trials, less those that other nodes will provide."""
     others = [announced(where, number).cloud for number in range(1, NODES + 1) if number != node]
     return max(CLOUDS, key=lambda cloud: book.lacks(cloud) - others.count(cloud))
 

@@ -53,8 +53,7 @@ FLAGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """The lost object, and the bar's limit in seconds until training resumes, by condition; without an entry, no
-    bar."""
+    """The lost object, and the limit in seconds until training resumes, by condition if there is a bar."""
 
     bar: str
     case: Case
@@ -97,8 +96,7 @@ LOSSES = (
 
 
 def sick_gpu(source: Exporter) -> Case:
-    """Return a case in which a worker's node has a GPU that fell off the bus, until all workers train without that
-    node."""
+    """Return a case of a GPU that fell off the bus, until all workers train without its node."""
     sick: list[str] = []
 
     def inflict(stage: DrillJob) -> None:

@@ -5,9 +5,9 @@ are simulated by kwok; the operator is a separate process with the chart's right
 ten pods, of which 30 jobs train. Their launchers and sidecars are simulated over the real agents' API, with a report
 per second and pod. All deaths are among them, at 1 % of all the fleet's pods per minute.
 
-Event → action is the time from the request that makes a pod Failed to the operator's request that creates its
-replacement, by the API server's audit log. A cold start is the time from SIGKILL and a new process until it has made
-a pass over every job, including pending work.
+Event → action is measured by the API server's audit log. It starts with the request that makes a pod Failed and ends
+with the operator's request that creates its replacement. A cold start is the time from SIGKILL and a new process
+until it has made a pass over every job, including pending work.
 """
 
 from __future__ import annotations
@@ -186,8 +186,7 @@ def line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
 
 
 def power(by_size: dict[int, float]) -> float:
-    """Return the exponent: the slope of the logarithms of each size's cost beyond that of none. 1 is linear, 2
-    quadratic."""
+    """Return the exponent of the growth beyond the cost of no job: 1 is linear, 2 quadratic."""
     points = [(math.log(n), math.log(cost - by_size[0])) for n, cost in by_size.items() if n and cost > by_size[0]]
     return line(*zip(*points, strict=True))[1] if len(points) > 1 else math.nan
 
@@ -290,8 +289,7 @@ async def dying_rows(where: Bench, much: Scale, fleet: Fleet, stage: Stage) -> l
 
 
 def late_rows(stage: Stage, much: Scale) -> list[bench.Measurement]:
-    """Return the rows of the delay until a new pod runs, which scheduler and kwok cause. Until then, its job is
-    incomplete."""
+    """Return the rows of the delay until a new pod runs, which scheduler and kwok cause."""
     what, late = f"{many(much)} new pod → running, the scheduler's and kwok's part", stage.late or [math.nan]
     return [
         bench.measured("operator-1", what, late, "s"),

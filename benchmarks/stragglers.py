@@ -1,9 +1,9 @@
 """An hour with slow ranks, three times as slow as the others: none may be reported as hung (bar recovery-5).
 
-Two jobs train at the same time: one launcher with two ranks, at a pace with the shortest possible deadline, and three
-launchers with a rank each, at a pace whose deadline depends on the median step. In a quarter of the time one rank is
-slow in each of twenty steps, and otherwise in one step of ten. Computing is a sleep, so almost no CPU is used. Other
-load on the machine only makes the test stricter.
+Two jobs train at the same time. One launcher with two ranks trains at a pace with the shortest possible deadline.
+Three launchers with a rank each train at a pace whose deadline depends on the median step. In a quarter of the time
+one rank is slow in each of twenty steps, and otherwise in one step of ten. Computing is a sleep, so almost no CPU is
+used. Other load on the machine only makes the test stricter.
 """
 
 from __future__ import annotations

@@ -259,8 +259,7 @@ def place(what: str, folder: Path, drill: Callable[[Path], places.Outcome], kept
 
 
 def explores(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
-    """Return the row of random orders of saves, uploads, retention, restores, outages and corruption within the
-    time."""
+    """Return the row of random orders of saves, uploads, retention, restores, outages and corruption."""
     explored = explore.drill(seed=effort.seed, first=effort.first, traces=effort.traces, until=effort.until, say=say)
     failures = [] if explored.found is None else [explored.found.message]
     what = "random orders of saves, uploads, retention, restores, outages and corruption on all tiers"

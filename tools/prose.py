@@ -77,8 +77,7 @@ def problems(name: str, text: str) -> Iterator[str]:
 
 
 def markdown_paragraphs(text: str) -> Iterator[tuple[int, str]]:
-    """Yield paragraphs, list items and table cells with the number of their first line, without code and link
-    targets."""
+    """Yield paragraphs, list items and table cells with their first line number, without code and link targets."""
     lines: list[str] = []
     first, fenced = 1, False
     for number, line in enumerate([*text.splitlines(), ""], start=1):
@@ -117,8 +116,7 @@ def _block(lines: list[str], margin: int) -> str:
 
 
 def help_paragraphs(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the texts that argparse prints: of `help=` and similar, the third argument of `setting()`, and
-    `…_HELP`."""
+    """Yield the texts that argparse prints: `help=` and similar, the third argument of `setting()`, `…_HELP`."""
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Call(func=ast.Name("setting"), args=[_, _, meaning, *_], keywords=keywords):

@@ -18,8 +18,7 @@ TEN_TIMES = 10.0
 
 
 class Partly:
-    """A model of which a small part is trained with Adam: low-rank adapters next to each layer, or the last
-    layers."""
+    """A model of which Adam trains a small part: low-rank adapters next to each layer, or the last layers."""
 
     def __init__(self, nbytes: int, *, adapters: bool = False, last: int = 0) -> None:
         height = nbytes // (LAYERS * WIDTH * torch.bfloat16.itemsize)
@@ -62,8 +61,7 @@ def rows(folder: Path, nbytes: int, rounds: int) -> list[bench.Measurement]:
 
 
 def of_kind(folder: Path, what: str, state: Partly, rounds: int) -> Iterator[bench.Measurement]:
-    """Save full checkpoints and deltas in turn; the first two are the warm-up. The bar applies if less than a tenth
-    changes."""
+    """Save full checkpoints and deltas in turn, after a warm-up. The bar is for changes below a tenth."""
     ours, full, delta = Ours(folder / "deltas", state, full_every=2), [], []
     for _ in range(rounds + 1):
         full.append(save(ours, state))

@@ -86,8 +86,7 @@ def rows(folder: Path, nbytes: int, rounds: int) -> list[bench.Measurement]:
 
 
 def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Measurement]:
-    """Return the rows of restores without the page cache. Fresh memory is allocated first unless a row says
-    otherwise."""
+    """Return the rows of restores without the page cache, by default with fresh memory allocated first."""
     write_all(folder, State(nbytes, fill=True, dtype=DTYPES[name]))
     target = State(nbytes, fill=False, dtype=DTYPES[name])
     for tensor in target.tensors.values():

@@ -45,8 +45,7 @@ class _Job:
 
 
 class StandIn:
-    """Jobs with this spec as JSON, in which ``NUMBER`` is replaced by the job's number. ``serve`` returns the
-    port."""
+    """Jobs with this spec as JSON, with the job's number in place of ``NUMBER``. ``serve`` returns the port."""
 
     def __init__(self, count: int, spec: bytes) -> None:
         self._spec = spec

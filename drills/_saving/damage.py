@@ -1,5 +1,4 @@
-"""checkpoint-8: random corruption of the newest checkpoint. It must be detected and reported, and the earlier one
-used."""
+"""checkpoint-8: random corruption of the newest checkpoint must be reported, and the earlier one used."""
 
 from __future__ import annotations
 

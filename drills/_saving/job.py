@@ -116,8 +116,7 @@ class Book:
         return max((note.step for note in notes), default=0)
 
     def trains(self, size: int, steps: int, *, above: Pair = (0, 0), since: float = 0.0) -> bool:
-        """Return whether a world above `above` has trained this many steps, and all its ranks its last step after
-        `since`."""
+        """Return whether a world above `above` trained this many steps, all ranks the last one after `since`."""
         pair = self.pair
         made = self.made.get(pair, {})
         at_work = len(made) == size and min(note.at for note in made.values()) > since

@@ -95,8 +95,7 @@ def full(folder: Path) -> Outcome:
 
 
 def read_only(folder: Path) -> Outcome:
-    """The file system becomes read-only, as after an error of its disk, and is repaired after three saves have
-    failed."""
+    """The file system becomes read-only, as after a disk error, and is repaired after three failed saves."""
     with loop_disk(folder, 64) as disk, _job(folder / "job", disk / "commits") as job:
         job.await_steps(10)
 
@@ -110,8 +109,7 @@ def read_only(folder: Path) -> Outcome:
 
 
 def _trouble(job: Job, begin: Callable[[], object], end: Callable[[], object], words: str) -> Outcome:
-    """Check that three saves in a row fail with a message of reason and fix, that the attempt continues, and that
-    saves succeed afterwards."""
+    """Check that three saves fail with reason and fix, the attempt continues, and later saves succeed."""
     outcome = Outcome()
     size = job.log.stat().st_size
     begin()

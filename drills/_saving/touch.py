@@ -1,5 +1,4 @@
-"""checkpoint-11: a file is touched in the run directory of a job that trains, and soon a durable checkpoint is
-acknowledged."""
+"""checkpoint-11: after a touch file, a job that trains soon acknowledges a durable checkpoint."""
 
 from __future__ import annotations
 

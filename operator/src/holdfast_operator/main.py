@@ -250,8 +250,7 @@ class Process:
         return self._parts.feed
 
     def start(self) -> bool:
-        """Serve probes, read a full list, and request the Lease, which leads to ``_lead``. False: the process is to
-        end."""
+        """Serve probes, read a full list, and request the Lease. Return False if the process is to end."""
         parts = self._parts
         parts.agents.start()
         self.health.start()
@@ -396,8 +395,7 @@ _MOST_NESTED = 10_000
 
 
 def _decodes_deep() -> bool:
-    """Return whether this Python decodes what the API server accepts. 3.12 has its own limit of about 5,000
-    levels."""
+    """Return whether this Python decodes what the API server accepts; 3.12 is limited to about 5,000 levels."""
     try:
         json.loads("[" * _MOST_NESTED + "]" * _MOST_NESTED)
     except RecursionError:

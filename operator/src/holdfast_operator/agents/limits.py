@@ -56,8 +56,7 @@ class Limits:
 
     @classmethod
     def within(cls, memory_bytes: int | None) -> Limits:
-        """Return the limits of a process with this much memory (None: not limited), most of which is for other
-        purposes."""
+        """Return the limits of a process with this much memory (None: no limit), most of which has other uses."""
         most = cls()
         if memory_bytes is None:
             return most

@@ -3,8 +3,8 @@
 The folder has ``tls.crt``, ``tls.key`` and ``ca.crt``, as cert-manager writes them. The kubelet replaces all three at
 once when the Secret changes.
 
-Invariant: after the first start, the certificate that is served is signed by a CA that has been in the bundle for
-``OVERLAP``, unless every such certificate has expired.
+Invariant: after the first start, the CA that signed the served certificate has been in the bundle for ``OVERLAP``,
+unless every such certificate has expired.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ def served(versions: Sequence[Version], now: datetime) -> Version:
 
 
 def kept(versions: tuple[Version, ...], now: datetime) -> tuple[Version, ...]:
-    """Return the versions whose CA pods must still trust: each until its successor has been served for
-    ``OVERLAP``."""
+    """Return the versions whose CA pods must trust: each until its successor was served for ``OVERLAP``."""
     pairs = itertools.pairwise(versions)
     return (*(old for old, new in pairs if now < new.since + 2 * OVERLAP), versions[-1])
 

@@ -86,8 +86,7 @@ class Mark:
 
 
 def mark_of(node: Json) -> Mark | None:
-    """Return the mark of a node from the API's JSON; None if it cannot be read, and then nothing is done to the
-    node."""
+    """Return the mark of a node from the API's JSON; None if it cannot be read. Such a node is left unchanged."""
     annotations = (node.get("metadata") or {}).get("annotations") or {}
     try:
         value = json.loads(annotations.get(ANNOTATION_REMEDIATION) or "null")

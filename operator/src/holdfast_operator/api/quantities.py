@@ -68,8 +68,7 @@ def _bounded(number: Decimal, suffix: str) -> Decimal:
 
 
 def requests(pod_spec: Json) -> Amounts:
-    """Return a pod's requests: of containers and native sidecars together, or of its largest init container if
-    higher."""
+    """Return a pod's requests: of containers and native sidecars, or of its largest init container if higher."""
     running: Amounts = {"pods": Decimal(1)}
     for container in pod_spec.get("containers") or ():
         add(running, _container(container))

@@ -161,8 +161,7 @@ class AgentHub:
         self._notify(job_uid)
 
     def publish(self, job_uid: str, document: Mapping[str, Any]) -> bool:
-        """Serve this document to the job's pods. Held polls return if its revision rose. Return False if it is
-        outdated."""
+        """Serve this document to the job's pods. Held polls return if its revision rose. False: it is outdated."""
         publication = Publication(
             revision=int(document["revision"]),
             payload=json.dumps(document, separators=(",", ":"), allow_nan=False).encode(),

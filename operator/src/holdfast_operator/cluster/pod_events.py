@@ -30,8 +30,7 @@ _NOTHING = PodEventSummary()
 
 
 class PodEvents:
-    """Sends the requests and keeps the results. At any time, one thread handles a job; several threads handle
-    different jobs."""
+    """Sends the requests and keeps the results. Each job is handled by one thread at a time."""
 
     def __init__(self, ask: Callable[[str, str], Iterable[Json]]) -> None:
         self._ask = ask

@@ -101,8 +101,7 @@ class _Page(int):
 
 
 class _Patience:
-    """Pauses without an end, so that a watch survives an unreachable API server. Each request iterates it from the
-    start."""
+    """Endless pauses, so that a watch survives an unreachable API server. Each request iterates from the start."""
 
     def __iter__(self) -> Iterator[float]:
         return chain((0.5, 1.0, 2.0), repeat(3.0))

@@ -113,8 +113,7 @@ def decide(seen: Observed, now: datetime) -> Plan:
 
 
 def _look_again(draft: PlanDraft) -> PlanDraft:
-    """Requeue a job that trains or starts, because silence triggers no pass. A suspended job changes only by
-    events."""
+    """Requeue a job that trains or starts, as silence triggers no pass. A suspended job changes only by events."""
     if draft.status.holds(ConditionType.SUSPENDED):
         return draft
     return draft.requeue_soon()

@@ -76,8 +76,7 @@ class PlanDraft:
         return tuple(w for w in self.status.in_phase(Phase.WANTED) if w.incarnation not in needed)
 
     def idle(self, worker: Worker) -> bool:
-        """Return whether the worker has no rank and none is reserved for it, so that its loss does not affect
-        training."""
+        """Return whether the worker has no rank and none is reserved for it. Its loss does not affect training."""
         if not self.spec.spares or not worker.known or worker.pod_uid in self.status.membership.named():
             return False
         members = frozenset(self.status.membership.member_uids())
@@ -123,8 +122,7 @@ class PlanDraft:
 
     @property
     def pace(self) -> timedelta:
-        """The time to the next pass of a job without events. It grows with the number of jobs to bound the total
-        load."""
+        """The time to the next pass without an event. It grows with the number of jobs, to bound the load."""
         return max(c.LOOK_EVERY, c.LOOK_FOR_EACH_JOB * self.seen.jobs)
 
     def requeue_soon(self) -> PlanDraft:

@@ -110,8 +110,7 @@ class RecoveryMetric:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The result of a pass. Write ``status`` first. If that succeeds, perform ``actions`` in order and write
-    ``events``."""
+    """The result of a pass. Write ``status``; if that succeeds, perform ``actions`` in order and write ``events``."""
 
     status: Status
     actions: tuple[Action, ...]

@@ -74,8 +74,7 @@ class Observed:
         return self._reports_by_uid.get(uid) if uid else None
 
     def silent_for(self, uid: str, now: datetime) -> timedelta:
-        """Return how long this process has received no report of this pod. It counts from the operator's start at
-        most."""
+        """Return how long this process has received no report of this pod, counted from its own start at most."""
         own = self.report(uid)
         waited = [time for time in (self.started_at, own.received_at if own else None) if time is not None]
         return now - max(waited) if waited else timedelta(0)

@@ -140,8 +140,7 @@ class Elector:
         return pause_seconds(self._sight, self._clock(), self._terms)
 
     def _must_look(self) -> bool:
-        """Return whether to read the Lease. A leader whose time is over ends without a read, which may get no
-        answer."""
+        """Return whether to read the Lease. A leader whose time is over ends without a read, which may hang."""
         return self._sight.renewed_at is None or (self._outdated and self.leads())
 
     def _run(self) -> None:

@@ -292,8 +292,7 @@ def _uid(body: Json) -> str:
 
 
 def _hangs_back(view: PodView, now: datetime) -> bool:
-    """Return whether the pod had time to start on its node, or whether no scheduler has reported about it in that
-    time."""
+    """Return whether the pod is pending for longer than usual, on a node or without a known reason."""
     young = view.created is None or now - view.created < EVENTS_AFTER
     explained = view.unschedulable or view.gated or view.held_by
     return view.phase == "Pending" and not (young or view.absent) and (view.bound or not explained)

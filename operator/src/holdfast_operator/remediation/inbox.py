@@ -37,8 +37,7 @@ STALE_FOR = timedelta(minutes=1)
 
 
 class Inbox:
-    """The alerts in memory. Thread-safe. ``wake`` is called for a new alert, ``counted`` with the result of each
-    alert."""
+    """The alerts in memory. Thread-safe. ``wake`` is called for a new alert, ``counted`` with each alert's result."""
 
     def __init__(
         self,

@@ -22,8 +22,7 @@ _ROOM_SECONDS = 0.2
 
 
 class HealthServer:
-    """Answers probes and scrapes. A check is a named function. If it returns False or raises, its page reports a
-    failure."""
+    """Answers probes and scrapes. If a named check returns False or raises, its page reports a failure."""
 
     def __init__(
         self,

@@ -149,8 +149,7 @@ class FreeCapacity:
         return sorted(ordered, key=lambda name: self._displaces(name, asked)) if self._yielded else ordered
 
     def _displaces(self, node: str, asked: Amounts) -> bool:
-        """Return whether another pod must leave for such a pod. The scheduler prefers nodes where this is not the
-        case."""
+        """Return whether another pod must leave for such a pod. The scheduler prefers other nodes."""
         yielded, left = self._yielded.get(node), self._left[node]
         if not yielded:
             return False

@@ -45,8 +45,7 @@ class WaitingGang:
 
 
 def rival_of(body: Json) -> WaitingGang | None:
-    """Return a job's gang if it has no place yet and may get one. Reads few fields, because this runs over all
-    jobs."""
+    """Return a job's gang if it has no place yet and may get one. Reads few fields, as this runs over all jobs."""
     status = part(body, "status")
     ended = any(
         condition.get("status") == "True"

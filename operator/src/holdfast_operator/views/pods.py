@@ -31,8 +31,7 @@ class Exit:
 
     @property
     def unseen(self) -> bool:
-        """Whether the node was down when it ended, so that containerd's code means nothing. A script's own 255 is an
-        "Error"."""
+        """Whether the node was down at the end, so that containerd's code means nothing. A script's own has a reason."""
         return self.code == c.EXIT_UNSEEN and self.reason == "Unknown"
 
     def words(self) -> str:
@@ -192,8 +191,7 @@ def _containers_ended(status: Json, conditions: Mapping[str, Json]) -> bool:
 
 
 def _unprepared(spec: Json, status: Json) -> str:
-    """Return the failure of an init container. Sidecars are init containers in Kubernetes, and may exit with any
-    code."""
+    """Return the failure of an init container. Sidecars are init containers too, and may exit with any code."""
     made = spec.get("initContainers") or ()
     sidecars = {item.get("name") for item in made if item.get("restartPolicy") == "Always"}
     for item in status.get("initContainerStatuses") or ():

@@ -143,8 +143,7 @@ def _write_launcher(part: Part, root: Path, program: str) -> None:
 
 
 def write_script(launcher: Path, binary: Path, libraries: Sequence[Path]) -> None:
-    """Write a wrapper that finds the program and its libraries next to itself, so that a checkout can be moved with
-    its cache."""
+    """Write a script that finds the program and its libraries next to itself, so that the cache can be moved."""
     folder = launcher.parent
     path = ":".join(f"$here/{one.relative_to(folder)}" for one in libraries)
     temporary = launcher.with_suffix(".tmp")

@@ -228,8 +228,7 @@ def build_arguments(upstream: Upstream, target: Path, module: Path | None = None
 
 
 def default_output(package: str, module: str) -> str:
-    """Return the name that `go build` gives to a package's program: its last path element that is no major
-    version."""
+    """Return the name that `go build` gives to a program: the last path element that is no major version."""
     if package == ".":
         return module
     parts = [part for part in package.split("/") if not re.fullmatch(r"v[0-9]+", part)]

@@ -71,8 +71,7 @@ class ImagePlan:
 
 
 def archive(name: str) -> Path:
-    """Return the archive of image `name`. It is built if the content changed; older archives of the image are
-    removed."""
+    """Return the archive of image `name`, built if its content changed. Older archives of it are removed."""
     plan = plan_of(name)
     if plan.path.exists():
         return plan.path

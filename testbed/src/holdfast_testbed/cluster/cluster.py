@@ -173,8 +173,7 @@ class Cluster:
         return self.state.kubeconfig
 
     def kubectl(self, *words: str, input: str | None = None, timeout: float = 120.0, check: bool = True) -> str:  # noqa: A002
-        """Run kubectl as the administrator and return its output. Without `check`, a failure returns an empty
-        string."""
+        """Run kubectl as the administrator and return its output; without `check`, an empty string on failure."""
         try:
             return run(
                 [program("kubectl"), *words],
@@ -189,8 +188,7 @@ class Cluster:
 
     @property
     def _client_environment(self) -> dict[str, str]:
-        """Return the administrator's kubeconfig and a separate cache, as another cluster may have had the same
-        address."""
+        """Return the administrator's kubeconfig, and a separate cache because addresses are used again."""
         return {"KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(self.state.folder / "kubectl-cache")}
 
     def helm(self, *words: str, timeout: float = 300.0) -> str:
@@ -213,8 +211,7 @@ class Cluster:
     def kubeconfig_for(
         self, *, user: str = "", groups: Sequence[str] = (), service_account: str = "", namespace: str = "default"
     ) -> Path:
-        """Write a kubeconfig for a user with a client certificate, or for a service account of `namespace` with a
-        token."""
+        """Write a kubeconfig for a user with a client certificate, or for a service account with a token."""
         if bool(user) == bool(service_account):
             raise TestbedError("say either user or service_account")
         stem = f"user-{user}" if user else f"service-account-{namespace}-{service_account}"
@@ -317,8 +314,7 @@ class Cluster:
         self.kubectl("patch", "node", self.node(node).name, "--subresource=status", "-p", json.dumps(patch))
 
     def pause(self, part: str) -> None:
-        """Stop the processes of a part without ending them: `etcd`, `kube-apiserver` (or `apiserver`),
-        `node-1/kubelet`, …"""
+        """Stop the processes of a part, such as `etcd`, `kube-apiserver` (or `apiserver`) or `node-1/kubelet`."""
         self._signal_part(part, signal.SIGSTOP)
 
     def resume(self, part: str) -> None:

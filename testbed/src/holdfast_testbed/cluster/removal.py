@@ -12,8 +12,7 @@ from holdfast_testbed.node import cgroups, network, processes
 
 
 def remove(state: State) -> None:
-    """Kill the recorded processes; then remove namespaces, routes, control groups, mounts and files, in this
-    order."""
+    """Kill the recorded processes; then remove namespaces, routes, control groups, mounts and files."""
     _kill_recorded(state)
     network.remove(state.plan)
     if state.plan.nodes:
@@ -22,8 +21,7 @@ def remove(state: State) -> None:
 
 
 def _kill_recorded(state: State) -> None:
-    """Kill every recorded process. The folder is renamed first: a process that starts later cannot record itself, and
-    exits."""
+    """Kill every recorded process. The folder is renamed first, so that later ones cannot start."""
     condemned = state.folder / "processes.condemned"
     if state.records.is_dir():
         if condemned.is_dir():

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 RUN_DIR = "/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/holdfast-run"
 NOTICES_FILE = "sidecar-notices.json"
-"""The sidecar writes this file right after the touch file, which the launcher may have removed before it is
-observed."""
+"""The sidecar writes this file right after the touch file, which a launcher may remove at once."""
 ACK_FILE = "emergency_checkpoint.ack"
 COMMITTED = "Committed"
 LEFT_ON_REQUEST = 75

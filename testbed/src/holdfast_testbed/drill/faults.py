@@ -42,8 +42,7 @@ class DrillJob:
     struck: list[float] = field(default_factory=list)
 
     def strike(self) -> None:
-        """Record the time of the fault. A fault calls this right before it, so the search for the target does not
-        count."""
+        """Record the time of the fault. A fault calls this right before it, after the search for the target."""
         self.struck.append(time.time())
 
     @property
@@ -249,8 +248,7 @@ def kill_at_once(job: DrillJob, processes: Sequence[Process]) -> None:
 
 
 def await_save(job: DrillJob) -> None:
-    """Wait until no save is in flight or due soon, because the steps during a save are lost in addition to those of
-    the interval."""
+    """Wait until no save is in flight or due soon, because the steps during a save are lost as well."""
 
     def saved() -> bool:
         newest, found = job.watcher.newest(), commits(job.checkpoints)

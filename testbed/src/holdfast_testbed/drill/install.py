@@ -23,8 +23,7 @@ OPERATOR_HOST = 200
 
 
 def install_chart(cluster: Cluster, *values: str) -> None:
-    """Run `helm upgrade --install` into a namespace that enforces the restricted standard. Return when a replica
-    leads."""
+    """Run `helm upgrade --install` into a namespace with the restricted standard. Return when a replica leads."""
     cluster.prepare_namespace(OPERATOR_NAMESPACE)
     settings = [f"service.clusterIP={cluster.service_address(OPERATOR_HOST)}", *values]
     flags = [flag for value in settings for flag in ("--set", value)]

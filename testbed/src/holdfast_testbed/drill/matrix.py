@@ -54,11 +54,9 @@ class Case:
     skip: Callable[[DrillJob], str] | None = None
     """The reason why this drill cannot run here; empty if it can."""
     misplaced: Callable[[DrillJob], PodView | None] = crowding_worker
-    """The worker to move first. Two workers on one node leave it one after the other, or are the majority, which is
-    another promise."""
+    """The worker to move first. The loss of two workers with one node is another promise."""
     spoils_pod: bool = False
-    """Whether to replace the last worker's pod afterwards. containerd reports any later end of that container as
-    OOMKilled."""
+    """Whether to replace the last worker's pod afterwards. containerd calls any later end of it OOMKilled."""
 
 
 def signal_rank(number: int) -> Callable[[DrillJob], None]:

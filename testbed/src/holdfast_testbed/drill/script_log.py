@@ -131,8 +131,7 @@ def wrong_samples(notes: Iterable[Note], *, batch: int, epoch: int) -> int:
 
 
 def weights_equal(notes: Iterable[Note]) -> bool:
-    """Return whether all ranks had equal weights after each step, and started each world with those of the
-    step that it resumed from."""
+    """Return whether all ranks had equal weights after each step, and each world began with recorded ones."""
     noted: dict[tuple[AttemptId, int], set[str]] = defaultdict(set)
     begun: set[tuple[AttemptId, int]] = set()
     for note in notes:

@@ -154,8 +154,7 @@ def _renew(job: DrillJob, pod: PodView | None = None) -> None:
 
 
 def _decided(job: DrillJob) -> dict[int, str]:
-    """Return the decisions, by number. A container's end soon after its memory ran out is part of the same
-    incident."""
+    """Return the decisions, by number. A container's end after its memory ran out extends the same incident."""
     return {incident.number: incident.decision for incident in job.watcher.view.incidents}
 
 
@@ -176,8 +175,7 @@ def _noted(job: DrillJob) -> list[script_log.Note]:
 
 
 def _await_count(case: Case, job: DrillJob, known: Mapping[str, int]) -> None:
-    """Wait until the operator has counted the incident, as it may be late on a busy host, and for a possible second
-    count."""
+    """Wait until the operator has counted the incident, and then for a possible second count."""
     if case.cause:
         with contextlib.suppress(TimeoutError):  # the trial fails below because no incident was counted
             job.watcher.wait(
@@ -191,8 +189,7 @@ def _struck(job: DrillJob, asked: float) -> float:
 
 
 def _resumed(case: Case, job: DrillJob, before: AttemptId, struck: float) -> float | None:
-    """Return the time of a later world's step. Without a cause, wait for as long as one could show, and return
-    None."""
+    """Return the time of a later world's step; None, after a wait, if no cause is expected."""
     if not case.cause:
         time.sleep(UNDISTURBED_SECONDS)
         return None

@@ -51,8 +51,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Reset:
-    """A reset of the connection: after some bytes of the body, or with `answer_lost` after the server has
-    finished."""
+    """A reset of the connection: after part of the body, or with `answer_lost` when the server has finished."""
 
     after_bytes: int = 0
     answer_lost: bool = False

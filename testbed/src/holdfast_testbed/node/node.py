@@ -159,8 +159,7 @@ class Node:
         )
 
     def kill(self) -> None:
-        """Cut the power: unplug the cable, so that no socket closes its connection, then kill all processes at
-        once."""
+        """Cut the power: unplug the cable first, so that no socket is closed, and kill all processes at once."""
         self.cut()
         first = self._first_process()
         everything = [identity for identity in (first, self._holder) if identity is not None]

@@ -28,8 +28,7 @@ FLAT = ""
 
 
 def stored(key: str, *, missing: Any = MISSING, read: Read | None = None, **options: Any) -> Any:
-    """Return a field with this JSON key. ``read`` parses it, and ``missing`` replaces a value that cannot be
-    parsed."""
+    """Return a field with this JSON key. ``read`` parses it; ``missing`` replaces a value that cannot be parsed."""
     return field(metadata={"key": key, "missing": missing, "read": read}, **options)
 
 

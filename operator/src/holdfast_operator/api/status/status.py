@@ -129,8 +129,7 @@ class Status(JsonFields):
 
 
 def _below(incidents: tuple[Incident, ...]) -> AttemptId:
-    """Return what an earlier release, which did not record it, may have removed: all incidents below those of a full
-    list."""
+    """Return what an earlier release may have removed without a record: all incidents below those of a full list."""
     if len(incidents) < c.MAX_INCIDENTS:
         return _NO_WORLD
     lowest = min(incident.pair for incident in incidents)

@@ -21,8 +21,7 @@ def pause(backoff: Backoff, count: int, key: str) -> timedelta:
 
 
 def start_retry(draft: PlanDraft) -> timedelta:
-    """Return the wait before a failed start is tried again. It equals the time that the problem has lasted, so it
-    doubles."""
+    """Return the wait after a failed start: the time that the problem has lasted, so the wait doubles."""
     trouble = draft.status.trouble
     lasted = draft.now - trouble.since if trouble is not None else timedelta(0)
     return min(max(lasted, c.TEMPLATE_RETRY), c.TEMPLATE_RETRY_MAX)

@@ -46,8 +46,7 @@ def node_dead(node: NodeView | None, now: datetime) -> bool:
 
 
 def _cut_off(pod: PodView, node: NodeView | None) -> bool:
-    """Return whether a taint evicted the pod because its node is silent. Other NoExecute taints do not mean a lost
-    node."""
+    """Return whether a taint evicted the pod because its node is silent, and not for another reason."""
     return pod.disruption == TAINT_MANAGER and node is not None and node.tainted_silent
 
 

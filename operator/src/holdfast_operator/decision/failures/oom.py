@@ -30,8 +30,7 @@ def whole(draft: PlanDraft, told: ReportedIncident) -> Incident | None:
 
 
 def taken_in(draft: PlanDraft, told: ReportedIncident) -> bool:
-    """Return whether the reported incident needs no record: the one that it is part of is recorded, or has
-    expired."""
+    """Return whether the reported incident needs no record: the one that includes it is recorded or has expired."""
     if told.part_of is None or told.part_of >= told.pair:
         return False
     return whole(draft, told) is not None or draft.status.forgot(told.part_of)
@@ -57,8 +56,7 @@ def informed(
 
 
 def told_of(draft: PlanDraft, worker: Worker) -> Incident | None:
-    """Return the incident that includes the end of the attempt that this worker's container ended, as launchers
-    report."""
+    """Return the incident that includes the end of this worker's attempt, as launchers report it."""
     tales = (tale for report in draft.seen.reports for tale in report.incidents if tale.pair == worker.pair)
     found = (whole(draft, tale) for tale in tales)
     return next((known for known in found if known is not None), None)

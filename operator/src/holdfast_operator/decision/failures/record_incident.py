@@ -43,8 +43,7 @@ def _listed(draft: PlanDraft, incident: Incident) -> PlanDraft:
 
 
 def decided(incident: Incident, decision: Decision) -> Incident:
-    """Return the incident with the decision. For ``InPlace``, the action that the launchers reported is more
-    precise."""
+    """Return the incident with the decision. For ``InPlace``, the action that launchers reported is kept."""
     in_place = decision.action == RecoveryAction.IN_PLACE and incident.action
     action = incident.action if in_place else decision.action
     return replace(incident, action=action, decision=decision.reason, why=say(decision.message))

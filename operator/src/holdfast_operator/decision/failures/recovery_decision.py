@@ -105,8 +105,7 @@ def _default(draft: PlanDraft, incident: Incident, worker: Worker | None) -> tup
 
 
 def _escalated(draft: PlanDraft, incident: Incident, first: Decision) -> Decision:
-    """Return the next action of the ladder whose predecessor was not taken too often. Interruptions do not
-    escalate."""
+    """Return the first action of the ladder that was not taken too often. Interruptions do not escalate."""
     ladder = draft.spec.escalation
     if ladder is None or first.action not in ladder.actions or first.cause == Cause.INTERRUPTION:
         return first

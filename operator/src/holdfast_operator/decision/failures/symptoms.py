@@ -48,8 +48,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 
 def _unfit(draft: PlanDraft, worker: Worker, symptom: _Symptom) -> PlanDraft:
-    """Replace a spare that shows a symptom, if the action would replace a worker. It trains nothing, so it is no
-    incident."""
+    """Replace a spare if the action would replace a worker. It trains nothing, so this is no incident."""
     draft = draft.changed_worker(worker, symptoms=(*worker.symptoms, symptom.key)[-_KEPT:])
     match, error = first_match(draft.spec.rules, symptom.facts), decisions.advised(symptom.facts)
     action = match.rule.action if match is not None else error.action if error is not None else RecoveryAction.IGNORE

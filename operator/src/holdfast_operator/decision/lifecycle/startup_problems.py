@@ -108,8 +108,7 @@ def _overdue(draft: PlanDraft) -> PlanDraft:
 
 
 def _waits_for_room(draft: PlanDraft, trouble: StartupProblem) -> bool:
-    """Return whether a job that has trained lacks capacity. Its template is valid; only activeDeadlineSeconds limits
-    this."""
+    """Return whether a job that has trained lacks capacity. Its template is valid, so it may wait."""
     return draft.status.membership.active is not None and trouble.reason in _ROOM
 
 
@@ -164,8 +163,7 @@ def _of_pod(pod: PodView) -> Reason | None:
 
 
 def _unscheduled(draft: PlanDraft) -> Reason | None:
-    """Detect pods that no scheduler has handled. A job in a queue is skipped: the time of its admission is not
-    known."""
+    """Detect pods that no scheduler has handled. Jobs in a queue are skipped: their admission has no time."""
     for worker in () if draft.spec.scheduling.queue else draft.needed:
         pod = draft.pod(worker)
         if pod is None or pod.absent or pod.terminal or pod.leaving or pod.gated or pod.held_by:

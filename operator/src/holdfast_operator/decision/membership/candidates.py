@@ -54,8 +54,7 @@ class MembershipRules:
     on_demand: int = 0
 
     def world_of(self, size: int) -> int:
-        """Return how many of ``size`` workers train: whole replica steps. The others are on standby and form no
-        majority."""
+        """Return how many of ``size`` workers train: whole replica steps. The others are on standby."""
         return size - size % self.replica_step
 
 

@@ -137,8 +137,7 @@ def _closed(now: datetime, incident: Incident, told: set[AttemptId]) -> bool:
 
 
 def _drain(draft: PlanDraft) -> tuple[str, ...]:
-    """Return the workers that must leave while any generation that may be alive lists them, even if not the newest
-    one."""
+    """Return the workers that must leave while any generation that may be alive lists them."""
     named = draft.status.membership.named()
     leaving = draft.status.in_phase(Phase.LEAVING)
     return tuple(sorted(worker.pod_uid for worker in leaving if worker.pod_uid in named))
@@ -182,8 +181,7 @@ def _input(draft: PlanDraft) -> MembershipInput:
 
 
 def _candidate(draft: PlanDraft, worker: Worker, pod: PodView) -> Candidate:
-    """Return the worker as a candidate. Ready includes a passed preflight, which stays passed
-    (``observed_workers``)."""
+    """Return the worker as a candidate. Ready includes a passed preflight (``observed_workers``)."""
     report = draft.seen.report(worker.pod_uid)
     member = Member(
         index=int(pod.index_label) if pod.index_label.isdigit() else NO_INDEX,

@@ -94,8 +94,7 @@ def _publication(seen: MembershipInput, recorded: Membership, now: datetime) -> 
 
 
 def _chosen(seen: MembershipInput, recorded: Membership) -> Sequence[Candidate]:
-    """Return the workers of the next generation: those that train, those that trained last, then newcomers that
-    fit."""
+    """Return the next generation's workers: those that train, those that trained last, newcomers that fit."""
     rules = seen.rules
     stays = _stays(seen, recorded)
     last = recorded.last_active()

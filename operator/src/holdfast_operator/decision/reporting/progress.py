@@ -1,5 +1,4 @@
-"""Progress of training: the newest step and checkpoint that launchers report, written at intervals, not at each
-step."""
+"""The newest step and checkpoint that launchers report, written at intervals and not at each step."""
 
 from __future__ import annotations
 

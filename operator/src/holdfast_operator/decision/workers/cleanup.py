@@ -1,7 +1,9 @@
 """Delete pods that must go, and remove workers that are no longer needed from the status.
 
-The operator deletes a pod only if no world trains with it. The pod was ordered away, did not leave in time, is lost
-to a running world, hangs or is unreachable, or has ended and is not among the few that are kept for their logs.
+The operator deletes a pod only if no world trains with it, for one of these reasons:
+- it was ordered away, or did not leave in time
+- it is lost to a running world, hangs or is unreachable
+- it has ended and is not among the few that are kept for their logs
 """
 
 from __future__ import annotations
@@ -84,8 +86,7 @@ def _exists(pod: PodView | None) -> bool:
 
 
 def _forgettable(draft: PlanDraft, worker: Worker) -> bool:
-    """Return whether the worker has no object, is in no generation that may be alive, and has no uncounted
-    incident."""
+    """Return whether the worker has no object, no place in a generation that may be alive, and no open incident."""
     if worker in draft.finished or (worker.phase is not Phase.ENDED and not _never_was(draft, worker)):
         return False
     membership = draft.status.membership
@@ -95,8 +96,7 @@ def _forgettable(draft: PlanDraft, worker: Worker) -> bool:
 
 
 def _never_was(draft: PlanDraft, worker: Worker) -> bool:
-    """Return whether the worker was ordered away before its pod was seen, and so long ago that it was never
-    created."""
+    """Return whether the worker was ordered away so early that its pod was never created."""
     if worker.known or worker.phase is not Phase.LEAVING:
         return False
     return worker.absent_since is not None and draft.now - worker.absent_since > c.GONE_MARGIN

@@ -1,7 +1,7 @@
 """Workers that will leave: deleted, disrupted, noticed, or on a node that leaves.
 
-They drain, and the replacement is requested at once. A cordon alone ends no pod, so it moves a worker only if other
-nodes have capacity for it and for all workers without a node.
+They drain, and the replacement is requested at once. A cordon alone ends no pod. It therefore moves a worker only if
+other nodes have capacity for it and for all workers without a node.
 """
 
 from __future__ import annotations

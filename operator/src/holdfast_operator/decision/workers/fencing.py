@@ -87,10 +87,10 @@ def _extra(worker: Worker, *, unbroken: bool) -> timedelta:
 
 
 def left_in_time(draft: PlanDraft, worker: Worker, pod: PodView | None, absent_since: datetime) -> bool:
-    """Whether the pod vanished before or soon after the deadline of its deletion.
+    """Return whether the pod vanished before or soon after the deadline of its deletion.
 
-    If its last state is not known, the deadline may be as early as the last moment at which an operator knew that
-    none was over.
+    If its last state is not known, the earliest possible deadline counts: the last time at which the status shows
+    that none had passed.
     """
     if pod is not None and pod.deleted_at is None:
         return True
@@ -99,7 +99,7 @@ def left_in_time(draft: PlanDraft, worker: Worker, pod: PodView | None, absent_s
 
 
 def _last_known(draft: PlanDraft, worker: Worker) -> datetime | None:
-    """When the status last said that the pod was there, and that no deadline was over."""
+    """Return when the status last showed that the pod was there and that no deadline had passed."""
     if worker.phase is Phase.LEAVING:
         return worker.since
     progress = draft.status.progress

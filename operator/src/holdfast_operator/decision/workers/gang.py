@@ -128,8 +128,7 @@ def _go_on_with_fewer(draft: PlanDraft, gated: list[Worker], missing: int) -> Pl
 
 
 def _stranded(draft: PlanDraft) -> PlanDraft:
-    """Cancel workers bound to the domain of a packed job that has no worker left there. The next gang includes
-    them."""
+    """Cancel workers for the domain of a packed job that has no worker left there. The next gang includes them."""
     wanted = draft.status.in_phase(Phase.WANTED)
     if any(worker.node for worker in wanted):
         return draft

@@ -134,8 +134,10 @@ def _hung(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
 
 
 def _returned(draft: PlanDraft, worker: Worker, pod: PodView) -> bool:
-    """Whether the worker is alive and still has its place: a counted loss is replaced, except with ``Wait`` or while
-    the job is suspended."""
+    """Return whether the worker is alive and keeps its place.
+
+    A counted loss is replaced, except with ``Wait`` or while the job is suspended.
+    """
     own = draft.seen.report(pod.uid)
     alive = own is not None and own.ready and own.fresh(draft.now) and not _hangs(draft, pod)
     replaced = worker.counted and draft.spec.on_failure != c.WAIT and not draft.spec.suspend

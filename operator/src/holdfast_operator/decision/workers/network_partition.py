@@ -54,7 +54,6 @@ def _trains(draft: PlanDraft) -> frozenset[str]:
 
 
 def _not_lost(heard: list[Report], members: frozenset[str]) -> frozenset[str]:
-    """Return the members that at most half of the reporting launchers miss. A launcher reports only members as
-    lost."""
+    """Return the members that at most half of the reporting launchers miss."""
     missed = Counter(uid for report in heard for uid in set(report.lost_members))
     return frozenset(uid for uid in members if 2 * missed[uid] <= len(heard))

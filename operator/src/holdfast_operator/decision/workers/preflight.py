@@ -96,8 +96,7 @@ def held(draft: PlanDraft) -> Reason | None:
 
 
 def _answer(draft: PlanDraft) -> str:
-    """Return the action after a failed check; empty without a preflight. One node never fails a job that has
-    trained."""
+    """Return the action after a failed check; empty without a preflight. It never fails a job that trained."""
     asked = draft.spec.preflight
     if asked is None:
         return ""

@@ -148,8 +148,7 @@ def _host(draft: PlanDraft, wanted: tuple[Worker, ...]) -> int:
 
 
 def _domain(draft: PlanDraft, wanted: tuple[Worker, ...]) -> str:
-    """Return the domain of most workers of a packed job, or the one that they are bound for; empty if there is
-    none."""
+    """Return the domain of most workers of a packed job, or the one that they are bound for; else empty."""
     key = draft.spec.scheduling.packed_by
     if not key:
         return ""

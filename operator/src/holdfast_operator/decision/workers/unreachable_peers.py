@@ -12,8 +12,7 @@ PeerPair = tuple[str, str]
 
 
 def to_blame(pairs: Iterable[PeerPair], order: Sequence[str]) -> frozenset[str]:
-    """Select the worker in most failed pairs repeatedly; of equals, the first in ``order``. Others are never
-    selected."""
+    """Select the worker in most failed pairs repeatedly; of equals, the first in ``order``. Skip all others."""
     left = set(pairs)
     blamed: set[str] = set()
     place = {uid: number for number, uid in enumerate(order)}

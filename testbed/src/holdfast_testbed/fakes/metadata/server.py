@@ -1,5 +1,4 @@
-"""A metadata service on a socket: on nodes at the real address, in tests on loopback, where faults can be
-injected."""
+"""A metadata service on a socket: on nodes at the real address, in tests on loopback, with faults."""
 
 from __future__ import annotations
 
