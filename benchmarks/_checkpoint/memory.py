@@ -275,7 +275,7 @@ class State:
         return self._restore(FolderStore(folder))
 
     def give(self) -> float:
-        """What lies in a slot here, to the other's."""
+        """Return the seconds for sending the content of a local slot to the neighbour's slot."""
         file, nbytes = tensors_file(1), self.data.nbytes
         name = CheckpointName(step=1, pair=PAIR)
         if self._lying is None:
@@ -296,7 +296,7 @@ class State:
         return timed(lambda: send(self._peer, copy, [lying.place(file)]))
 
     def _restore(self, store: CheckpointStore) -> float:
-        self._found = None  # what was restored before is let go of first
+        self._found = None  # the previous result is released first
         at_hand(self.data.nbytes)
 
         def act() -> None:
@@ -309,7 +309,7 @@ class State:
 
 
 def timed(act: Callable[[], object]) -> float:
-    """Seconds."""
+    """Return the wall-clock seconds of a call."""
     started = time.perf_counter()
     act()
     return time.perf_counter() - started
@@ -317,7 +317,7 @@ def timed(act: Callable[[], object]) -> float:
 
 @contextmanager
 def neighbour(folder: Path) -> Iterator[tuple[int, int]]:
-    """Another process: the port of its memory, and that of raw bytes."""
+    """Start another process, and yield the ports of its memory and of raw bytes."""
     folder.mkdir()
     process = subprocess.Popen(
         [sys.executable, str(HERE), "neighbour", str(folder)], stdout=subprocess.PIPE, text=True

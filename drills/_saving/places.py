@@ -82,7 +82,7 @@ def _job(folder: Path, checkpoints: Path, **environ: str) -> contextlib.Abstract
 
 
 def full(folder: Path) -> Outcome:
-    """The disk fills up under a job's saves, and is freed after three have failed."""
+    """Fill the disk under a job's saves, and free it after three have failed."""
     with loop_disk(folder, 64) as disk, _job(folder / "job", disk / "commits") as job:
         job.await_steps(10)
 
@@ -95,7 +95,7 @@ def full(folder: Path) -> Outcome:
 
 
 def read_only(folder: Path) -> Outcome:
-    """The file system becomes read-only, as after a disk error, and is repaired after three failed saves."""
+    """Make the file system read-only, as after a disk error, and repair it after three failed saves."""
     with loop_disk(folder, 64) as disk, _job(folder / "job", disk / "commits") as job:
         job.await_steps(10)
 

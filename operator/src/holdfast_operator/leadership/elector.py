@@ -118,11 +118,11 @@ class Elector:
             self._give_back()
 
     def alive(self) -> bool:
-        """Whether the thread runs, or has not started."""
+        """Return whether the thread runs, or has not started."""
         return self._thread.ident is None or self._thread.is_alive()
 
     def leads(self) -> bool:
-        """Whether this process may act now."""
+        """Return whether this process may act now."""
         return leads(self._sight, self._clock(), self._terms)
 
     def round(self) -> float:

@@ -40,7 +40,7 @@ class EventWriter:
         self._thread.join(seconds)
 
     def alive(self) -> bool:
-        """Whether the thread runs, or has not started."""
+        """Return whether the thread runs, or has not started."""
         return self._thread.ident is None or self._thread.is_alive()
 
     def _work(self) -> None:

@@ -86,7 +86,7 @@ class Controller:
             self._thread.join(seconds)
 
     def alive(self) -> bool:
-        """Whether the thread runs, or has not started."""
+        """Return whether the thread runs, or has not started."""
         return self._thread.ident is None or self._thread.is_alive()
 
     def _work(self) -> None:

@@ -71,7 +71,7 @@ class Node:
         return any(label in self.labels for label in _CONTROL_PLANE)
 
     def selected(self, rules: RemediationSettings) -> bool:
-        """Whether ``nodeSelector`` includes the node."""
+        """Return whether ``nodeSelector`` includes the node."""
         return all(self.labels.get(key) == value for key, value in rules.node_selector.items())
 
 

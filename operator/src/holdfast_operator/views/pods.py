@@ -31,7 +31,7 @@ class Exit:
 
     @property
     def unseen(self) -> bool:
-        """Whether the node was down at the end, so that containerd's code means nothing. A script's own has a reason."""
+        """Whether the node was down at the end, so that containerd's code means nothing."""
         return self.code == c.EXIT_UNSEEN and self.reason == "Unknown"
 
     def words(self) -> str:

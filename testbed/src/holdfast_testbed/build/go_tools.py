@@ -76,7 +76,7 @@ class Upstream:
         )  # a name in existing caches
 
     def present(self) -> bool:
-        """Whether nothing is left to build."""
+        """Return whether nothing is left to build."""
         assets = settings().assets
         return self.folder.is_dir() or (
             assets is not None and all((assets / name).is_file() for name in self.programs)

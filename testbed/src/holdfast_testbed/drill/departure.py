@@ -75,7 +75,7 @@ def complaints(seen: Departure, world: AttemptId, workers: int, told: Iterable[N
 
 
 def exit_code(pod: Mapping[str, Any]) -> int | None:
-    """The exit code of the pod's trainer; None while it runs."""
+    """Return the exit code of the pod's trainer; None while it runs."""
     for status in pod.get("status", {}).get("containerStatuses", ()):
         ended = status.get("state", {}).get("terminated") if status["name"] == "trainer" else None
         if ended is not None:

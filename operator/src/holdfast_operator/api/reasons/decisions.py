@@ -115,20 +115,19 @@ class DecisionReason(StrEnum):
 
     @property
     def basis(self) -> Basis:
-        """Why the action was chosen."""
+        """The basis of the decision."""
         return next(basis for basis in Basis if self.endswith(basis))
 
     @property
     def action(self) -> RecoveryAction:
-        """The action of the decision."""
         return RecoveryAction(self.removesuffix(self.basis))
 
 
 def cause_of(word: Any) -> Cause | None:
-    """The cause of this name, if it is one."""
+    """Return the cause of this name; None for any other value."""
     return Cause(word) if word in CAUSES else None
 
 
 def decision_reason(word: str) -> DecisionReason | None:
-    """The decision of this name, if it is one."""
+    """Return the decision of this name; None for any other one."""
     return DecisionReason(word) if word in DecisionReason.__members__.values() else None

@@ -279,7 +279,7 @@ def _count_worker(draft: PlanDraft, worker: Worker) -> PlanDraft:
 
 
 def _refine_by_container_exit(draft: PlanDraft, known: Incident, worker: Worker) -> PlanDraft:
-    """The exit of the container contains more than the exits of its processes did."""
+    """Update the incident with the exit of the container, which contains more than its processes' exits."""
     moment = worker.since or draft.now
     return judged_anew(draft, known, known, evidence.of_incident(draft, worker, None, moment), worker)[0]
 
@@ -300,7 +300,7 @@ def _explain_drain(draft: PlanDraft, worker: Worker) -> PlanDraft:
 
 
 def _already_counted(draft: PlanDraft, worker: Worker) -> bool:
-    """Whether an incident of the worker's world, or a later one that names the worker, is recorded."""
+    """Return whether an incident of the worker's world, or a later one that names the worker, is recorded."""
     if worker.pair is None:
         return False
     if _ended_with_torchrun(draft, worker):
@@ -313,7 +313,8 @@ def _already_counted(draft: PlanDraft, worker: Worker) -> bool:
 
 
 def _ended_with_torchrun(draft: PlanDraft, worker: Worker) -> bool:
-    """When one ``torchrun`` gives up, the others end one after the other; this is one failure."""
+    """Return whether the worker's exit belongs to a counted one: after one ``torchrun`` gives up, the others exit
+    too."""
     if draft.spec.rendezvous != c.C10D or worker.cause != Cause.APPLICATION:
         return False
     moment = worker.since or draft.now
@@ -358,7 +359,7 @@ def _members_not_counted(draft: PlanDraft) -> bool:
 
 
 def _live_launcher_will_report(draft: PlanDraft, worker: Worker) -> bool:
-    """Whether a launcher of its world is alive and will report the loss."""
+    """Return whether a launcher of its world is alive and will report the loss."""
     if not draft.spec.launched:
         return False
     for other in draft.status.in_phase(Phase.WANTED, Phase.LEAVING):

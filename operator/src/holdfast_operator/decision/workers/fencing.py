@@ -47,7 +47,7 @@ def _shown_gone(draft: PlanDraft, worker: Worker) -> bool:
 
 
 def _reports(draft: PlanDraft, worker: Worker) -> bool:
-    """Whether it reported a moment ago, whatever else proves that it ended."""
+    """Return whether the pod reported a moment ago, regardless of proofs that it ended."""
     own = draft.seen.report(worker.pod_uid)
     if own is None or draft.now - own.received_at > c.REPORTS_NOW:
         return False
@@ -61,7 +61,7 @@ def _reports(draft: PlanDraft, worker: Worker) -> bool:
 
 
 def _ended_by_kubelet(draft: PlanDraft, worker: Worker, node: NodeView, absent_since: datetime) -> bool:
-    """Whether the node's kubelet was connected for long enough to end the pod, and renewed its Lease once more."""
+    """Return whether the kubelet was connected for long enough to end the pod, and renewed its Lease once more."""
     row = node.renewals
     if not node.ready or row is None or row.since is None or row.first_at is None or _trains(draft, worker):
         return False
@@ -77,7 +77,7 @@ def _ended_by_kubelet(draft: PlanDraft, worker: Worker, node: NodeView, absent_s
 
 
 def _extra(worker: Worker, *, unbroken: bool) -> timedelta:
-    """How much longer a kubelet may take than the pod's grace period.
+    """Return how much longer a kubelet may take than the pod's grace period.
 
     A pod that was still there after the deadline of its deletion shows a runtime that does not end containers.
     """
@@ -107,7 +107,7 @@ def _last_known(draft: PlanDraft, worker: Worker) -> datetime | None:
 
 
 def _trains(draft: PlanDraft, worker: Worker) -> bool:
-    """Whether a peer that reports is in a world with it."""
+    """Return whether a peer that reports is in a world with it."""
     worlds = (report.world for report in draft.seen.reports if report.fresh(draft.now))
     return any(world is not None and worker.pod_uid in world.members for world in worlds)
 

@@ -59,7 +59,7 @@ def _judge(draft: PlanDraft, worker: Worker, pod: PodView | None, severed: froze
 
 
 def _ended(draft: PlanDraft, worker: Worker, pod: PodView) -> Worker:
-    """The kubelet proved the end. A worker that was leaving keeps its cause, unless it ran out of memory."""
+    """Return the worker as ended. A worker that was leaving keeps its cause, unless it ran out of memory."""
     verdict = causes.of_exit(pod, draft.node(worker), draft.now, launched=draft.spec.launched)
     keeps = worker.phase in (Phase.LEAVING, Phase.LOST) and (worker.ordered or verdict.cause != Cause.OOM)
     worker = worker if keeps else _blamed(worker, verdict)
@@ -91,7 +91,7 @@ def _vanished(draft: PlanDraft, worker: Worker, pod: PodView | None) -> PlanDraf
 
 
 def _silent(draft: PlanDraft, worker: Worker, pod: PodView) -> bool:
-    """Whether the node stopped reporting, and the operator or the peers miss the pod as well."""
+    """Return whether the node stopped reporting, and the operator or the peers miss the pod as well."""
     if worker.phase is Phase.LOST or not pod.bound or not causes.node_dead(draft.node(worker), draft.now):
         return False
     peers = (report for report in draft.seen.reports if report.pod_uid != pod.uid and report.fresh(draft.now))
@@ -111,7 +111,7 @@ def _silenced(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
 
 
 def _severed(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
-    """The kubelet still reports, so deleting the pod (``cleanup``) will prove that it ended."""
+    """Mark the worker as lost. The kubelet still reports, so deleting the pod (``cleanup``) proves its end."""
     message = messages.workers.pod_unreachable(pod.name, pod.node, c.CUT_OFF.total_seconds())
     verdict = causes.ExitCause(Cause.INFRASTRUCTURE, FailureReason.POD_UNREACHABLE, message)
     draft = draft.with_worker(replace(_blamed(worker, verdict), phase=Phase.LOST, since=draft.now))
@@ -119,7 +119,7 @@ def _severed(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
 
 
 def _hangs(draft: PlanDraft, pod: PodView) -> bool:
-    """Whether the launcher has reported before and is silent now; one that has not started cannot hang."""
+    """Return whether the launcher reported before and is silent now; one that has not started cannot hang."""
     own = draft.seen.report(pod.uid)
     if own is None or not own.has_launcher or not own.fresh(draft.now):
         return False
@@ -127,7 +127,7 @@ def _hangs(draft: PlanDraft, pod: PodView) -> bool:
 
 
 def _hung(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
-    """The node is healthy, so deleting the pod (``cleanup``) will prove that it ended."""
+    """Mark the worker as lost. The node is healthy, so deleting the pod (``cleanup``) proves its end."""
     message = messages.workers.launcher_unresponsive(pod.name, c.LAUNCHER_HUNG.total_seconds())
     verdict = causes.ExitCause(Cause.INFRASTRUCTURE, FailureReason.LAUNCHER_UNRESPONSIVE, message)
     return draft.with_worker(replace(_blamed(worker, verdict), phase=Phase.LOST, since=draft.now))

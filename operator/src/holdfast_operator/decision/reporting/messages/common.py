@@ -9,5 +9,5 @@ CERTAIN = (
 
 
 def count(number: int, noun: str) -> str:
-    """A number with its noun, in the plural where it belongs."""
+    """Return a number with its noun, in the plural if necessary."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
