@@ -114,7 +114,7 @@ def of_state(folder: Path, state: State, what: str, rounds: int, steps: int) -> 
 
 
 def stalls(stall: dict[str, list[float]], what: str) -> list[bench.Measurement]:
-    """checkpoint-1."""
+    """Return the rows of checkpoint-1."""
     return [
         against(stall, "ours", "checkpoint-1", f"stall of a save of {what}", unit="x memcpy", target="<= 1.15"),
         against(
@@ -124,7 +124,7 @@ def stalls(stall: dict[str, list[float]], what: str) -> list[bench.Measurement]:
 
 
 def saves(save: dict[str, list[float]], what: str) -> list[bench.Measurement]:
-    """checkpoint-2."""
+    """Return the rows of checkpoint-2."""
     return [
         against(
             save, "ours", "checkpoint-2", f"digested, published save of {what}", unit="x disk limit", target="<= 1.25"

@@ -51,7 +51,7 @@ class Job(ABC):
         """Start its processes."""
 
     def revive(self) -> None:  # noqa: B027 - most need nothing
-        """Bring back what the contender does not bring back by itself."""
+        """Restart what the contender does not restart by itself."""
 
     def end_victim(self, pid: int) -> None:  # noqa: B027 - most do it themselves
         """End a process that hangs, where the contender never would."""

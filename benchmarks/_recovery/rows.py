@@ -22,7 +22,7 @@ def all_of(book: Book) -> list[bench.Measurement]:
 
 
 def resumed(book: Book) -> bench.Measurement:
-    """recovery-2."""
+    """Return the row of recovery-2."""
     ours = [100 * value for key in OURS for value in book.of(f"{key} resumed")]
     stock = [100 * value for value in book.of("torchrun stock kill resumed")]
     return bench.measured(
@@ -37,7 +37,7 @@ def resumed(book: Book) -> bench.Measurement:
 
 
 def kill(book: Book) -> list[bench.Measurement]:
-    """recovery-1 and -2."""
+    """Return the rows of recovery-1 and -2."""
     ours, theirs = book.of("ours kill seconds"), book.of("torchrun kill seconds")
     peer, name = statistics.median(theirs), "torchrun, sharing off"
     what = "rank SIGKILLed, two ranks under one launcher → next step"
@@ -50,7 +50,7 @@ def kill(book: Book) -> list[bench.Measurement]:
 
 
 def shrink(book: Book) -> list[bench.Measurement]:
-    """recovery-3."""
+    """Return the rows of recovery-3."""
     tuned, stock = ("torchft tuned kill", "torchft, heartbeat 0.3 s"), ("torchft kill", "torchft, defaults")
     tuned_three, stock_three = ("torchft three tuned kill", tuned[1]), ("torchft three kill", stock[1])
     one, three = "two ranks under one launcher, the lost one replaced", "three launchers (replicas), one lost → two"
@@ -63,7 +63,7 @@ def shrink(book: Book) -> list[bench.Measurement]:
 
 
 def zygote(book: Book) -> list[bench.Measurement]:
-    """recovery-4."""
+    """Return the rows of recovery-4."""
     what, peer = "rank SIGKILLed, zygote and no standby process", ("torchrun kill", "torchrun, sharing off")
     if c.no_warm_option():
         return [bench.not_measured("recovery-4", what, c.no_warm_option())]
@@ -71,7 +71,7 @@ def zygote(book: Book) -> list[bench.Measurement]:
 
 
 def hang(book: Book) -> list[bench.Measurement]:
-    """recovery-5."""
+    """Return the rows of recovery-5."""
     bound = max(1.0, 5 * statistics.median(book.of("ours step") or [0.0]))
     rows = [row for kind, what in HANGS.items() for row in one_hang(book, "ours", kind, what, bound)]
     three = max(1.0, 5 * statistics.median(book.of("ours pods step") or [0.0]))
@@ -93,7 +93,7 @@ def one_hang(book: Book, key: str, kind: str, what: str, bound: float) -> list[b
 
 
 def kept(book: Book) -> list[bench.Measurement]:
-    """recovery-7."""
+    """Return the rows of recovery-7."""
     lost = [value for key in OURS for value in book.of(f"{key} lost")]
     wrong = [1.0 - value for value in book.of("ours audit")]
     theirs = book.of("torchrun kill lost")
@@ -117,7 +117,7 @@ def kept(book: Book) -> list[bench.Measurement]:
 
 
 def goodput(book: Book) -> list[bench.Measurement]:
-    """recovery-9."""
+    """Return the rows of recovery-9."""
     what, ours = "steps with a kill every 30 s ÷ steps without", book.of("ours goodput")
     if not ours:
         return [bench.not_measured("recovery-9", what, "only with --goodput or --full")]

@@ -138,7 +138,7 @@ def _line(said: str, words: str, folder: Path) -> str:
 
 
 def no_direct(folder: Path) -> Outcome:
-    """A file system without O_DIRECT, on which the same bytes go through the page cache."""
+    """Run a job on a file system without O_DIRECT, on which the same bytes go through the page cache."""
     with mounted(folder / "ram", "-t", "ramfs", "none") as ram:
         _check_refusal(ram / "probe")
         with _job(folder / "job", ram / "commits") as job:
@@ -173,7 +173,8 @@ def _check_refusal(file: Path) -> None:
 
 
 def clocks(folder: Path) -> Outcome:
-    """Two hosts whose clocks differ by two days, then the reverse, then not at all: one line of checkpoints."""
+    """Run a job on two hosts whose clocks differ by two days, in both directions, and then not: one line of
+    checkpoints."""
     outcome = Outcome()
     commits, book_step = folder / "commits", 0
     for number, ahead in enumerate([(-1, 1), (1, -1), (0, 0)]):

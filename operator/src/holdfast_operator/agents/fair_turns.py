@@ -21,7 +21,7 @@ class Turns:
 
     @asynccontextmanager
     async def of(self, namespace: str, job: str) -> AsyncIterator[None]:
-        """Hold the turn."""
+        """Wait for the turn of this job, and hold it within the context."""
         async with AsyncExitStack() as held:
             for key in ((namespace, job), (namespace,), ()):
                 await held.enter_async_context(self._lock(key))

@@ -174,7 +174,8 @@ def _symptom_of(draft: PlanDraft, incident: Incident) -> Incident | None:
 
 
 def _exit_expected(draft: PlanDraft, report: ReportedIncident, worker: Worker | None) -> bool:
-    """Launchers detect a loss or SIGTERM at once; the exit of the container, a moment later, has the reason."""
+    """Return whether the exit of the container is still expected. Launchers detect a loss or SIGTERM a moment
+    earlier."""
     blind = report.reason in _BLIND
     if not blind or report.detected is None or worker is None or worker.phase is not Phase.WANTED:
         return False
@@ -198,7 +199,8 @@ def _incident_of(draft: PlanDraft, report: ReportedIncident) -> Incident:
 
 
 def _with_known_cause(draft: PlanDraft, incident: Incident) -> Incident:
-    """Launchers detect a lost peer or SIGTERM; deletions, failed nodes and exceeded limits are known here."""
+    """Return the incident with the cause of a deletion, failed node or exceeded limit, which launchers cannot
+    detect."""
     worker = _worker_of(draft, incident)
     if incident.cause not in (Cause.INFRASTRUCTURE, Cause.INTERRUPTION) or worker is None:
         return incident
@@ -313,8 +315,7 @@ def _already_counted(draft: PlanDraft, worker: Worker) -> bool:
 
 
 def _ended_with_torchrun(draft: PlanDraft, worker: Worker) -> bool:
-    """Return whether the worker's exit belongs to a counted one: after one ``torchrun`` gives up, the others exit
-    too."""
+    """Return whether the failure is counted already: after one ``torchrun`` gives up, the others exit too."""
     if draft.spec.rendezvous != c.C10D or worker.cause != Cause.APPLICATION:
         return False
     moment = worker.since or draft.now

@@ -113,5 +113,5 @@ def _trains(draft: PlanDraft, worker: Worker) -> bool:
 
 
 def proved_gone(draft: PlanDraft) -> frozenset[str]:
-    """Pod UIDs that can never train again."""
+    """Return the UIDs of pods that can never train again."""
     return frozenset(worker.pod_uid for worker in draft.status.in_phase(Phase.ENDED) if worker.known)

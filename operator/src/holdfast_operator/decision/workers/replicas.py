@@ -82,7 +82,8 @@ def _spare_failed(draft: PlanDraft) -> bool:
 
 
 def _waited_for(draft: PlanDraft) -> tuple[Worker, ...]:
-    """With ``onFailure: Wait``, a lost worker keeps its place until it returns or is proved gone."""
+    """Return the lost workers that keep their place, with ``onFailure: Wait``, until they return or are proved
+    gone."""
     if draft.spec.on_failure != c.WAIT:
         return ()
     return tuple(w for w in draft.status.in_phase(Phase.LOST, Phase.LEAVING) if w.known and not w.ordered)

@@ -25,7 +25,7 @@ def fewer_training(workers: int, requested: int, *, launched: bool) -> str:
 
 
 def _verb(*, launched: bool) -> str:
-    """Only Holdfast's launchers report whether the workers train."""
+    """Return the verb: only Holdfast's launchers report whether the workers train."""
     return "are training" if launched else "are running"
 
 
