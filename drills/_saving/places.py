@@ -173,8 +173,7 @@ def _check_refusal(file: Path) -> None:
 
 
 def clocks(folder: Path) -> Outcome:
-    """Run a job on two hosts whose clocks differ by two days, in both directions, and then not: one line of
-    checkpoints."""
+    """Run a job on two hosts whose clocks differ by two days, in both directions, and then not at all."""
     outcome = Outcome()
     commits, book_step = folder / "commits", 0
     for number, ahead in enumerate([(-1, 1), (1, -1), (0, 0)]):

@@ -87,7 +87,7 @@ class _Confirms:
 
 @dataclass(frozen=True)
 class _Pending:
-    """The pod's exit, which says more than the report, is expected within a moment."""
+    """The pod's exit, which has more information than the report, is expected within a moment."""
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,7 @@ def _symptom_of(draft: PlanDraft, incident: Incident) -> Incident | None:
 
 
 def _exit_expected(draft: PlanDraft, report: ReportedIncident, worker: Worker | None) -> bool:
-    """Return whether the exit of the container is still expected. Launchers detect a loss or SIGTERM a moment
-    earlier."""
+    """Return whether the container's exit is still expected. Launchers detect a loss or SIGTERM earlier."""
     blind = report.reason in _BLIND
     if not blind or report.detected is None or worker is None or worker.phase is not Phase.WANTED:
         return False
@@ -199,8 +198,7 @@ def _incident_of(draft: PlanDraft, report: ReportedIncident) -> Incident:
 
 
 def _with_known_cause(draft: PlanDraft, incident: Incident) -> Incident:
-    """Return the incident with the cause of a deletion, failed node or exceeded limit, which launchers cannot
-    detect."""
+    """Return the incident with the cause of a deletion, failed node or exceeded limit, if there is one."""
     worker = _worker_of(draft, incident)
     if incident.cause not in (Cause.INFRASTRUCTURE, Cause.INTERRUPTION) or worker is None:
         return incident
@@ -386,7 +384,7 @@ def _observed_incident(draft: PlanDraft, worker: Worker, pair: AttemptId) -> Inc
 
 
 def _drop_expired(draft: PlanDraft) -> PlanDraft:
-    """Incidents older than their budget's window no longer count."""
+    """Drop incidents older than their budget's window, which no longer count."""
     kept = []
     for count in draft.status.incidents_by_cause:
         budget = draft.spec.budget(count.cause)
@@ -415,7 +413,7 @@ def _close_recovered(draft: PlanDraft) -> PlanDraft:
 
 
 def _reported_by_live_launchers(draft: PlanDraft) -> set[AttemptId]:
-    """Only live launchers count: a launcher that is gone never reports the end of an incident."""
+    """Return the attempt IDs that live launchers report. Other launchers never report the end of an incident."""
     living = {pod.uid for pod in draft.seen.pods if not (pod.terminal or pod.absent)}
     reports = (report for report in draft.seen.reports if report.pod_uid in living and report.fresh(draft.now))
     return {item.pair for report in reports for item in report.incidents}
@@ -432,7 +430,7 @@ def _first_completed_step(draft: PlanDraft, incident: Incident) -> tuple[datetim
 
 
 def _may_be_older_world(incident: Incident, report: Report) -> bool:
-    """No world is known to have ended by the incident, so this world may be older, and its start proves nothing."""
+    """Return whether this world may be older than the incident. Its start then does not prove a recovery."""
     of_no_world = incident.pair.attempt == 0
     return of_no_world and report.world is not None and report.world.pair.generation == incident.pair.generation
 

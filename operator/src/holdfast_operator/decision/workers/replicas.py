@@ -82,8 +82,7 @@ def _spare_failed(draft: PlanDraft) -> bool:
 
 
 def _waited_for(draft: PlanDraft) -> tuple[Worker, ...]:
-    """Return the lost workers that keep their place, with ``onFailure: Wait``, until they return or are proved
-    gone."""
+    """Return the lost workers that keep their place until they return or are proved gone (``onFailure: Wait``)."""
     if draft.spec.on_failure != c.WAIT:
         return ()
     return tuple(w for w in draft.status.in_phase(Phase.LOST, Phase.LEAVING) if w.known and not w.ordered)
