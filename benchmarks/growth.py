@@ -123,7 +123,7 @@ class Copier:
     def seconds(self) -> float:
         """Return the median seconds of several copies."""
         first = self._processes[0]
-        assert first.stdin is not None  # noqa: S101 - it was asked for
+        assert first.stdin is not None  # noqa: S101 - it is a pipe
         assert first.stdout is not None  # noqa: S101
         took = []
         for _ in range(COPIES):
@@ -144,7 +144,7 @@ def growths(kind: type[Growing], wanted: int, trials: bench.Trials) -> None:
     copier = Copier(kind.size)
     try:
         with c.running(kind) as job:
-            assert isinstance(job, Growing)  # noqa: S101 - so was it made
+            assert isinstance(job, Growing)  # noqa: S101 - the type of the session
             for _ in range(wanted):
                 paused = job.grow()
                 with job.resting():

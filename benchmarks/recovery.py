@@ -87,7 +87,7 @@ def hurt(job: c.Job, fault: str, patience: float) -> Trial:
     finally:
         os.close(watch)
     found = resumed(job.trace.lines, fault=fault_time)
-    assert found is not None  # noqa: S101 - that was waited for
+    assert found is not None  # noqa: S101 - the wait ends with it
     return Trial(
         seconds=(found.time - fault_time) / 1e9,
         resumed=True,

@@ -113,7 +113,7 @@ def say(text: str) -> None:
 
 def damages(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
     """Return the rows of checkpoint-8."""
-    logging.getLogger("holdfast.checkpoint").setLevel(logging.CRITICAL)  # each damage is told, which is not news here
+    logging.getLogger("holdfast.checkpoint").setLevel(logging.CRITICAL)  # each corruption is logged, as expected
     failures = damage.drill(folder, seed=effort.seed, trials=effort.damages)
     logging.getLogger("holdfast.checkpoint").setLevel(logging.NOTSET)
     what = f"newest checkpoint corrupt: {', '.join(damage.DAMAGES)}"

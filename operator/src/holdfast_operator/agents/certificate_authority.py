@@ -4,8 +4,7 @@ The operator creates the CA at its first start and keeps it in the Secret ``hold
 operator adds a successor to the bundle that pods trust. The successor signs only after ``overlap``, when every pod
 has it. The old CA stays in the bundle until it expires. Server certificates live in memory only.
 
-Invariant: at any time, the certificate that is served is signed by a CA that has been in the bundle for ``overlap``
-(or since the first start).
+Invariant: the CA that signed the served certificate has been in the bundle for ``overlap``, or since the first start.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ LEASE_READ = timedelta(seconds=10)
 REPORTS_NOW = timedelta(seconds=10)
 AVOID_DEAD = timedelta(minutes=10)
 AVOID_NOTICED = timedelta(hours=1)
-# The job does not use a node that a rule replaced before this time, unless the node reboots.
+# For this time, or until its reboot, the job does not use a node that a rule replaced.
 AVOID_REPLACED = timedelta(hours=24)
 # A node that failed a preflight may be repaired at any time.
 AVOID_UNFIT = timedelta(hours=1)
