@@ -1,9 +1,9 @@
 """The sidecar: memory, CPU, notice → touch file on each cloud, publication → membership file.
 
-The real process runs with the operator's own agents' API over TLS and the testbed's exporter of eight GPUs. All metadata
-services of the testbed answer at one address. No machine has all of these, so no sidecar has more work. The memory's limit is a
-bare interpreter. The peer is the same interpreter with the usual libraries of such a sidecar, the official Kubernetes
-client and requests.
+The real process runs with the operator's own agents' API over TLS and the testbed's exporter of eight GPUs. All
+metadata services of the testbed answer at one address. No machine has all of these, so no sidecar has more work. The
+memory's limit is a bare interpreter. The peer is the same interpreter with the usual libraries of such a sidecar, the
+official Kubernetes client and requests.
 """
 
 from __future__ import annotations

@@ -151,8 +151,8 @@ def _say_clear(desk: Planner, machine: Node, mark: Mark) -> None:
 def _left(desk: Planner, machine: Node, mark: Mark) -> tuple[NodePod, ...] | None:
     """Return the pods to wait for; None if unknown.
 
-    The kubelet of a dead node ends no deleted pods. With ``force``, a pod whose deletion hangs (a finalizer
-    or a hung container runtime) is waited for only until the deadline and its own grace period have passed.
+    The kubelet of a dead node ends no deleted pods. With ``force``, a pod whose deletion hangs (a finalizer or a hung
+    container runtime) is waited for only until the deadline and its own grace period have passed.
     """
     if machine.pods is None:
         return None

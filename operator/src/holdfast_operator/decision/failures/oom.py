@@ -4,8 +4,8 @@ The kernel ends one process after the other: a rank, the warm process that repla
 reports in ``partOf`` that the end of an attempt belongs to an earlier one. The operator observes the end of the
 container. A report that only misses a peer in the same attempt never overrides the cause OOM.
 
-Invariant: an exit is counted with another attempt's incident only if it ended a pod or a launcher reports it as a part.
-A container that runs out of memory repeatedly is therefore counted each time.
+Invariant: an exit is counted with another attempt's incident only if it ended a pod or a launcher reports it as a
+part. A container that runs out of memory repeatedly is therefore counted each time.
 """
 
 from __future__ import annotations
