@@ -315,8 +315,7 @@ class Process:
         queue = self._parts.queue
         while (key := queue.get()) is not None:
             if not self._elector.leads():
-                # The process was suspended past the end of its Lease: another one leads, and the elector is about to
-                # end this one.
+                # The process was suspended past the end of its Lease: the elector is about to end it.
                 queue.done(key, failed=True)
                 continue
             with logs.about(key):
