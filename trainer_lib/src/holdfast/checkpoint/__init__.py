@@ -122,9 +122,8 @@ def load(
     able to read. Only the objects that are passed are read. Return None if the folder has no checkpoint, and log a
     warning if the folder may be the wrong one.
 
-    Raise `NoneWholeError` if there are checkpoints and none can be restored, and `PeerLostError` if a rank is lost.
-    Raise `UsageError` for the folder of a single checkpoint, and if one of several ranks passes neither `group` nor
-    `step`.
+    Raise `NoneWholeError` if no checkpoint can be restored, and `PeerLostError` if a rank is lost. Raise `UsageError`
+    for the folder of a single checkpoint, and if one of several ranks passes neither `group` nor `step`.
     """
     from holdfast.checkpoint.process_group_exchange import Together
     from holdfast.checkpoint.state import rng
@@ -159,8 +158,7 @@ def load(
         generators.apply()
     if exchange.rank == 0:
         tell(other)
-    path = root / str(loaded.name)
-    return Found(step=found.step, path=path, quarantined=found.quarantined, lost=found.lost)
+    return Found(step=found.step, path=root / str(loaded.name), quarantined=found.quarantined, lost=found.lost)
 
 
 def _insist_on_one_rank() -> None:
