@@ -189,7 +189,7 @@ def tell(machine: Machine, kind: str) -> Passed:
         statuses: list[str] = []
         if machine.cloud == AZURE:
             sidecar.acknowledge(request)
-            sidecar.hears("is approved, its commit is made")
+            sidecar.hears("is approved, its checkpoint is complete")
             statuses = [str(event["EventStatus"]) for event in machine.events()]
         return Passed(actions=sidecar.passed_on(), drain=bool(request["drain"]), statuses=statuses)
 

@@ -195,7 +195,7 @@ def test_leader_that_slept_starts_over_and_the_next_has_all_jobs(stage: Stage, o
     step = player.step
     sleeper.signal(signal.SIGCONT)
     stage.wait(lambda: sleeper.began() > began and sleeper.ready(), "it stands by, in the same process")
-    assert "the operator begins anew: the Lease could not be renewed" in sleeper.log()
+    assert "the operator starts over: the Lease could not be renewed" in sleeper.log()
     assert sleeper.metric("holdfast_leader") == 0
     stage.wait(lambda: shown_step(stage) > step, "progress is shown")
     assert {pod.metadata.uid for pod in stage.pods()} == pods

@@ -89,7 +89,7 @@ def calls(cluster: Cluster, namespace: str) -> dict[str, Callable[[], Any]]:
     def create_pod() -> None:
         """Twice: what is in the way is looked at."""
         cluster.create_pod({"apiVersion": "v1", "kind": "Pod", **pod})
-        with pytest.raises(RejectedError, match="belongs to somebody else"):
+        with pytest.raises(RejectedError, match="belongs to another owner"):
             cluster.create_pod({"apiVersion": "v1", "kind": "Pod", **pod})
 
     return {

@@ -35,7 +35,7 @@ class TooManyRequestsError(AgentRequestError):
     """The pod sends too many requests. ``seconds``: the time until the next one is accepted."""
 
     def __init__(self, seconds: int) -> None:
-        super().__init__(429, "this pod asks too often")
+        super().__init__(429, "this pod sends too many requests")
         self.seconds = seconds
 
 

@@ -354,7 +354,7 @@ class Process:
 
 def _begin_anew(why: str) -> None:
     """Execute the program again at once, because the next leader must not act alongside the threads of this one."""
-    logger.error("the operator begins anew: %s", why)
+    logger.error("the operator starts over: %s", why)
     try:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - no shell is wanted
     except OSError:
@@ -428,7 +428,7 @@ def main() -> int:
         logger.critical("%s", error)
         return os.EX_CONFIG
     if parts is None:
-        logger.info("the operator ends as it was told to")
+        logger.info("the operator exits as requested")
         return 0
     return _serve(parts, ended)
 
@@ -445,5 +445,5 @@ def _serve(parts: Components, ended: threading.Event) -> int:
         return 1
     finally:
         process.stop()
-    logger.info("the operator ends as it was told to")
+    logger.info("the operator exits as requested")
     return 0

@@ -96,4 +96,4 @@ def test_a_clouds_notice_ends_in_a_commit_and_is_an_interruption(
     (incident,) = a.status["incidents"]
     assert (incident["cause"], incident["pod"]) == ("Interruption", "c")
     if machine.said.cloud == AZURE:
-        wait_for(lambda: "is approved, its commit is made" in log.read_text(), log.read_text)
+        wait_for(lambda: "is approved, its checkpoint is complete" in log.read_text(), log.read_text)

@@ -110,7 +110,7 @@ def test_more_than_any_node_has_is_said_with_the_figures() -> None:
     assert too_big(pod("8"), []) == ""
 
 
-MEND = ": mend the template, or give a node what it asks for"
+MEND = ": fix the template, or give a node what it requests"
 SELECTOR, TAINT = "the labels of its nodeSelector", "a taint that it does not tolerate"
 GPU_ONLY = pod(nodeSelector={"kind": "gpu", "zone": "a"})
 TAINTED = (("dedicated", "ml", "NoSchedule"),)

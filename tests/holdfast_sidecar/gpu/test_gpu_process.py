@@ -44,6 +44,6 @@ def test_a_launcher_that_stops_is_reported(sidecar, operator, wait):
     sidecar.write_status()
     sidecar.start()
     wait(lambda: operator.latest().get("launcherSilentSeconds", 0) >= 5, "the report of its silence")
-    said = re.compile(r"the launcher has said nothing for \d+ s")
+    said = re.compile(r"the launcher has written no status for \d+ s")
     wait(lambda: any(said.fullmatch(line["message"]) for line in sidecar.lines()), "the line that says so")
     assert sum(said.fullmatch(line["message"]) is not None for line in sidecar.lines()) == 1

@@ -110,9 +110,9 @@ STORAGE = [
     ("well", Inputs(elapsed=90, launcher=True, told=told("Passed")), "Passed", "its words"),
     ("full", Inputs(elapsed=1, launcher=True, told=told("Failed")), "Failed", "its words"),
     ("no volume", Inputs(elapsed=1, launcher=True, told=told("Skipped")), "Skipped", "its words"),
-    ("another check", Inputs(elapsed=1, launcher=True, told=told("Failed", name="x")), "Skipped", "says nothing"),
-    ("no result", Inputs(elapsed=1, launcher=True, told=told("Perhaps")), "Skipped", "says nothing"),
-    ("rubbish", Inputs(elapsed=1, launcher=True, told={"checks": [1, None]}), "Skipped", "says nothing"),
+    ("another check", Inputs(elapsed=1, launcher=True, told=told("Failed", name="x")), "Skipped", "reports nothing"),
+    ("no result", Inputs(elapsed=1, launcher=True, told=told("Perhaps")), "Skipped", "reports nothing"),
+    ("rubbish", Inputs(elapsed=1, launcher=True, told={"checks": [1, None]}), "Skipped", "reports nothing"),
 ]
 
 
@@ -129,7 +129,7 @@ STORE = [
     ("out of reach", told("Failed", name="ObjectStore"), 1.0, "Failed", "its words", ""),
     ("refused", told("Failed", name="ObjectStore", blame="Job"), 1.0, "Failed", "its words", "Job"),
     ("rubbish", told("Failed", name="ObjectStore", blame="everybody"), 1.0, "Failed", "its words", ""),
-    ("an older launcher", told("Passed"), 1.0, "Skipped", "the launcher says nothing of the object store", ""),
+    ("an older launcher", told("Passed"), 1.0, "Skipped", "the launcher reports nothing about the object store", ""),
 ]
 
 

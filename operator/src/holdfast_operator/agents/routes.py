@@ -142,7 +142,7 @@ class AgentRoutes:
             # Other requests wait for the same review, so a request that ends must not cancel it.
             await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(carried_out)), self._limits.alerts_seconds)
         except TimeoutError:
-            raise AgentRequestError(503, "what follows from the alerts is not written yet: tell them again") from None
+            raise AgentRequestError(503, "the decision about the alerts is not stored yet: send them again") from None
         return _json(200, {})
 
     def _token(self, request: web.BaseRequest) -> str:

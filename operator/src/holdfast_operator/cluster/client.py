@@ -153,7 +153,7 @@ class Cluster:
             with _naming(f"{manifest['kind']} {meta['name']}"):
                 return self._call("POST", every, {"fieldManager": c.FIELD_MANAGER}, manifest, JSON)
         if not _same_owner(found, manifest):
-            told = "an object of this name exists and belongs to somebody else: delete it, or rename the job"
+            told = "an object of this name exists and belongs to another owner: delete it, or rename the job"
             raise RejectedError(f"{manifest['kind']} {meta['name']}", StartupReason.NAME_TAKEN, told)
         with _naming(f"{manifest['kind']} {meta['name']}"):
             exactly = {**manifest, "metadata": {**meta, "uid": found["metadata"]["uid"]}}
@@ -171,7 +171,7 @@ class Cluster:
         except ConflictError:
             found = self._get(f"{path}/{meta['name']}")
             if found is not None and not _same_owner(found, manifest):
-                told = "a pod of this name exists and belongs to somebody else: delete it, or rename the job"
+                told = "a pod of this name exists and belongs to another owner: delete it, or rename the job"
                 raise RejectedError(f"pod {meta['name']}", StartupReason.NAME_TAKEN, told) from None
             return None
 

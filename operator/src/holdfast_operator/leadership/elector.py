@@ -159,7 +159,7 @@ class Elector:
                 if self._unanswered:
                     self._say(logging.INFO, "the Lease is renewed")
             case Step.WAIT:
-                self._say(logging.INFO, f"this process stands by: {decision.why}")
+                self._say(logging.INFO, f"this process is on standby: {decision.why}")
                 self._calls.follows(self._sight.lease.url or None if self._sight.lease is not None else None)
             case Step.END:
                 self._stop.set()

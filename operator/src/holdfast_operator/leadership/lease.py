@@ -96,7 +96,7 @@ def decide(sight: LeaseView, now: float, me: str, terms: LeaseTimings) -> Decisi
     if not lease.holder:
         return Decision(step=Step.TAKE, why="the Lease had been given back")
     if lease.holder == me:
-        return Decision(step=Step.TAKE, why="the Lease was ours before we started anew")
+        return Decision(step=Step.TAKE, why="the Lease was ours before the restart")
     if now - sight.since > lease.seconds:
         return Decision(step=Step.TAKE, why=f"{lease.holder} has not renewed the Lease for {lease.seconds} s")
     return Decision(step=Step.WAIT, why=f"{lease.holder} leads")
@@ -106,7 +106,7 @@ def _as_leader(sight: LeaseView, now: float, me: str, terms: LeaseTimings) -> De
     if not leads(sight, now, terms):
         return Decision(step=Step.END, why=f"the Lease could not be renewed for {terms.give_up_seconds:.0f} s")
     if sight.lease is None:
-        return Decision(step=Step.END, why="somebody deleted the Lease")
+        return Decision(step=Step.END, why="the Lease was deleted")
     if sight.lease.holder != me:
         return Decision(step=Step.END, why=f"{sight.lease.holder or 'nobody'} holds the Lease now")
     return Decision(step=Step.RENEW, why="we lead")

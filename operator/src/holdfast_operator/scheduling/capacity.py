@@ -254,7 +254,7 @@ def no_node(pod_spec: Json, nodes: Iterable[NodeView]) -> str:
         asked = "; ".join(filter(None, (_selector(pod_spec, counts), _taints(known, pod_spec, counts))))
         return (
             f"none of {len(known)} nodes takes a worker: {told}{f' ({asked})' if asked else ''}:"
-            " mend the template, or give a node what it asks for"
+            " fix the template, or give a node what it requests"
         )
     open_ = [node for node, barrier in zip(known, barriers, strict=True) if not barrier]
     which = "no node" if len(open_) == len(known) else "no node that it may use"

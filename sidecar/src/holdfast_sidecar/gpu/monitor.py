@@ -154,7 +154,7 @@ class GpuWatch:
             now = self._clock.monotonic()
             gpus = {uuid: _track(uuid, memory, now) for uuid, memory in document["gpus"].items()}
         except (ContractError, KeyError, TypeError, ValueError, AttributeError, OSError, OverflowError) as error:
-            _log.error("%s is not ours and starts anew: %s", self._path.name, error)
+            _log.error("%s was not written by this sidecar and is recreated: %s", self._path.name, error)
             return View()
         return View(gpus=gpus, errors=errors)
 

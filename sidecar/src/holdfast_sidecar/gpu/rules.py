@@ -138,13 +138,16 @@ XID_RULES: Final = (
     _xid(74, cause=INFRASTRUCTURE, action=REPLACE_NODE, words="an NVLink error"),
     _xid(136, 155, cause=INFRASTRUCTURE, action=REPLACE_NODE, words="an NVLink did not come up"),
     _xid(
-        *range(144, 151), cause=INFRASTRUCTURE, action=IGNORE, words="an NVLink event; the kernel's log says if fatal"
+        *range(144, 151),
+        cause=INFRASTRUCTURE,
+        action=IGNORE,
+        words="an NVLink event; the kernel's log shows how serious it is",
     ),
     _xid(79, cause=INFRASTRUCTURE, action=REPLACE_NODE, words="the GPU has fallen off the bus"),
     _xid(46, 62, 109, 110, 158, cause=INFRASTRUCTURE, action=REPLACE_NODE, words="the GPU hangs until it is reset"),
     _xid(119, 120, cause=INFRASTRUCTURE, action=REPLACE_NODE, words="the GPU's own processor (GSP) does not answer"),
     _xid(143, 151, cause=INFRASTRUCTURE, action=REPLACE_NODE, words="the GPU could not be set up"),
-    _xid(154, cause="", action=IGNORE, words="what the GPU needs has changed; the kernel's log says to what"),
+    _xid(154, cause="", action=IGNORE, words="the required action for the GPU has changed; see the kernel's log"),
 )
 UNKNOWN_XID: Final = XidRule(xids=frozenset(), cause="", action=IGNORE, words="an error that is not in the table")
 
@@ -202,7 +205,7 @@ COUNT_RULES: Final = (
         seconds=300,
         cause=INFRASTRUCTURE,
         action=IGNORE,
-        words="NVLink transfers that arrived damaged",
+        words="NVLink transfers that arrived corrupt",
     ),
 )
 

@@ -157,7 +157,7 @@ class AzureSource:
                 self._approval(logging.WARNING, event.id, f"{self.name}: {event.id} is not approved: {error}")
             else:
                 self._approved.add(event.id)
-                _log.info("%s: %s is approved, its commit is made", self.name, event.id)
+                _log.info("%s: %s is approved, its checkpoint is complete", self.name, event.id)
 
     def _start(self, event: Event) -> None:
         body = json.dumps({"StartRequests": [{"EventId": event.id}]}).encode()

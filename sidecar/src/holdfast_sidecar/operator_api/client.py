@@ -15,10 +15,10 @@ from holdfast_sidecar.runtime.http import Connection, Response, Transport
 
 REFUSALS = {
     401: "the operator does not accept this pod's token (401)",
-    403: "the operator says that the token is another pod's (403)",
+    403: "the operator rejects the token: it belongs to another pod (403)",
     404: "the operator knows no job that this pod belongs to (404)",
     413: "the report is too large for the operator (413)",
-    429: "the operator says that this pod asks too often (429)",
+    429: "the operator rejects requests: this pod sends too many (429)",
 }
 
 
@@ -84,7 +84,7 @@ class OperatorApi:
         except (OSError, ValueError) as error:
             raise TransportError(f"the token {self._token_file} cannot be read: {type(error).__name__}") from error
         if not token or not token.isprintable():
-            raise TransportError(f"the token {self._token_file} is empty or damaged")
+            raise TransportError(f"the token {self._token_file} is empty or corrupt")
         return token
 
 

@@ -83,7 +83,7 @@ class Reporter:
             if self._send(launcher, left):
                 return True
             sleep(min(self._report_state.pause, max(0.0, end - self._clock.monotonic())))
-        _log.error("the last report did not reach the operator; the pod's own state has to tell it")
+        _log.error("the last report did not reach the operator; only the pod's state shows how it ended")
         return False
 
     def _current(self) -> LauncherStatus:

@@ -150,7 +150,7 @@ def _entry(told: Mapping[str, Any], name: str, what: str) -> _CheckResult:
             if result in (RUNNING, PASSED, FAILED, SKIPPED):
                 blame = BLAME_JOB if check.get("blame") == BLAME_JOB else ""
                 return _CheckResult(result=result, message=message, blame=blame)
-    return _CheckResult(result=SKIPPED, message=f"the launcher says nothing of {what}")
+    return _CheckResult(result=SKIPPED, message=f"the launcher reports nothing about {what}")
 
 
 def _network(asked: PreflightSettings, facts: Inputs) -> _CheckResult:

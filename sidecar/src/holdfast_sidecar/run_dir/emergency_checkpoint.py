@@ -115,5 +115,5 @@ class NoticeLedger:
             entries = [] if data is None else parse_document(data, self._path.name)["notices"]
             return tuple(Notice.from_report(entry) for entry in entries)
         except (ContractError, KeyError, TypeError, OSError) as error:
-            _log.error("%s is not ours and starts anew: %s", self._path.name, error)
+            _log.error("%s was not written by this sidecar and is recreated: %s", self._path.name, error)
             return ()

@@ -88,7 +88,7 @@ class LauncherStatusWatcher:
         seconds = current.silent_seconds(self._clock.monotonic())
         if current.silent or current.status is None or seconds < c.LAUNCHER_SILENT_SECONDS:
             return False
-        _log.warning("the launcher has said nothing for %.0f s", seconds)
+        _log.warning("the launcher has written no status for %.0f s", seconds)
         self._current = replace(current, silent=True, significance=b"silent " + current.significance)
         return True
 

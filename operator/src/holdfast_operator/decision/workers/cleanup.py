@@ -55,7 +55,7 @@ def _lost(draft: PlanDraft, worker: Worker) -> PlanDraft:
     best = newest_report(draft)
     if best is None or best.world is None or worker.pod_uid in best.world.members:
         return draft
-    return _delete(draft, worker, f"{worker.reason}: training goes on without it")
+    return _delete(draft, worker, f"{worker.reason}: training continues without it")
 
 
 def _outlasted(draft: PlanDraft, worker: Worker) -> PlanDraft:

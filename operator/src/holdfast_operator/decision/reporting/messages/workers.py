@@ -14,8 +14,8 @@ def node_lost(pod: str, node: str) -> str:
 
 def pod_unreachable(pod: str, node: str, seconds: float) -> str:
     return (
-        f"Pod {pod} is unreachable: node {node} is Ready, but peers and operator have not heard from the pod for"
-        f" {seconds:.0f} s"
+        f"Pod {pod} is unreachable: node {node} is Ready, but neither peers nor operator have received anything from"
+        f" the pod for {seconds:.0f} s"
     )
 
 
