@@ -128,7 +128,7 @@ def test_a_report_whose_answer_was_lost_is_made_good(sidecar, operator, wait):
     "refusal",
     [
         (401, "does not accept this pod's token"),
-        (403, "another pod's"),
+        (403, "belongs to another pod"),
         (404, "no job that this pod belongs to"),
         (413, "too large"),
         (503, "its leader is https://other:8443"),
