@@ -115,6 +115,7 @@ AZURE_FIRST_ANSWER_SECONDS: Final = 130.0
 """By Azure's documentation, the first request enables Scheduled Events and may take two minutes."""
 
 # GPUs.
+GPU_SOURCE: Final = "DCGM"
 GPU_POLL_SECONDS: Final = 10.0
 """By default, exporters read the GPUs every 30 s."""
 GPU_STALE_SECONDS: Final = 300.0

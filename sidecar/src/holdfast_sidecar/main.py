@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from datetime import timedelta
 
 from prometheus_client.core import Metric
 
 from holdfast_sidecar import __version__, interruptions
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import SettingsError
+from holdfast_sidecar.gpu.error_log import notice_of
 from holdfast_sidecar.gpu.monitor import GpuWatch, View
 from holdfast_sidecar.interruptions.poller import InterruptionPoller
 from holdfast_sidecar.interruptions.source import Source
@@ -26,6 +28,7 @@ from holdfast_sidecar.operator_api.membership import Membership
 from holdfast_sidecar.operator_api.reporter import Reporter
 from holdfast_sidecar.preflight.checks import GpuHealth
 from holdfast_sidecar.preflight.runner import PreflightWatch
+from holdfast_sidecar.protocol.gpu_error import GpuError
 from holdfast_sidecar.protocol.notice import Notice
 from holdfast_sidecar.run_dir.emergency_checkpoint import NoticeLedger
 from holdfast_sidecar.run_dir.launcher_status import LauncherStatusWatcher
@@ -108,6 +111,11 @@ class Sidecar:
         )
         return self._loop(source.name, poller.tick, c.SOURCE_BACKOFF_ABSENT_SECONDS + source.longest)
 
+    def _request_checkpoint(self, error: GpuError) -> None:
+        notice = notice_of(error, timedelta(seconds=self._settings.checkpoint_deadline_seconds))
+        if self._ledger.publish(notice):
+            self._noticed(notice)
+
     def _noticed(self, notice: Notice) -> None:
         self._metrics.notice(notice)
         self._report_loop.wake()
@@ -120,6 +128,7 @@ class Sidecar:
             self._clock,
             self._jitter,
             launcher_gpus=self._launcher.gpus,
+            on_serious=self._request_checkpoint,
             on_news=self._wake_reports,
             on_error=self._metrics.poll_error,
         )

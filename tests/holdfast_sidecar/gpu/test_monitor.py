@@ -3,15 +3,19 @@
 import json
 import logging
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast_sidecar import constants as c
+from holdfast_sidecar.gpu.error_log import notice_of
 from holdfast_sidecar.gpu.monitor import GpuWatch
+from holdfast_sidecar.gpu.rules import REPLACE_NODE, XID_RULES
 from holdfast_sidecar.metrics import gpu as gpu_metrics
 from holdfast_sidecar.metrics.exporter import Metrics
+from holdfast_sidecar.protocol.gpu_error import GpuError
 from holdfast_sidecar.run_dir.launcher_status import LauncherStatusWatcher
 from holdfast_sidecar.runtime.http import Connection
 
@@ -23,6 +27,7 @@ class Watched:
         self.exporter, self.clock, self.news, self.errors = exporter, clock, 0, 0
         self._pod, self._run_dir = pod, run_dir
         self.told: set[str] = set()
+        self.serious: list[GpuError] = []
         self.restart()
 
     def restart(self) -> None:
@@ -34,6 +39,7 @@ class Watched:
             self.clock,
             lambda _low, high: high,
             launcher_gpus=lambda: self.told,
+            on_serious=self.serious.append,
             on_news=self._on_news,
             on_error=self._on_error,
         )
@@ -100,6 +106,44 @@ def test_what_comes_again_raises_the_count(watched, exporter):
     assert watched.found() == [("Xid", 94, 1), ("Xid", 31, 2)]
     _, error = watched.watch.view().errors
     assert (error.last - error.first).total_seconds() == 20
+
+
+@pytest.mark.parametrize("rule", XID_RULES, ids=lambda rule: min(rule.xids))
+def test_an_xid_is_serious_if_its_advice_is_to_leave_the_node(watched, exporter, rule):
+    watched.tick()
+    exporter.node.gpus[0].set(XID_ERRORS=min(rule.xids))
+    watched.tick()
+    assert len(watched.serious) == (rule.action == REPLACE_NODE)
+
+
+def test_a_serious_error_is_passed_on_once(watched, exporter):
+    exporter.node.gpus[0].set(XID_ERRORS=79, ECC_DBE_VOL_TOTAL=3)
+    watched.tick()
+    assert watched.serious == [], "they are older than the sidecar"
+    exporter.node.gpus[0].set(XID_ERRORS=48, ECC_DBE_VOL_TOTAL=4)
+    watched.tick()
+    assert [(error.kind, error.xid) for error in watched.serious] == [("Xid", 48), ("DoubleBitEcc", None)]
+    exporter.node.gpus[0].set(ECC_DBE_VOL_TOTAL=5)
+    watched.tick()
+    watched.restart()
+    exporter.node.gpus[0].set(ECC_DBE_VOL_TOTAL=6)
+    watched.tick()
+    assert watched.found() == [("Xid", 48, 1), ("DoubleBitEcc", None, 3)]
+    assert len(watched.serious) == 2
+
+
+def test_a_serious_error_is_passed_on_again_until_it_is_stored(watched, exporter, run_dir):
+    watched.tick()
+    stored = (run_dir / c.GPU_FILE).read_bytes()
+    exporter.node.gpus[0].set(XID_ERRORS=79)
+    watched.tick()
+    (run_dir / c.GPU_FILE).write_bytes(stored)  # as if the sidecar was killed before it stored the error
+    watched.restart()
+    watched.tick()
+    first, again = watched.serious
+    within = timedelta(seconds=25)
+    assert notice_of(first, within).id == notice_of(again, within).id, "so the launcher receives one request"
+    assert not notice_of(first, within).drain
 
 
 def test_another_pods_errors_are_not_ours(watched, exporter):

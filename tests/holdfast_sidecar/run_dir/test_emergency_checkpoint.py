@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast_sidecar.constants import MAX_NOTICES
 from holdfast_sidecar.protocol.document import dump_document, format_time, parse_time
 from holdfast_sidecar.protocol.notice import Notice
 from holdfast_sidecar.run_dir.checkpoint_request import merge
@@ -67,6 +68,14 @@ def test_killed_sidecar_finds_its_unrecorded_request(run_dir: Path, name: str, c
     assert NoticeLedger(run_dir).publish(notice()), "it is reported"
     assert json.loads((run_dir / name).read_text()) == content, "and not asked for again"
     assert (run_dir / "emergency_checkpoint").exists() == (name == "emergency_checkpoint")
+
+
+def test_a_full_ledger_drops_a_request_for_a_checkpoint_before_a_drain(run_dir: Path):
+    ledger = NoticeLedger(run_dir)
+    ledger.publish(notice())
+    for number in range(MAX_NOTICES):
+        ledger.publish(notice(f"gpu-{number}", "checkpoint"))
+    assert [known.id for known in ledger.notices()] == ["aws-spot-1", *(f"gpu-{n}" for n in range(1, MAX_NOTICES))]
 
 
 def test_a_later_and_other_notice_is_passed_on_too(run_dir: Path):

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from holdfast_sidecar import constants as c
+from holdfast_sidecar.gpu import rules
 from holdfast_sidecar.gpu.detector import Finding
 from holdfast_sidecar.protocol.gpu_error import GpuError
+from holdfast_sidecar.protocol.notice import Notice
 
 
 def merged(errors: Sequence[GpuError], findings: Sequence[Finding], now: datetime) -> tuple[GpuError, ...]:
@@ -18,6 +20,29 @@ def merged(errors: Sequence[GpuError], findings: Sequence[Finding], now: datetim
         error = _error(finding, now)
         known[key] = error if before is None else replace(error, count=before.count + error.count, first=before.first)
     return tuple(known.values())[-c.MAX_GPU_ERRORS :]
+
+
+def new_serious(before: Sequence[GpuError], errors: Sequence[GpuError]) -> tuple[GpuError, ...]:
+    """Return the errors with the advice to leave the node that were not known before."""
+    known = {_id(error) for error in before}
+    return tuple(error for error in errors if error.action == rules.REPLACE_NODE and _id(error) not in known)
+
+
+def notice_of(error: GpuError, checkpoint_deadline: timedelta) -> Notice:
+    """Return the request for a checkpoint. Its ID depends only on the error, so an error has one request."""
+    return Notice(
+        id=_id(error),
+        reason=error.message,
+        source=c.GPU_SOURCE,
+        action="checkpoint",
+        deadline=error.last + checkpoint_deadline,
+        observed_at=error.last,
+    )
+
+
+def _id(error: GpuError) -> str:
+    kind = error.kind if error.xid is None else f"{error.kind}-{error.xid}"
+    return f"gpu-{kind}-{error.gpu}"
 
 
 def _error(finding: Finding, now: datetime) -> GpuError:

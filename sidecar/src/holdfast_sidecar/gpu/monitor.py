@@ -14,7 +14,7 @@ from holdfast_sidecar import constants as c
 from holdfast_sidecar.errors import ContractError, SidecarError, SourceError
 from holdfast_sidecar.gpu import rules
 from holdfast_sidecar.gpu.detector import GpuState, GpuStates, LastXid, XidCounts, judge
-from holdfast_sidecar.gpu.error_log import merged
+from holdfast_sidecar.gpu.error_log import merged, new_serious
 from holdfast_sidecar.gpu.exposition import Sample, read
 from holdfast_sidecar.protocol.document import Document, dump_document, parse_document
 from holdfast_sidecar.protocol.gpu_error import GpuError
@@ -53,9 +53,11 @@ class View:
 
 
 class GpuWatch:
-    """`tick` belongs to one thread, `view` to all. `launcher_gpus` gives the UUIDs that the launcher sees."""
+    """`tick` belongs to one thread, `view` to all.
 
-    name = "DCGM"
+    `launcher_gpus` gives the UUIDs that the launcher sees. `on_serious` gets each new error with the advice to leave
+    the node.
+    """
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class GpuWatch:
         jitter: Callable[[float, float], float],
         *,
         launcher_gpus: Callable[[], Collection[str]] = lambda: (),
+        on_serious: Callable[[GpuError], None] = lambda _: None,
         on_news: Callable[[], None] = lambda: None,
         on_error: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -75,6 +78,7 @@ class GpuWatch:
         self._clock = clock
         self._jitter = jitter
         self._launcher_gpus = launcher_gpus
+        self._on_serious = on_serious
         self._on_news = on_news
         self._on_error = on_error
         self._lock = threading.Lock()
@@ -111,6 +115,8 @@ class GpuWatch:
         now = self._clock.monotonic()
         gpus, findings = judge(self._view.gpus, sample, now)
         errors = merged(self._view.errors, findings, self._clock.now())
+        for error in new_serious(self._view.errors, errors):  # first: a sidecar killed here finds the error again
+            self._on_serious(error)
         with self._lock:
             self._view = View(answers=True, sampled_at=now, sample=sample, gpus=gpus, errors=errors)
         count = len(gpus)
@@ -125,7 +131,7 @@ class GpuWatch:
 
     def _failed(self, error: Exception) -> float:
         self._failures += 1
-        self._on_error(self.name)
+        self._on_error(c.GPU_SOURCE)
         with self._lock:
             self._view = replace(self._view, answers=False)
         longest = c.SOURCE_BACKOFF_ABSENT_SECONDS if self._view.sampled_at is None else c.GPU_POLL_SECONDS

@@ -62,7 +62,7 @@ class NoticeLedger:
                 return False
             if notice.id not in self._traces():
                 self._request(notice)
-            self._notices = (*self._notices, notice)[-c.MAX_NOTICES :]
+            self._notices = _newest((*self._notices, notice))
             entries = [known.as_report() for known in self._notices]
             write_atomically(self._path, dump_document({"version": c.VERSION, "notices": entries}))
         return True
@@ -117,3 +117,11 @@ class NoticeLedger:
         except (ContractError, KeyError, TypeError, OSError) as error:
             _log.error("%s was not written by this sidecar and is recreated: %s", self._path.name, error)
             return ()
+
+
+def _newest(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
+    """Drop the oldest notice above the limit, and one that drains only if all do."""
+    if len(notices) <= c.MAX_NOTICES:
+        return notices
+    dropped = next((one for one in notices if not one.drain), notices[0])
+    return tuple(one for one in notices if one is not dropped)
