@@ -21,7 +21,7 @@ from holdfast.checkpoint.stores import fallback
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.main import main
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.errors import NoneWholeError, UnavailableError
+from holdfast.core.errors import NoCompleteCheckpointError, UnavailableError
 
 
 def damage(root: Path) -> None:
@@ -43,7 +43,9 @@ def test_training_does_not_start_over_if_everything_is_corrupt(tmp_path: Path) -
     before, claimed = commits(tmp_path), list_claims(tmp_path)
 
     for _ in range(2):  # a restart is no consent
-        with pytest.raises(NoneWholeError, match=r"step-20\.g1\.a1 .*step-10\.g1\.a1 .*verify.* --quarantine"):
+        with pytest.raises(
+            NoCompleteCheckpointError, match=r"step-20\.g1\.a1 .*step-10\.g1\.a1 .*verify.* --quarantine"
+        ):
             entered(tmp_path).restore()
 
     assert commits(tmp_path) == before
@@ -83,7 +85,7 @@ def test_with_keep_last_1_one_corrupt_checkpoint_stops_the_job(tmp_path: Path) -
     """Retention may have deleted many complete ones before it."""
     Run(tmp_path, 1, 1).commits(10)
     damage(tmp_path)
-    with pytest.raises(NoneWholeError):
+    with pytest.raises(NoCompleteCheckpointError):
         entered(tmp_path, keep_last=1).restore()
     assert not (tmp_path / "quarantine").exists()
 
@@ -97,7 +99,7 @@ def test_lasting_volume_error_costs_no_checkpoint(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "preadv", away)
     monkeypatch.setattr(Path, "rename", away)
-    with pytest.raises(NoneWholeError):
+    with pytest.raises(NoCompleteCheckpointError):
         entered(tmp_path).restore()
     monkeypatch.undo()
     assert entered(tmp_path).restore().step == 20

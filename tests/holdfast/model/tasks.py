@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.stores.objects.store import Stat
-from holdfast.core.errors import DamagedError, UnavailableError
+from holdfast.core.errors import CorruptCheckpointError, UnavailableError
 
 VOLUME, BUCKET = "volume", "bucket"
 _READS = ("open", "listdir", "stat", "lstat")
@@ -191,14 +191,14 @@ class Bucket:
         self._asked()
         data = self._get(key)
         if len(data) > most:
-            raise DamagedError(f"{key} is too large")
+            raise CorruptCheckpointError(f"{key} is too large")
         return data
 
     def read_into(self, key: str, stat: Stat, offset: int, target: memoryview) -> None:
         self._asked()
         data = self._get(key)[offset : offset + target.nbytes]
         if len(data) < target.nbytes:
-            raise DamagedError(f"{key} ends early")
+            raise CorruptCheckpointError(f"{key} ends early")
         target[:] = data
 
     def create(self, key: str, data: bytes) -> bool:
@@ -233,7 +233,7 @@ class Bucket:
 
     def _get(self, key: str) -> bytes:
         if key not in self.objects:
-            raise DamagedError(f"{key} is missing")
+            raise CorruptCheckpointError(f"{key} is missing")
         return self.objects[key]
 
     def _asked(self, *, changes: bool = False) -> None:

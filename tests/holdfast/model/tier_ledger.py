@@ -32,7 +32,7 @@ from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.checkpoint.stores.objects.store import ObjectStore
 from holdfast.checkpoint.tiers.uploader import Uploader, UploadSettings
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.errors import DamagedError, HoldfastError
+from holdfast.core.errors import CorruptCheckpointError, HoldfastError
 from holdfast.core.protocol import LOCAL_TIER, MEMORY_TIER
 
 PREFIX = "job"
@@ -400,7 +400,7 @@ def _in_memory(root: Path) -> dict[str, Files]:
         try:
             manifest = store.manifest(name)
             files = {file: _read(store, name, file) for file in manifest.own}
-        except DamagedError:
+        except CorruptCheckpointError:
             continue
         found[str(name)] = {**files, MANIFEST: encode(manifest)}
     return found

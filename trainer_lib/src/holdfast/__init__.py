@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.errors import (
     CheckpointError,
     ClaimError,
-    DamagedError,
+    CorruptCheckpointError,
     DataError,
     ForeignClaimError,
     HoldfastError,
@@ -42,7 +42,7 @@ __all__ = [
     "AuditResult",
     "CheckpointError",
     "ClaimError",
-    "DamagedError",
+    "CorruptCheckpointError",
     "DataError",
     "Elasticity",
     "ForeignClaimError",

@@ -11,7 +11,7 @@ import pytest
 from holdfast.checkpoint.format.failure_causes import FailureCause, cause_of, of_errno
 from holdfast.checkpoint.saving.rank_results import NONE, Trouble
 from holdfast.checkpoint.stores.objects.errors import ADVICE
-from holdfast.core.errors import CheckpointError, ClaimError, DamagedError, NoRoomError, UnavailableError
+from holdfast.core.errors import CheckpointError, ClaimError, CorruptCheckpointError, NoRoomError, UnavailableError
 
 DOCS = Path(__file__).parents[4] / "docs"
 
@@ -46,7 +46,7 @@ def test_each_trouble_of_the_operating_system_has_its_word(number: int | None, c
         (ConnectionError("the other side closed the connection"), "Network"),
         (MemoryError(), "Memory"),
         (NoRoomError("too small"), "Full"),
-        (DamagedError("torn"), "Damaged"),
+        (CorruptCheckpointError("torn"), "Damaged"),
         (ClaimError("taken"), "Claim"),
         (UnavailableError("the store is slow", cause="Throttled"), "Throttled"),
         (CheckpointError("rank 1 saves other tensors"), "Other"),

@@ -14,7 +14,7 @@ from holdfast.checkpoint.format.coverage import check
 from holdfast.checkpoint.format.manifest import Manifest, decode, encode
 from holdfast.checkpoint.format.records import CHUNK_BYTES, Chunk, FileRecord, Records, TensorRecord
 from holdfast.core.attempt import AttemptId
-from holdfast.core.errors import DamagedError, UnknownFormatError
+from holdfast.core.errors import CorruptCheckpointError, UnknownFormatError
 
 FILE = FileRecord(nbytes=4096 + 24, digest="d" * 32, chunks=("c" * 32,))
 CHUNK = Chunk(file="rank-0.safetensors", offset=4096, nbytes=24, start=(0, 0), shape=(2, 3))
@@ -63,9 +63,9 @@ def test_records_are_checked_again_when_a_file_is_shorter() -> None:
     manifest = replace(MANIFEST, tensors=Records(MANIFEST.tensors))
     for _ in range(2):
         check(manifest)
-    with pytest.raises(DamagedError, match="do not make it up"):
+    with pytest.raises(CorruptCheckpointError, match="do not make it up"):
         check(replace(manifest, files={"rank-0.safetensors": replace(FILE, nbytes=4096)}))
-    with pytest.raises(DamagedError, match="do not make it up"):
+    with pytest.raises(CorruptCheckpointError, match="do not make it up"):
         check(replace(manifest, files={}))
 
 
@@ -75,14 +75,14 @@ def test_a_flip_of_any_bit_of_any_byte_is_damage() -> None:
         for bit in (0, 3, 7):
             bad = bytearray(raw)
             bad[place] ^= 1 << bit
-            with pytest.raises(DamagedError):
+            with pytest.raises(CorruptCheckpointError):
                 decode(bytes(bad))
 
 
 def test_a_truncation_anywhere_is_damage() -> None:
     raw = encode(MANIFEST)
     for length in range(len(raw)):
-        with pytest.raises(DamagedError):
+        with pytest.raises(CorruptCheckpointError):
             decode(raw[:length])
 
 
@@ -109,7 +109,7 @@ def test_another_programs_manifest_is_refused_by_name() -> None:
     "name", ["../../etc/passwd", "rank-0.pt", "rank-0.safetensors/x", "/rank-0.json", "rank-.json"]
 )
 def test_a_manifest_cannot_point_out_of_its_folder(name: str) -> None:
-    with pytest.raises(DamagedError, match="no commit has"):
+    with pytest.raises(CorruptCheckpointError, match="no commit has"):
         check(replace(MANIFEST, files={name: FILE}))
 
 
@@ -127,12 +127,12 @@ def test_a_manifest_cannot_point_out_of_its_folder(name: str) -> None:
     ],
 )
 def test_chunks_that_do_not_make_up_their_tensor_are_damage(chunks: tuple[Chunk, ...]) -> None:
-    with pytest.raises(DamagedError, match="do not make it up"):
+    with pytest.raises(CorruptCheckpointError, match="do not make it up"):
         check(replace(MANIFEST, tensors={"w": TensorRecord(dtype="F32", shape=(2, 3), chunks=chunks)}))
 
 
 def test_a_file_needs_a_digest_for_each_8_mib() -> None:
-    with pytest.raises(DamagedError, match="1 digests"):
+    with pytest.raises(CorruptCheckpointError, match="1 digests"):
         check(replace(MANIFEST, tensors={}, files={"rank-0.json": replace(FILE, nbytes=CHUNK_BYTES + 1)}))
 
 
@@ -181,12 +181,12 @@ def test_only_a_delta_has_a_version_that_older_readers_refuse() -> None:
     ],
 )
 def test_a_delta_names_files_of_earlier_commits_only(name: str) -> None:
-    with pytest.raises(DamagedError, match="no commit has"):
+    with pytest.raises(CorruptCheckpointError, match="no commit has"):
         check(replace(DELTA, files={**MANIFEST.files, EARLIER: FILE, name: FILE}))
 
 
 def test_a_delta_names_its_parent() -> None:
-    with pytest.raises(DamagedError, match="no commit has"):
+    with pytest.raises(CorruptCheckpointError, match="no commit has"):
         check(replace(DELTA, parent=None))
 
 
@@ -194,16 +194,16 @@ def test_a_delta_names_its_parent() -> None:
 def test_version_that_contradicts_the_manifest_is_corruption(manifest: Manifest, version: int) -> None:
     document = json.loads(encode(manifest))
     del document["manifestDigest"]
-    with pytest.raises(DamagedError, match=f"is of version {version}"):
+    with pytest.raises(CorruptCheckpointError, match=f"is of version {version}"):
         decode(sealed({**document, "version": version}))
 
 
 @pytest.mark.parametrize(
     ("begin", "end", "error"),
     [
-        (b'{"attempt":1,"x":[', b"]}", DamagedError),
-        (b'{"x":[', b'],"manifestDigest":"00000000000000000000000000000000"}\n', DamagedError),
-        (b"[", b"]", DamagedError),
+        (b'{"attempt":1,"x":[', b"]}", CorruptCheckpointError),
+        (b'{"x":[', b'],"manifestDigest":"00000000000000000000000000000000"}\n', CorruptCheckpointError),
+        (b"[", b"]", CorruptCheckpointError),
         (b'{"tape":[', b"]}\n", UnknownFormatError),
     ],
 )
@@ -228,7 +228,7 @@ def test_large_sealed_manifest_is_read_and_a_flipped_bit_found() -> None:
     for place in (0, len(raw) // 2, len(raw) - 20):
         bad = bytearray(raw)
         bad[place] ^= 1
-        with pytest.raises(DamagedError):
+        with pytest.raises(CorruptCheckpointError):
             decode(bytes(bad))
-    with pytest.raises(DamagedError):
+    with pytest.raises(CorruptCheckpointError):
         decode(raw[: len(raw) // 2])

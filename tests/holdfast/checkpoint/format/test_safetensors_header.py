@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.format.safetensors_header import LARGEST, Entry, parse
 from holdfast.checkpoint.format.shard_layout import TensorSpec, plan_shard, whole
-from holdfast.core.errors import DamagedError
+from holdfast.core.errors import CorruptCheckpointError
 
 A = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 B = {"dtype": "U8", "shape": [3], "data_offsets": [8, 11]}
@@ -81,7 +81,7 @@ def test_our_own_headers_pass() -> None:
     ],
 )
 def test_whatever_breaks_a_rule_is_damage_and_says_why(content: bytes, why: str) -> None:
-    with pytest.raises(DamagedError, match=why):
+    with pytest.raises(CorruptCheckpointError, match=why):
         read(content)
 
 
@@ -93,12 +93,12 @@ def test_a_claim_costs_no_memory() -> None:
     ]
     tracemalloc.start()
     for content in claims:
-        with pytest.raises(DamagedError):
+        with pytest.raises(CorruptCheckpointError):
             read(content)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
-    with pytest.raises(DamagedError, match="claims"):
+    with pytest.raises(CorruptCheckpointError, match="claims"):
         parse((LARGEST + 1).to_bytes(8, "little"), 10**12)
 
 
@@ -108,7 +108,7 @@ def test_large_header_without_tensors_is_refused_without_memory(junk: bytes) -> 
     table = b",".join([junk] * ((2 << 20) // len(junk)))
     content = raw(b'{"__metadata__":' + open_ + table + close + b',"a":' + json.dumps(A).encode() + b"}", data=8)
     tracemalloc.start()
-    with pytest.raises(DamagedError, match="are no table of tensors"):
+    with pytest.raises(CorruptCheckpointError, match="are no table of tensors"):
         read(content)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -125,7 +125,7 @@ def test_a_large_header_may_say_much_in_text() -> None:
 @pytest.mark.parametrize("text", [b'"' + b'\\"' * (1 << 20), b'"' * (1 << 21), b"\\" * (1 << 21)])
 def test_a_header_of_text_without_an_end_takes_no_longer(text: bytes) -> None:
     begun = time.monotonic()
-    with pytest.raises(DamagedError, match="cannot be read"):
+    with pytest.raises(CorruptCheckpointError, match="cannot be read"):
         read(raw(b'{"a":' + text))
     assert time.monotonic() - begun < 20
 
@@ -160,7 +160,7 @@ def test_any_header_is_taken_whole_or_refused(header: dict[str, Any], data: int)
     content = raw(header, data=data)
     try:
         entries = read(content)
-    except DamagedError:
+    except CorruptCheckpointError:
         return
     assert sum(entry.nbytes for entry in entries.values()) == data
     assert all(entry.offset + entry.nbytes <= len(content) for entry in entries.values())

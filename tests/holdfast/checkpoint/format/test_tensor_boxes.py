@@ -17,7 +17,7 @@ from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.format.tensor_boxes import Box, runs, tiles
 from holdfast.checkpoint.ranks.merge import Part, RankReport, join
 from holdfast.core.attempt import AttemptId
-from holdfast.core.errors import DamagedError, StateError
+from holdfast.core.errors import CorruptCheckpointError, StateError
 
 
 @st.composite
@@ -169,5 +169,5 @@ PATCH = Patch(file="rank-0.safetensors", places=4096, values=4096, count=1, star
     ],
 )
 def test_boxes_that_do_not_make_a_tensor_up_are_damage(lie: Manifest) -> None:
-    with pytest.raises(DamagedError, match=r"do not make it up|share bytes"):
+    with pytest.raises(CorruptCheckpointError, match=r"do not make it up|share bytes"):
         decode(encode(lie))

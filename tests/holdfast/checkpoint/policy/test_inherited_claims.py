@@ -29,7 +29,13 @@ from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.prune import carry_out, plan
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.errors import CheckpointError, DamagedError, NoneWholeError, UnavailableError, UnknownFormatError
+from holdfast.core.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    NoCompleteCheckpointError,
+    UnavailableError,
+    UnknownFormatError,
+)
 
 JOB = "job-1"
 
@@ -98,7 +104,7 @@ def failing(error: Exception) -> Callable[..., Manifest]:
 @pytest.mark.parametrize(
     ("trouble", "raised"),
     [
-        (DamagedError("MANIFEST.json cannot be read: Input/output error"), NoneWholeError),
+        (CorruptCheckpointError("MANIFEST.json cannot be read: Input/output error"), NoCompleteCheckpointError),
         (CheckpointError("cannot read MANIFEST.json: Permission denied"), CheckpointError),
     ],
 )
@@ -156,7 +162,7 @@ def misread(patch: pytest.MonkeyPatch, step: int, times: int) -> list[int]:
     def damaged(store: FolderStore, name: CheckpointName) -> Manifest:
         if name.step == step and left[0]:
             left[0] -= 1
-            raise DamagedError("MANIFEST.json cannot be read: Input/output error")
+            raise CorruptCheckpointError("MANIFEST.json cannot be read: Input/output error")
         return read(store, name)
 
     patch.setattr(FolderStore, "manifest", damaged)

@@ -29,7 +29,7 @@ from holdfast.checkpoint.format.manifest import decode
 from holdfast.checkpoint.saving.checkpoint_index import Ages
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.main import Exit, main
-from holdfast.core.errors import DamagedError, UnknownFormatError
+from holdfast.core.errors import CorruptCheckpointError, UnknownFormatError
 
 # Arbitrary changes
 
@@ -137,5 +137,5 @@ def test_any_header_under_true_digests_is_taken_or_refused(again: Callable[[], P
 @FUZZ
 @given(raw=st.binary(max_size=64) | st.binary(max_size=24).map(lambda b: b'{"manifestDigest":"' + b + b'"}\n'))
 def test_any_bytes_are_no_manifest(raw: bytes) -> None:
-    with pytest.raises((DamagedError, UnknownFormatError)):
+    with pytest.raises((CorruptCheckpointError, UnknownFormatError)):
         decode(raw)

@@ -32,7 +32,7 @@ from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.restore.search import restore
 from holdfast.cli.checkpoints.main import Exit, main
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.errors import ClaimError, DamagedError, StateError
+from holdfast.core.errors import ClaimError, CorruptCheckpointError, StateError
 
 # Headers
 
@@ -75,7 +75,7 @@ def test_per_rank_file_without_json_is_corrupt_everywhere(root: Path) -> None:
 def test_a_file_with_no_room_for_a_header_is_damage(root: Path) -> None:
     for data in (b"", b"1234567", (2**63).to_bytes(8, "little")):
         replace_file(root, data)
-        with pytest.raises(DamagedError):
+        with pytest.raises(CorruptCheckpointError):
             decode((root / NEWEST / "MANIFEST.json").read_bytes())  # its tensors are outside of the file
 
 

@@ -22,7 +22,7 @@ from holdfast import HoldfastError
 from holdfast.checkpoint.dcp import reader, writer
 from holdfast.checkpoint.format.manifest import LARGEST
 from holdfast.checkpoint.format.records import CHUNK_BYTES
-from holdfast.core.errors import DamagedError
+from holdfast.core.errors import CorruptCheckpointError
 
 WEIGHT = "tensors|model/weight"
 
@@ -166,7 +166,7 @@ def through_dcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest
 def test_a_manifest_that_lies_to_dcp_fills_nothing(through_dcp: Path, path: str, value: Json, why: str) -> None:
     forge(through_dcp, setter(path, value))
     into = {"v": torch.zeros(4, 3), "w": torch.zeros(4, 3)}
-    with pytest.raises(DamagedError, match=rf"state for DCP.*{why}"):
+    with pytest.raises(CorruptCheckpointError, match=rf"state for DCP.*{why}"):
         reader.StorageReader(through_dcp).read_metadata()
     with pytest.raises(CheckpointException):
         dcp.load(into, storage_reader=reader.StorageReader(through_dcp), no_dist=True)

@@ -21,7 +21,7 @@ from holdfast.checkpoint.ranks.exchange import Alone, Exchange
 from holdfast.checkpoint.restore.search import Restored, restore
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.errors import DamagedError, SuspectError
+from holdfast.core.errors import CorruptCheckpointError, SuspectError
 
 OLD = {"w": b"old" * 100, "b": b"x"}
 NEW = {"w": b"new" * 100, "b": b"y"}
@@ -70,12 +70,12 @@ class Store(FolderStore):
     def manifest(self, name: CheckpointName) -> Manifest:
         if self._machine.flips > 0:
             self._machine.flips -= 1
-            raise DamagedError("MANIFEST.json: its own digest differs")
+            raise CorruptCheckpointError("MANIFEST.json: its own digest differs")
         return super().manifest(name)
 
     def open(self, name: CheckpointName, file: str) -> FolderSource:
         if file == self._machine.blind:
-            raise DamagedError(f"{file} is missing")
+            raise CorruptCheckpointError(f"{file} is missing")
         return Source(self._root / str(name) / file, self._machine)
 
 

@@ -37,7 +37,7 @@ from holdfast.checkpoint.stores.memory.peer_client import Peer
 from holdfast.checkpoint.stores.memory.peer_protocol import Wire
 from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.cli.checkpoints.formats import memory_limit
-from holdfast.core.errors import CheckpointError, DamagedError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError
 
 # Small inputs that request much memory or another action than a read
 
@@ -68,7 +68,8 @@ def test_small_pickle_claiming_10_gb_is_refused_without_memory(
     data = zipped(sources()["pt"]["w.pt"], "data.pkl", lambda _: raw) if kind == "pt" else legacy(raw)
     assert len(data) < 8192
     assert (
-        converted(tmp_path, {f"w.{kind}": data}, f"w.{kind}") == "DamagedError: torch_save.read_pickled, MemoryError"
+        converted(tmp_path, {f"w.{kind}": data}, f"w.{kind}")
+        == "CorruptCheckpointError: torch_save.read_pickled, MemoryError"
     )
 
 
@@ -85,13 +86,13 @@ def test_lists_that_double_at_each_level_are_not_expanded(tmp_path: Path) -> Non
     (tmp_path / "in").mkdir()
     torch.save({"model": tree}, tmp_path / "in" / "w.pt")
     said = converted(tmp_path, {}, "w.pt")
-    assert said == "DamagedError: torch_save._tensors"
+    assert said == "CorruptCheckpointError: torch_save._tensors"
 
 
 def test_a_file_that_is_larger_unpacked_is_refused(tmp_path: Path) -> None:
     raw = zipped(sources()["pt"]["w.pt"], "data/0", lambda _: bytes(64 << 20), zipfile.ZIP_DEFLATED)
     assert len(raw) < 1 << 20
-    assert converted(tmp_path, {"w.pt": raw}, "w.pt") == "DamagedError: torch_save._check"
+    assert converted(tmp_path, {"w.pt": raw}, "w.pt") == "CorruptCheckpointError: torch_save._check"
 
 
 METADATA = "ctorch.distributed.checkpoint.metadata\nMetadata\n"
@@ -111,7 +112,7 @@ PATHS = "cpathlib\nPosixPath\n"
         ),
         (b"cposix\nmkdir\nVran\n\x85R.", "UnknownFormatError: dcp.find_class"),
         (b"Nr\xff\xff\xff\xff.", "UnknownFormatError: dcp._checked"),
-        (b"\x80\x05\x96" + (10 * 2**30).to_bytes(8, "little"), "DamagedError: dcp._metadata, MemoryError"),
+        (b"\x80\x05\x96" + (10 * 2**30).to_bytes(8, "little"), "CorruptCheckpointError: dcp._metadata, MemoryError"),
     ],
     ids=["a record's class", "the class of paths", "a function", "code", "the last place of the memo", "10 GB"],
 )
@@ -136,7 +137,7 @@ def test_small_slot_claiming_a_10_gb_manifest_takes_no_memory(tmp_path: Path) ->
 def test_what_is_no_file_in_the_place_of_a_slot_is_passed_over(tmp_path: Path, put: Callable[[Path], None]) -> None:
     put(tmp_path / "own-0.slot-0")
     assert MemoryStore(tmp_path).commits() == ()
-    with pytest.raises(DamagedError, match="missing"):
+    with pytest.raises(CorruptCheckpointError, match="missing"):
         MemoryStore(tmp_path).open(NAME, TENSORS)
 
 

@@ -27,7 +27,7 @@ from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.access.commit_reader import Content
 from holdfast.cli.checkpoints.verify import verify
-from holdfast.core.errors import DamagedError
+from holdfast.core.errors import CorruptCheckpointError
 
 # Malicious content
 
@@ -78,7 +78,10 @@ def test_positions_out_of_range_order_or_repeated_are_refused(
 ) -> None:
     root, _ = lossy
     forge(root, places(*values))
-    with Content(FolderStore(root), CheckpointName(step=3, pair=ONE)) as content, pytest.raises(DamagedError):
+    with (
+        Content(FolderStore(root), CheckpointName(step=3, pair=ONE)) as content,
+        pytest.raises(CorruptCheckpointError),
+    ):
         content.tensor("weight")
     (damage,) = verify(FolderStore(root), CheckpointName(step=3, pair=ONE)).damages
     assert damage.tensors == ("weight",)
@@ -164,7 +167,7 @@ def test_any_patch_is_read_or_refused_with_a_typed_error(known: tuple[bytes, Any
     patch_of(document)[field] = value
     try:
         assert decode(sealed(document)).version == 3
-    except DamagedError:
+    except CorruptCheckpointError:
         assert value != known[1]["tensors"]["weight"]["patches"][0][field]
 
 

@@ -17,7 +17,7 @@ from holdfast.checkpoint.stores.objects.s3_client import S3Settings
 from holdfast.checkpoint.stores.objects.store import ObjectStore
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.errors import ClaimError, DamagedError, UnavailableError, UsageError
+from holdfast.core.errors import ClaimError, CorruptCheckpointError, UnavailableError, UsageError
 from holdfast_testbed.fakes.s3 import S3Server, s3_server
 from holdfast_testbed.fakes.s3_faults import Answer, Proxy, Reset, faults
 
@@ -38,7 +38,7 @@ def test_claims_are_exclusive(s3_store: ObjectStore) -> None:
 def test_a_claim_larger_than_any_is_refused_before_it_is_read(s3_settings: S3Settings) -> None:
     bucket = S3Bucket(s3_settings)
     bucket.put("team/job/claims/1.1.json", bytes((64 << 10) + 1))
-    with pytest.raises(DamagedError, match="more than it can have"):
+    with pytest.raises(CorruptCheckpointError, match="more than it can have"):
         ObjectStore(bucket, s3_settings.prefix).claims()
 
 
@@ -138,7 +138,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_damage(
     upload(made, s3_store)
     with s3_store.open(made.name, "rank-0.json") as opened:
         S3Bucket(s3_settings).put(f"team/job/{made.name}/rank-0.json", b"{} ")
-        with pytest.raises(DamagedError, match="replaced"):
+        with pytest.raises(CorruptCheckpointError, match="replaced"):
             opened.read_into(0, memoryview(bytearray(2)))
 
 

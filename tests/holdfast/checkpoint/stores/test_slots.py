@@ -23,7 +23,7 @@ from holdfast.checkpoint.stores.memory.slot import Slot, opened
 from holdfast.checkpoint.stores.memory.slots import SlotSet
 from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.core.attempt import AttemptId
-from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, NoRoomError
 
 FILE = "rank-0.safetensors"
 BYTES = 100_000
@@ -166,7 +166,7 @@ def test_what_another_job_left_in_the_same_memory_is_not_there(tmp_path: Path) -
     assert theirs.commits() == (named(1),)
     assert ours.commits() == ()
     assert not ours.quarantine(named(1), "not ours") or theirs.commits() == (named(1),)
-    with pytest.raises(DamagedError, match="missing"):
+    with pytest.raises(CorruptCheckpointError, match="missing"):
         ours.open(named(1), FILE)
     assert whole(theirs, named(1)) == body(1)
 
@@ -177,7 +177,7 @@ def test_bytes_overwritten_during_a_read_are_not_returned(tmp_path: Path) -> Non
     commit(pair, 2)
     with store.open(named(1), FILE) as source:
         pair.begin(named(3), BYTES, keep=[named(2)])
-        with pytest.raises(DamagedError, match="overwritten in memory"):
+        with pytest.raises(CorruptCheckpointError, match="overwritten in memory"):
             source.read_into(0, memoryview(bytearray(10)))
     assert steps(store) == [2]
 

@@ -17,7 +17,7 @@ from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.objects.fsspec import fsspec_store
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.core.attempt import AttemptId
-from holdfast.core.errors import CheckpointError, DamagedError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError
 
 torch = pytest.importorskip("torch")
 
@@ -88,9 +88,9 @@ def test_reading_behind_the_end_or_what_is_not_there_is_damage(
     made, name = source
     copy(made, name, store)
 
-    with store.open(name, "rank-0.json") as opened, pytest.raises(DamagedError, match="ends before"):
+    with store.open(name, "rank-0.json") as opened, pytest.raises(CorruptCheckpointError, match="ends before"):
         opened.read_into(opened.nbytes - 1, memoryview(bytearray(2)))
-    with pytest.raises(DamagedError, match="missing"), store.open(name, "rank-9.json"):
+    with pytest.raises(CorruptCheckpointError, match="missing"), store.open(name, "rank-9.json"):
         pass
 
 
@@ -104,7 +104,7 @@ def test_manifest_or_claim_beyond_the_maximum_is_not_read(tmp_path: Path) -> Non
             file.truncate(most + 1)  # holes
     for store in (FolderStore(tmp_path), fsspec_store(f"local://{tmp_path}")):
         tracemalloc.start()
-        with pytest.raises(DamagedError, match="more than it can have"):
+        with pytest.raises(CorruptCheckpointError, match="more than it can have"):
             store.manifest(name)
         with pytest.raises(CheckpointError, match="more than it can have"):
             store.claims()

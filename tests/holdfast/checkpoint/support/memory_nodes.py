@@ -25,7 +25,7 @@ from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.checkpoint.tiers.memory_tier import MemoryTier
 from holdfast.checkpoint.tiers.settings import TierSettings
 from holdfast.core.attempt import AttemptId
-from holdfast.core.errors import DamagedError
+from holdfast.core.errors import CorruptCheckpointError
 
 KEY = b"k" * 32
 
@@ -122,7 +122,7 @@ def fetch(stores: list[CheckpointStore], manifest: Manifest, name: CheckpointNam
             with store.open(name, file) as source:
                 data = bytearray(source.nbytes)
                 source.read_into(0, memoryview(data))
-        except DamagedError:
+        except CorruptCheckpointError:
             continue
         chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
         assert tuple(map(xxhash.xxh3_128_hexdigest, chunks)) == manifest.files[file].chunks

@@ -74,14 +74,14 @@ def test_a_newcomers_death_costs_the_donor_nothing(ranks: Any) -> None:
 def test_a_flipped_bit_is_found(ranks: Any, at: int, which: str, what: str) -> None:
     """In a tensor with its own message, and in a packed one."""
     said = ranks.play("large", fault={"rank": 0, "at": at, "act": f"flip {which}"})
-    assert said[1]["error"] == "DamagedError"
+    assert said[1]["error"] == "CorruptCheckpointError"
     assert f"{what} of the state from rank 0" in said[1]["message"]
     assert unharmed(said[1])
 
 
 def test_donors_that_do_not_hold_the_same_tensors_are_found(ranks: Any) -> None:
     said = ranks.play("large", donors=2, newcomers=1, kinds={1: "other layout"})
-    assert said[2]["error"] == "DamagedError"
+    assert said[2]["error"] == "CorruptCheckpointError"
     assert said[2]["message"] == "ranks 0 and 1 do not hold the same tensors"
 
 

@@ -25,7 +25,7 @@ from holdfast.checkpoint.format.file_names import CLAIMS, CheckpointName, step_n
 from holdfast.checkpoint.ranks.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.restore.search import none_whole, restore
 from holdfast.core.attempt import AttemptId
-from holdfast.core.errors import CheckpointError, NoneWholeError, StateError, UsageError
+from holdfast.core.errors import CheckpointError, NoCompleteCheckpointError, StateError, UsageError
 from holdfast.core.paths import local_path
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ def load(
     able to read. Only the objects that are passed are read. Return None if the folder has no checkpoint, and log a
     warning if the folder may be the wrong one.
 
-    Raise `NoneWholeError` if no checkpoint can be restored, and `PeerLostError` if a rank is lost. Raise `UsageError`
-    for the folder of a single checkpoint, and if one of several ranks passes neither `group` nor `step`.
+    Raise `NoCompleteCheckpointError` if no checkpoint can be restored, and `PeerLostError` if a rank is lost. Raise
+    `UsageError` for the folder of a single checkpoint, and if one of several ranks passes neither `group` nor `step`.
     """
     from holdfast.checkpoint.process_group_exchange import Together
     from holdfast.checkpoint.state import rng
@@ -141,7 +141,7 @@ def load(
     found = restore(root, exchange, step=step, select=lambda manifest: _not_of(manifest, stateful), lone=True)
     if found.loaded is None:
         if found.stuck:
-            raise NoneWholeError(none_whole(found, [str(root)]))
+            raise NoCompleteCheckpointError(none_whole(found, [str(root)]))
         if exchange.rank == 0 and (wrong := catalog.what_is_wrong(root)):
             _log.warning("nothing was loaded: %s", wrong)
         return None

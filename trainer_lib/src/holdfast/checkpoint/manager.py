@@ -40,7 +40,7 @@ from holdfast.checkpoint.tiers.memory_tier import MemoryTier
 from holdfast.checkpoint.tiers.settings import TierSettings
 from holdfast.checkpoint.tiers.tier import Tier, TierWorld
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.errors import NoneWholeError, UnavailableError
+from holdfast.core.errors import NoCompleteCheckpointError, UnavailableError
 from holdfast.core.protocol import OBJECT_TIER, SHARED_TIER
 
 _log = logging.getLogger("holdfast.checkpoint")
@@ -208,15 +208,15 @@ class CheckpointManager:
         """Return the newest checkpoint of this job's line that every rank can read as it requests; None if there is
         none.
 
-        Raise `NoneWholeError` if all are corrupt. A claim that starts from nothing would abandon them, and retention
-        would then delete them. The first checkpoint that a job made is moved aside instead: starting again costs less
-        than stopping.
+        Raise `NoCompleteCheckpointError` if all are corrupt. A claim that starts from nothing would abandon them, and
+        retention would then delete them. The first checkpoint that a job made is moved aside instead: starting again
+        costs less than stopping.
         """
         if self._saving is not None:
             self._saving.settle(self._check)  # the running save may be the checkpoint to restore
         found = self._found(select)
         if found.stuck:
-            raise NoneWholeError(none_whole(found, [store.url for store in self._where]))
+            raise NoCompleteCheckpointError(none_whole(found, [store.url for store in self._where]))
         if found.loaded is None and found.quarantined:
             _log.error(
                 "the first commit in %s is damaged: training starts from the beginning, and it stays in %s",

@@ -10,15 +10,15 @@ HoldfastError
 ├── DemoError                an event that the demo expects did not happen
 ├── ChaosError               `holdfast chaos` injected this error into the script
 ├── CheckpointError          a checkpoint cannot be written or read
-│   ├── DamagedError         ... because its bytes are not those that were written
-│   ├── SuspectError         ... because only one rank reads it incorrectly: its machine is suspect
-│   ├── NoneWholeError       ... because there are checkpoints, and none of them is complete
-│   ├── UnknownFormatError   ... because another program or a newer release wrote it
-│   ├── ElsewhereError       ... because the requested part is on another node
-│   ├── NonFiniteWeightsError    ... because weights in it are not finite
-│   ├── NoRoomError          ... because the memory tier has too little capacity for it
-│   ├── UnavailableError     ... because the store is unavailable: network, credentials, permissions, capacity
-│   └── ClaimError           the right to save could not be acquired
+│   ├── CorruptCheckpointError    ... because its bytes are not those that were written
+│   ├── SuspectError              ... because only one rank reads it incorrectly: its machine is suspect
+│   ├── NoCompleteCheckpointError ... because there are checkpoints, and none of them is complete
+│   ├── UnknownFormatError        ... because another program or a newer release wrote it
+│   ├── ElsewhereError            ... because the requested part is on another node
+│   ├── NonFiniteWeightsError     ... because weights in it are not finite
+│   ├── NoRoomError               ... because the memory tier has too little capacity for it
+│   ├── UnavailableError          ... because the store is unavailable: network, credentials, permissions, capacity
+│   └── ClaimError                the right to save could not be acquired
 │       └── ForeignClaimError    ... because another job or operator uses the folder
 └── LaunchError              the launcher cannot continue
     ├── DocumentError        a file or message of the protocol cannot be read
@@ -72,7 +72,7 @@ class CheckpointError(HoldfastError):
     """A checkpoint cannot be written or read."""
 
 
-class DamagedError(CheckpointError):
+class CorruptCheckpointError(CheckpointError):
     """The bytes of a checkpoint are not those that were written."""
 
 
@@ -80,7 +80,7 @@ class SuspectError(CheckpointError):
     """Only one rank reads a checkpoint incorrectly, so its machine is suspect, and not the checkpoint."""
 
 
-class NoneWholeError(CheckpointError):
+class NoCompleteCheckpointError(CheckpointError):
     """There are checkpoints, and none can be restored. Nothing was moved, and training does not start over."""
 
 

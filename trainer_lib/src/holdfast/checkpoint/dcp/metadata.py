@@ -12,7 +12,7 @@ from typing import Any, Final
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.records import TensorRecord, whole_numbers
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES
-from holdfast.core.errors import DamagedError
+from holdfast.core.errors import CorruptCheckpointError
 
 KEY: Final = "dcp"
 
@@ -23,7 +23,7 @@ def boxed(name: str, offsets: Sequence[int]) -> str:
 
 
 def check_described(manifest: Manifest) -> None:
-    """Raise `DamagedError` unless the record describes every tensor of the manifest, with each box at its place."""
+    """Raise `CorruptCheckpointError` unless the record describes each tensor and box of the manifest."""
     told = manifest.state.get(KEY)
     if told is None:
         return
@@ -33,9 +33,11 @@ def check_described(manifest: Manifest) -> None:
         if not paths or not isinstance(told["values"], dict):
             raise TypeError("its keys are no paths, or its values no mapping")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedError(f"MANIFEST.json: its state for DCP cannot be read: {error!r}") from error
+        raise CorruptCheckpointError(f"MANIFEST.json: its state for DCP cannot be read: {error!r}") from error
     if unsaid := sorted(manifest.tensors.keys() - used):
-        raise DamagedError(f"MANIFEST.json: its state for DCP says nothing of the tensor {unsaid[0][:80]!r}")
+        raise CorruptCheckpointError(
+            f"MANIFEST.json: its state for DCP says nothing of the tensor {unsaid[0][:80]!r}"
+        )
 
 
 def _used(fqn: str, told: Mapping[str, Any], tensors: Mapping[str, TensorRecord]) -> Iterator[str]:
@@ -56,7 +58,7 @@ def _used(fqn: str, told: Mapping[str, Any], tensors: Mapping[str, TensorRecord]
     known = isinstance(told["dtype"], str) and told["dtype"] in ITEM_BYTES
     filled = bool(boxes) or whole or 0 in size
     if not (good and known and filled) or any(tensors[name].dtype != told["dtype"] for name in names):
-        raise DamagedError(f"MANIFEST.json: its state for DCP and its tensors disagree about {fqn[:80]!r}")
+        raise CorruptCheckpointError(f"MANIFEST.json: its state for DCP and its tensors disagree about {fqn[:80]!r}")
     yield from names
 
 

@@ -1,9 +1,9 @@
 """The storage reader for `torch.distributed.checkpoint`.
 
 A load reads only the chunks, or slices of chunks, that contain the requested bytes. The reader writes them directly
-into the target tensors and verifies them. If a file is corrupt, the reader raises a `DamagedError` that names it, and
-the target tensors must not be used. Only a corrupt manifest makes the reader quarantine a checkpoint and use the next
-older one.
+into the target tensors and verifies them. If a file is corrupt, the reader raises a `CorruptCheckpointError` that
+names it, and the target tensors must not be used. Only a corrupt manifest makes the reader quarantine a checkpoint
+and use the next older one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from holdfast.checkpoint.restore.search import newest
 from holdfast.checkpoint.state.dtypes import torch_dtype
 from holdfast.checkpoint.state.unflatten import unflatten
 from holdfast.checkpoint.stores.base import open_file
-from holdfast.core.errors import CheckpointError, DamagedError, HoldfastError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, HoldfastError
 from holdfast.core.gc_pause import uncollected
 from holdfast.core.paths import local_path
 
@@ -56,7 +56,7 @@ class StorageReader(storage.StorageReader):
             self._where = folder or self._where
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> meta.Metadata:
-        """Return what the checkpoint contains. Raise `DamagedError` if its record does not match its tensors."""
+        """Return the checkpoint's content. Raise `CorruptCheckpointError` if its record and its tensors differ."""
         found = newest(self._where, claims=(), job_uid="", step=self._step)
         if found is None:
             which = "commit" if self._step is None else f"commit of step {self._step}"
@@ -102,7 +102,7 @@ class StorageReader(storage.StorageReader):
     def read_data(self, plan: plans.LoadPlan, planner: plans.LoadPlanner) -> Future[None]:
         """Read and verify the chunks that contain the requested data.
 
-        Raise `DamagedError` if a file is corrupt, and `CheckpointError` if the checkpoint was deleted.
+        Raise `CorruptCheckpointError` if a file is corrupt, and `CheckpointError` if the checkpoint was deleted.
         """
         name, manifest = self._found()
         with uncollected():
@@ -112,7 +112,7 @@ class StorageReader(storage.StorageReader):
         try:
             with closing(Copies(openers=openers, records=manifest.files)) as copies:
                 read_into(copies, extents)
-        except DamagedError as error:
+        except CorruptCheckpointError as error:
             if not all(is_gone(store, name) for store in as_stores(self._where)):
                 raise
             raise CheckpointError(
@@ -170,13 +170,13 @@ def _pickled(value: Any) -> io.BytesIO:
 
 
 def _said(fqn: str, value: Any) -> Any:
-    """Return a value as it was saved. Raise `DamagedError` if the manifest has no valid value at this place."""
+    """Return a saved value. Raise `CorruptCheckpointError` if the manifest has no valid value at this place."""
     try:
         return unflatten(value, _no_tensor)
     except (HoldfastError, MemoryError):
         raise
     except Exception as error:
-        raise DamagedError(f"MANIFEST.json: its value of {fqn[:80]!r} cannot be read: {error!r}") from error
+        raise CorruptCheckpointError(f"MANIFEST.json: its value of {fqn[:80]!r} cannot be read: {error!r}") from error
 
 
 def _no_tensor(name: str) -> torch.Tensor:

@@ -32,7 +32,7 @@ from holdfast.checkpoint.format.file_names import (
 from holdfast.checkpoint.format.manifest import LARGEST, Manifest, decode_as
 from holdfast.checkpoint.io.durable_files import encode_json, read_regular, sync_folder
 from holdfast.core.attempt import AttemptId
-from holdfast.core.errors import CheckpointError, DamagedError, UnknownFormatError, UsageError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, UnknownFormatError, UsageError
 
 _log = logging.getLogger("holdfast.checkpoint.tier")
 
@@ -99,14 +99,14 @@ def _some(names: list[str]) -> str:
 
 
 def read_manifest(root: Path, name: CheckpointName) -> Manifest:
-    """Return the manifest of a checkpoint. Raise `DamagedError` or `UnknownFormatError` if it cannot be used."""
+    """Return a checkpoint's manifest. Raise `CorruptCheckpointError` or `UnknownFormatError` if it is not valid."""
     path = root / str(name) / MANIFEST
     with reading(path):
         return decode_as(read_regular(path, LARGEST), name)
 
 
 class reading:  # noqa: N801  (named like a context manager)
-    """Translate an `OSError`: lost bytes become `DamagedError`, and a failure to read becomes `CheckpointError`."""
+    """Translate an `OSError`: lost bytes become `CorruptCheckpointError`, read failures `CheckpointError`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -119,7 +119,7 @@ class reading:  # noqa: N801  (named like a context manager)
             return
         if error.errno in _LOST:
             lost = "is missing" if error.errno == errno.ENOENT else f"cannot be read: {error.strerror}"
-            raise DamagedError(f"{self._path.name} {lost}") from error
+            raise CorruptCheckpointError(f"{self._path.name} {lost}") from error
         raise CheckpointError(
             f"cannot read {self._path}: {error.strerror}; nothing was changed: make it readable and start again"
         ) from error
@@ -158,7 +158,7 @@ def delete(root: Path, names: Iterable[CheckpointName]) -> None:
             (folder / MANIFEST).rename(folder / DELETED_MANIFEST)
             sync_folder(folder)
             _remove(folder, name)
-        except (UnknownFormatError, DamagedError) as error:
+        except (UnknownFormatError, CorruptCheckpointError) as error:
             _log.warning("retention leaves %s alone: %s", name, error)
         except (OSError, CheckpointError) as error:
             _log.warning("retention could not delete %s: %s", name, error)

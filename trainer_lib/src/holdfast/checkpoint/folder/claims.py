@@ -19,7 +19,7 @@ from holdfast.checkpoint.io.durable_files import (
     sync_folder,
 )
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.errors import ClaimError, DamagedError, DocumentError
+from holdfast.core.errors import ClaimError, CorruptCheckpointError, DocumentError
 
 _TRIES: Final = 10
 
@@ -65,7 +65,7 @@ def _names(root: Path) -> list[tuple[AttemptId, bool]]:
 def _read(path: Path, pair: AttemptId) -> Claim:
     try:
         raw = read_regular(path, LARGEST)
-    except DamagedError as error:
+    except CorruptCheckpointError as error:
         raise ClaimError(
             f"{path} is none: {error}; put the file back as it was, or move the whole folder away to start afresh"
         ) from error

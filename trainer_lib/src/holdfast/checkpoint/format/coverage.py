@@ -20,24 +20,26 @@ from holdfast.checkpoint.format.records import (
 )
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES
 from holdfast.checkpoint.format.tensor_boxes import tiles
-from holdfast.core.errors import DamagedError
+from holdfast.core.errors import CorruptCheckpointError
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.format.manifest import Manifest
 
 
 def check(manifest: Manifest) -> None:
-    """Raise `DamagedError` unless the manifest's files cover every byte of every tensor exactly once.
+    """Raise `CorruptCheckpointError` unless the manifest's files cover every byte of every tensor exactly once.
 
     The files are in this folder, or, if the manifest has a parent, in those of earlier checkpoints.
     """
     for name, record in manifest.files.items():
         if not is_shard(name) and not _earlier(manifest, name):
-            raise DamagedError(f"MANIFEST.json names a file that no commit has: {name!r}")
+            raise CorruptCheckpointError(f"MANIFEST.json names a file that no commit has: {name!r}")
         if is_shard(name) and shard_rank(name) >= manifest.world_size:
-            raise DamagedError(f"MANIFEST.json: {name} is of no rank of a world of {manifest.world_size}")
+            raise CorruptCheckpointError(f"MANIFEST.json: {name} is of no rank of a world of {manifest.world_size}")
         if len(record.chunks) != -(-record.nbytes // CHUNK_BYTES):
-            raise DamagedError(f"MANIFEST.json: {name} has {record.nbytes} bytes and {len(record.chunks)} digests")
+            raise CorruptCheckpointError(
+                f"MANIFEST.json: {name} has {record.nbytes} bytes and {len(record.chunks)} digests"
+            )
     _check_tensors(manifest.tensors, manifest.files)
 
 
@@ -65,15 +67,15 @@ def _check_apart(tensors: Iterable[TensorRecord]) -> None:
     ends: dict[str, int] = {}
     for file, offset, nbytes in sorted(spans):
         if offset < ends.get(file, 0):
-            raise DamagedError(f"MANIFEST.json: two tensors share bytes of {file}")
+            raise CorruptCheckpointError(f"MANIFEST.json: two tensors share bytes of {file}")
         ends[file] = offset + nbytes
 
 
 def _check_tensor(name: str, tensor: TensorRecord, files: Mapping[str, FileRecord]) -> None:
     if tensor.dtype not in ITEM_BYTES:
-        raise DamagedError(f"MANIFEST.json: tensor {name} has an unknown dtype {tensor.dtype!r}")
+        raise CorruptCheckpointError(f"MANIFEST.json: tensor {name} has an unknown dtype {tensor.dtype!r}")
     if not (all(_fits(tensor.dtype, chunk, files) for chunk in tensor.chunks) and _made_up(tensor)):
-        raise DamagedError(f"MANIFEST.json: the chunks of tensor {name} do not make it up")
+        raise CorruptCheckpointError(f"MANIFEST.json: the chunks of tensor {name} do not make it up")
     _check_patches(name, tensor, files)
 
 
@@ -104,14 +106,14 @@ def _check_patches(name: str, tensor: TensorRecord, files: Mapping[str, FileReco
     row, free = math.prod(tensor.shape[1:]), 0
     for patch in sorted(tensor.patches, key=lambda patch: patch.start):
         if tensor.dtype not in FLOATS or not _is_rows(patch, tensor) or patch.start[0] < free:
-            raise DamagedError(f"MANIFEST.json: a patch of tensor {name} is of no rows of it")
+            raise CorruptCheckpointError(f"MANIFEST.json: a patch of tensor {name} is of no rows of it")
         free = patch.start[0] + patch.shape[0]
         if not patch.count <= patch.shape[0] * row <= MOST_PATCHED:
-            raise DamagedError(f"MANIFEST.json: a patch of tensor {name} has {patch.count} elements")
+            raise CorruptCheckpointError(f"MANIFEST.json: a patch of tensor {name} has {patch.count} elements")
         ends = patch.places + patch.count * ITEM_BYTES[PLACE], patch.values + patch.count * ITEM_BYTES[tensor.dtype]
         here = is_shard(patch.file) and patch.file.endswith(".safetensors") and patch.file in files
         if not here or max(ends) > files[patch.file].nbytes:
-            raise DamagedError(f"MANIFEST.json: a patch of tensor {name} lies in no file of the commit")
+            raise CorruptCheckpointError(f"MANIFEST.json: a patch of tensor {name} lies in no file of the commit")
 
 
 def _is_rows(patch: Patch, tensor: TensorRecord) -> bool:

@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from holdfast.core.errors import ClaimError, DamagedError, NonFiniteWeightsError, NoRoomError, UnavailableError
+from holdfast.core.errors import (
+    ClaimError,
+    CorruptCheckpointError,
+    NonFiniteWeightsError,
+    NoRoomError,
+    UnavailableError,
+)
 
 
 class FailureCause(StrEnum):
@@ -84,7 +90,7 @@ def cause_of(error: BaseException) -> FailureCause:
             return FailureCause.NON_FINITE
         case ClaimError():
             return FailureCause.CLAIM
-        case DamagedError():
+        case CorruptCheckpointError():
             return FailureCause.DAMAGED
         case MemoryError():
             return FailureCause.MEMORY

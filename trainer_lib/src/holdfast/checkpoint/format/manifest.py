@@ -27,7 +27,7 @@ from holdfast.checkpoint.format.records import (
     whole_number,
 )
 from holdfast.core.attempt import AttemptId
-from holdfast.core.errors import DamagedError, UnknownFormatError
+from holdfast.core.errors import CorruptCheckpointError, UnknownFormatError
 from holdfast.core.gc_pause import uncollected
 
 FORMAT: Final = "holdfast-checkpoint"
@@ -142,10 +142,10 @@ def digest(manifest: Manifest) -> str:
 
 
 def decode_as(raw: bytes, name: CheckpointName) -> Manifest:
-    """Parse the manifest of the checkpoint `name`. Raise `DamagedError` if it is another checkpoint's manifest."""
+    """Parse the manifest of the checkpoint `name`. Raise `CorruptCheckpointError` if it is another's."""
     manifest = decode(raw)
     if manifest.name != name:
-        raise DamagedError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.pair}")
+        raise CorruptCheckpointError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.pair}")
     return manifest
 
 
@@ -153,7 +153,7 @@ def decode_as(raw: bytes, name: CheckpointName) -> Manifest:
 def decode(raw: bytes) -> Manifest:
     """Parse `MANIFEST.json`.
 
-    Raise `DamagedError` if it is not what was written, and `UnknownFormatError` if another program wrote it.
+    Raise `CorruptCheckpointError` if it was changed, and `UnknownFormatError` if another program wrote it.
     """
     if len(raw) > _MOST_UNSEALED and not _is_sealed(raw):
         raise _unsealed(raw)
@@ -163,7 +163,7 @@ def decode(raw: bytes) -> Manifest:
         raise UnknownFormatError("MANIFEST.json was written by another program")
     texts = _texts(document)
     if _sealed(texts) != raw:
-        raise DamagedError("MANIFEST.json: its own digest differs")
+        raise CorruptCheckpointError("MANIFEST.json: its own digest differs")
     version, digest = document.get("version"), document.get("digest")
     known = type(version) is int and version in _KNOWN
     if document.get("format") != FORMAT or not known or digest != _digest_in_use():
@@ -175,7 +175,9 @@ def decode(raw: bytes) -> Manifest:
     manifest = _read(document, texts)
     check(manifest)
     if manifest.version != version:
-        raise DamagedError(f"MANIFEST.json is of version {version}, and says what version {manifest.version} is for")
+        raise CorruptCheckpointError(
+            f"MANIFEST.json is of version {version}, and says what version {manifest.version} is for"
+        )
     return manifest
 
 
@@ -187,7 +189,7 @@ def _is_sealed(raw: bytes) -> bool:
     return end == _seal(digest.hexdigest())
 
 
-def _unsealed(raw: bytes) -> DamagedError | UnknownFormatError:
+def _unsealed(raw: bytes) -> CorruptCheckpointError | UnknownFormatError:
     """Return the error for a large file without a seal.
 
     A manifest has an unusual beginning and names its own format. A corrupt one keeps at least one of both, or is not
@@ -196,7 +198,7 @@ def _unsealed(raw: bytes) -> DamagedError | UnknownFormatError:
     ours = raw.startswith(_BEGINNING) or FORMAT.encode() in raw or _SEAL.encode() in raw
     if not ours and raw[:1] == b"{" and raw[-64:].rstrip()[-1:] == b"}":
         return UnknownFormatError("MANIFEST.json was written by another program")
-    return DamagedError("MANIFEST.json: its own digest differs")
+    return CorruptCheckpointError("MANIFEST.json: its own digest differs")
 
 
 def _seal(digest: str) -> bytes:
@@ -216,16 +218,16 @@ def _texts(document: Mapping[str, Any]) -> dict[str, str]:
     try:
         return {name: canonical(value) for name, value in document.items()}
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"MANIFEST.json holds what no manifest does: {error}") from error
+        raise CorruptCheckpointError(f"MANIFEST.json holds what no manifest does: {error}") from error
 
 
 def _parse(raw: bytes) -> dict[str, Any]:
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"MANIFEST.json is not JSON: {error}") from error
+        raise CorruptCheckpointError(f"MANIFEST.json is not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise DamagedError("MANIFEST.json is not a JSON object")
+        raise CorruptCheckpointError("MANIFEST.json is not a JSON object")
     return document
 
 
@@ -250,7 +252,9 @@ def _read(document: Mapping[str, Any], texts: Mapping[str, str]) -> Manifest:
             parent=_commit(document["parent"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedError(f"MANIFEST.json lacks what version {document['version']} must have: {error!r}") from error
+        raise CorruptCheckpointError(
+            f"MANIFEST.json lacks what version {document['version']} must have: {error!r}"
+        ) from error
 
 
 def _with_objects(state: Any) -> Any:

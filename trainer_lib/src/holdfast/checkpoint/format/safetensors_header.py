@@ -18,7 +18,7 @@ from holdfast.checkpoint.format.file_names import inherited
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.records import PLACE, PLACES, VALUES, TensorRecord, whole_numbers
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES, METADATA
-from holdfast.core.errors import DamagedError
+from holdfast.core.errors import CorruptCheckpointError
 
 LENGTH_BYTES: Final = 8
 LARGEST: Final = 100_000_000
@@ -53,24 +53,24 @@ class Entry:
 def header_bytes(start: bytes | bytearray | memoryview, nbytes: int) -> int:
     """Return the bytes of the header, including its length field, from the first 8 bytes of a file.
 
-    `nbytes` is the length of the file. Raise `DamagedError` if the header cannot fit.
+    `nbytes` is the length of the file. Raise `CorruptCheckpointError` if the header cannot fit.
     """
     if nbytes < LENGTH_BYTES or len(start) < LENGTH_BYTES:
-        raise DamagedError(f"{nbytes} bytes are too few for a safetensors file")
+        raise CorruptCheckpointError(f"{nbytes} bytes are too few for a safetensors file")
     length = int.from_bytes(start[:LENGTH_BYTES], "little")
     if length > min(LARGEST, nbytes - LENGTH_BYTES):
-        raise DamagedError(f"its header claims {length} bytes, in a file of {nbytes}")
+        raise CorruptCheckpointError(f"its header claims {length} bytes, in a file of {nbytes}")
     return LENGTH_BYTES + length
 
 
 def parse(start: bytes | bytearray | memoryview, nbytes: int) -> dict[str, Entry]:
     """Return the tensors of a file of `nbytes` bytes that begins with `start`.
 
-    Raise `DamagedError` if it is not valid.
+    Raise `CorruptCheckpointError` if it is not valid.
     """
     begin = header_bytes(start, nbytes)
     if len(start) < begin:
-        raise DamagedError("its header is not all there")
+        raise CorruptCheckpointError("its header is not all there")
     try:
         raw = bytes(start[LENGTH_BYTES:begin])
         _check_shape(raw)
@@ -80,7 +80,9 @@ def parse(start: bytes | bytearray | memoryview, nbytes: int) -> dict[str, Entry
         _check_metadata(table.pop(METADATA, None))
         entries = {name: _entry(value, begin) for name, value in table.items()}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DamagedError(f"its header cannot be read: {f'{type(error).__name__}: {error}'[:200]}") from error
+        raise CorruptCheckpointError(
+            f"its header cannot be read: {f'{type(error).__name__}: {error}'[:200]}"
+        ) from error
     _check_cover(entries, begin, nbytes)
     return entries
 
@@ -132,10 +134,10 @@ def _check_cover(entries: Mapping[str, Entry], begin: int, nbytes: int) -> None:
     position = begin
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
         if entry.offset != position:
-            raise DamagedError(f"its header leaves a gap or an overlap before {name[:80]!r}")
+            raise CorruptCheckpointError(f"its header leaves a gap or an overlap before {name[:80]!r}")
         position += entry.nbytes
     if position != nbytes:
-        raise DamagedError(f"its header speaks of {position} bytes, and the file has {nbytes}")
+        raise CorruptCheckpointError(f"its header speaks of {position} bytes, and the file has {nbytes}")
 
 
 def check_header(file: str, start: bytes | bytearray | memoryview, manifest: Manifest) -> None:
@@ -145,8 +147,8 @@ def check_header(file: str, start: bytes | bytearray | memoryview, manifest: Man
     """
     try:
         entries = parse(start, manifest.files[file].nbytes)
-    except DamagedError as error:
-        raise DamagedError(f"{file}: {error}") from error
+    except CorruptCheckpointError as error:
+        raise CorruptCheckpointError(f"{file}: {error}") from error
     expected = Counter(
         (_tensor(entry_name), entry)
         for name, tensor in manifest.tensors.items()
@@ -158,7 +160,7 @@ def check_header(file: str, start: bytes | bytearray | memoryview, manifest: Man
         more = [name for name, entry in found - expected if entry.nbytes or name not in known]
         names = sorted(more + [name for name, _ in expected - found])
         if names:
-            raise DamagedError(f"{file}: its header and MANIFEST.json disagree about {names[0][:80]!r}")
+            raise CorruptCheckpointError(f"{file}: its header and MANIFEST.json disagree about {names[0][:80]!r}")
 
 
 def _entries(name: str, tensor: TensorRecord, file: str, *, stacked: bool) -> Iterator[tuple[str, Entry]]:
@@ -195,7 +197,7 @@ def check_json(file: str, data: bytes | bytearray) -> None:
     try:
         json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{file} is not JSON: {error}") from error
+        raise CorruptCheckpointError(f"{file} is not JSON: {error}") from error
 
 
 def check_source(source: Source, *, file: str, manifest: Manifest) -> None:
@@ -210,7 +212,7 @@ def check_source(source: Source, *, file: str, manifest: Manifest) -> None:
     source.read_into(0, memoryview(start))
     try:
         start = bytearray(header_bytes(start, nbytes))
-    except DamagedError as error:
-        raise DamagedError(f"{file}: {error}") from error
+    except CorruptCheckpointError as error:
+        raise CorruptCheckpointError(f"{file}: {error}") from error
     source.read_into(0, memoryview(start))
     check_header(file, start, manifest)

@@ -8,16 +8,16 @@ from typing import Final
 import xxhash
 
 from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
-from holdfast.core.errors import DamagedError
+from holdfast.core.errors import CorruptCheckpointError
 
 # Each block is digested twice, for its chunk and for the file. The second time, it is still in the CPU cache.
 _BLOCK_BYTES: Final = 1 << 20
 
 
 def check_chunk(file: str, record: FileRecord, index: int, digest: str) -> None:
-    """Raise `DamagedError` unless `digest` is the one with which the chunk was written."""
+    """Raise `CorruptCheckpointError` unless `digest` is the one with which the chunk was written."""
     if digest != record.chunks[index]:
-        raise DamagedError(f"{file}: digest of chunk {index} differs")
+        raise CorruptCheckpointError(f"{file}: digest of chunk {index} differs")
 
 
 class ChunkDigester:

@@ -21,7 +21,7 @@ from holdfast.checkpoint.io.direct_writer import DirectFile, aligned
 from holdfast.checkpoint.io.huge_pages import fresh
 from holdfast.checkpoint.io.rate_limit import WRITERS
 from holdfast.checkpoint.io.thread_pool import Pool
-from holdfast.core.errors import DamagedError
+from holdfast.core.errors import CorruptCheckpointError
 
 _FILE_MODE: Final = 0o644
 RIGHT: Final = f".tmp-{0:032x}"
@@ -201,7 +201,7 @@ def read_regular(path: Path, most: int) -> bytes:
     try:
         size = os.fstat(fd).st_size
         if size > most:
-            raise DamagedError(f"{path.name}: {size} bytes are more than it can have")
+            raise CorruptCheckpointError(f"{path.name}: {size} bytes are more than it can have")
         with open(fd, "rb", closefd=False) as file:
             return file.read(size)  # Python allocates as much memory as is requested
     finally:
@@ -211,26 +211,28 @@ def read_regular(path: Path, most: int) -> bytes:
 def open_regular(path: Path) -> int:
     """Open a file of a checkpoint for reading.
 
-    Raise `DamagedError` if the file is a link, device or pipe, or if its folder is a link.
+    Raise `CorruptCheckpointError` if the file is a link, device or pipe, or if its folder is a link.
     """
     if path.parent.is_symlink():
-        raise DamagedError(f"{path.parent.name} is a symbolic link, and no commit's folder is one")
+        raise CorruptCheckpointError(f"{path.parent.name} is a symbolic link, and no commit's folder is one")
     return open_itself(path, os.O_RDONLY)
 
 
 def open_itself(path: Path, access: int) -> int:
-    """Open a file in any folder. Raise `DamagedError` if it is a link, device, pipe or folder."""
+    """Open a file in any folder. Raise `CorruptCheckpointError` if it is a link, device, pipe or folder."""
     try:
         fd = open_one_more(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise DamagedError(f"{path.name} is a symbolic link or a pipe, and no commit has one") from error
+            raise CorruptCheckpointError(
+                f"{path.name} is a symbolic link or a pipe, and no commit has one"
+            ) from error
         if error.errno == errno.EISDIR:
-            raise DamagedError(f"{path.name} is no regular file") from error
+            raise CorruptCheckpointError(f"{path.name} is no regular file") from error
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise DamagedError(f"{path.name} is no regular file")
+        raise CorruptCheckpointError(f"{path.name} is no regular file")
     return fd
 
 

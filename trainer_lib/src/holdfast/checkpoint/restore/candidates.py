@@ -28,7 +28,7 @@ from holdfast.checkpoint.restore.fault_check import Fault, Outcome
 from holdfast.checkpoint.stores.base import CheckpointStore, manifest_of
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.core.attempt import Claim
-from holdfast.core.errors import CheckpointError, DamagedError, UnknownFormatError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, UnknownFormatError
 from holdfast.core.json_fields import JsonFields
 
 _log = logging.getLogger("holdfast.checkpoint.reader")
@@ -173,7 +173,7 @@ class Candidates:
         for store in sorted(self.holding(name), key=lambda store: not store.shared):
             try:
                 manifest = manifest_of(store, name)
-            except DamagedError as damage:
+            except CorruptCheckpointError as damage:
                 faults.append(Fault(url=store.url, reason=str(damage)))
             except UnknownFormatError as unknown:
                 foreign = foreign or f"{store.url}/{name}: {unknown}"
@@ -277,7 +277,7 @@ def is_gone(store: CheckpointStore, name: CheckpointName) -> bool:
     try:
         if name not in store.commits():
             store.manifest(name)
-    except DamagedError:
+    except CorruptCheckpointError:
         return True
     except (CheckpointError, OSError):
         return False

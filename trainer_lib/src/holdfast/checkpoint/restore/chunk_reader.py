@@ -28,7 +28,7 @@ from holdfast.checkpoint.io.thread_pool import Pool
 from holdfast.checkpoint.restore.copies import Copies, Look, Span, whole_file
 from holdfast.checkpoint.restore.memory_layout import LEAST_MAPPED, Extent
 from holdfast.checkpoint.stores.base import Source
-from holdfast.core.errors import CheckpointError, DamagedError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError
 
 _log = logging.getLogger("holdfast.checkpoint.reading")
 
@@ -54,7 +54,7 @@ def read_into(
 
     Every span in `also` is verified in any case. `looks` are checks that run on files in addition. Each of the
     `threads` threads needs a buffer for one chunk. With `fresh`, the memory of the extents is new
-    (`huge_pages.fresh`) and was never accessed. Raise `DamagedError` if some part has no valid copy.
+    (`huge_pages.fresh`) and was never accessed. Raise `CorruptCheckpointError` if some part has no valid copy.
     """
     large = (one.target for file in sorted(extents) for one in extents[file] if one.target.nbytes >= LEAST_MAPPED)
     ahead = Ahead(large) if fresh else None
@@ -269,7 +269,7 @@ class _Check(Protocol):
         """Add the next bytes."""
 
     def end(self) -> None:
-        """Raise `DamagedError` if the bytes differ."""
+        """Raise `CorruptCheckpointError` if the bytes differ."""
 
 
 class _WholeChunk:
@@ -293,7 +293,7 @@ class _SomeSlices:
         if known is None or list(known.within(span.begin, span.end)) != self._slicer.digests():
             index = span.begin // CHUNK_BYTES
             where = f"in bytes {span.begin} to {span.end}"
-            raise DamagedError(f"{span.file}: digest of chunk {index} differs, {where}")
+            raise CorruptCheckpointError(f"{span.file}: digest of chunk {index} differs, {where}")
 
 
 def _spread(segment: Segment, data: memoryview, extents: Sequence[Extent]) -> None:

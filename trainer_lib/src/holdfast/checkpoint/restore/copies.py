@@ -11,7 +11,7 @@ from holdfast.checkpoint.format.file_names import slices_file
 from holdfast.checkpoint.format.records import FileRecord
 from holdfast.checkpoint.io.slice_digests import LARGEST, Slices, decode
 from holdfast.checkpoint.stores.base import Source
-from holdfast.core.errors import CheckpointError, DamagedError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError
 
 _log = logging.getLogger("holdfast.checkpoint.reading")
 
@@ -80,10 +80,10 @@ class Copies:
         if len(failed) == 1:
             raise failed[0].error
         reasons = "; ".join(dict.fromkeys(fault.reason for fault in failed)) or f"{file}: no store in reach has it"
-        raise DamagedError(reasons) if all(fault.lost for fault in failed) else CheckpointError(reasons)
+        raise CorruptCheckpointError(reasons) if all(fault.lost for fault in failed) else CheckpointError(reasons)
 
     def require(self, file: str) -> None:
-        """Raise `DamagedError` unless a copy of this file can be opened and has the length in the manifest."""
+        """Raise `CorruptCheckpointError` unless a copy of this file can be opened and has the manifest's length."""
         self.fetch(file, lambda _: None)
 
     def slices(self, file: str) -> Slices | None:
@@ -109,7 +109,7 @@ class Copies:
             size, expected = source.nbytes, self.records[file].nbytes
             if size == expected:
                 return source
-            fault = _fault(copy, file, DamagedError(f"{file}: {size} bytes instead of {expected}"))
+            fault = _fault(copy, file, CorruptCheckpointError(f"{file}: {size} bytes instead of {expected}"))
         self.faults.append(fault)
         return fault
 
@@ -138,7 +138,7 @@ def _twice(source: Source, act: Look) -> None:
     """Run `act`. If the data is corrupt, drop this host's cache of the file and run it again."""
     try:
         act(source)
-    except DamagedError as error:
+    except CorruptCheckpointError as error:
         forget = getattr(source, "forget", None)
         if forget is not None:
             forget()
@@ -147,7 +147,7 @@ def _twice(source: Source, act: Look) -> None:
 
 
 def _fault(copy: int, file: str, error: CheckpointError, *, absent: bool = False) -> Fault:
-    lost = isinstance(error, DamagedError)
+    lost = isinstance(error, CorruptCheckpointError)
     return Fault(copy=copy, file=file, reason=str(error), lost=lost, absent=lost and absent, error=error)
 
 

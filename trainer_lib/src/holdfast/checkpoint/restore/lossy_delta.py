@@ -14,7 +14,7 @@ from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.records import PLACE, Patch, TensorRecord
 from holdfast.checkpoint.format.shard_layout import ITEM_BYTES
 from holdfast.checkpoint.restore.memory_layout import Extent, Rows
-from holdfast.core.errors import DamagedError
+from holdfast.core.errors import CorruptCheckpointError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,7 +74,7 @@ def extents(wanted: Iterable[Wanted], others: Mapping[str, Sequence[Extent]]) ->
 def apply(one: Wanted, target: memoryview, first: int) -> None:
     """Apply a patch to a tensor.
 
-    `target` has the elements from `first` on. Raise `DamagedError` if it is not valid.
+    `target` has the elements from `first` on. Raise `CorruptCheckpointError` if it is not valid.
     """
     import numpy as np
 
@@ -88,13 +88,15 @@ def apply(one: Wanted, target: memoryview, first: int) -> None:
 
 
 def checked(one: Wanted) -> NDArray[Any]:
-    """Return the patch's places. Raise `DamagedError` if they are not ascending, or not in its rows."""
+    """Return the patch's places. Raise `CorruptCheckpointError` if they are not ascending, or not in its rows."""
     import numpy as np
 
     patch = one.patch
     places = np.frombuffer(one.places, "<u4") if one.places.nbytes else np.empty(0, "<u4")
     if len(places) and (np.any(places[1:] <= places[:-1]) or places[-1] >= math.prod(patch.shape)):
-        raise DamagedError(f"{patch.file}: the patch at {patch.places} names no elements of its rows in order")
+        raise CorruptCheckpointError(
+            f"{patch.file}: the patch at {patch.places} names no elements of its rows in order"
+        )
     return places
 
 

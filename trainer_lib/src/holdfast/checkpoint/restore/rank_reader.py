@@ -22,7 +22,7 @@ from holdfast.checkpoint.restore.copies import Fault as CopyFault
 from holdfast.checkpoint.restore.fault_check import Fault, Outcome, Part
 from holdfast.checkpoint.restore.memory_layout import Rows, lay_out, needed
 from holdfast.checkpoint.stores.base import CheckpointStore, open_file
-from holdfast.core.errors import CheckpointError, DamagedError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError
 from holdfast.core.gc_pause import uncollected
 
 _log = logging.getLogger("holdfast.checkpoint.reader")
@@ -67,7 +67,7 @@ class RankReader:
     def read(self, select: Select | None) -> None:
         try:
             self.loaded = self._read({} if select is None else select(self._manifest))
-        except DamagedError as lost:
+        except CorruptCheckpointError as lost:
             self._damage = str(lost)
         except CheckpointError as trouble:
             self._error = str(trouble)
@@ -100,7 +100,7 @@ class RankReader:
             try:
                 copies.fetch(file, partial(check_source, file=file, manifest=self._manifest))
                 read_into(copies, {}, also=[Span(file=file, begin=begin, end=end)] if end else ())
-            except DamagedError:
+            except CorruptCheckpointError:
                 return False
         return True
 

@@ -16,7 +16,7 @@ from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
 from holdfast.checkpoint.io.slice_digests import decode
 from holdfast.checkpoint.restore.copies import read_slices
 from holdfast.checkpoint.stores.base import CheckpointStore, Incoming, Source
-from holdfast.core.errors import DamagedError
+from holdfast.core.errors import CorruptCheckpointError
 
 # The part size of an upload to an object store.
 _PIECE_BYTES: Final = 2 * CHUNK_BYTES
@@ -39,7 +39,7 @@ def transfer(
         with store.open(name, file) as source:
             written = incoming.write(file, _verified(file, source, record, pace))
         if written != record:
-            raise DamagedError(f"{file} did not arrive as it was sent")
+            raise CorruptCheckpointError(f"{file} did not arrive as it was sent")
         slices = read_slices(partial(store.open, name), file)
         if decode(slices, record) is not None:
             incoming.write(slices_file(file), [slices])
@@ -49,7 +49,7 @@ def transfer(
 def _verified(file: str, source: Source, record: FileRecord, pace: Pace) -> Iterator[memoryview]:
     """Yield a verified file piece by piece. Each piece is valid until the next one is requested."""
     if source.nbytes != record.nbytes:
-        raise DamagedError(f"{file}: {source.nbytes} bytes instead of {record.nbytes}")
+        raise CorruptCheckpointError(f"{file}: {source.nbytes} bytes instead of {record.nbytes}")
     buffer = memoryview(bytearray(min(_PIECE_BYTES, record.nbytes)))
     for offset in range(0, record.nbytes, _PIECE_BYTES):
         piece = buffer[: min(_PIECE_BYTES, record.nbytes - offset)]

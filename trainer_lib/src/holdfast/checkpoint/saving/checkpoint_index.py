@@ -17,7 +17,7 @@ from holdfast.checkpoint.policy.fencing import Commit
 from holdfast.checkpoint.policy.retention import Entry
 from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.stores.base import CheckpointStore, manifest_of
-from holdfast.core.errors import DamagedError, UnknownFormatError
+from holdfast.core.errors import CorruptCheckpointError, UnknownFormatError
 
 _log = logging.getLogger("holdfast.checkpoint.aging")
 
@@ -53,7 +53,7 @@ class Ages:
     def _read(self, name: CheckpointName) -> tuple[Entry, History]:
         try:
             manifest = manifest_of(self._store, name)
-        except (DamagedError, UnknownFormatError) as error:
+        except (CorruptCheckpointError, UnknownFormatError) as error:
             if name not in self._told:
                 self._told.add(name)
                 _log.warning("retention leaves %s alone: %s", name, error)

@@ -1,8 +1,9 @@
 """The interface of a checkpoint store, with which a tier is read, written and maintained. No torch.
 
-A store reports two kinds of errors. `DamagedError` means that bytes are missing or differ from what was written, so
-another copy is needed. Any other `CheckpointError` means that this process cannot read them now (permissions,
-network, credentials), which allows no conclusion about the checkpoint. A checkpoint exists if its manifest exists.
+A store reports two kinds of errors. `CorruptCheckpointError` means that bytes are missing or differ from what was
+written, so another copy is needed. Any other `CheckpointError` means that this process cannot read them now
+(permissions, network, credentials), which allows no conclusion about the checkpoint. A checkpoint exists if its
+manifest exists.
 Files without a manifest do not count as one.
 
 A source is read one chunk at a time. These optional members describe it:
@@ -25,7 +26,7 @@ from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.records import FileRecord
 from holdfast.checkpoint.io.durable_files import Buffer
 from holdfast.core.attempt import Claim
-from holdfast.core.errors import CheckpointError, DamagedError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError
 
 
 class Source(Protocol):
@@ -36,7 +37,7 @@ class Source(Protocol):
         """The file's length in the store, in bytes."""
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill all of `target` from `offset` on. Raise `DamagedError` if the file ends before."""
+        """Fill all of `target` from `offset` on. Raise `CorruptCheckpointError` if the file ends before."""
 
     def __enter__(self) -> Self:
         """Keep the file open until the context ends."""
@@ -92,10 +93,10 @@ class CheckpointStore(Protocol):
         """Return every claim in the store. Raise an error if a claim cannot be read."""
 
     def manifest(self, name: CheckpointName) -> Manifest:
-        """Return the manifest of a checkpoint. Raise `DamagedError` or `UnknownFormatError` if it is not valid."""
+        """Return a manifest. Raise `CorruptCheckpointError` or `UnknownFormatError` if it is not valid."""
 
     def open(self, name: CheckpointName, file: str) -> Source:
-        """Open one of its files. Raise `DamagedError` if it is missing."""
+        """Open one of its files. Raise `CorruptCheckpointError` if it is missing."""
 
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
         """Move a corrupt checkpoint aside, and never delete it.
@@ -150,7 +151,7 @@ def manifest_of(store: CheckpointStore, name: CheckpointName) -> Manifest:
     """Return the manifest of a checkpoint. Read it again once if it is corrupt, because bits may flip in transit."""
     try:
         return store.manifest(name)
-    except DamagedError:
+    except CorruptCheckpointError:
         return store.manifest(name)
 
 
@@ -159,7 +160,7 @@ def open_file(store: CheckpointStore, name: CheckpointName, file: str) -> Source
     home, own = located(name, file)
     try:
         return store.open(home, own)
-    except DamagedError as error:
+    except CorruptCheckpointError as error:
         if home == name:
             raise
-        raise DamagedError(f"{home}, on which {name} stands: {error}") from error
+        raise CorruptCheckpointError(f"{home}, on which {name} stands: {error}") from error

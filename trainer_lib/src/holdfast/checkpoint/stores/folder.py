@@ -21,7 +21,7 @@ from holdfast.checkpoint.stores.base import OpenSource, needed_by
 from holdfast.checkpoint.stores.memory.slot import FileRange
 from holdfast.core import linux
 from holdfast.core.attempt import Claim
-from holdfast.core.errors import DamagedError
+from holdfast.core.errors import CorruptCheckpointError
 
 _log = logging.getLogger("holdfast.checkpoint.stores.folder")
 
@@ -50,7 +50,7 @@ class FolderSource(OpenSource):
 
     def place(self, offset: int, nbytes: int) -> FileRange:
         if not 0 <= offset <= offset + nbytes <= self.nbytes:
-            raise DamagedError(f"{self._path.name} ends before byte {offset + nbytes}")
+            raise CorruptCheckpointError(f"{self._path.name} ends before byte {offset + nbytes}")
         return FileRange(fd=self._fd, offset=offset, nbytes=nbytes)
 
     def verify(self) -> None:
@@ -73,7 +73,7 @@ class FolderSource(OpenSource):
         while rest.nbytes:
             count = os.preadv(self._fd, [rest], offset)
             if count == 0:
-                raise DamagedError(f"{self._path.name} ends before byte {offset + rest.nbytes}")
+                raise CorruptCheckpointError(f"{self._path.name} ends before byte {offset + rest.nbytes}")
             rest, offset = rest[count:], offset + count
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.stores.base import NodeStore
 from holdfast.checkpoint.stores.folder import FolderSource
-from holdfast.core.errors import DamagedError
+from holdfast.core.errors import CorruptCheckpointError
 from holdfast.core.protocol import LOCAL_TIER
 
 _OWN: Final = "-own-"
@@ -53,22 +53,22 @@ class LocalStore(NodeStore):
 
     def manifest(self, name: CheckpointName) -> Manifest:
         """Return the manifest from any rank that has a valid one."""
-        trouble = DamagedError(f"{MANIFEST} is missing")
+        trouble = CorruptCheckpointError(f"{MANIFEST} is missing")
         for folder in self._having(name):
             try:
                 return catalog.read_manifest(folder, name)
-            except DamagedError as error:
+            except CorruptCheckpointError as error:
                 trouble = error
         raise trouble
 
     def open(self, name: CheckpointName, file: str) -> FolderSource:
         """Open one of its files, if a rank of this node wrote it."""
         if file != Path(file).name:
-            raise DamagedError(f"{file!r} is no file of a commit")
+            raise CorruptCheckpointError(f"{file!r} is no file of a commit")
         for folder in self._having(name):
             if (folder / str(name) / file).exists():
                 return FolderSource(folder / str(name) / file)
-        raise DamagedError(f"{file} is missing in {self.url}")
+        raise CorruptCheckpointError(f"{file} is missing in {self.url}")
 
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
         """Move the checkpoint aside. The next checkpoint on this disk removes it."""

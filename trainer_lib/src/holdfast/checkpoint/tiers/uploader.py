@@ -25,7 +25,7 @@ from holdfast.checkpoint.restore.transfer import transfer
 from holdfast.checkpoint.saving.checkpoint_index import Ages
 from holdfast.checkpoint.stores.base import CheckpointStore, Incoming, Target
 from holdfast.core.attempt import Claim
-from holdfast.core.errors import CheckpointError, DamagedError, UnavailableError, UsageError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, UnavailableError, UsageError
 from holdfast.core.json_fields import JsonFields
 from holdfast.core.limits import backoff
 
@@ -175,7 +175,7 @@ class Uploader:
             nbytes = self._copy(name, set(self.target.commits()))
         except _ReplacedError:
             return Outcome(name=name, gone=True)
-        except DamagedError as error:
+        except CorruptCheckpointError as error:
             if name in self.source.commits():
                 return Outcome(name=name, cause=FailureCause.DAMAGED, message=str(error))
             return Outcome(name=name, cause=FailureCause.GONE, message="it was deleted before it was copied whole")
@@ -236,9 +236,9 @@ class Uploader:
         try:
             transfer(self.source, name, manifest, incoming, pace=self.pace)
             incoming.publish(manifest)
-        except DamagedError as error:  # an unreachable store keeps its parts for the next try
+        except CorruptCheckpointError as error:  # an unreachable store keeps its parts for the next try
             self._begun.pop(name).discard()
-            raise DamagedError(f"{name} on the shared tier is not what was written: {error}") from error
+            raise CorruptCheckpointError(f"{name} on the shared tier is not what was written: {error}") from error
         except OSError:
             self._begun.pop(name).discard()
             raise

@@ -14,9 +14,9 @@ from holdfast.cli.checkpoints.access.commit_reader import nbytes
 from holdfast.cli.checkpoints.access.locate import CheckpointLocation, fenced, read_manifest
 from holdfast.cli.checkpoints.access.progress_bar import Progress, progress
 from holdfast.cli.checkpoints.verify import verify
-from holdfast.core.errors import CheckpointError, DamagedError, UnknownFormatError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, UnknownFormatError
 
-_BAD: Final = (DamagedError, UnknownFormatError)
+_BAD: Final = (CorruptCheckpointError, UnknownFormatError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def copy_all(
     for name, below in order.items():
         lost = next((one for one in below if one in bad), None)
         if lost is not None:
-            bad[name] = _uncopied(source, name, DamagedError(f"it stands on {lost}, which was not copied"))
+            bad[name] = _uncopied(source, name, CorruptCheckpointError(f"it stands on {lost}, which was not copied"))
             yield bad[name]
             continue
         try:
@@ -92,7 +92,7 @@ def _uncopied(source: CheckpointStore, name: CheckpointName, error: CheckpointEr
     if name not in source.commits():  # retention deleted it
         return Uncopied(name=name, reason="deleted while it was read", damaged=False, fine=True)
     reason = str(error).removeprefix(f"{name}: ")
-    return Uncopied(name=name, reason=reason, damaged=isinstance(error, DamagedError))
+    return Uncopied(name=name, reason=reason, damaged=isinstance(error, CorruptCheckpointError))
 
 
 def lineage(store: CheckpointStore, name: CheckpointName) -> list[CheckpointName]:
@@ -113,7 +113,7 @@ def copy(source: CheckpointStore, name: CheckpointName, target: Target, shown: P
             raise CheckpointError(f"{target.url} has another commit under the name {name}: nothing was changed")
         verdict = verify(target, name)
         if verdict.damaged:
-            raise DamagedError(
+            raise CorruptCheckpointError(
                 f"{target.url} has {name} already, and it is damaged ({verdict.reason}): move it aside by "
                 f"'holdfast checkpoints verify {target.url}/{name} --quarantine', and copy again"
             )

@@ -12,7 +12,7 @@ from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.cli.checkpoints.access.commit_reader import nbytes, tensor_bytes
 from holdfast.cli.checkpoints.access.locate import fenced, read_manifest
 from holdfast.cli.checkpoints.access.node_store import NearStore
-from holdfast.core.errors import DamagedError, UnknownFormatError
+from holdfast.core.errors import CorruptCheckpointError, UnknownFormatError
 from holdfast.core.settings import format_size
 
 Row = dict[str, Any]
@@ -30,7 +30,7 @@ def _line(store: CheckpointStore, name: CheckpointName, fence: str) -> Row:
     line: Row = {"step": name.step, "commit": str(name)}
     try:
         manifest = store.manifest(name)
-    except DamagedError as error:
+    except CorruptCheckpointError as error:
         return {**line, "state": "damaged", "note": str(error)}
     except UnknownFormatError as error:
         return {**line, "state": "unknown", "note": str(error)}

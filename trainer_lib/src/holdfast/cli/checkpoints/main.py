@@ -32,7 +32,7 @@ from holdfast.cli.checkpoints.rewind import Rewinding
 from holdfast.cli.checkpoints.rewind import carry_out as go_back
 from holdfast.cli.checkpoints.rewind import plan as rewind
 from holdfast.cli.checkpoints.verify import Verification, verify
-from holdfast.core.errors import DamagedError, HoldfastError, UsageError
+from holdfast.core.errors import CorruptCheckpointError, HoldfastError, UsageError
 from holdfast.core.paths import local_path
 from holdfast.core.settings import format_size
 from holdfast.launcher.rendezvous.folder_lock import hold
@@ -54,7 +54,7 @@ def main(words: Sequence[str]) -> int:
         return int(_COMMANDS[known.command](known))
     except UsageError as error:
         return _say(error, Exit.USAGE)
-    except DamagedError as error:
+    except CorruptCheckpointError as error:
         return _say(error, Exit.BAD)
     except (HoldfastError, OSError) as error:
         return _say(error, Exit.UNREADABLE)

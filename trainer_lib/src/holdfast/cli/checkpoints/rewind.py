@@ -24,7 +24,7 @@ from holdfast.checkpoint.saving.checkpoint_index import Ages
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.verify import verify
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.errors import CheckpointError, DamagedError, UsageError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Rewinding:
 def plan(store: FolderStore, step: int) -> Rewinding:
     """Return to the checkpoint of `step` that the job with the newest claim would read, after verifying it.
 
-    Raises UsageError if the folder belongs to no job or has no such checkpoint; DamagedError if it is corrupt.
+    Raise UsageError if the folder is no job's or has no such checkpoint; CorruptCheckpointError if it is corrupt.
     """
     claims = store.claims()
     if not claims:
@@ -84,5 +84,7 @@ def _base(store: FolderStore, line: Sequence[Commit], step: int) -> CheckpointNa
         raise UsageError(f"{store.url} has no commit of step {step} that the job would read; it has steps: {there}")
     verdict = verify(store, found)
     if not verdict.whole:
-        raise DamagedError(f"{found} is not whole, so nothing was changed: {verdict.reason or verdict.unknown}")
+        raise CorruptCheckpointError(
+            f"{found} is not whole, so nothing was changed: {verdict.reason or verdict.unknown}"
+        )
     return found

@@ -22,7 +22,7 @@ from holdfast.checkpoint.restore.memory_layout import Extent
 from holdfast.checkpoint.stores.base import CheckpointStore, open_file
 from holdfast.cli.checkpoints.access.node_store import NearStore
 from holdfast.cli.checkpoints.access.progress_bar import Progress, progress
-from holdfast.core.errors import DamagedError, ElsewhereError, UnknownFormatError
+from holdfast.core.errors import CorruptCheckpointError, ElsewhereError, UnknownFormatError
 
 # Enough threads to keep a disk busy while others compute digests.
 READERS: Final = 4
@@ -93,7 +93,7 @@ def verify(store: CheckpointStore, name: CheckpointName) -> Verification:
 def _verify(store: CheckpointStore, name: CheckpointName) -> Verification:
     try:
         manifest = store.manifest(name)
-    except DamagedError as error:
+    except CorruptCheckpointError as error:
         return Verification(name=name, nbytes=0, damages=(Damage(file=MANIFEST, reason=str(error)),))
     except UnknownFormatError as error:
         return Verification(name=name, nbytes=0, unknown=str(error))
@@ -125,7 +125,7 @@ def _read_all(copies: Copies, manifest: Manifest, shown: Progress) -> list[Damag
     def read(span: Span) -> None:
         try:
             reader.read(span)
-        except DamagedError as error:
+        except CorruptCheckpointError as error:
             damages.append(_damage(manifest, span.file, str(error), span.begin, span.end))
         shown.add(span.end - span.begin)
 
@@ -133,7 +133,7 @@ def _read_all(copies: Copies, manifest: Manifest, shown: Progress) -> list[Damag
         for file, record in sorted(manifest.files.items()):
             try:
                 copies.require(file)
-            except DamagedError as error:
+            except CorruptCheckpointError as error:
                 damages.append(_damage(manifest, file, str(error), 0, record.nbytes))
             else:
                 yield from _spans(manifest, file)
@@ -148,7 +148,7 @@ def _meaning(copies: Copies, manifest: Manifest, bad: Collection[str]) -> Iterat
     """Yield files with intact bytes that a restore or a load with DCP would reject."""
     try:
         check_described(manifest)
-    except DamagedError as error:
+    except CorruptCheckpointError as error:
         yield Damage(file=MANIFEST, reason=str(error))
     for file in sorted(manifest.files.keys() - bad):
         try:
@@ -156,7 +156,7 @@ def _meaning(copies: Copies, manifest: Manifest, bad: Collection[str]) -> Iterat
             if file.endswith(".json"):
                 check_json(file, read_small(copies, file))
             yield from _bad_patches(copies, manifest, file)
-        except DamagedError as error:
+        except CorruptCheckpointError as error:
             yield Damage(file=file, reason=str(error))
 
 
@@ -166,7 +166,7 @@ def _bad_patches(copies: Copies, manifest: Manifest, file: str) -> Iterator[Dama
             read_into(copies, {file: [Extent.over(one.patch.places, one.places)]})
         try:
             lossy_delta.checked(one)
-        except DamagedError as error:
+        except CorruptCheckpointError as error:
             yield _damage(manifest, file, str(error), one.patch.places, one.patch.places + 1)
 
 

@@ -25,7 +25,7 @@ from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.state.dtypes import empty
 from holdfast.checkpoint.state.flatten import Flat
 from holdfast.core.attempt import Json
-from holdfast.core.errors import DamagedError
+from holdfast.core.errors import CorruptCheckpointError
 
 # A smaller state has one donor, because a second one would only share the copying.
 SHARED_ABOVE_BYTES: Final = 4 * CHUNK_BYTES
@@ -113,7 +113,7 @@ def give(group: Channel, to: Sequence[int], donors: Sequence[int], flat: Flat, s
 def receive(group: Channel, donors: Sequence[int], room: ReceiveBuffers) -> tuple[Any, dict[str, torch.Tensor], Any]:
     """Return the tree, its tensors and the side in new memory.
 
-    Raise `DamagedError` if any bytes differ from those sent.
+    Raise `CorruptCheckpointError` if any bytes differ from those sent.
     """
     first = donors[0]
     length = int.from_bytes(_fetch(group, first, _LENGTH, _LENGTH_BYTES), "little")
@@ -122,7 +122,7 @@ def receive(group: Channel, donors: Sequence[int], room: ReceiveBuffers) -> tupl
     sharing = layout.sharing(donors)
     for donor in sharing[1:]:  # gloo ends the process if a message is longer than its target
         if _fetch(group, donor, _HEADER, len(layout.digest)) != layout.digest:
-            raise DamagedError(f"ranks {first} and {donor} do not hold the same tensors")
+            raise CorruptCheckpointError(f"ranks {first} and {donor} do not hold the same tensors")
     tensors = {spec.name: room.take(spec) for spec in layout.specs}
     _receive_chunks(group, layout, tensors, sharing)
     return header["tree"], tensors, header["side"]
@@ -310,7 +310,9 @@ def _receive_chunks(
     ahead = deque(launch(index) for index in range(min(WINDOW, len(layout.chunks))))
     for index in range(len(layout.chunks)):
         if not ahead.popleft().land(layout.seed(index)):
-            raise DamagedError(f"chunk {index} of the state from rank {donor(index)} is not what this rank asked for")
+            raise CorruptCheckpointError(
+                f"chunk {index} of the state from rank {donor(index)} is not what this rank asked for"
+            )
         if index + WINDOW < len(layout.chunks):
             ahead.append(launch(index + WINDOW))
 
@@ -319,7 +321,7 @@ def _fetch(group: Channel, donor: int, tag: int, nbytes: int) -> memoryview:
     message = _buffer(nbytes)
     group.launch_receive([message], donor, tag).wait()
     if not _intact(message, 0):
-        raise DamagedError(f"the description of the state from rank {donor} is not what that rank sent")
+        raise CorruptCheckpointError(f"the description of the state from rank {donor} is not what that rank sent")
     return _view(message)[:-_DIGEST_BYTES]
 
 

@@ -24,7 +24,7 @@ from holdfast.checkpoint.state.dtensor import is_sharded
 from holdfast.checkpoint.tiers.settings import announced
 from holdfast.core.attempt import AttemptId
 from holdfast.core.environment import publish
-from holdfast.core.errors import DamagedError, ForeignClaimError, PeerLostError, UsageError
+from holdfast.core.errors import CorruptCheckpointError, ForeignClaimError, PeerLostError, UsageError
 from holdfast.telemetry.activity import Activity, Meter
 from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.distributed.process_group import Group, store_client
@@ -289,7 +289,7 @@ class WorldEntry:
         """Receive the state. If it is corrupt, raise `PeerLostError`, so that the next attempt requests it again."""
         try:
             return state_transfer.receive(group, donors, self._room)
-        except DamagedError as error:
+        except CorruptCheckpointError as error:
             raise PeerLostError(f"the state did not arrive whole: {error}") from error
         finally:
             self._room.close()

@@ -30,7 +30,7 @@ from holdfast.checkpoint.stores.memory.peer_protocol import GREETING_SECONDS, MA
 from holdfast.checkpoint.stores.memory.slot import FileRange
 from holdfast.checkpoint.stores.memory.slot_writer import PADDING
 from holdfast.core.connections import derived_key, is_proof, proof
-from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, NoRoomError
 from holdfast.core.json_fields import JsonFields
 from holdfast.core.protocol import MEMORY_TIER
 
@@ -98,7 +98,7 @@ class Peer:
                 self._check()  # at the end of an attempt, the failure is only a consequence
                 raise CheckpointError(f"{self._who}: {error}") from error
         if "damaged" in answer:
-            raise DamagedError(str(answer["damaged"]))
+            raise CorruptCheckpointError(str(answer["damaged"]))
         if "error" in answer:
             kind = NoRoomError if answer.get("full") else CheckpointError
             raise kind(f"{self._who}: {answer['error']}")
@@ -156,7 +156,7 @@ class PeerSource(OpenSource):
 
     def read_into(self, offset: int, target: memoryview) -> None:
         if offset + target.nbytes > self.nbytes:
-            raise DamagedError(f"{self._where['file']} ends before byte {offset + target.nbytes}")
+            raise CorruptCheckpointError(f"{self._where['file']} ends before byte {offset + target.nbytes}")
         if target.nbytes:
             request = {"op": "read", **self._where, "offset": offset, "bytes": target.nbytes}
             self._peer.ask(request, lambda wire: _expect(wire, target))
@@ -166,7 +166,7 @@ def _expect(wire: Wire, target: memoryview) -> None:
     """Receive the bytes, unless the answer is an error."""
     first = wire.receive()
     if "damaged" in first:
-        raise DamagedError(str(first["damaged"]))
+        raise CorruptCheckpointError(str(first["damaged"]))
     if "error" in first:
         raise CheckpointError(str(first["error"]))
     wire.receive_into(target)

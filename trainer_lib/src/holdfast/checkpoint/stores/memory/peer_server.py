@@ -35,7 +35,7 @@ from holdfast.checkpoint.stores.memory.slots import SlotSet
 from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.core.attempt import AttemptId
 from holdfast.core.connections import Greetings, is_proof, proof
-from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, NoRoomError
 
 _log = logging.getLogger("holdfast.checkpoint.peer")
 
@@ -54,7 +54,7 @@ class ServedSource(Protocol):
         """Return the place of the bytes, which are valid only if `verify` succeeds afterwards."""
 
     def verify(self) -> None:
-        """Raise `DamagedError` if the bytes may have changed."""
+        """Raise `CorruptCheckpointError` if the bytes may have changed."""
 
     def close(self) -> None:
         """Close the file."""
@@ -253,7 +253,7 @@ class _Session:
     def answer(self, request: Mapping[str, Any]) -> None:
         try:
             self._wire.send(self._answer(request))
-        except DamagedError as error:
+        except CorruptCheckpointError as error:
             self._wire.send({"damaged": str(error)})
         except CheckpointError as error:
             self._wire.send({"error": str(error), "full": isinstance(error, NoRoomError)})
@@ -348,7 +348,7 @@ class _Session:
 def _held(path: Path) -> CheckpointName | None:
     try:
         slot = Slot(path)
-    except (OSError, DamagedError):
+    except (OSError, CorruptCheckpointError):
         return None
     content = slot.content()
     slot.close()
@@ -358,5 +358,5 @@ def _held(path: Path) -> CheckpointName | None:
 def _named(request: Mapping[str, Any]) -> CheckpointName:
     name = parse_commit(str(request["name"]))
     if name is None:
-        raise DamagedError(f"{request['name']!r} is not the name of a commit")
+        raise CorruptCheckpointError(f"{request['name']!r} is not the name of a commit")
     return name

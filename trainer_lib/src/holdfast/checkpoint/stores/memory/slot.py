@@ -30,7 +30,7 @@ from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName, pars
 from holdfast.checkpoint.format.manifest import LARGEST, Manifest, decode_as
 from holdfast.checkpoint.format.records import whole_number
 from holdfast.checkpoint.io.durable_files import open_itself
-from holdfast.core.errors import CheckpointError, DamagedError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError
 
 PAGE: Final = 4096
 _TABLE: Final = 1024
@@ -129,7 +129,7 @@ class Slot:
         try:
             self.capacity = os.fstat(self.fd).st_size
             if self.capacity < PAGE:
-                raise DamagedError(f"{path.name} is no slot")
+                raise CorruptCheckpointError(f"{path.name} is no slot")
             # Mapped at once: the first access to each page costs more than the copy into it.
             kind = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
             access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
@@ -175,23 +175,23 @@ class Slot:
         return None
 
     def read(self, content: Content, extent: Extent, offset: int, target: memoryview) -> None:
-        """Copy bytes from the slot. Raise `DamagedError` if another checkpoint has overwritten them."""
+        """Copy bytes from the slot. Raise `CorruptCheckpointError` if another checkpoint has overwritten them."""
         if offset + target.nbytes > extent.nbytes:
-            raise DamagedError(f"it ends before byte {offset + target.nbytes}")
+            raise CorruptCheckpointError(f"it ends before byte {offset + target.nbytes}")
         begin, done = extent.offset + offset, 0
         while done < target.nbytes:
             # Not from the mapping, which would fault in each page and block other threads.
             count = os.preadv(self.fd, [target[done:]], begin + done)
             if not count:
-                raise DamagedError(f"it ends before byte {offset + target.nbytes}")
+                raise CorruptCheckpointError(f"it ends before byte {offset + target.nbytes}")
             done += count
         self.verify(content)
 
     def verify(self, content: Content) -> None:
-        """Raise `DamagedError` if the bytes of `content` may have been overwritten."""
+        """Raise `CorruptCheckpointError` if the bytes of `content` may have been overwritten."""
         now = self.content()
         if now is None or now.number != content.number:
-            raise DamagedError(f"{content.name} was overwritten in memory while it was read")
+            raise CorruptCheckpointError(f"{content.name} was overwritten in memory while it was read")
 
     # Writing
 
@@ -263,7 +263,7 @@ def padded(nbytes: int) -> int:
 
 def remove(path: Path) -> None:
     """Remove a slot and free its memory."""
-    with contextlib.suppress(OSError, DamagedError):
+    with contextlib.suppress(OSError, CorruptCheckpointError):
         slot = Slot(path, writable=True)
         slot.empty()
         slot.close()
@@ -279,7 +279,7 @@ def manifest_of(slot: Slot, content: Content) -> Manifest | None:
     if content.manifest is None:
         return None
     if content.manifest.nbytes > LARGEST:
-        raise DamagedError(f"{MANIFEST}: {content.manifest.nbytes} bytes are more than it can have")
+        raise CorruptCheckpointError(f"{MANIFEST}: {content.manifest.nbytes} bytes are more than it can have")
     raw = bytearray(content.manifest.nbytes)
     slot.read(content, content.manifest, 0, memoryview(raw))
     return decode_as(bytes(raw), content.name)
@@ -291,7 +291,7 @@ def opened(folder: Path, *, writable: bool = False) -> Iterator[list[tuple[Slot,
     slots: list[Slot] = []
     try:
         for path in sorted(folder.glob("*.slot-[0-9]")):
-            with contextlib.suppress(FileNotFoundError, DamagedError):
+            with contextlib.suppress(FileNotFoundError, CorruptCheckpointError):
                 slots.append(Slot(path, writable=writable))
         yield [(slot, content) for slot in slots if (content := slot.content()) and not content.void]
     finally:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.stores.memory.slot import PAGE, Slot, padded, remove, slot_path
 from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter
-from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, NoRoomError
 from holdfast.core.settings import format_size
 
 _OTHER_WRITER_SECONDS: Final = 10.0
@@ -128,7 +128,7 @@ class SlotSet:
             try:
                 path = slot_path(self._folder, self._owner, index)
                 self._slots[index] = Slot(path, writable=True, populate=self._populate)
-            except (FileNotFoundError, DamagedError):
+            except (FileNotFoundError, CorruptCheckpointError):
                 return None
         return self._slots[index]
 

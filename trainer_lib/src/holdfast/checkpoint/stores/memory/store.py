@@ -17,7 +17,7 @@ from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.io.memcpy import PROCESSORS
 from holdfast.checkpoint.stores.base import NodeStore, OpenSource
 from holdfast.checkpoint.stores.memory.slot import Content, Extent, FileRange, Slot, manifest_of, opened
-from holdfast.core.errors import CheckpointError, DamagedError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError
 
 _log = logging.getLogger("holdfast.checkpoint.memory")
 
@@ -39,17 +39,17 @@ class SlotSource(OpenSource):
     def read_into(self, offset: int, target: memoryview) -> None:
         try:
             self._slot.read(self._content, self._extent, offset, target)
-        except DamagedError as error:
-            raise DamagedError(f"{self._file}: {error}") from None
+        except CorruptCheckpointError as error:
+            raise CorruptCheckpointError(f"{self._file}: {error}") from None
 
     def place(self, offset: int, nbytes: int) -> FileRange:
         """Return the place of the bytes, which are valid only if `verify` succeeds afterwards."""
         if not 0 <= offset <= offset + nbytes <= self.nbytes:
-            raise DamagedError(f"{self._file} ends before byte {offset + nbytes}")
+            raise CorruptCheckpointError(f"{self._file} ends before byte {offset + nbytes}")
         return FileRange(fd=self._slot.fd, offset=self._extent.offset + offset, nbytes=nbytes)
 
     def verify(self) -> None:
-        """Raise `DamagedError` if the bytes may have changed."""
+        """Raise `CorruptCheckpointError` if the bytes may have changed."""
         self._slot.verify(self._content)
 
     def close(self) -> None:
@@ -82,25 +82,25 @@ class MemoryStore(NodeStore):
             for slot, content in slots:
                 try:
                     found = manifest_of(slot, content) if content.name == name else None
-                except DamagedError as error:
+                except CorruptCheckpointError as error:
                     trouble = str(error)
                     continue
                 if found is not None:
                     return found
-        raise DamagedError(trouble)
+        raise CorruptCheckpointError(trouble)
 
     def open(self, name: CheckpointName, file: str) -> SlotSource:
         """Open one of its files, if this node has it, even if the manifest is elsewhere."""
         for path in sorted(self._folder.glob("*.slot-[0-9]")):
             try:
                 slot = Slot(path)
-            except (FileNotFoundError, DamagedError):
+            except (FileNotFoundError, CorruptCheckpointError):
                 continue
             content = slot.content()
             if content is not None and self._counts(content) and content.name == name and file in content.files:
                 return SlotSource(slot, content, file)
             slot.close()
-        raise DamagedError(f"{file} is missing in {self.url}")
+        raise CorruptCheckpointError(f"{file} is missing in {self.url}")
 
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
         """Mark the checkpoint as void. Its bytes stay until a later checkpoint needs the slot."""

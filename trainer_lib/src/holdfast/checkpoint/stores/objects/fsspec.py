@@ -17,7 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.stores.objects.errors import ADVICE, Kind
 from holdfast.checkpoint.stores.objects.store import IN_FLIGHT, ObjectStore, Stat, check_small, create_by_looking
-from holdfast.core.errors import CheckpointError, DamagedError, UnavailableError, UsageError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, UnavailableError, UsageError
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -76,7 +76,7 @@ class FsspecBucket:
         with self._reaching(key):
             data = self._fs.cat_file(self._path(key), start=offset, end=offset + target.nbytes)
         if len(data) != target.nbytes:
-            raise DamagedError(f"{_last(key)} ended while it was read")
+            raise CorruptCheckpointError(f"{_last(key)} ended while it was read")
         target[:] = data
 
     def create(self, key: str, data: bytes) -> bool:
@@ -134,7 +134,7 @@ class FsspecBucket:
         except CheckpointError:
             raise
         except FileNotFoundError as error:
-            raise DamagedError(f"{_last(key)} is missing") from error
+            raise CorruptCheckpointError(f"{_last(key)} is missing") from error
         except Exception as error:
             kind = _kind(error)
             said = f"{type(error).__name__}: {error}"

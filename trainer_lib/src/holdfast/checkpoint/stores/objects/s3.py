@@ -33,7 +33,7 @@ from holdfast.checkpoint.stores.objects.s3_client import S3Settings, client_of, 
 from holdfast.checkpoint.stores.objects.s3_range_reader import LEAST_BYTES, SIGNED_SECONDS, Ranges, Timeouts
 from holdfast.checkpoint.stores.objects.s3_upload import MultipartUpload, finish_all, in_parts
 from holdfast.checkpoint.stores.objects.store import ObjectStore, Stat, check_small, create_by_looking, holds
-from holdfast.core.errors import CheckpointError, DamagedError, UnavailableError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, UnavailableError
 
 _log = logging.getLogger("holdfast.checkpoint.s3")
 
@@ -181,7 +181,7 @@ class S3Bucket:
 
     def _delete_each(self, keys: Sequence[str]) -> None:
         def delete(key: str) -> None:
-            with contextlib.suppress(DamagedError):  # it is missing already
+            with contextlib.suppress(CorruptCheckpointError):  # it is missing already
                 self.call("delete_object", key, Key=key)
 
         finish_all([self._pool.submit(delete, key) for key in keys])
@@ -220,7 +220,7 @@ class S3Bucket:
         """Return the length and checksum of an object on the server; None if it does not exist."""
         try:
             found = self._head(key, ChecksumMode="ENABLED")
-        except DamagedError:
+        except CorruptCheckpointError:
             return None
         return int(found["ContentLength"]), found.get(self.checksum().field)
 
@@ -290,7 +290,7 @@ class S3Bucket:
     def _said(self, key: str, trouble: Trouble, attempts: int) -> CheckpointError:
         name = key.rpartition("/")[2] or key
         if trouble.kind is Kind.MISSING:
-            return DamagedError(f"{name} is missing")
+            return CorruptCheckpointError(f"{name} is missing")
         if trouble.kind is Kind.TAKEN:
             return TakenError(f"{name} is another object than before")
         if trouble.kind is Kind.NO_UPLOAD:
@@ -302,7 +302,7 @@ class S3Bucket:
     def _head(self, key: str, **arguments: Any) -> Any:
         try:
             return self.call("head_object", key, Key=key, **arguments)
-        except DamagedError:
+        except CorruptCheckpointError:
             self._require_bucket()
             raise
 
@@ -310,7 +310,7 @@ class S3Bucket:
         """Raise an error if the bucket is missing: a HEAD reply does not distinguish this from a missing key."""
         try:
             self.call("head_bucket", "")
-        except DamagedError as error:
+        except CorruptCheckpointError as error:
             trouble = Trouble(kind=Kind.NO_BUCKET, said="404 NoSuchBucket")
             raise UnavailableError(f"{self.url}: {trouble.advice}", cause=trouble.kind) from error
 
@@ -361,7 +361,7 @@ class S3Bucket:
         try:
             self._attempts(key, read)
         except TakenError as error:
-            raise DamagedError(f"{key.rpartition('/')[2]} was replaced while it was read") from error
+            raise CorruptCheckpointError(f"{key.rpartition('/')[2]} was replaced while it was read") from error
 
 
 class _Answered(Exception):  # noqa: N818 — has the form of an error in a reply, and is never raised

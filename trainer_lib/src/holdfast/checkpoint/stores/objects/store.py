@@ -36,7 +36,7 @@ from holdfast.checkpoint.io.durable_files import Buffer, encode_json
 from holdfast.checkpoint.io.thread_pool import Pool
 from holdfast.checkpoint.stores.base import OpenSource, needed_by
 from holdfast.core.attempt import Claim
-from holdfast.core.errors import CheckpointError, ClaimError, DamagedError, UnknownFormatError
+from holdfast.core.errors import CheckpointError, ClaimError, CorruptCheckpointError, UnknownFormatError
 
 _log = logging.getLogger("holdfast.checkpoint.objects")
 
@@ -63,7 +63,7 @@ class Stat:
 class Bucket(Protocol):
     """The operations of an object store.
 
-    A missing object is a `DamagedError`; other failures are an `UnavailableError`.
+    A missing object is a `CorruptCheckpointError`; other failures are an `UnavailableError`.
     """
 
     @property
@@ -92,7 +92,7 @@ class Bucket(Protocol):
         """Return an object's length and tag."""
 
     def read(self, key: str, most: int) -> bytes:
-        """Return all of a small object. Raise `DamagedError` without reading it if it is larger than `most` bytes."""
+        """Return a small object. Raise `CorruptCheckpointError` if it has more than `most` bytes."""
 
     def read_into(self, key: str, stat: Stat, offset: int, target: memoryview) -> None:
         """Read a part of an object, which must still be the one that `stat` describes."""
@@ -118,16 +118,16 @@ class Bucket(Protocol):
 
 
 def check_small(key: str, nbytes: int, most: int) -> None:
-    """Raise `DamagedError` if an object is larger than anything that is written there."""
+    """Raise `CorruptCheckpointError` if an object is larger than anything that is written there."""
     if nbytes > most:
-        raise DamagedError(f"{key.rpartition('/')[2]}: {nbytes} bytes are more than it can have")
+        raise CorruptCheckpointError(f"{key.rpartition('/')[2]}: {nbytes} bytes are more than it can have")
 
 
 def holds(bucket: Bucket, key: str, data: bytes) -> bool:
     """Return whether an object has these bytes; False too if another writer replaces or removes it meanwhile."""
     try:
         return bucket.stat(key).nbytes == len(data) and bucket.read(key, len(data)) == data
-    except DamagedError:
+    except CorruptCheckpointError:
         return False
 
 
@@ -173,7 +173,7 @@ class ObjectSource(OpenSource):
 
     def read_into(self, offset: int, target: memoryview) -> None:
         if offset + target.nbytes > self.nbytes:
-            raise DamagedError(f"{self._key.rpartition('/')[2]} ends before byte {offset + target.nbytes}")
+            raise CorruptCheckpointError(f"{self._key.rpartition('/')[2]} ends before byte {offset + target.nbytes}")
         if target.nbytes:
             self._bucket.read_into(self._key, self._stat, offset, target)
 
@@ -252,7 +252,7 @@ def _give_up(bucket: Bucket, folder: str) -> None:
 def _exists(bucket: Bucket, key: str) -> bool:
     try:
         bucket.stat(key)
-    except DamagedError:
+    except CorruptCheckpointError:
         return False
     return True
 
@@ -279,7 +279,7 @@ class ObjectStore:
         self._bucket.put(key, data)
         try:
             if self._bucket.read(key, len(data)) != data:
-                raise DamagedError(f"{self._bucket.url}/{key} holds other bytes than were written")
+                raise CorruptCheckpointError(f"{self._bucket.url}/{key} holds other bytes than were written")
             if self._bucket.create(key, data + b"."):
                 raise CheckpointError(
                     f"{self._bucket.url}/{key} was created although it exists: two jobs could overwrite each other's "
@@ -353,7 +353,7 @@ class ObjectStore:
         try:
             self.manifest(name)
             self._remove(self._bucket.keys(f"{self._prefix}{name}/"))
-        except (UnknownFormatError, DamagedError) as error:
+        except (UnknownFormatError, CorruptCheckpointError) as error:
             _log.warning("retention leaves %s alone: %s", name, error)
         except CheckpointError as error:
             _log.warning("%s could not be deleted: %s", name, error)

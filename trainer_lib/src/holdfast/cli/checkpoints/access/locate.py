@@ -16,7 +16,7 @@ from holdfast.checkpoint.stores.objects.store import ObjectStore
 from holdfast.checkpoint.stores.open import open_store, parted
 from holdfast.cli.checkpoints.access.node_store import NearStore, near_store
 from holdfast.core.attempt import Claim
-from holdfast.core.errors import CheckpointError, DamagedError, UnknownFormatError, UsageError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, UnknownFormatError, UsageError
 from holdfast.core.protocol import LOCAL_TIER, MEMORY_TIER
 
 _FILE: Final = "file://"
@@ -124,7 +124,7 @@ def read_manifest(store: CheckpointStore, name: CheckpointName) -> Manifest:
     """Return the manifest of a checkpoint. Errors contain the name of the checkpoint."""
     try:
         return store.manifest(name)
-    except (DamagedError, UnknownFormatError) as error:
+    except (CorruptCheckpointError, UnknownFormatError) as error:
         raise type(error)(f"{name}: {error}") from error
 
 
@@ -139,6 +139,6 @@ def fenced(store: CheckpointStore, name: CheckpointName, claims: tuple[Claim, ..
 def _owned(store: CheckpointStore, name: CheckpointName) -> fencing.Commit:
     try:
         manifest = store.manifest(name)
-    except (DamagedError, UnknownFormatError):
+    except (CorruptCheckpointError, UnknownFormatError):
         return fencing.Commit.named(name)
     return fencing.Commit.named(name, manifest.job_uid, manifest.publication)

@@ -19,7 +19,7 @@ from holdfast.checkpoint.stores.base import CheckpointStore, NodeStore, Source
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.local_disk import own_folders
 from holdfast.checkpoint.stores.memory.store import MemoryStore
-from holdfast.core.errors import DamagedError, ElsewhereError, UsageError
+from holdfast.core.errors import CorruptCheckpointError, ElsewhereError, UsageError
 from holdfast.core.protocol import LOCAL_TIER, MEMORY_TIER
 
 _OWN: Final = re.compile(r"[0-9a-f]{16}-own-\d+", re.ASCII)
@@ -50,11 +50,11 @@ class NearStore(NodeStore):
 
     def manifest(self, name: CheckpointName) -> Manifest:
         """Return the manifest, from any shelf with a valid one."""
-        trouble = DamagedError(f"{MANIFEST} is missing")
+        trouble = CorruptCheckpointError(f"{MANIFEST} is missing")
         for shelf in self._having(name):
             try:
                 return shelf.store.manifest(name)
-            except DamagedError as error:
+            except CorruptCheckpointError as error:
                 trouble = error
         raise trouble
 
@@ -124,7 +124,7 @@ def _of_a_memory(folder: Path) -> Shelf:
         try:
             with store.open(name, file):
                 return True
-        except DamagedError:
+        except CorruptCheckpointError:
             return False
 
     return Shelf(store=store, has=has)

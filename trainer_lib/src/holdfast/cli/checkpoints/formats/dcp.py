@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from holdfast.checkpoint.format.tensor_boxes import tiles
 from holdfast.cli.checkpoints.formats.memory_limit import bounded
-from holdfast.core.errors import CheckpointError, DamagedError, UnknownFormatError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, UnknownFormatError
 
 _log = logging.getLogger("holdfast.checkpoints.interchange")
 _RECORDS: Final = {
@@ -89,7 +89,7 @@ def read_dcp(folder: Path) -> dict[Any, Any]:
         try:
             return _read(folder, metadata)
         except (Exception, CheckpointException) as error:
-            raise DamagedError(f"{folder} cannot be read whole: {error}") from error
+            raise CorruptCheckpointError(f"{folder} cannot be read whole: {error}") from error
 
 
 def _read(folder: Path, metadata: Metadata) -> dict[Any, Any]:
@@ -117,7 +117,7 @@ def _metadata(folder: Path) -> Metadata:
     except CheckpointError:
         raise
     except Exception as error:  # records with unexpected content raise any exception
-        raise DamagedError(f"{folder}/.metadata is damaged: {error!r}") from error
+        raise CorruptCheckpointError(f"{folder}/.metadata is damaged: {error!r}") from error
 
 
 def _checked(folder: Path, metadata: Any) -> Metadata:
@@ -125,7 +125,7 @@ def _checked(folder: Path, metadata: Any) -> Metadata:
         raise UnknownFormatError(".metadata is not that of a checkpoint of DCP in files")
     for info in metadata.storage_data.values():
         if type(info.relative_path) is not str or PurePath(info.relative_path).name != info.relative_path:
-            raise DamagedError(f"{folder}/.metadata leads out of its folder: {info.relative_path!r}")
+            raise CorruptCheckpointError(f"{folder}/.metadata leads out of its folder: {info.relative_path!r}")
     _check_tensors(folder, metadata)
     metadata.storage_meta = StorageMeta()
     return metadata
@@ -144,12 +144,14 @@ def _check_tensors(folder: Path, metadata: Metadata) -> None:
             continue
         boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in record.chunks]
         if 0 not in record.size and not tiles(record.size, [box for box in boxes if 0 not in box[1]]):
-            raise DamagedError(
+            raise CorruptCheckpointError(
                 f"{folder}/.metadata: the parts of {name} do not make up its shape {list(record.size)}"
             )
         claimed += math.prod(record.size) * record.properties.dtype.itemsize
     if claimed > held:
-        raise DamagedError(f"{folder}/.metadata speaks of {claimed} bytes of tensors, and its files have {held}")
+        raise CorruptCheckpointError(
+            f"{folder}/.metadata speaks of {claimed} bytes of tensors, and its files have {held}"
+        )
 
 
 def _nested(tensors: dict[str, torch.Tensor], paths: Any) -> dict[Any, Any]:

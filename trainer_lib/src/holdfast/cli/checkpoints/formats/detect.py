@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from holdfast.cli.checkpoints.formats.safetensors import read_safetensors
 from holdfast.cli.checkpoints.formats.torch_save import read_pickled
-from holdfast.core.errors import CheckpointError, DamagedError, UnknownFormatError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, UnknownFormatError
 
 _PICKLED: Final = frozenset({".pt", ".pth", ".bin", ".ckpt"})
 _SAFETENSORS: Final = ".safetensors"
@@ -61,19 +61,19 @@ def _read_indexed(path: Path) -> dict[str, Any]:
         files = sorted(set(table.values()))
         good = all(isinstance(file, str) and Path(file).name == file for file in files)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedError(f"{path} has no weight_map that can be read") from error
+        raise CorruptCheckpointError(f"{path} has no weight_map that can be read") from error
     if not good:
-        raise DamagedError(f"{path} leads out of its folder")
+        raise CorruptCheckpointError(f"{path} leads out of its folder")
     parts = {file: _read_part(path.parent / file) for file in files}
     missing = sorted(name for name, file in table.items() if name not in parts[file])
     if missing:
-        raise DamagedError(f"{path} names tensors that its files lack: {', '.join(missing)}")
+        raise CorruptCheckpointError(f"{path} names tensors that its files lack: {', '.join(missing)}")
     return {name: parts[file][name] for name, file in table.items()}
 
 
 def _read_part(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
-        raise DamagedError(f"{path} is missing, and the index names it")
+        raise CorruptCheckpointError(f"{path} is missing, and the index names it")
     part = _read_file(path)
     if not isinstance(part, Mapping):
         raise UnknownFormatError(f"{path} holds no state dict")

@@ -16,7 +16,7 @@ from holdfast.checkpoint.format.shard_layout import METADATA, ShardPlan, TensorS
 from holdfast.checkpoint.io.durable_files import Buffer, create_durably, sync_folder, write_file
 from holdfast.cli.checkpoints.access.commit_reader import Content
 from holdfast.cli.checkpoints.access.progress_bar import Progress
-from holdfast.core.errors import CheckpointError, DamagedError, UsageError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, UsageError
 
 _BLOCK: Final = 8 << 20
 _STEM: Final = "model"
@@ -41,16 +41,18 @@ class Exported:
 def weights(manifest: Manifest, name: str) -> Weights:
     """Return the flat state dict of an object. Other values than tensors are skipped.
 
-    Raises DamagedError if the manifest's state is not valid.
+    Raises CorruptCheckpointError if the manifest's state is not valid.
     """
     try:
         chosen = _chosen(manifest, name)
         "".join((*chosen.tensors, *chosen.tied)).encode()
     except (KeyError, TypeError, AttributeError, IndexError, UnicodeEncodeError, RecursionError) as error:
-        raise DamagedError(f"MANIFEST.json: object {name!r} is no state of tensors: {error!r}") from error
+        raise CorruptCheckpointError(f"MANIFEST.json: object {name!r} is no state of tensors: {error!r}") from error
     missing = sorted(set(chosen.tensors.values()) - manifest.tensors.keys())
     if missing:
-        raise DamagedError(f"MANIFEST.json: object {name!r} names a tensor that the commit has not: {missing[0]!r}")
+        raise CorruptCheckpointError(
+            f"MANIFEST.json: object {name!r} names a tensor that the commit has not: {missing[0]!r}"
+        )
     return chosen
 
 

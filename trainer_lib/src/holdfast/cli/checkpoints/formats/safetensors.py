@@ -10,7 +10,7 @@ import torch
 
 from holdfast.checkpoint.format.safetensors_header import LENGTH_BYTES, Entry, header_bytes, parse
 from holdfast.checkpoint.state.dtypes import torch_dtype
-from holdfast.core.errors import DamagedError
+from holdfast.core.errors import CorruptCheckpointError
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
@@ -21,8 +21,8 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
             start = file.read(LENGTH_BYTES)
             start += file.read(header_bytes(start, size) - LENGTH_BYTES)
             table = parse(start, size)
-        except DamagedError as error:
-            raise DamagedError(f"{path}: {error}") from error
+        except CorruptCheckpointError as error:
+            raise CorruptCheckpointError(f"{path}: {error}") from error
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return {name: _tensor(data, entry) for name, entry in table.items()}
 

@@ -14,7 +14,7 @@ import torch
 
 from holdfast.cli.checkpoints.access.progress_bar import Progress, progress
 from holdfast.cli.checkpoints.formats.memory_limit import bounded
-from holdfast.core.errors import DamagedError, UnknownFormatError
+from holdfast.core.errors import CorruptCheckpointError, UnknownFormatError
 
 _BLOCK: Final = 8 << 20
 _GLOBAL: Final = re.compile(r"GLOBAL ([\w.]+)")
@@ -31,14 +31,16 @@ def read_pickled(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         named = _GLOBAL.search(str(error))
         if named is None:
-            raise DamagedError(f"{path} is not a file of torch.save with weights alone, or is damaged") from error
+            raise CorruptCheckpointError(
+                f"{path} is not a file of torch.save with weights alone, or is damaged"
+            ) from error
         raise UnknownFormatError(
             f"{path} holds more than weights ({named[1]}): load it where you trust it and save its state_dict() alone"
         ) from error
     except Exception as error:  # torch's reader raises any exception on unexpected content
-        if isinstance(error, DamagedError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
+        if isinstance(error, CorruptCheckpointError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
             raise  # EINVAL: a position before the beginning of the file
-        raise DamagedError(f"{path} is not a file of torch.save, or is damaged: {error!r}") from error
+        raise CorruptCheckpointError(f"{path} is not a file of torch.save, or is damaged: {error!r}") from error
     _check_sizes(path, found)
     return found
 
@@ -54,10 +56,10 @@ def _check(path: Path) -> None:
     with zipfile.ZipFile(path) as opened:
         parts = opened.infolist()
         if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
-            raise DamagedError(f"{path} holds compressed parts, and torch.save writes none")
+            raise CorruptCheckpointError(f"{path} holds compressed parts, and torch.save writes none")
         nbytes = sum(part.file_size for part in parts)
         if nbytes > path.stat().st_size:
-            raise DamagedError(f"{path} is smaller than its parts")
+            raise CorruptCheckpointError(f"{path} is smaller than its parts")
         with progress("read", nbytes) as shown:
             for part in parts if any(part.CRC for part in parts) else []:
                 _read_whole(opened, part, path, shown)
@@ -70,7 +72,7 @@ def _read_whole(opened: zipfile.ZipFile, part: zipfile.ZipInfo, path: Path, show
                 shown.add(len(block))
     except zipfile.BadZipFile as error:
         name = part.filename
-        raise DamagedError(f"{path}: {name} is not what torch.save wrote: its checksum differs") from error
+        raise CorruptCheckpointError(f"{path}: {name} is not what torch.save wrote: its checksum differs") from error
 
 
 def _check_sizes(path: Path, found: Any) -> None:
@@ -79,7 +81,9 @@ def _check_sizes(path: Path, found: Any) -> None:
     for tensor in _tensors(path, found, max(held, _FEW_VALUES)):
         nbytes = tensor.numel() * tensor.element_size()
         if tensor.layout == torch.strided and nbytes > held:
-            raise DamagedError(f"{path} has {held} bytes, and a tensor of shape {list(tensor.shape)} in it {nbytes}")
+            raise CorruptCheckpointError(
+                f"{path} has {held} bytes, and a tensor of shape {list(tensor.shape)} in it {nbytes}"
+            )
 
 
 def _tensors(path: Path, found: Any, most: int) -> Iterator[torch.Tensor]:
@@ -88,7 +92,9 @@ def _tensors(path: Path, found: Any, most: int) -> Iterator[torch.Tensor]:
     while waiting:
         one, met = waiting.pop(), met + 1
         if met > most:
-            raise DamagedError(f"{path} names parts of itself so often that they are more than {most} values")
+            raise CorruptCheckpointError(
+                f"{path} names parts of itself so often that they are more than {most} values"
+            )
         if isinstance(one, torch.Tensor):
             yield one
         elif isinstance(one, Mapping):
