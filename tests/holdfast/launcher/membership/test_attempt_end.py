@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,14 +132,55 @@ def test_too_short_notice_is_logged_and_the_checkpoint_is_tried(cluster: Any, wa
     assert json.loads((pod.run_dir / "emergency_checkpoint.ack").read_text())["result"] == "Committed"
 
 
-def test_sigterm_drains(cluster: Any, wait_for: Wait) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_sigterm_and_sigint_drain(cluster: Any, wait_for: Wait, number: signal.Signals) -> None:
     (pod,) = cluster.start("a")
     cluster.publish(1, "a")
     wait_for(lambda: pod.step > 3, "it trains")
-    pod.process.send_signal(signal.SIGTERM)
+    pod.process.send_signal(number)
     assert pod.wait() == 75
     assert int((cluster.shared / "saved").read_text()) >= pod.step
     assert pod.ending["code"] == 75
+
+
+def test_second_sigint_ends_the_launcher_and_a_script_that_ignores_sigterm(cluster: Any, wait_for: Wait) -> None:
+    script = cluster.shared / "ignores.py"
+    script.write_text(
+        "import os, pathlib, signal, time\n"
+        "folder = pathlib.Path(os.environ['TEST_DIR'])\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (folder / 'asked').touch())\n"
+        "(folder / 'running').touch()\n"
+        "while True: time.sleep(0.05)\n"
+    )
+    (pod,) = cluster.start("a", script=str(script))
+    cluster.publish(1, "a")
+    wait_for((cluster.shared / "running").exists, "it runs")
+    pod.process.send_signal(signal.SIGINT)
+    wait_for((cluster.shared / "asked").exists, "the script gets SIGTERM")
+    begin = time.monotonic()
+    pod.process.send_signal(signal.SIGINT)
+    assert pod.wait() == 130
+    assert time.monotonic() - begin < 15, "the grace period of such a script is 25 s"
+
+
+def test_second_sigint_ends_a_checkpoint_that_takes_long(cluster: Any, wait_for: Wait) -> None:
+    script = cluster.shared / "slow.py"
+    source = (Path(__file__).parents[1] / "scripts" / "speaks.py").read_text()
+    script.write_text(
+        source.replace(
+            "        save(step, [order",
+            "        (saved.parent / 'saves').touch()\n        signal.pause()\n        save(step, [order",
+        )
+    )
+    (pod,) = cluster.start("a", script=str(script))
+    cluster.publish(1, "a")
+    wait_for(lambda: pod.step > 3, "it trains")
+    pod.process.send_signal(signal.SIGINT)
+    wait_for((cluster.shared / "saves").exists, "the checkpoint begins")
+    pod.process.send_signal(signal.SIGINT)
+    assert pod.wait() == 130
+    assert pod.ending["reason"] == "Interrupted"
+    assert not pod.ranks or not any(Path(f"/proc/{rank['pid']}").exists() for rank in pod.ranks)
 
 
 def test_sigusr1_is_a_commit_and_training_goes_on(cluster: Any, wait_for: Wait) -> None:

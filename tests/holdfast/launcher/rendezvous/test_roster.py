@@ -220,7 +220,7 @@ def test_ctrl_c_ends_everything(start: Start, memory: Path, wait_for: Wait) -> N
     wait_for(file.exists, "it runs")
     pid = int(file.read_text().rsplit('"pid": ', 1)[1].rstrip("}"))
     host.process.send_signal(signal.SIGINT)
-    assert host.process.wait(DEADLINE) == 130
+    assert host.process.wait(DEADLINE) == 75
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the rank is gone")
 
 

@@ -68,7 +68,6 @@ class Launcher:
         self._exit: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self.listening = asyncio.Event()
         self.pump = pump = EventPump(remembered(run_dir, me))
-        self._signals = Signals(pump, grace_seconds=config.grace_seconds, finish=self._finish)
         self._reaper = Reaper(is_child)
         self._status = StatusFile(run_dir, self._document)
         self._membership = MembershipFile(run_dir, self.see_membership)
@@ -85,6 +84,9 @@ class Launcher:
             command=config.command, run_dir=run_dir, me=me.pod_uid, listener=self._local, spawner=self._pool
         )
         self._local.supervisor = self._supervisor
+        self._signals = Signals(
+            pump, grace_seconds=config.grace_seconds, finish=self._finish, kill=self._supervisor.kill_all
+        )
         self._hangs = HangWatch(run_dir, self._local.hung, self._hang_found)
         self._rank_watch = RankWatch(pump, me.pod_uid, self._hangs, self._supervisor, self.peers.control)
         self._last_checkpoint = LastCheckpoint(pump, me.node, self._local, self._tiers, self._uploads)

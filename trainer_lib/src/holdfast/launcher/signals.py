@@ -1,4 +1,7 @@
-"""The signals of a launcher: SIGTERM drains this worker, SIGINT stops it, SIGUSR1 requests a checkpoint."""
+"""The signals of a launcher: SIGTERM and SIGINT drain this worker, SIGUSR1 requests a checkpoint.
+
+A second SIGINT ends the launcher and its ranks at once.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,15 @@ _LEAVE_SECONDS = 5.0
 class Signals:
     """Turns signals into events, and records when the pod's grace period began."""
 
-    def __init__(self, pump: EventPump, *, grace_seconds: float, finish: Callable[[Ending], None]) -> None:
+    def __init__(
+        self, pump: EventPump, *, grace_seconds: float, finish: Callable[[Ending], None], kill: Callable[[], None]
+    ) -> None:
         self._pump = pump
         self._grace_seconds = grace_seconds
         self._finish = finish
+        self._kill = kill
         self._checkpoints = 0
+        self._interrupts = 0
         self._terminated_at: float | None = None
         self.leaving = False
         """Whether the launcher is exiting already: SIGTERM then only limits its last upload."""
@@ -41,7 +48,9 @@ class Signals:
             loop.add_signal_handler(signal.SIGCHLD, reaper.reap)
 
     def left(self) -> float | None:
-        """Return the seconds until the grace period ends; None before SIGTERM."""
+        """Return the seconds until the launcher must have ended; None without such a limit."""
+        if self._interrupts > 1:
+            return 0.0
         if self._terminated_at is None:
             return None
         return self._terminated_at + self._grace_seconds - self._pump.now()
@@ -56,8 +65,15 @@ class Signals:
         self._pump.feed(DrainAsked(id="sigterm", reason="SIGTERM", until=until))
 
     def _interrupted(self) -> None:
-        _log.info("SIGINT: stopping")
-        self._finish(Ending(code=128 + signal.SIGINT, reason="Interrupted", message="stopped by SIGINT"))
+        self._interrupts += 1
+        if self._interrupts > 1:
+            _log.info("SIGINT again: this launcher ends at once")
+            self._finish(Ending(code=128 + signal.SIGINT, reason="Interrupted", message="stopped by SIGINT"))
+            self._kill()
+            return
+        _log.info("SIGINT: this worker leaves after an agreed checkpoint; a second SIGINT ends it at once")
+        if not self.leaving:
+            self._pump.feed(DrainAsked(id="sigint", reason="SIGINT"))
 
     def _checkpoint(self) -> None:
         self._checkpoints += 1

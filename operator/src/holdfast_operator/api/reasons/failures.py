@@ -128,9 +128,9 @@ class LauncherReason(StrEnum):
     Report a bug with its log.
     """
     DRAINED = "Drained"
-    """The worker left after SIGTERM; the operator replaces this reason once it knows why."""
+    """The worker left after SIGTERM or SIGINT; the operator replaces this reason once it knows why."""
     INTERRUPTED = "Interrupted"
-    """SIGINT stopped the launcher."""
+    """A second SIGINT stopped the launcher."""
     USAGE = "Usage"
     """The options of `holdfast run` are not valid.
 

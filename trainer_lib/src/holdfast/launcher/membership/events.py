@@ -192,7 +192,7 @@ class CheckpointAsked:
 
 @dataclass(frozen=True, kw_only=True)
 class DrainAsked:
-    """This launcher must leave, after one agreed checkpoint (SIGTERM, notice, touch file with `drain`).
+    """This launcher must leave, after one agreed checkpoint (SIGTERM, SIGINT, notice, touch file with `drain`).
 
     `until`, on the state machine's clock, is the deadline of the checkpoint; None: the checkpoint deadline of the
     rules, counted from now. `cause` None means that the operator requested the drain, which is no incident. `node` is

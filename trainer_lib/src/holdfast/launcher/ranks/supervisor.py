@@ -253,6 +253,12 @@ class Supervisor:
         if rank.process is not None:
             rank.process.kill()
 
+    def kill_all(self) -> None:
+        """Kill every process."""
+        for rank in self._ranks.values():
+            if rank.alive:
+                self.kill(rank)
+
     def dismiss(self, rank: Rank) -> None:
         """Kill a process that is in no attempt. It gets no further place."""
         self._forget(rank)
@@ -281,8 +287,7 @@ class Supervisor:
         if grace > 0 and alive and not self.speaks_holdfast:
             self.terminate(alive)
             await asyncio.wait([gone], timeout=grace)
-        for rank in alive:
-            self.kill(rank)
+        self.kill_all()
         await gone
 
     def _later(self, seconds: float, rank: Rank, pair: AttemptId, *, patience: float = 1.0) -> None:
