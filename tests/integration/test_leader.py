@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from kubernetes import client
-from players import Operator
+from players import SHORT_WAITS, Operator
 from stage import Stage
 from waiting import wait_until
 
@@ -26,17 +26,6 @@ from holdfast_testbed.fakes.api_faults import ApiProxy, Mode, api_faults
 
 JOBS = 40
 LEASE_SECONDS = 15  # with less, a machine that stands still for a moment changes the leader
-# The operator as it is, but for its time of day: that of the machine and the seconds in a file.
-WITH_A_CLOCK = """
-import functools, pathlib, sys, datetime
-from holdfast_operator.runtime import clock; from holdfast_operator import main as process
-
-def wall():
-    return clock.wall() + datetime.timedelta(seconds=float(pathlib.Path(sys.argv[1]).read_text()))
-
-process.SteadyClock = functools.partial(clock.SteadyClock, wall=wall)
-sys.exit(process.main())
-"""
 
 
 class Pair:
@@ -87,7 +76,7 @@ class Pair:
 def operator(rights: Path, cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Both of them, with a Lease that does not last long. They end without complaint."""
     folder = tmp_path_factory.mktemp("pair")
-    program = ("-c", WITH_A_CLOCK, str(folder / "shift"))
+    program = (*SHORT_WAITS, str(folder / "shift"))
     settings = {"HOLDFAST_LEASE_SECONDS": str(LEASE_SECONDS), "HOLDFAST_RELIST_SECONDS": "5"}
     with ExitStack() as stack:
         proxies = {}

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from kubernetes import client, config
@@ -37,6 +37,7 @@ from holdfast_operator.agents.server import AgentServer
 from holdfast_operator.agents.tls import CertificateSource, TlsKeeper
 from holdfast_operator.agents.token_review import TokenReviews, reviewer
 from holdfast_operator.api.job import key_of
+from holdfast_operator.api.timings import DEFAULT_TIMINGS, Timings
 from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.cache import Cache
 from holdfast_operator.cluster.client import AT_LEISURE, Cluster
@@ -125,11 +126,13 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
         # Each pass needs one, and the system's random source would cost a system call each time.
         nonce=lambda: f"{ids.getrandbits(32):08x}",
         started_at=now(),
+        timings=settings.timings,
     )
     actor = Actor(cluster=cluster, hub=hub, identity=settings.identity, left_out=metrics.events_dropped)
     reconciler = Reconciler(observer=observer, actor=actor, cache=cache, hub=hub, metrics=metrics, clock=now)
     nodes = make_keeper(
         settings.remediation,
+        settings.timings,
         api=api,
         cache=cache,
         metrics=metrics,
@@ -402,11 +405,11 @@ def _decodes_deep() -> bool:
     return True
 
 
-def main() -> int:
+def main(timings: Timings = DEFAULT_TIMINGS) -> int:
     """Run until a signal (exit code 0) or a failed watch (1). Wrong settings or Secrets end it at once (78)."""
     sys.setrecursionlimit(_JSON_DEPTH)
     try:
-        settings = from_environment()
+        settings = replace(from_environment(), timings=timings)
     except SettingsError as error:
         logs.set_up("INFO")
         logger.critical("%s", error)

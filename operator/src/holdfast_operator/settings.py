@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast_operator.api import names as c
+from holdfast_operator.api.timings import DEFAULT_TIMINGS, Timings
 from holdfast_operator.errors import SettingsError
 from holdfast_operator.remediation.settings import RemediationSettings, parse_rules
 
@@ -46,6 +47,7 @@ class Settings:
     memory_bytes: int | None = None  # the container's limit
     kubeconfig: str = ""
     remediation: RemediationSettings = field(default_factory=RemediationSettings)
+    timings: Timings = DEFAULT_TIMINGS  # only tests change them
 
     @property
     def agents_host(self) -> str:

@@ -12,7 +12,8 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from kubernetes import client
@@ -24,9 +25,16 @@ from holdfast_testbed.clock import stamp
 from holdfast_testbed.fakes import fake_agents
 from holdfast_testbed.fakes.operator_process import OperatorProcess
 
+SHORT_WAITS = (str(Path(__file__).resolve().parents[1] / "scripts" / "short_waits.py"),)
+
 
 class Operator(OperatorProcess):
-    """``python -m holdfast_operator`` as a process of its own. It is ready once it is started."""
+    """The operator with short waits, as a process of its own. It is ready once it is started."""
+
+    def __init__(
+        self, kubeconfig: Path, folder: Path, program: Sequence[str] = SHORT_WAITS, **environment: str
+    ) -> None:
+        super().__init__(kubeconfig, folder, program, **environment)
 
     def start(self) -> None:
         """Start it; returns when it is ready."""

@@ -117,36 +117,20 @@ FIRST_ATTEMPT_WAIT_SECONDS = 30.0
 
 # An elastic job waits at least this long for capacity for all workers before it starts with fewer.
 FIRST_GANG_WAIT = timedelta(seconds=FIRST_ATTEMPT_WAIT_SECONDS)
-# The time for all pods of a gang to be bound after their gates are removed.
-GANG_BIND = timedelta(seconds=60)
-# The same while the scheduler preempts pods for the unbound ones. A preempted pod may write a checkpoint for as long
-# as a job may allow, and then ends within its grace period.
-GANG_PREEMPT = timedelta(seconds=3600) + GANG_BIND
+# The additional time for a gang to be bound while the scheduler preempts pods for the unbound ones. A preempted pod
+# may write a checkpoint for as long as a job may allow, and then ends within its grace period.
+GANG_PREEMPT = timedelta(seconds=3600)
 # How long part of a gang keeps its quota while a queue does not admit the others.
 QUEUE_PATIENCE = timedelta(minutes=5)
 GANG_BACKOFF_INITIAL = timedelta(seconds=10)
 GANG_BACKOFF_MAX = timedelta(minutes=5)
-# Surviving launchers report a failure themselves. The operator records it without them only after this time.
-INCIDENT_GRACE = timedelta(seconds=10)
-# A start that fails is reported at once and tried again after this time, then after as long as it has failed.
-TEMPLATE_RETRY = timedelta(seconds=20)
+# The longest time between two tries of a start that fails.
 TEMPLATE_RETRY_MAX = timedelta(minutes=5)
 # Children are applied again after this time, or up to twice as long.
 APPLY_AGAIN = timedelta(minutes=3)
 APPLY_FOR_EACH_JOB = timedelta(seconds=1.5)
 # Older reports do not describe the present state.
 REPORT_FRESH = timedelta(seconds=20)
-# A launcher has hung if it reported before, and its sidecar has received nothing from it for this long.
-LAUNCHER_HUNG = timedelta(seconds=60)
-# A worker is unreachable if its peers lost it and it has not reported for this long. Networks usually recover within
-# this time, and a sidecar that was asked to wait repeats its request.
-CUT_OFF = timedelta(seconds=60)
-# If a trainer runs for this long and its sidecar detects no launcher, the template has another command.
-LAUNCHER_HEARD = timedelta(seconds=15)
-# The time for a scheduler's first response to a pod; shorter than the time for a gang to be bound.
-SCHEDULER_HEARD = timedelta(seconds=30)
-# Until this long after the operator's start, missing reports mean nothing.
-START_GRACE = timedelta(seconds=30)
 # The kubelet has ended an absent pod if its node was alive until this long after the pod's grace period.
 GONE_MARGIN = timedelta(seconds=30)
 # A kubelet renews its Lease every 10 s. After a longer gap it may not have received deletions yet: its watch
@@ -193,10 +177,7 @@ COMPLETE_GRACE = timedelta(seconds=60)
 # The kubelet ends the sidecar after the trainer. Another container of the template may never end.
 SIDE_CONTAINER_GRACE = timedelta(seconds=60)
 DEFAULT_WINDOW_SECONDS = 21600
-# The interval at which a job that may grow checks the capacity.
-GROWTH_POLL = timedelta(seconds=30)
-# The interval between passes without an event, which also write progress; and the increase of it per job.
-LOOK_EVERY = timedelta(seconds=5)
+# The increase, per job, of the interval between passes without an event.
 LOOK_FOR_EACH_JOB = timedelta(milliseconds=20)
 # The interval at which the status sums the launchers' accounts, usually with a write that is due anyway.
 GOODPUT_EVERY = timedelta(seconds=60)

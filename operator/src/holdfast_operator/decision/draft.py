@@ -10,6 +10,7 @@ from typing import Any
 from holdfast_operator.api import names as c
 from holdfast_operator.api.spec.spec import JobSpec
 from holdfast_operator.api.status import ConditionType, Phase, Status, Worker
+from holdfast_operator.api.timings import Timings
 from holdfast_operator.decision.plan import Action, DecisionMetric, Event, RecoveryMetric
 from holdfast_operator.decision.set_condition import Reason, set_condition
 from holdfast_operator.decision.snapshot import Observed
@@ -41,6 +42,10 @@ class PlanDraft:
         if spec is None:
             raise AssertionError("a policy runs on a resource that cannot be read")
         return spec
+
+    @property
+    def timings(self) -> Timings:
+        return self.seen.timings
 
     @property
     def target(self) -> int:
@@ -123,7 +128,7 @@ class PlanDraft:
     @property
     def pace(self) -> timedelta:
         """The time to the next pass without an event. It grows with the number of jobs, to bound the load."""
-        return max(c.LOOK_EVERY, c.LOOK_FOR_EACH_JOB * self.seen.jobs)
+        return max(self.timings.look_every, c.LOOK_FOR_EACH_JOB * self.seen.jobs)
 
     def requeue_soon(self) -> PlanDraft:
         """Return a copy whose next pass starts after ``pace`` even if no event triggers it."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 
-from holdfast_operator.api import names as c
 from holdfast_operator.api.job import Job
 from holdfast_operator.api.status import Status
+from holdfast_operator.api.timings import DEFAULT_TIMINGS, Timings
 from holdfast_operator.manifests.installation import Installation
 from holdfast_operator.scheduling.gang_queue import GangQueue
 from holdfast_operator.views.nodes import NodeView
@@ -44,6 +44,7 @@ class Observed:
     refusal: CreationError | None = None
     applied: str = ""  # digest of the children that this process applied last
     published: int = -1  # revision that this process published last
+    timings: Timings = DEFAULT_TIMINGS
     jobs: int = 1  # number of jobs, including this one
     rendezvous_ip: str = ""  # of the Service of the c10d host; empty: not known yet
 
@@ -81,4 +82,4 @@ class Observed:
 
     def warmed_up(self, now: datetime) -> bool:
         """Return whether the operator has run long enough for missing reports to be meaningful."""
-        return self.started_at is None or now - self.started_at >= c.START_GRACE
+        return self.started_at is None or now - self.started_at >= self.timings.start_grace

@@ -19,6 +19,7 @@ from holdfast_operator.api.child_names import pod_name
 from holdfast_operator.api.job import Job, key_of, parse_job
 from holdfast_operator.api.json import Json
 from holdfast_operator.api.status import Phase, Status, Worker
+from holdfast_operator.api.timings import DEFAULT_TIMINGS, Timings
 from holdfast_operator.cluster.agent_hub import AgentHub
 from holdfast_operator.cluster.cache import Cache, owner_of
 from holdfast_operator.cluster.client import Cluster
@@ -62,6 +63,7 @@ class JobObserver:
         key_of_job: Callable[[str], str],
         nonce: Callable[[], str],
         started_at: datetime,
+        timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
         self._cluster = cluster
         self._cache = cache
@@ -70,6 +72,7 @@ class JobObserver:
         self._key_of_job = key_of_job
         self._nonce = nonce
         self._started_at = started_at
+        self._timings = timings
         self._jobs: Memo[Json, tuple[Job, Status]] = Memo(_job_and_status)
         self._pods: Memo[Json, PodView] = Memo(parse_pod)
         self._graves: Memo[Json, PodView] = Memo(partial(parse_pod, absent=True))
@@ -156,6 +159,7 @@ class JobObserver:
             job_key=self._key_of_job(job.uid),
             nonce=self._nonce(),
             started_at=self._started_at,
+            timings=self._timings,
             pods=tuple(sorted(self._with_events(job, views, now), key=lambda view: view.name)),
             nodes=self._nodes(status, views, reports, now, at_once=at_once),
             reports=reports,

@@ -12,6 +12,7 @@ from datetime import datetime
 
 from kubernetes.client import ApiClient
 
+from holdfast_operator.api.timings import DEFAULT_TIMINGS, Timings
 from holdfast_operator.cluster.cache import Cache
 from holdfast_operator.cluster.client import Cluster
 from holdfast_operator.errors import ClusterError, ConflictError
@@ -40,6 +41,7 @@ class Controller:
         self,
         *,
         rules: RemediationSettings,
+        timings: Timings = DEFAULT_TIMINGS,
         cluster: Cluster,
         cache: Cache,
         metrics: RemediationMetrics,
@@ -52,7 +54,12 @@ class Controller:
         self._metrics = metrics
         self._clock = clock
         self._observer = FleetObserver(
-            cluster=cluster, cache=cache, rules=rules, namespace=namespace, listens_since=clock()
+            cluster=cluster,
+            cache=cache,
+            rules=rules,
+            timings=timings,
+            namespace=namespace,
+            listens_since=clock(),
         )
         self._actor = Actor(cluster=cluster, cloud=cloud, metrics=metrics, namespace=namespace, identity=identity)
         self._thread = threading.Thread(target=self._work, name="remediation", daemon=True)
@@ -133,6 +140,7 @@ class Controller:
 
 def make_keeper(
     rules: RemediationSettings,
+    timings: Timings,
     *,
     api: ApiClient,
     cache: Cache,
@@ -144,6 +152,7 @@ def make_keeper(
     """Return the controller of a process. Raises ``SettingsError`` if the cloud's library is missing."""
     return Controller(
         rules=rules,
+        timings=timings,
         cluster=Cluster(api),
         cache=cache,
         metrics=RemediationMetrics(metrics.registry),

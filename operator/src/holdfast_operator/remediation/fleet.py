@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from holdfast_operator.api.node_mark import Mark
+from holdfast_operator.api.timings import DEFAULT_TIMINGS, Timings
 from holdfast_operator.remediation.alerts import Alert
 from holdfast_operator.remediation.settings import RemediationSettings
 
@@ -98,6 +99,7 @@ class FleetSnapshot:
     """The complete input of a plan, except the time."""
 
     rules: RemediationSettings
+    timings: Timings = DEFAULT_TIMINGS
     alerts: tuple[Alert, ...] = ()
     machines: tuple[Node, ...] = ()
     history: tuple[HistoryEntry, ...] = ()

@@ -11,8 +11,6 @@ from holdfast_operator.decision.reporting import messages
 from holdfast_operator.remediation.fleet import Node, NodePod, StayReason
 from holdfast_operator.remediation.plan import (
     HOUR,
-    POLL_DRAIN,
-    POLL_MARKED,
     Evict,
     Planner,
     Release,
@@ -40,7 +38,7 @@ def tend(desk: Planner, machine: Node) -> None:
         return
     if mark != before:
         desk.actions.append(SetMark(machine=machine, mark=mark))
-    desk.requeue_in(POLL_MARKED)
+    desk.requeue_in(desk.sight.timings.marked_poll)
     if mark.terminating_since is not None:
         desk.say(machine, NodeReason.NODE_REPLACED, messages.nodes.replacing(mark.message), warning=True)
         if _left(desk, machine, mark) == ():
@@ -182,7 +180,7 @@ def _drain(desk: Planner, machine: Node, mark: Mark) -> None:
     if left == ():
         _drained(desk, machine, mark)
         return
-    desk.requeue_in(POLL_DRAIN if going else POLL_MARKED)
+    desk.requeue_in(desk.sight.timings.drain_poll if going else desk.sight.timings.marked_poll)
     if left and not going:
         message = messages.nodes.drain_waits(mark.message, listed(f"{pod} ({pod.stay})" for pod in left))
         desk.say(machine, NodeReason.DRAIN_WAITS, message, warning=True)

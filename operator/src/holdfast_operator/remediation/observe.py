@@ -11,6 +11,7 @@ from holdfast_operator.api.json import Json
 from holdfast_operator.api.names import DRAIN_MARGIN, GPU_RESOURCE, IGNORE, REMEDIATION_HISTORY
 from holdfast_operator.api.node_mark import Mode, mark_of, marked
 from holdfast_operator.api.times import parse_time
+from holdfast_operator.api.timings import Timings
 from holdfast_operator.cluster.cache import Cache, owner_of
 from holdfast_operator.cluster.client import Cluster
 from holdfast_operator.remediation.alerts import Alert
@@ -28,11 +29,19 @@ class FleetObserver:
     """Reads nodes, their pods and the history."""
 
     def __init__(
-        self, *, cluster: Cluster, cache: Cache, rules: RemediationSettings, namespace: str, listens_since: datetime
+        self,
+        *,
+        cluster: Cluster,
+        cache: Cache,
+        rules: RemediationSettings,
+        timings: Timings,
+        namespace: str,
+        listens_since: datetime,
     ) -> None:
         self._cluster = cluster
         self._cache = cache
         self._rules = rules
+        self._timings = timings
         self._namespace = namespace
         self._listens_since = listens_since
 
@@ -44,6 +53,7 @@ class FleetObserver:
         history = self._history() if concerned and not self._rules.dry_run else ()
         sight = FleetSnapshot(
             rules=self._rules,
+            timings=self._timings,
             alerts=alerts,
             machines=machines,
             history=history,

@@ -12,8 +12,6 @@ from holdfast_operator.remediation.alerts import Alert
 from holdfast_operator.remediation.fleet import FleetSnapshot, HistoryEntry, Node, NodePod
 
 HOUR = timedelta(hours=1)
-POLL_DRAIN = timedelta(seconds=2)
-POLL_MARKED = timedelta(seconds=20)
 _NAMED = 3
 
 

@@ -9,7 +9,7 @@ from holdfast_operator.api.reasons import NodeReason
 from holdfast_operator.decision.reporting import messages
 from holdfast_operator.remediation.alerts import Alert
 from holdfast_operator.remediation.fleet import Node
-from holdfast_operator.remediation.plan import HOUR, POLL_DRAIN, POLL_MARKED, Planner, SetMark, alert_summary
+from holdfast_operator.remediation.plan import HOUR, Planner, SetMark, alert_summary
 
 POLL_HELD = timedelta(seconds=20)
 
@@ -49,7 +49,7 @@ def consider(desk: Planner, machine: Node) -> None:
     desk.actions.append(SetMark(machine=machine, mark=mark, cordon=True))
     desk.note(machine, mark)
     desk.say(machine, NodeReason.NODE_CORDONED, messages.nodes.cordoned(why, mode.word), warning=True)
-    desk.requeue_in(POLL_DRAIN if mode >= Mode.DRAIN else POLL_MARKED)
+    desk.requeue_in(desk.sight.timings.drain_poll if mode >= Mode.DRAIN else desk.sight.timings.marked_poll)
 
 
 def _held(desk: Planner, machine: Node, alerts: list[Alert]) -> tuple[NodeReason, str] | None:

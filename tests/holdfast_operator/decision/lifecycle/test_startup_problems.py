@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sim import Make, Sim
 
-from holdfast_operator.api import names as c
+from holdfast_operator.api.timings import DEFAULT_TIMINGS
 from holdfast_operator.decision.decide import decide
 from holdfast_operator.decision.snapshot import CreationError
 from holdfast_operator.views import parse_pod
@@ -398,7 +398,7 @@ def test_warning_of_an_unscheduled_pod_comes_first(sim: Sim) -> None:
     sim.tick()
     sim.tick()
     note = 'resource claim template "eight": resourceclaimtemplate.resource.k8s.io "eight" not found'
-    later = sim.now + c.SCHEDULER_HEARD
+    later = sim.now + DEFAULT_TIMINGS.scheduler_heard
     seen = sim.observe()
     pods = tuple(replace(pod, warnings=(("FailedResourceClaimCreation", note),)) for pod in seen.pods)
     trouble = decide(replace(seen, pods=pods), later).status.trouble

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast_operator.api import names as c
 from holdfast_operator.api.ids import AttemptId
 from holdfast_operator.api.status import Member, Membership, Phase, Worker
+from holdfast_operator.api.timings import DEFAULT_TIMINGS
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.snapshot import Observed
 from holdfast_operator.decision.workers.network_partition import cut_off
@@ -54,7 +54,7 @@ def make_draft(observed: Observed) -> Make:
             if seconds is not None
         )
         workers = tuple(
-            Worker(incarnation=n, batch=0, pod_uid=uid, node="n", ready_at=now - 2 * c.CUT_OFF)
+            Worker(incarnation=n, batch=0, pod_uid=uid, node="n", ready_at=now - 2 * DEFAULT_TIMINGS.cut_off)
             for n, uid in enumerate(uids)
         )
         members = tuple(

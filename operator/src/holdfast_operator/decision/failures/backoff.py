@@ -24,7 +24,7 @@ def start_retry(draft: PlanDraft) -> timedelta:
     """Return the wait after a failed start: the time that the problem has lasted, so the wait doubles."""
     trouble = draft.status.trouble
     lasted = draft.now - trouble.since if trouble is not None else timedelta(0)
-    return min(max(lasted, c.TEMPLATE_RETRY), c.TEMPLATE_RETRY_MAX)
+    return min(max(lasted, draft.timings.template_retry), c.TEMPLATE_RETRY_MAX)
 
 
 def share(key: str) -> float:

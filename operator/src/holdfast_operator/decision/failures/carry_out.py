@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.reasons import RecoveryAction
@@ -13,9 +12,6 @@ from holdfast_operator.decision.failures.avoided_nodes import avoiding
 from holdfast_operator.decision.failures.recovery_decision import Decision
 from holdfast_operator.decision.lifecycle.finished import finish
 from holdfast_operator.decision.workers.replicas import order_away
-
-# The launchers of one world exit within this time. The one whose script raised reports the traceback.
-GATHER = timedelta(seconds=8)
 
 
 def carry_out(draft: PlanDraft, incident: Incident, decision: Decision, worker: Worker | None) -> PlanDraft:
@@ -52,7 +48,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
     incident = next((item for item in draft.status.incidents if _fails_job(item)), None)
     if incident is None or incident.decision is None:
         return draft
-    until = incident.detected + GATHER
+    until = incident.detected + draft.timings.exits_gather
     ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if worker.final]
     awaited = launchers_live(draft) and not any(worker.traceback for worker in ended)
     if incident.detected <= draft.now < until and awaited:

@@ -267,8 +267,9 @@ def _count_worker(draft: PlanDraft, worker: Worker) -> PlanDraft:
     if worker.pair is None:
         return _count_startup_failure(draft, worker)
     since, reported = worker.since or draft.now, oom.told_of(draft, worker)
-    if reported is None and _live_launcher_will_report(draft, worker) and draft.now - since < c.INCIDENT_GRACE:
-        return draft.requeue_at(since + c.INCIDENT_GRACE)
+    due = since + draft.timings.incident_grace
+    if reported is None and _live_launcher_will_report(draft, worker) and draft.now < due:
+        return draft.requeue_at(due)
     known = reported or oom.of_container(draft, worker)
     draft = (
         _record_observed(draft, worker, worker.pair)

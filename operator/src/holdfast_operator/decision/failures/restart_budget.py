@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast_operator.api.reasons import BUDGET_EXCEEDED, Cause
 from holdfast_operator.api.status import ConditionType, Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
-from holdfast_operator.decision.failures.carry_out import GATHER, launchers_live, most_detailed
+from holdfast_operator.decision.failures.carry_out import launchers_live, most_detailed
 from holdfast_operator.decision.lifecycle.finished import finish
 from holdfast_operator.decision.reporting import messages
 
@@ -19,7 +19,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
         budget = draft.spec.budget(count.cause)
         if budget is None or len(count.times) <= budget.max_restarts:
             continue
-        until = count.times[-1] + GATHER
+        until = count.times[-1] + draft.timings.exits_gather
         if draft.now < until and launchers_live(draft):
             return draft.with_status(backoff_until=max(until, draft.status.backoff_until or until)).requeue_at(until)
         return _spent(draft, count.cause, len(count.times), budget.max_restarts, budget.window_seconds)
@@ -30,8 +30,8 @@ def _final(draft: PlanDraft, ended: list[Worker]) -> PlanDraft:
     told = most_detailed(ended) or ended[0]
     others = [worker for worker in draft.status.in_phase(Phase.WANTED) if worker.pair is not None]
     oldest = min(worker.since or draft.now for worker in ended)
-    if not told.traceback and others and draft.now - oldest < GATHER:
-        return draft.requeue_at(oldest + GATHER)
+    if not told.traceback and others and draft.now - oldest < draft.timings.exits_gather:
+        return draft.requeue_at(oldest + draft.timings.exits_gather)
     return finish(draft, ConditionType.FAILED, told.reason, told.message)
 
 

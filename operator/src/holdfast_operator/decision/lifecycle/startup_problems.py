@@ -171,7 +171,7 @@ def _unscheduled(draft: PlanDraft) -> Reason | None:
         if pod.bound or pod.nominated:
             continue
         since = max(filter(None, (worker.since, draft.status.gang.lifted_at)), default=draft.now)
-        if draft.now - since >= c.SCHEDULER_HEARD:
+        if draft.now - since >= draft.timings.scheduler_heard:
             return Reason(StartupReason.NO_SCHEDULER_RESPONSE, _why_unscheduled(draft, pod))
     return None
 
@@ -212,7 +212,7 @@ def _mute(draft: PlanDraft, worker: Worker, pod: PodView) -> bool:
     report = draft.seen.report(pod.uid)
     heard = worker.ready_at is not None or (report is not None and report.has_launcher)
     running = pod.running_since if not (heard or pod.absent or pod.terminal or pod.leaving) else None
-    return running is not None and draft.now - running >= c.LAUNCHER_HEARD
+    return running is not None and draft.now - running >= draft.timings.launcher_heard
 
 
 def _start_failed(draft: PlanDraft) -> Reason | None:

@@ -37,7 +37,7 @@ def time_out(draft: PlanDraft) -> PlanDraft:
     unbound = [worker for worker in _gated(draft) if not worker.node]
     if lifted_at is not None and unbound:
         draft = _promised(draft, unbound)
-        deadline = _deadline(draft.status.gang, lifted_at)
+        deadline = _deadline(draft.status.gang, lifted_at, draft.timings.gang_bind)
         draft = draft.requeue_at(deadline) if draft.now < deadline else _send_away(draft, len(unbound))
     return _outdated(_stranded(_give_back(draft)))
 
@@ -49,9 +49,9 @@ def _promised(draft: PlanDraft, unbound: list[Worker]) -> PlanDraft:
     return draft if since == gang.unpromised_since else draft.with_status(gang=replace(gang, unpromised_since=since))
 
 
-def _deadline(gang: GangAttempt, lifted_at: datetime) -> datetime:
-    at_last = lifted_at + c.GANG_PREEMPT
-    return at_last if gang.unpromised_since is None else min(at_last, gang.unpromised_since + c.GANG_BIND)
+def _deadline(gang: GangAttempt, lifted_at: datetime, bind: timedelta) -> datetime:
+    at_last = lifted_at + c.GANG_PREEMPT + bind
+    return at_last if gang.unpromised_since is None else min(at_last, gang.unpromised_since + bind)
 
 
 def _nominated(draft: PlanDraft, worker: Worker) -> bool:
@@ -154,12 +154,12 @@ def _outdated(draft: PlanDraft) -> PlanDraft:
             or worker.since is None
         ):
             continue
-        if draft.now - worker.since >= c.GANG_BIND:
+        if draft.now - worker.since >= draft.timings.gang_bind:
             draft = order_away(
                 draft, worker, WorkerReason.RESCHEDULED_AFTER_NODE_RECOVERY, messages.capacity.avoided_nodes_healthy()
             )
         else:
-            draft = draft.requeue_at(worker.since + c.GANG_BIND)
+            draft = draft.requeue_at(worker.since + draft.timings.gang_bind)
     return draft
 
 

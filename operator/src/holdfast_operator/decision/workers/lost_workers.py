@@ -112,7 +112,7 @@ def _silenced(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
 
 def _severed(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
     """Mark the worker as lost. The kubelet still reports, so deleting the pod (``cleanup``) proves its end."""
-    message = messages.workers.pod_unreachable(pod.name, pod.node, c.CUT_OFF.total_seconds())
+    message = messages.workers.pod_unreachable(pod.name, pod.node, draft.timings.cut_off.total_seconds())
     verdict = causes.ExitCause(Cause.INFRASTRUCTURE, FailureReason.POD_UNREACHABLE, message)
     draft = draft.with_worker(replace(_blamed(worker, verdict), phase=Phase.LOST, since=draft.now))
     return avoiding(draft, pod.node, FailureReason.POD_UNREACHABLE, c.AVOID_DEAD)
@@ -123,12 +123,12 @@ def _hangs(draft: PlanDraft, pod: PodView) -> bool:
     own = draft.seen.report(pod.uid)
     if own is None or not own.has_launcher or not own.fresh(draft.now):
         return False
-    return (own.silent_seconds or 0.0) >= c.LAUNCHER_HUNG.total_seconds()
+    return (own.silent_seconds or 0.0) >= draft.timings.launcher_hung.total_seconds()
 
 
 def _hung(draft: PlanDraft, worker: Worker, pod: PodView) -> PlanDraft:
     """Mark the worker as lost. The node is healthy, so deleting the pod (``cleanup``) proves its end."""
-    message = messages.workers.launcher_unresponsive(pod.name, c.LAUNCHER_HUNG.total_seconds())
+    message = messages.workers.launcher_unresponsive(pod.name, draft.timings.launcher_hung.total_seconds())
     verdict = causes.ExitCause(Cause.INFRASTRUCTURE, FailureReason.LAUNCHER_UNRESPONSIVE, message)
     return draft.with_worker(replace(_blamed(worker, verdict), phase=Phase.LOST, since=draft.now))
 

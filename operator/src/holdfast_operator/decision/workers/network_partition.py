@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from holdfast_operator.api import names as c
 from holdfast_operator.api.status import Phase
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.views import Report
@@ -24,7 +23,7 @@ def cut_off(draft: PlanDraft) -> frozenset[str]:
         worker.pod_uid
         for worker in draft.status.in_phase(Phase.WANTED)
         if (worker.ready_at is not None or worker.pod_uid in members)
-        and draft.seen.silent_for(worker.pod_uid, draft.now) >= c.CUT_OFF
+        and draft.seen.silent_for(worker.pod_uid, draft.now) >= draft.timings.cut_off
     )
     if not silent or not draft.spec.launched:
         return frozenset()

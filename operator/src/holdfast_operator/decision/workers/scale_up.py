@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from holdfast_operator.api import names as c
 from holdfast_operator.api.reasons import WorkerReason
 from holdfast_operator.api.status import ConditionType, Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
@@ -39,7 +38,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
     due = _due(draft)
     if due is None or draft.now < due:
         return draft if due is None else draft.requeue_at(due)
-    return _grown(draft) if _room(draft) else draft.requeue_in(c.GROWTH_POLL)
+    return _grown(draft) if _room(draft) else draft.requeue_in(draft.timings.growth_poll)
 
 
 def _in_steps(draft: PlanDraft, extra: int) -> int:
@@ -63,8 +62,8 @@ def _unplaced(draft: PlanDraft) -> PlanDraft:
     for worker in _youngest(draft, extra):
         if worker.node or worker.since is None:
             continue
-        if draft.now - worker.since < c.GANG_BIND:
-            draft = draft.requeue_at(worker.since + c.GANG_BIND)
+        if draft.now - worker.since < draft.timings.gang_bind:
+            draft = draft.requeue_at(worker.since + draft.timings.gang_bind)
         else:
             extra -= 1
     return draft if extra == draft.status.extra else draft.with_status(extra=extra, grown_at=draft.now)
@@ -83,7 +82,8 @@ def _wanted_elsewhere(draft: PlanDraft) -> bool:
     line = draft.seen.line
     if line is None:
         return False
-    others = (rival for rival in waiting(line, but=draft.seen.job.key) if draft.now - rival.since > c.GANG_BIND)
+    bind = draft.timings.gang_bind
+    others = (rival for rival in waiting(line, but=draft.seen.job.key) if draft.now - rival.since > bind)
     return any(map(line.could_begin, others))
 
 
