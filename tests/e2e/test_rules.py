@@ -124,7 +124,7 @@ class Ruled:
         stay = {pod.name for pod in self.before} - gone
         self.watcher.wait("others in their places", lambda: self._is_whole_without(gone), timeout=240)
         self.watcher.wait_for_world(WORKERS, steps=5, timeout=240)
-        time.sleep(LATE_COUNT_SECONDS)
+        time.sleep(LATE_COUNT_SECONDS)  # for one that leaves too late to be seen above
         assert stay <= set(self.watcher.view.members)
 
     def _is_whole_without(self, gone: set[str]) -> bool:

@@ -92,7 +92,7 @@ def settle(stage: DrillJob, counted: dict[str, int]) -> None:
 
     watcher.wait(f"incidents {counted}", told, timeout=120)
     watcher.wait_for_world(WORKERS, steps=5, timeout=240)
-    time.sleep(LATE_COUNT_SECONDS)
+    time.sleep(LATE_COUNT_SECONDS)  # for an incident too many
     assert dict(watcher.view.incidents_by_cause) == counted
 
 

@@ -39,7 +39,7 @@ def test_of_one_token_there_is_one_question_at_a_time(api: Api) -> None:
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(api.call, "POST", "/v1/report", body=body()) for _ in range(4)]
         wait_for(lambda: bool(reviews.asked))
-        time.sleep(0.5)
+        time.sleep(0.5)  # for a second question, which must not be asked
         reviews.go.set()
         assert [answer.result()[0] for answer in answers] == [200] * 4
     assert reviews.asked == [WORKER]

@@ -181,7 +181,8 @@ def test_process_dying_on_standby_is_replaced_without_effect(cluster: Any, wait_
 def test_a_script_that_needs_its_place_from_the_start_gets_it(cluster: Any, wait_for: Wait) -> None:
     """The launcher cannot detect that this script must not be on standby."""
     source = (SCRIPTS / "stands.py").read_text()
-    body = "import os, time\npathlib.Path(os.environ['TEST_DIR'], 'began').touch()\ntime.sleep(2)\n"
+    body = "import os, time\nhere = pathlib.Path(os.environ['TEST_DIR'])\n(here / 'began').touch()\n"
+    body += "while not (here / 'go').exists(): time.sleep(0.01)\n"
     body += f"os.environ['RA' + 'NK']\nrunpy.run_path({str(SCRIPTS / 'keeps.py')!r}, run_name='__main__')\n"
     script = cluster.shared / "needs.py"
     script.write_text(source[: source.index("runpy.run_path")] + body)
@@ -192,5 +193,7 @@ def test_a_script_that_needs_its_place_from_the_start_gets_it(cluster: Any, wait
     b.stop()
     before = [{"generation": 1, "publication": "p1", "members": ["uid-b"]}]
     a.publish(cluster.document(2, "a", previous=before, gone=["uid-b"]))
+    wait_for(lambda: (a.status["accepted"] or {}).get("generation") == 2, lambda: f"it joins {cluster.tail()}")
+    (cluster.shared / "go").touch()
     wait_for(lambda: a.step > 3, lambda: f"it trains {cluster.tail()}")
     assert a.status["incidents"] == []

@@ -99,7 +99,7 @@ while me.step < last_step:
                 time.sleep(3600)
             if str(slot) in ends and me.step == 100:
                 wall.shutdown(socket.SHUT_RDWR)
-                time.sleep(2)
+                time.sleep(2)  # a process that ends after its socket
                 os._exit(2)
             me.step += 1
             meter.enter(Activity.COMPUTE, me.step)

@@ -62,6 +62,7 @@ def fail() -> None:
     if not mark.exists():
         mark.write_text("")
         commit = manager.commit
+        # Slow enough that the other ranks raise meanwhile.
         manager.commit = lambda *arguments, **more: (time.sleep(3), commit(*arguments, **more))[1]
         raise ValueError("a bad batch")
 

@@ -108,7 +108,7 @@ def test_requested_checkpoint_lifts_the_limit_of_the_running_one(solo: Make, tmp
     run = solo(tmp_path, interval="1", bytes_per_second=1)
     steps = Steps(run.job, width=1 << 20)  # several parts, of which the first may pass at once
     steps.make()
-    time.sleep(1)
+    time.sleep(1)  # longer than the save takes without a limit
     assert run.saving
     run.launcher.wanted = Requests(checkpoint=("touch",))
     steps.make()  # due as well: it waits for the first one, which is no longer limited
