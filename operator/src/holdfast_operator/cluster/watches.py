@@ -118,12 +118,17 @@ def serve(feed: Feed, namespaces: tuple[str, ...], ended: threading.Event) -> No
 
 
 async def _watch(feed: Feed, namespaces: tuple[str, ...], ended: threading.Event) -> None:
-    stop, ready = asyncio.Event(), asyncio.Event()
+    stop, ready, handlers = asyncio.Event(), asyncio.Event(), registry(feed)
+
+    @kopf.on.cleanup(registry=handlers)
+    async def end(**_: Any) -> None:
+        stop.set()  # after a signal, kopf would wait 5 s for the task that waits for this
+
     early = asyncio.create_task(_hear_early(ended, ready, stop))
     watches = asyncio.create_task(_end_with_a_watch(ready, stop))
     try:
         await kopf.operator(
-            registry=registry(feed),
+            registry=handlers,
             standalone=True,
             clusterwide=not namespaces,
             namespaces=list(namespaces),
