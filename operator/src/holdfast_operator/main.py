@@ -248,10 +248,6 @@ class Process:
             parts.metrics.render, live=live, ready=ready, host=settings.host, port=settings.http_port
         )
 
-    @property
-    def feed(self) -> Feed:
-        return self._parts.feed
-
     def start(self) -> bool:
         """Serve probes, read a full list, and request the Lease. Return False if the process is to end."""
         parts = self._parts
@@ -442,7 +438,7 @@ def _serve(parts: Components, ended: threading.Event) -> int:
     process = Process(parts, _begin_anew, ended)
     try:
         if process.start() and not ended.is_set():
-            watches.serve(process.feed, parts.settings.watch_namespaces, ended)
+            watches.serve(parts.feed, parts.settings.watch_namespaces, ended)
     except Exception:
         logger.exception("the operator ends: it cannot watch the cluster")
         return 1
