@@ -43,7 +43,7 @@ def membership() -> Membership:
 def world() -> World:
     known = membership()
     return World(
-        pair=AttemptId(2, 1),
+        attempt_id=AttemptId(2, 1),
         publication=known.publication,
         members=known.members,
         coordinator=known.members[0].pod_uid,
@@ -63,7 +63,7 @@ def incident() -> Incident:
         exit_code=137,
     )
     return Incident(
-        pair=AttemptId(1, 3),
+        attempt_id=AttemptId(1, 3),
         failure=failure,
         action=Remedy.SHRINK,
         detected=AT,
@@ -108,7 +108,7 @@ class _Running:
 
 def rank() -> Rank:
     place = RankPlace(local_rank=0, local_world_size=1, group_rank=0, group_world_size=3)
-    made = Rank(slot=0, local_rank=0, place=place, pair=AttemptId(2, 1), started_at=0.0, phase="step", step=412)
+    made = Rank(slot=0, local_rank=0, place=place, attempt_id=AttemptId(2, 1), started_at=0.0, phase="step", step=412)
     made.process = _Running()  # type: ignore[assignment]
     return made
 
@@ -225,7 +225,7 @@ def test_the_touch_file_is_read_and_acknowledged(tmp_path: Path) -> None:
 def test_a_place_in_a_world_is_said_as_it_is_agreed() -> None:
     said = world_message(
         RankPlace(local_rank=0, local_world_size=1, group_rank=0, group_world_size=3),
-        replace(world(), pair=AttemptId(2, 2)),
+        replace(world(), attempt_id=AttemptId(2, 2)),
         Master(host="10.244.0.7", port=40123),
         membership(),
         Path("/var/run/holdfast/errors/2.2/rank-0.json"),
@@ -235,10 +235,13 @@ def test_a_place_in_a_world_is_said_as_it_is_agreed() -> None:
 
 def test_a_wish_is_said_as_it_is_agreed() -> None:
     said = {body["type"]: body for body in golden("agent_socket.json")["launcher"]}
-    pair = AttemptId(2, 1)
-    quiesce = Wish(type="quiesce", pair=pair, id="grow-2.1", reason="a worker joins", commit=False)
+    attempt_id = AttemptId(2, 1)
+    quiesce = Wish(type="quiesce", attempt_id=attempt_id, id="grow-2.1", reason="a worker joins", commit=False)
     assert quiesce.to_json() == said["quiesce"]
-    assert Wish(type="checkpoint", pair=pair, id="touch-1", reason="touch-file").to_json() == said["checkpoint"]
+    assert (
+        Wish(type="checkpoint", attempt_id=attempt_id, id="touch-1", reason="touch-file").to_json()
+        == said["checkpoint"]
+    )
 
 
 def test_every_message_of_a_rank_is_understood(tmp_path: Path) -> None:

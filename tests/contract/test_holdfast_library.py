@@ -90,7 +90,7 @@ def shape(value: Any) -> Any:
 
 
 HERE_NOW = RankPlacement(
-    rank=0, local_rank=0, world_size=1, local_world_size=1, host="127.0.0.1", port=1, pair=AttemptId(2, 1)
+    rank=0, local_rank=0, world_size=1, local_world_size=1, host="127.0.0.1", port=1, attempt_id=AttemptId(2, 1)
 )
 
 
@@ -147,7 +147,7 @@ def test_a_standby_takes_the_golden_world(server: Server, tmp_path: Path) -> Non
     agent = LauncherClient(tmp_path / "agent.sock", slot=3, place=None)
     golden = next(message for message in GOLDEN["launcher"] if message["type"] == "world")
     place = agent.next_place()
-    assert (place.pair, place.rank, place.world_size) == (AttemptId(2, 2), golden["rank"], golden["worldSize"])
+    assert (place.attempt_id, place.rank, place.world_size) == (AttemptId(2, 2), golden["rank"], golden["worldSize"])
     assert (place.host, place.port) == (golden["masterHost"], golden["masterPort"])
     assert (place.job_uid, place.run_id, place.publication) == (
         golden["jobUID"],

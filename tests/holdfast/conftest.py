@@ -38,9 +38,9 @@ def holdfast(capsys: pytest.CaptureFixture[str]) -> Commands:
     return Commands(capsys)
 
 
-def snapshot_of(step: int, pair: AttemptId, tensors: Tensors, *, rank: int = 0) -> Snapshot:
+def snapshot_of(step: int, attempt_id: AttemptId, tensors: Tensors, *, rank: int = 0) -> Snapshot:
     return Snapshot(
-        name=CheckpointName(step=step, pair=pair),
+        name=CheckpointName(step=step, attempt_id=attempt_id),
         specs=[TensorSpec(name=name, dtype="U8", shape=(len(data),)) for name, data in tensors.items()],
         read=lambda piece: tensors[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]],
         state={"objects": {}, "counters": {}},
@@ -57,9 +57,15 @@ def commit() -> Callable[..., SaveResult]:
     """Write a checkpoint of named byte strings."""
 
     def write(
-        root: Path, step: int, tensors: Tensors, pair: AttemptId | None = None, *, rank: int = 0, metrics: Any = ()
+        root: Path,
+        step: int,
+        tensors: Tensors,
+        attempt_id: AttemptId | None = None,
+        *,
+        rank: int = 0,
+        metrics: Any = (),
     ) -> SaveResult:
-        snapshot = snapshot_of(step, pair or AttemptId(1, 1), tensors, rank=rank)
+        snapshot = snapshot_of(step, attempt_id or AttemptId(1, 1), tensors, rank=rank)
         told = {"metrics": [[measured, values] for measured, values in metrics]}
         return save(root, replace(snapshot, state=snapshot.state | told), Alone())
 
@@ -165,9 +171,9 @@ def commit_by() -> Callable[..., SaveResult]:
     """Write the part of one rank in a checkpoint of a world."""
 
     def write(
-        exchange: Exchange, root: Path, step: int, tensors: Tensors, pair: AttemptId | None = None
+        exchange: Exchange, root: Path, step: int, tensors: Tensors, attempt_id: AttemptId | None = None
     ) -> SaveResult:
-        return save(root, snapshot_of(step, pair or AttemptId(1, 1), tensors, rank=exchange.rank), exchange)
+        return save(root, snapshot_of(step, attempt_id or AttemptId(1, 1), tensors, rank=exchange.rank), exchange)
 
     return write
 

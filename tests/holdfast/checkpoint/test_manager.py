@@ -30,12 +30,12 @@ def lost_volume(tmp_path: Path) -> CheckpointManager:
         on_foreign=lambda claims: None,
         copies=f"file://{tmp_path / 'copies'}",
     )
-    engine.enter(Attempt(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
+    engine.enter(Attempt(attempt_id=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
     return engine
 
 
 def test_newest_copy_is_restored_when_the_shared_tier_lost_all(lost_volume: CheckpointManager) -> None:
-    assert lost_volume.newest() == CheckpointName(step=10, pair=AttemptId(1, 1))
+    assert lost_volume.newest() == CheckpointName(step=10, attempt_id=AttemptId(1, 1))
 
 
 def test_unreachable_copies_do_not_delay_a_restore_from_memory(
@@ -65,7 +65,7 @@ def test_attempt_resumes_from_and_claims_the_newest_checkpoint(tmp_path: Path) -
     second = Run(tmp_path, 1, 2)
     assert second.found.step == 20
     assert second.claim == Claim(
-        pair=AttemptId(1, 2), job_uid=JOB, publication="p1", from_step=20, from_pair=AttemptId(1, 1)
+        attempt_id=AttemptId(1, 2), job_uid=JOB, publication="p1", from_step=20, from_attempt_id=AttemptId(1, 1)
     )
     assert list_claims(tmp_path)[-1] == second.claim
 
@@ -74,9 +74,9 @@ def test_checkpoints_of_an_heir_are_kept_and_expire_normally(tmp_path: Path) -> 
     """An attempt that continues from memory in its generation writes no claim, and its checkpoints belong to the
     job."""
     run = Run(tmp_path, 1, 1).commits(10, 20, 30)
-    heir = Attempt(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run")
+    heir = Attempt(attempt_id=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run")
     run.engine.enter(heir, Alone())
-    run.pair = heir.pair
+    run.attempt_id = heir.attempt_id
     run.commits(40, 50, 60)
     assert commits(tmp_path) == {"step-40.g1.a2", "step-50.g1.a2", "step-60.g1.a2"}
     successor = Run(tmp_path, 2, 1, known=tuple(list_claims(tmp_path))).commits(70, 80)
@@ -92,7 +92,7 @@ def test_checkpoint_of_a_stale_attempt_is_never_read(tmp_path: Path) -> None:
     zombie.commits(20, 30)
     third = Run(tmp_path, 1, 3)
     assert third.found.step == 10
-    assert third.found.pair == AttemptId(1, 1)
+    assert third.found.attempt_id == AttemptId(1, 1)
 
 
 @pytest.mark.parametrize("when", ["before the claim", "while the claim is written"])
@@ -102,7 +102,7 @@ def test_base_deleted_by_a_stale_attempt_leaves_no_claim(
     """The next attempt starts from what the stale attempt saved."""
     zombie = Run(tmp_path, 1, 1, keep_last=1).commits(10)
     engine = CheckpointManager(tmp_path, keep_last=1, resume=Resume.ALWAYS, on_foreign=lambda claims: None)
-    engine.enter(Attempt(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
+    engine.enter(Attempt(attempt_id=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
     found = engine.restore()
 
     def late(root: Path, claim: Claim, *, again: bool) -> None:
@@ -114,8 +114,8 @@ def test_base_deleted_by_a_stale_attempt_leaves_no_claim(
     else:
         monkeypatch.setattr("holdfast.checkpoint.attempt_claims.write_claim", late)
     with pytest.raises(ClaimError, match=r"step-10\.g1\.a1 .* was deleted after this attempt read it"):
-        engine.claim(step=found.step, pair=found.pair)
-    assert [claim.pair for claim in list_claims(tmp_path)] == [AttemptId(1, 1)]
+        engine.claim(step=found.step, attempt_id=found.attempt_id)
+    assert [claim.attempt_id for claim in list_claims(tmp_path)] == [AttemptId(1, 1)]
     monkeypatch.undo()
     assert Run(tmp_path, 1, 3).found.step == 20
 
@@ -125,4 +125,4 @@ def test_a_zombies_commit_of_a_step_does_not_stop_the_successors(tmp_path: Path)
     successor = Run(tmp_path, 1, 2)
     zombie.commits(20)
     successor.commits(20)
-    assert Run(tmp_path, 1, 3).found.pair == AttemptId(1, 2)
+    assert Run(tmp_path, 1, 3).found.attempt_id == AttemptId(1, 2)

@@ -30,7 +30,7 @@ def test_attempts_without_checkpoints_leave_one_claim(tmp_path: Path) -> None:
     zombie = Run(tmp_path, 1, 1).commits(10)
     for attempt in range(2, 6):
         Run(tmp_path, 1, attempt)
-    assert [claim.pair.attempt for claim in list_claims(tmp_path)] == [1, 5]
+    assert [claim.attempt_id.attempt for claim in list_claims(tmp_path)] == [1, 5]
     zombie.commits(20)
     assert Run(tmp_path, 2, 1).found.step == 10
 
@@ -40,13 +40,13 @@ def test_claim_removed_while_claims_are_listed_is_not_missed(tmp_path: Path, mon
     Run(tmp_path, 1, 2)
     read, successors = claims_module._read, [3]
 
-    def meanwhile(path: Path, pair: AttemptId) -> Claim:
-        if pair == AttemptId(1, 2) and successors:
+    def meanwhile(path: Path, attempt_id: AttemptId) -> Claim:
+        if attempt_id == AttemptId(1, 2) and successors:
             Run(tmp_path, 1, successors.pop())
-        return read(path, pair)
+        return read(path, attempt_id)
 
     monkeypatch.setattr(claims_module, "_read", meanwhile)
-    assert [claim.pair.attempt for claim in list_claims(tmp_path)] == [1, 3]
+    assert [claim.attempt_id.attempt for claim in list_claims(tmp_path)] == [1, 3]
 
 
 def test_two_processes_cannot_claim_one_attempt(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_claim_written_but_not_synced_is_ours_on_the_next_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = Run(tmp_path, 1, 1).claim
-    later = replace(claim, pair=AttemptId(2, 1), publication="p2")
+    later = replace(claim, attempt_id=AttemptId(2, 1), publication="p2")
 
     def fails(folder: Path) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
@@ -126,7 +126,9 @@ def test_without_hard_links_a_killed_manual_claim_blocks_nobody(
 ) -> None:
     """No operator or launcher counts attempts here. Only the folder shows which name is free."""
     attempt = attempt_by_hand(tmp_path, Alone())
-    claim = Claim(pair=attempt.pair, job_uid=attempt.job_uid, publication=attempt.publication, from_step=0)
+    claim = Claim(
+        attempt_id=attempt.attempt_id, job_uid=attempt.job_uid, publication=attempt.publication, from_step=0
+    )
     claimant = os.fork()
     if claimant == 0:
         monkeypatch.setattr(Path, "rename", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
@@ -135,8 +137,8 @@ def test_without_hard_links_a_killed_manual_claim_blocks_nobody(
     assert os.waitstatus_to_exitcode(os.waitpid(claimant, 0)[1]) == -signal.SIGKILL
     assert list_claims(tmp_path) == ()
     second = attempt_by_hand(tmp_path, Alone())
-    run = Run(tmp_path, second.pair.generation, second.pair.attempt, job=second.job_uid)
-    assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == [f"{run.pair}.json"]
+    run = Run(tmp_path, second.attempt_id.generation, second.attempt_id.attempt, job=second.job_uid)
+    assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == [f"{run.attempt_id}.json"]
 
 
 @pytest.mark.usefixtures("no_links")
@@ -153,7 +155,7 @@ def test_without_hard_links_a_name_another_host_took_is_not_ours(
 
     monkeypatch.setattr(Path, "rename", overtaken)
     with pytest.raises(ClaimError, match=r"another process has claimed attempt 1\.1"):
-        write_claim(tmp_path, Claim(pair=AttemptId(1, 1), job_uid=JOB, publication="p1", from_step=0))
+        write_claim(tmp_path, Claim(attempt_id=AttemptId(1, 1), job_uid=JOB, publication="p1", from_step=0))
 
 
 @pytest.mark.parametrize(("number", "saves"), [(errno.EINVAL, True), (errno.ENOSYS, True), (errno.EIO, False)])
@@ -169,7 +171,7 @@ def test_volume_without_folder_fsync_saves_unless_fsync_fails(
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", refuses)
-    assert run.engine.save(snapshot(10, run.pair)).committed is saves
+    assert run.engine.save(snapshot(10, run.attempt_id)).committed is saves
     monkeypatch.undo()
     assert Run(tmp_path, 1, 2).found.step == (10 if saves else 0)
 
@@ -186,37 +188,41 @@ def test_job_applied_again_on_an_old_folder_resumes_it(tmp_path: Path) -> None:
     """The job resumes when the operator knows the claims of the folder."""
     old = Run(tmp_path, 3, 1, job="other").commits(10)
     again = Run(tmp_path, 4, 1, known=(old.claim,))
-    assert (again.found.step, again.found.pair) == (10, AttemptId(3, 1))
+    assert (again.found.step, again.found.attempt_id) == (10, AttemptId(3, 1))
 
 
 def test_resume_never_starts_at_0_and_later_attempts_resume_it(tmp_path: Path) -> None:
     old = Run(tmp_path, 3, 1, job="other").commits(10)
     known = (old.claim,)
     first = Run(tmp_path, 4, 1, known=known, resume=Resume.NEVER)
-    assert (first.found.step, first.claim.from_pair) == (0, None)
+    assert (first.found.step, first.claim.from_attempt_id) == (0, None)
     first.commits(5)
-    assert Run(tmp_path, 4, 2, known=known, resume=Resume.NEVER).found.pair == AttemptId(4, 1)
+    assert Run(tmp_path, 4, 2, known=known, resume=Resume.NEVER).found.attempt_id == AttemptId(4, 1)
 
 
-@pytest.mark.parametrize("pair", [AttemptId(2, 1), AttemptId(1, 1)], ids=["above ours", "under our name"])
-def test_claim_appearing_during_ours_stops_the_attempt(tmp_path: Path, pair: AttemptId) -> None:
+@pytest.mark.parametrize("attempt_id", [AttemptId(2, 1), AttemptId(1, 1)], ids=["above ours", "under our name"])
+def test_claim_appearing_during_ours_stops_the_attempt(tmp_path: Path, attempt_id: AttemptId) -> None:
     """The check after the claim finds it: the second writer sees the claim of the first."""
-    attempt = Attempt(pair=AttemptId(1, 1), job_uid=JOB, publication="p1", run_id="run")
+    attempt = Attempt(attempt_id=AttemptId(1, 1), job_uid=JOB, publication="p1", run_id="run")
     reported: list[Claim] = []
     engine = CheckpointManager(tmp_path, keep_last=3, resume=Resume.ALWAYS, on_foreign=reported.extend)
     engine.enter(attempt, Alone())
     found = engine.restore()
-    other = Claim(pair=pair, job_uid="other", publication="x", from_step=0)
+    other = Claim(attempt_id=attempt_id, job_uid="other", publication="x", from_step=0)
     write_claim(tmp_path, other)
     with pytest.raises(ClaimError, match="another job or operator uses the folder"):
-        engine.claim(step=found.step, pair=found.pair)
+        engine.claim(step=found.step, attempt_id=found.attempt_id)
     assert reported == [other]
 
 
 def test_a_claim_that_cannot_be_read_is_not_overlooked(tmp_path: Path) -> None:
     Run(tmp_path, 1, 1).commits(10)
     path = tmp_path / "claims" / "1.1.json"
-    for text in ("", '{"version": 2}', json.dumps(replace(list_claims(tmp_path)[0], pair=AttemptId(9, 9)).to_json())):
+    for text in (
+        "",
+        '{"version": 2}',
+        json.dumps(replace(list_claims(tmp_path)[0], attempt_id=AttemptId(9, 9)).to_json()),
+    ):
         path.write_text(text)
         with pytest.raises(ClaimError, match="put the file back as it was"):
             Run(tmp_path, 1, 2)

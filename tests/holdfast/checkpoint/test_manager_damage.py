@@ -33,7 +33,7 @@ def entered(root: Path, copies: str = "", keep_last: int = 3) -> CheckpointManag
     engine = CheckpointManager(
         root, keep_last=keep_last, resume=Resume.ALWAYS, on_foreign=lambda claims: None, copies=copies
     )
-    engine.enter(Attempt(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
+    engine.enter(Attempt(attempt_id=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
     return engine
 
 
@@ -137,7 +137,9 @@ def test_copies_that_stay_away_stop_a_job_that_has_nothing_else(tmp_path: Path, 
             shutil.rmtree(folder)
         commit = tmp_path / "copies" / "step-20.g1.a1"
         shutil.copytree(commit, tmp_path / "shared" / commit.name)
-        fence = Claim(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", from_step=10, from_pair=AttemptId(1, 1))
+        fence = Claim(
+            attempt_id=AttemptId(1, 2), job_uid=JOB, publication="p1", from_step=10, from_attempt_id=AttemptId(1, 1)
+        )
         write_claim(tmp_path / "shared", fence)
     before = commits(tmp_path / "shared")
     away[0] = 1000
@@ -182,7 +184,9 @@ def test_absent_copies_may_hold_what_the_last_attempt_continued(tmp_path: Path, 
     """The last attempt read its checkpoint from the copies, and the volume has only older ones."""
     write_claim(
         tmp_path / "shared",
-        Claim(pair=AttemptId(1, 2), job_uid=JOB, publication="p1", from_step=20, from_pair=AttemptId(1, 1)),
+        Claim(
+            attempt_id=AttemptId(1, 2), job_uid=JOB, publication="p1", from_step=20, from_attempt_id=AttemptId(1, 1)
+        ),
     )
     shutil.rmtree(tmp_path / "shared" / "step-20.g1.a1")
     away[0] = 1000

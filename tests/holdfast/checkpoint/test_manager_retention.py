@@ -103,16 +103,16 @@ def test_leftovers_of_higher_attempts_are_not_touched(tmp_path: Path) -> None:
 
 def test_by_hand_each_start_is_a_generation_of_its_own(tmp_path: Path) -> None:
     first = attempt_by_hand(tmp_path, Alone())
-    assert first.pair == AttemptId(1, 1)
+    assert first.attempt_id == AttemptId(1, 1)
     Run(tmp_path, 1, 1, job=first.job_uid)
     second = attempt_by_hand(tmp_path, Alone())
-    assert second.pair == AttemptId(2, 1)
-    assert [claim.pair for claim in second.known] == [AttemptId(1, 1)]
+    assert second.attempt_id == AttemptId(2, 1)
+    assert [claim.attempt_id for claim in second.known] == [AttemptId(1, 1)]
 
 
 def test_every_rank_of_a_world_learns_of_a_foreign_claim(tmp_path: Path, world: Callable[..., Any]) -> None:
-    write_claim(tmp_path, Claim(pair=AttemptId(2, 1), job_uid="other", publication="x", from_step=0))
-    attempt = Attempt(pair=AttemptId(1, 1), job_uid=JOB, publication="p1", run_id="run")
+    write_claim(tmp_path, Claim(attempt_id=AttemptId(2, 1), job_uid="other", publication="x", from_step=0))
+    attempt = Attempt(attempt_id=AttemptId(1, 1), job_uid=JOB, publication="p1", run_id="run")
 
     def start(exchange: Any) -> str:
         engine = CheckpointManager(tmp_path, keep_last=3, resume=Resume.ALWAYS, on_foreign=lambda claims: None)
@@ -136,9 +136,11 @@ def test_late_save_is_never_half_published_after_cleanup(tmp_path: Path, monkeyp
         published.append(False)
         rmtree(path)
 
-    staging = begin(tmp_path, CheckpointName(step=20, pair=zombie.pair))
+    staging = begin(tmp_path, CheckpointName(step=20, attempt_id=zombie.attempt_id))
     zombie.commits(10)
-    manifest = replace(catalog.read_manifest(tmp_path, CheckpointName(step=10, pair=zombie.pair)), step=20)
+    manifest = replace(
+        catalog.read_manifest(tmp_path, CheckpointName(step=10, attempt_id=zombie.attempt_id)), step=20
+    )
     monkeypatch.setattr(shutil, "rmtree", meanwhile)
     Run(tmp_path, 1, 2)
     assert published == [False]
@@ -156,7 +158,7 @@ def test_state_that_cannot_be_copied_fails_its_save_only(tmp_path: Path) -> None
 
     spec = TensorSpec(name="w", dtype="U8", shape=(4,))
     with pytest.raises(RuntimeError, match="the device is gone"):
-        run.engine.begin(replace(snapshot(20, run.pair), specs=[spec], read=gone))
+        run.engine.begin(replace(snapshot(20, run.attempt_id), specs=[spec], read=gone))
     run.commits(30)
     assert commits(tmp_path) == {"step-10.g1.a1", "step-30.g1.a1"}
     assert not [path.name for path in tmp_path.iterdir() if ".tmp-" in path.name]

@@ -82,7 +82,7 @@ def test_it_reads_a_commit_of_two_ranks_bit_for_bit(
 
     def snapshot() -> Snapshot:
         return Snapshot(
-            name=CheckpointName(step=5, pair=AttemptId(1, 2)),
+            name=CheckpointName(step=5, attempt_id=AttemptId(1, 2)),
             specs=flat.specs,
             read=flat.read,
             state={"objects": flat.tree, "counters": {}},
@@ -114,7 +114,7 @@ def test_it_reads_a_delta_bit_for_bit(tmp_path: Path, reader: ModuleType) -> Non
             model.large[step * 300] += 1
         flat = flatten({"model": model})
         snapshot = Snapshot(
-            name=CheckpointName(step=step, pair=AttemptId(1, 1)),
+            name=CheckpointName(step=step, attempt_id=AttemptId(1, 1)),
             specs=flat.specs,
             read=flat.read,
             state={"objects": flat.tree, "counters": {}},
@@ -150,7 +150,7 @@ def test_it_reads_a_commit_that_is_not_exact_as_holdfast_does(
             model.weight[::40, ::7] += step
         flat = flatten({"model": model})
         snapshot = Snapshot(
-            name=CheckpointName(step=step, pair=AttemptId(1, 1)),
+            name=CheckpointName(step=step, attempt_id=AttemptId(1, 1)),
             specs=flat.specs,
             read=flat.read,
             state={"objects": flat.tree, "counters": {}},
@@ -184,7 +184,13 @@ def test_it_takes_the_commit_that_the_claims_allow(
     commit(tmp_path, 20, {"a": b"2"})
     write_claim(
         tmp_path,
-        Claim(pair=AttemptId(2, 1), job_uid="job-1", publication="p2", from_step=10, from_pair=AttemptId(1, 1)),
+        Claim(
+            attempt_id=AttemptId(2, 1),
+            job_uid="job-1",
+            publication="p2",
+            from_step=10,
+            from_attempt_id=AttemptId(1, 1),
+        ),
     )
 
     assert reader.newest(tmp_path)[0].name == "step-10.g1.a1"

@@ -15,7 +15,7 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.core.attempt import AttemptId
 from holdfast.core.json_fields import JsonFields
 
-NAME = CheckpointName(step=3, pair=AttemptId(2, 1))
+NAME = CheckpointName(step=3, attempt_id=AttemptId(2, 1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -216,14 +216,14 @@ class Cluster:
 
         def formed() -> tuple[int, int] | None:
             worlds = [self.pods[name].status.get("world") for name in names]
-            pairs = {(world["generation"], world["attempt"]) for world in worlds if world}
-            if len(pairs) != 1 or not all(world and world["members"] == uids for world in worlds):
+            attempt_ids = {(world["generation"], world["attempt"]) for world in worlds if world}
+            if len(attempt_ids) != 1 or not all(world and world["members"] == uids for world in worlds):
                 return None
-            (pair,) = pairs
-            return pair if pair[0] == generation and pair > above else None
+            (attempt_id,) = attempt_ids
+            return attempt_id if attempt_id[0] == generation and attempt_id > above else None
 
-        pair: tuple[int, int] = eventually(formed, lambda: f"{names} in {generation}; logs: {self.tail()}")
-        return pair
+        attempt_id: tuple[int, int] = eventually(formed, lambda: f"{names} in {generation}; logs: {self.tail()}")
+        return attempt_id
 
     def tail(self) -> str:
         """Return the ends of the logs for a message."""

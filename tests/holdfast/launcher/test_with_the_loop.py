@@ -355,12 +355,12 @@ def test_node_disk_restores_its_newest_step_after_a_kill(cluster: Any, wait_for:
     wait_for(lambda: a.status.get("restored") == {"step": newest, "from": "local"}, cluster.tail)
 
 
-def digests(cluster: Any, kind: str, step: int, pair: tuple[int, int] | None = None) -> dict[int, str]:
+def digests(cluster: Any, kind: str, step: int, attempt_id: tuple[int, int] | None = None) -> dict[int, str]:
     """Return the reported state digests of a step by shard."""
     lines = [line for file in cluster.shared.glob("states-*") for line in file.read_text().split("\n")[:-1]]
     told = [json.loads(line) for line in lines]
     here = (one for one in told if (one["kind"], one["step"]) == (kind, step))
-    return {one["shard"]: one["digest"] for one in here if pair in (None, tuple(one["pair"]))}
+    return {one["shard"]: one["digest"] for one in here if attempt_id in (None, tuple(one["pair"]))}
 
 
 def test_a_local_tier_that_cannot_be_written_is_refused_by_name(cluster: Any) -> None:

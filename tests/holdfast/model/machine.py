@@ -184,7 +184,7 @@ class Job(RuleBasedStateMachine):
     @rule(place=PLACES, shards=st.frozensets(st.integers(min_value=0, max_value=1)), attempt=PLACES)
     def say_any_shards(self, place: int, shards: frozenset[int], attempt: int) -> None:
         """Report shards that may be wrong. Safety must not depend on this report."""
-        held = HeldShards(pair=AttemptId(1, attempt + 1), count=2, shards=shards)
+        held = HeldShards(attempt_id=AttemptId(1, attempt + 1), count=2, shards=shards)
         self.pod(place).local.append(events.Holds(held=held if shards else None))
 
     @rule(number=st.integers(min_value=1, max_value=4))

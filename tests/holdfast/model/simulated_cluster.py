@@ -41,7 +41,7 @@ class Process:
     """A rank process, its state and its rank state. A `hung` process does not report that it leaves, and is
     killed."""
 
-    standing: step_commit.RankState = field(default_factory=step_commit.RankState)
+    rank_state: step_commit.RankState = field(default_factory=step_commit.RankState)
     line: Lineage = ()
     origin: AttemptId | None = None
     claimed: int | None = None
@@ -49,8 +49,8 @@ class Process:
 
     def apply(self) -> None:
         """Apply the prepared step."""
-        assert self.standing.doubt is not None
-        self.origin = self.standing.doubt.pair
+        assert self.rank_state.prepared_step is not None
+        self.origin = self.rank_state.prepared_step.attempt_id
         self.line = (*self.line, self.origin)
 
 
@@ -64,7 +64,7 @@ class Training:
     source: AttemptId | None = None
     prepared: set[str] = field(default_factory=set)
     applied: set[str] = field(default_factory=set)
-    from_pair: AttemptId | None = None
+    from_attempt_id: AttemptId | None = None
     claim: Claim | None = None
     checked: bool = False
     steps: Lineage = ()
@@ -231,13 +231,13 @@ class SimulatedCluster:
             pod.process = None
         if pod.training is None or uid not in pod.training.alive:
             return
-        pair = pod.training.world.pair
+        attempt_id = pod.training.world.attempt_id
         pod.training.alive.discard(uid)
         pod.process = None
         failure = Failure(
             cause=cause, reason="RankEnded", message="ended", priority=priority, exit_code=1, mistake=mistake
         )
-        pod.local.append(events.RankFailed(pair=pair, failure=failure))
+        pod.local.append(events.RankFailed(attempt_id=attempt_id, failure=failure))
 
     def restart(self, uid: str) -> None:
         """Stop a launcher and its ranks without a message. A new launcher starts in the pod from the saved status."""
@@ -323,14 +323,16 @@ class SimulatedCluster:
             case events.Send():
                 self.mail.append(Letter(pod.uid, action.to, action.message))
             case events.OpenStore():
-                pod.local.append(events.StoreOpened(pair=action.pair, master=Master(host=pod.uid, port=1)))
+                pod.local.append(
+                    events.StoreOpened(attempt_id=action.attempt_id, master=Master(host=pod.uid, port=1))
+                )
             case events.StartRanks():
                 pod.trained = action.trained
                 self._start_ranks(pod, action.world)
             case events.StopRanks():
-                pod.local.append(events.RanksEnded(pair=action.pair))
+                pod.local.append(events.RanksEnded(attempt_id=action.attempt_id))
             case events.QuiesceRanks():
-                if pod.training is not None and pod.training.world.pair == action.pair:
+                if pod.training is not None and pod.training.world.attempt_id == action.attempt_id:
                     pod.training.quiesce = True
                     pod.training.commit |= action.commit
             case events.KeepStacks():
@@ -340,19 +342,23 @@ class SimulatedCluster:
 
     def _start_ranks(self, pod: Pod, world: World) -> None:
         if pod.training is not None:
-            raise ViolationError(f"{pod.uid} starts ranks of {world.pair} beside {pod.training.world.pair}")
-        training = next((t for t in self.trainings if t.world.pair == world.pair and t.world == world), None)
+            raise ViolationError(
+                f"{pod.uid} starts ranks of {world.attempt_id} beside {pod.training.world.attempt_id}"
+            )
+        training = next(
+            (t for t in self.trainings if t.world.attempt_id == world.attempt_id and t.world == world), None
+        )
         for other in self.trainings:
-            same = other.world.pair == world.pair and other.world.publication == world.publication
+            same = other.world.attempt_id == world.attempt_id and other.world.publication == world.publication
             if same and other.world != world:
-                raise ViolationError(f"two worlds with one pair {world.pair}")
+                raise ViolationError(f"two worlds with one pair {world.attempt_id}")
         if training is None:
             training = Training(world=world)
             self.trainings.append(training)
         training.alive.add(pod.uid)
         pod.training = training
         pod.process = pod.process or Process()
-        whole = [t.world.pair for t in self.trainings if t.alive == t.world.uids]
+        whole = [t.world.attempt_id for t in self.trainings if t.alive == t.world.uids]
         if len(whole) > 1 and not self.backups_restored:
             raise ViolationError(f"two worlds at once: {whole}")
 
@@ -379,7 +385,7 @@ class SimulatedCluster:
             return
         event = pod.local.pop(0)
         ended = isinstance(event, events.RanksEnded) and pod.training is not None
-        if ended and pod.training.world.pair <= event.pair:
+        if ended and pod.training.world.attempt_id <= event.attempt_id:
             self._end_ranks(pod)
         self.feed(pod, event)
 

@@ -73,40 +73,40 @@ class SimulatedRanks(SimulatedCluster):
             self.claims.values(),
             known=known.claims if known else (),
             job_uid=self.job,
-            pair=training.world.pair,
+            attempt_id=training.world.attempt_id,
             publication=training.world.publication,
         )
         if claims:
             self.pods[training.writer].local.append(
-                events.ForeignClaims(pair=training.world.pair, claims=tuple(claims))
+                events.ForeignClaims(attempt_id=training.world.attempt_id, claims=tuple(claims))
             )
             training.alive.discard(training.writer)
         return bool(claims)
 
     def _restore(self, training: Training) -> None:
         """Exchange all rank states. One state is chosen and becomes the state of all ranks."""
-        pair = training.world.pair
+        attempt_id = training.world.attempt_id
         processes = [self._process(member.pod_uid) for member in training.world.members]
-        verdict = step_commit.resolve([process.standing for process in processes])
+        verdict = step_commit.resolve([process.rank_state for process in processes])
         inherits = fencing.inherits(
-            pair,
-            synced=None if verdict.donor is None else processes[verdict.donor].standing.synced,
+            attempt_id,
+            synced=None if verdict.donor is None else processes[verdict.donor].rank_state.synced,
             claimed=[processes[rank].claimed for rank in verdict.survivors],
             trained=[self.pods[member.pod_uid].trained for member in training.world.members],
         )
         for process in processes:
-            process.claimed = pair.generation if inherits else None
+            process.claimed = attempt_id.generation if inherits else None
         if not inherits:
             if self._foreign(training):
                 return
             newest = self._newest()
-            commit = None if newest is None else newest.commit.pair
-            verdict = step_commit.resolve([process.standing for process in processes], commit)
+            commit = None if newest is None else newest.commit.attempt_id
+            verdict = step_commit.resolve([process.rank_state for process in processes], commit)
         if verdict.donor is None:
             self._from_checkpoint(training, processes)
         else:
             self._from_memory(training, processes, verdict)
-            training.claim = self._inherited(pair) if inherits else None
+            training.claim = self._inherited(attempt_id) if inherits else None
             training.checked = inherits
 
     def _process(self, uid: str) -> Process:
@@ -119,42 +119,46 @@ class SimulatedRanks(SimulatedCluster):
         order = fencing.order([s.commit for s in self.commits], self._claims(), job_uid=self.job)
         return next((s for s in self.commits if order and s.commit == order[0]), None)
 
-    def _inherited(self, pair: AttemptId) -> Claim:
-        mine = [c for c in self.claims.values() if c.job_uid == self.job and c.pair.generation == pair.generation]
+    def _inherited(self, attempt_id: AttemptId) -> Claim:
+        mine = [
+            c
+            for c in self.claims.values()
+            if c.job_uid == self.job and c.attempt_id.generation == attempt_id.generation
+        ]
         if not mine:
-            raise ViolationError(f"{pair} goes on without any claim of its generation")
+            raise ViolationError(f"{attempt_id} goes on without any claim of its generation")
         return max(mine)
 
     def _from_memory(self, training: Training, processes: list[Process], verdict: step_commit.Resolution) -> None:
-        pair = training.world.pair
+        attempt_id = training.world.attempt_id
         for rank in verdict.survivors:
             process = processes[rank]
-            if process.standing.in_doubt and verdict.apply:
+            if process.rank_state.in_doubt and verdict.apply:
                 process.apply()
-            process.standing = step_commit.synchronised(process.standing, pair, verdict.step, verdict.voted)
+            process.rank_state = step_commit.synchronised(process.rank_state, attempt_id, verdict.step, verdict.voted)
         donor = processes[verdict.survivors[0]]
         lines = {processes[rank].line for rank in verdict.survivors}
         if lines != {donor.line} or len(donor.line) != verdict.step:
-            raise ViolationError(f"survivors of {verdict.voted} differ in {pair}: {lines}")
+            raise ViolationError(f"survivors of {verdict.voted} differ in {attempt_id}: {lines}")
         for rank in verdict.newcomers:
             process = processes[rank]
-            process.standing = step_commit.synchronised(
-                step_commit.torn(process.standing), pair, verdict.step, verdict.voted
+            process.rank_state = step_commit.synchronised(
+                step_commit.invalidated(process.rank_state), attempt_id, verdict.step, verdict.voted
             )
             process.line, process.origin = donor.line, donor.origin
         training.source = verdict.voted
         self._go_on(training, donor.line, donor.origin)
         for before in self.trainings:
-            if before.world.pair == verdict.voted and before.steps != donor.line[: len(before.steps)]:
-                raise ViolationError(f"{pair} lost a step that {verdict.voted} made")
+            if before.world.attempt_id == verdict.voted and before.steps != donor.line[: len(before.steps)]:
+                raise ViolationError(f"{attempt_id} lost a step that {verdict.voted} made")
 
     def _from_checkpoint(self, training: Training, processes: list[Process]) -> None:
         best = self._newest()
-        line, origin = (best.lineage, best.commit.pair) if best else ((), None)
+        line, origin = (best.lineage, best.commit.attempt_id) if best else ((), None)
         for process in processes:
             process.line, process.origin = line, origin
-            process.standing = step_commit.synchronised(
-                step_commit.torn(process.standing), training.world.pair, len(line), None
+            process.rank_state = step_commit.synchronised(
+                step_commit.invalidated(process.rank_state), training.world.attempt_id, len(line), None
             )
         self._go_on(training, line, origin)
         training.saved = len(line)
@@ -162,27 +166,27 @@ class SimulatedRanks(SimulatedCluster):
     def _go_on(self, training: Training, line: Lineage, origin: AttemptId | None) -> None:
         training.base = training.steps = line
         training.restored = len(line)
-        training.claim, training.from_pair = None, origin
+        training.claim, training.from_attempt_id = None, origin
         training.saved = max((s.commit.step for s in self.commits if s.lineage == line), default=0)
 
     def _claim(self, training: Training) -> None:
-        pair = training.world.pair
+        attempt_id = training.world.attempt_id
         base = training.base or ()
         claim = Claim(
-            pair=pair,
+            attempt_id=attempt_id,
             job_uid=self.job,
             publication=training.world.publication,
             from_step=len(base),
-            from_pair=training.from_pair,
+            from_attempt_id=training.from_attempt_id,
         )
-        if pair in self.claims:
+        if attempt_id in self.claims:
             self._foreign(training)
             return
-        self.claims[pair] = claim
-        self.bases[pair] = base
+        self.claims[attempt_id] = claim
+        self.bases[attempt_id] = base
         training.claim = claim
         for uid in training.world.uids:
-            self._process(uid).claimed = pair.generation
+            self._process(uid).claimed = attempt_id.generation
         self.check_line()
 
     def _check_again(self, training: Training) -> None:
@@ -201,36 +205,38 @@ class SimulatedRanks(SimulatedCluster):
 
     def prepare(self, training: Training, uid: str) -> None:
         """Complete the averages of the next step at one member, which then votes."""
-        pair, process = training.world.pair, self._process(uid)
-        higher = [t for t in self.trainings if t.made and t.world.pair > pair]
+        attempt_id, process = training.world.attempt_id, self._process(uid)
+        higher = [t for t in self.trainings if t.made and t.world.attempt_id > attempt_id]
         if higher and not self.backups_restored:
-            raise ViolationError(f"{pair} makes a step after {higher[0].world.pair} did")
+            raise ViolationError(f"{attempt_id} makes a step after {higher[0].world.attempt_id} did")
         if self.announced:
-            raise ViolationError(f"{pair} makes a step after completion was announced")
+            raise ViolationError(f"{attempt_id} makes a step after completion was announced")
         if uid not in training.prepared:
             training.prepared.add(uid)
-            process.standing = step_commit.voted(step_commit.prepared(process.standing, pair), pair)
+            process.rank_state = step_commit.voted(step_commit.prepared(process.rank_state, attempt_id), attempt_id)
 
     def vote_returns(self, training: Training, uid: str) -> None:
         """Complete the vote at one member, after all have voted. Others may be dead by then, but this member has
         not left."""
-        pod, pair = self.pods[uid], training.world.pair
+        pod, attempt_id = self.pods[uid], training.world.attempt_id
         if training.prepared != training.world.uids or uid in training.applied or uid not in training.alive:
             return
         if not pod.alive or pod.frozen or pod.process is None:
             return
         pod.process.apply()
-        pod.process.standing = step_commit.committed(pod.process.standing)
+        pod.process.rank_state = step_commit.committed(pod.process.rank_state)
         training.applied.add(uid)
         training.made, training.steps = True, pod.process.line
         for later in self.trainings:
             if (
-                later.source == pair
+                later.source == attempt_id
                 and later.base is not None
                 and later.base[: len(training.steps)] != training.steps
             ):
-                raise ViolationError(f"the vote of {pair} returned, and {later.world.pair} went on without the step")
-        pod.local.append(events.StepMade(pair=pair, step=len(training.steps), restored=training.restored))
+                raise ViolationError(
+                    f"the vote of {attempt_id} returned, and {later.world.attempt_id} went on without the step"
+                )
+        pod.local.append(events.StepMade(attempt_id=attempt_id, step=len(training.steps), restored=training.restored))
         if training.applied == training.world.uids:
             training.prepared, training.applied = set(), set()
 
@@ -239,7 +245,7 @@ class SimulatedRanks(SimulatedCluster):
         if not training.made:
             for uid in training.world.uids:
                 process = self._process(uid)
-                process.standing = replace(process.standing, voted=training.world.pair)
+                process.rank_state = replace(process.rank_state, voted=training.world.attempt_id)
         training.in_flight = training.steps
 
     def land(self, training: Training) -> None:
@@ -250,14 +256,14 @@ class SimulatedRanks(SimulatedCluster):
         training.in_flight = None
         if len(line) > training.saved:
             training.saved = len(line)
-            commit = fencing.Commit(step=len(line), pair=training.world.pair, job_uid=self.job)
+            commit = fencing.Commit(step=len(line), attempt_id=training.world.attempt_id, job_uid=self.job)
             self.commits.append(Stored(commit, line))
             self.check_line()
 
     def _quiesced(self, training: Training) -> None:
         training.quiesced = True
         for uid in training.world.uids:
-            self.pods[uid].local.append(events.Quiesced(pair=training.world.pair))
+            self.pods[uid].local.append(events.Quiesced(attempt_id=training.world.attempt_id))
 
     def _finish(self, training: Training) -> None:
         for uid in sorted(training.world.uids):
@@ -265,7 +271,7 @@ class SimulatedRanks(SimulatedCluster):
                 training.finished.add(uid)
                 self._end_ranks(self.pods[uid])
                 self.pods[uid].process = None
-                self.pods[uid].local.append(events.LocalDone(pair=training.world.pair))
+                self.pods[uid].local.append(events.LocalDone(attempt_id=training.world.attempt_id))
                 return
 
     def _miss_peers(self, training: Training) -> None:
@@ -277,7 +283,7 @@ class SimulatedRanks(SimulatedCluster):
             failure = Failure(
                 cause=Cause.INFRASTRUCTURE, reason="PeerLost", message="peer", priority=Priority.PEER_LOST
             )
-            pod.local.append(events.RankFailed(pair=training.world.pair, failure=failure))
+            pod.local.append(events.RankFailed(attempt_id=training.world.attempt_id, failure=failure))
 
     def _others_started(self, training: Training) -> bool:
         """Return whether the others started: a rank waits for peers before that, and fails if they are gone after
@@ -292,17 +298,17 @@ class SimulatedRanks(SimulatedCluster):
     def _watch(self, letter: Letter) -> None:
         """Check that completion is reported for one line only."""
         if letter.message.type == "complete":
-            self._announce(letter.message.pair)
+            self._announce(letter.message.attempt_id)
 
-    def _announce(self, pair: AttemptId) -> None:
-        training = next(t for t in self.trainings if t.world.pair == pair)
+    def _announce(self, attempt_id: AttemptId) -> None:
+        training = next(t for t in self.trainings if t.world.attempt_id == attempt_id)
         line = training.steps
         if len(line) < self.last_step:
-            raise ViolationError(f"{pair} is announced complete at step {len(line)}")
+            raise ViolationError(f"{attempt_id} is announced complete at step {len(line)}")
         if any(other != line for _, other in self.announced):
-            raise ViolationError(f"completion said of two lines: {self.announced} and {pair}")
-        if (pair, line) not in self.announced:
-            self.announced.append((pair, line))
+            raise ViolationError(f"completion said of two lines: {self.announced} and {attempt_id}")
+        if (attempt_id, line) not in self.announced:
+            self.announced.append((attempt_id, line))
 
     # The tier
 
@@ -319,38 +325,38 @@ class SimulatedRanks(SimulatedCluster):
                 shorter, longer = sorted((one.lineage, two.lineage), key=len)
                 if longer[: len(shorter)] != shorter:
                     raise ViolationError(f"two lines can be read: {one.commit} and {two.commit}")
-            for pair, base in self.bases.items():
-                if one.commit.pair < pair and base[: len(one.lineage)] != one.lineage:
-                    raise ViolationError(f"the zombie's commit {one.commit} is readable beside {pair}")
+            for attempt_id, base in self.bases.items():
+                if one.commit.attempt_id < attempt_id and base[: len(one.lineage)] != one.lineage:
+                    raise ViolationError(f"the zombie's commit {one.commit} is readable beside {attempt_id}")
 
     # The old job, and the backup
 
-    def find_old_job(self, pair: AttemptId, steps: int) -> None:
+    def find_old_job(self, attempt_id: AttemptId, steps: int) -> None:
         """Use an old folder with the claim and the checkpoints of another job, which may still be alive."""
-        self.old_line = (pair,) * steps
-        self.claims[pair] = Claim(pair=pair, job_uid="old", publication="old", from_step=0)
-        self.commits.append(Stored(fencing.Commit(step=steps, pair=pair, job_uid="old"), self.old_line))
+        self.old_line = (attempt_id,) * steps
+        self.claims[attempt_id] = Claim(attempt_id=attempt_id, job_uid="old", publication="old", from_step=0)
+        self.commits.append(Stored(fencing.Commit(step=steps, attempt_id=attempt_id, job_uid="old"), self.old_line))
 
     def old_job_commits(self) -> None:
         """Let a stale process of the old job save one more step."""
         if self.old_line:
-            pair = self.old_line[-1]
-            self.old_line = (*self.old_line, pair)
-            commit = fencing.Commit(step=len(self.old_line), pair=pair, job_uid="old")
+            attempt_id = self.old_line[-1]
+            self.old_line = (*self.old_line, attempt_id)
+            commit = fencing.Commit(step=len(self.old_line), attempt_id=attempt_id, job_uid="old")
             self.commits.append(Stored(commit, self.old_line))
             self.check_line()
 
-    def old_job_claims(self, pair: AttemptId) -> None:
+    def old_job_claims(self, attempt_id: AttemptId) -> None:
         """Let a stale process of the old job start an attempt without knowing this job."""
-        if self.old_line and pair > self.old_line[-1] and pair not in self.claims:
-            self.claims[pair] = Claim(
-                pair=pair,
+        if self.old_line and attempt_id > self.old_line[-1] and attempt_id not in self.claims:
+            self.claims[attempt_id] = Claim(
+                attempt_id=attempt_id,
                 job_uid="old",
                 publication="old",
                 from_step=len(self.old_line) - 1,
-                from_pair=self.old_line[-1],
+                from_attempt_id=self.old_line[-1],
             )
-            self.old_line = (*self.old_line[:-1], pair)
+            self.old_line = (*self.old_line[:-1], attempt_id)
             self.check_line()
 
     def restore_backup(self) -> None:
@@ -365,15 +371,19 @@ class SimulatedRanks(SimulatedCluster):
         self.backup = self.status
 
 
-def _pair(pair: AttemptId | None) -> operator_ids.AttemptId | None:
-    return None if pair is None else operator_ids.AttemptId(generation=pair.generation, attempt=pair.attempt)
+def _attempt_id(attempt_id: AttemptId | None) -> operator_ids.AttemptId | None:
+    return (
+        None
+        if attempt_id is None
+        else operator_ids.AttemptId(generation=attempt_id.generation, attempt=attempt_id.attempt)
+    )
 
 
 def _claim(claim: Claim) -> operator_status.Claim:
     return operator_status.Claim(
-        pair=operator_ids.AttemptId(generation=claim.pair.generation, attempt=claim.pair.attempt),
+        pair=operator_ids.AttemptId(generation=claim.attempt_id.generation, attempt=claim.attempt_id.attempt),
         job_uid=claim.job_uid,
         publication=claim.publication,
         from_step=claim.from_step,
-        from_pair=_pair(claim.from_pair),
+        from_pair=_attempt_id(claim.from_attempt_id),
     )

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from simulated_cluster import Pod, Training, ViolationError
-from simulated_ranks import SimulatedRanks, _claim, _pair
+from simulated_ranks import SimulatedRanks, _attempt_id, _claim
 
 from holdfast.checkpoint.policy import fencing
 from holdfast.core.attempt import AttemptId, highest
@@ -46,8 +46,8 @@ class Simulation(SimulatedRanks):
             received_at=_time(self.now),
             has_launcher=True,
             ready=state.ready,
-            accepted=_pair(state.accepted),
-            started=_pair(state.started),
+            accepted=_attempt_id(state.accepted),
+            started=_attempt_id(state.started),
             world=_world(state.world),
             lost_members=tuple(uid for uid, _, _ in state_machine.lost_members(state)),
             conflict=state.conflict or 0,
@@ -193,9 +193,9 @@ class Simulation(SimulatedRanks):
             return False
         if any(s.conflict == newest.generation or s.foreign for s in states):
             return False
-        pair = AttemptId(newest.generation, 10**6)
+        attempt_id = AttemptId(newest.generation, 10**6)
         known = newest.claims
-        of = {"job_uid": self.job, "pair": pair, "publication": newest.publication}
+        of = {"job_uid": self.job, "attempt_id": attempt_id, "publication": newest.publication}
         if fencing.foreign(self.claims.values(), known=known, **of):  # type: ignore[arg-type]
             return False
         # A launcher that postponed its exit may join the next world, but leaves when its notice is over.
@@ -230,7 +230,7 @@ class Simulation(SimulatedRanks):
             state = pod.state
             lines.append(
                 f"{pod.uid} alive={pod.alive} frozen={pod.frozen} proved={pod.proved} exit={pod.exit_code}"
-                f" accepted={state.accepted} started={state.started} world={state.world and state.world.pair}"
+                f" accepted={state.accepted} started={state.started} world={state.world and state.world.attempt_id}"
                 f" ranks={state.ranks} {state.phase}: {state.message}"
             )
         return "\n".join(lines)
@@ -244,8 +244,10 @@ def _world(world: World | None) -> operator_reports.World | None:
     if world is None:
         return None
     members = tuple(member.pod_uid for member in world.members)
-    pair = operator_ids.AttemptId(generation=world.pair.generation, attempt=world.pair.attempt)
-    return operator_reports.World(pair=pair, publication=world.publication, members=members, coordinator="")
+    attempt_id = operator_ids.AttemptId(generation=world.attempt_id.generation, attempt=world.attempt_id.attempt)
+    return operator_reports.World(
+        attempt_id=attempt_id, publication=world.publication, members=members, coordinator=""
+    )
 
 
 _SETTINGS: dict[str, Any] = {

@@ -17,10 +17,10 @@ from holdfast.training.protocol.step_commit import (
     RankState,
     Resolution,
     committed,
+    invalidated,
     prepared,
     resolve,
     synchronised,
-    torn,
     voted,
 )
 
@@ -53,7 +53,7 @@ class Process:
     """A rank process. `kept` are its prepared averages, and `attempts` are those whose state it had."""
 
     number: int
-    standing: RankState = RankState()  # noqa: RUF009  (frozen)
+    rank_state: RankState = RankState()  # noqa: RUF009  (frozen)
     state: State = ()
     kept: Averages | None = None
     attempt: AttemptId | None = None
@@ -63,7 +63,7 @@ class Process:
 
     def tear(self) -> None:
         """Mark the state as half changed."""
-        self.standing, self.state, self.kept, self.attempts = torn(self.standing), (), None, frozenset()
+        self.rank_state, self.state, self.kept, self.attempts = invalidated(self.rank_state), (), None, frozenset()
 
 
 @dataclass(eq=False)
@@ -74,7 +74,7 @@ class Attempt:
     report.
     """
 
-    pair: AttemptId
+    attempt_id: AttemptId
     members: tuple[Process, ...]
     shown: dict[Process, Process] = field(default_factory=dict)
     averaged: dict[int, set[Process]] = field(default_factory=dict)
@@ -114,38 +114,38 @@ class Steps:
     def open(self, members: Iterable[Process], *, generation: bool = False) -> Attempt:
         """Form the next world of the launchers."""
         last = max(self.attempts, default=AttemptId(1, 0))
-        pair = AttemptId(last.generation + 1, 1) if generation else AttemptId(last.generation, last.attempt + 1)
-        self.attempts[pair] = Attempt(pair, tuple(members))
-        return self.attempts[pair]
+        attempt_id = AttemptId(last.generation + 1, 1) if generation else AttemptId(last.generation, last.attempt + 1)
+        self.attempts[attempt_id] = Attempt(attempt_id, tuple(members))
+        return self.attempts[attempt_id]
 
     def enter(self, process: Process, attempt: Attempt) -> None:
         """Let a member leave every lower attempt and report its rank state."""
-        if process.alive and process in attempt.members and (process.attempt or AttemptId(0, 0)) < attempt.pair:
-            process.attempt, process.broken = attempt.pair, False
+        if process.alive and process in attempt.members and (process.attempt or AttemptId(0, 0)) < attempt.attempt_id:
+            process.attempt, process.broken = attempt.attempt_id, False
             attempt.shown[process] = replace(process)
             if len(attempt.shown) == len(attempt.members):
                 self._decide(attempt)
 
     def _decide(self, attempt: Attempt) -> None:
         shown = [attempt.shown[member] for member in attempt.members]
-        attempt.verdict = verdict = resolve([self._weak(one.standing) for one in shown])
+        attempt.verdict = verdict = resolve([self._weak(one.rank_state) for one in shown])
         states = {self._after(shown[rank], verdict) for rank in verdict.survivors}
         if len(states) > 1:
-            raise ViolationError(f"survivors of {attempt.pair} have different states: {states}")
+            raise ViolationError(f"survivors of {attempt.attempt_id} have different states: {states}")
         attempt.base = states.pop() if states else ()
         if len(attempt.base) != verdict.step:
-            raise ViolationError(f"{attempt.pair} goes on from step {verdict.step} with {attempt.base}")
+            raise ViolationError(f"{attempt.attempt_id} goes on from step {verdict.step} with {attempt.base}")
         attempt.lived_through = frozenset().union(*(one.attempts for one in shown))
 
-    def _weak(self, standing: RankState) -> RankState:
+    def _weak(self, rank_state: RankState) -> RankState:
         if self.weakened.synced_mark:
-            return replace(standing, synced=standing.voted)
+            return replace(rank_state, synced=rank_state.voted)
         if self.weakened.voted_mark:
-            return replace(standing, voted=standing.synced)
-        return standing
+            return replace(rank_state, voted=rank_state.synced)
+        return rank_state
 
     def _after(self, survivor: Process, verdict: Resolution) -> State:
-        apply = verdict.apply and survivor.kept is not None and self._weak(survivor.standing).in_doubt
+        apply = verdict.apply and survivor.kept is not None and self._weak(survivor.rank_state).in_doubt
         return (*survivor.state, survivor.kept) if apply and survivor.kept else survivor.state
 
     def settle(self, process: Process, *, mark: bool = True) -> None:
@@ -155,7 +155,7 @@ class Steps:
             if process.state != attempt.base:
                 self._apply(process, attempt.base[-1])
             if self.weakened.settle_and_mark_as_one and not mark:
-                process.standing = replace(process.standing, step=len(process.state), doubt=None)
+                process.rank_state = replace(process.rank_state, step=len(process.state), prepared_step=None)
             else:
                 self._synchronise(process, attempt, attempt.verdict)
 
@@ -165,7 +165,11 @@ class Steps:
         if not (attempt and attempt.verdict and attempt.members.index(process) in attempt.verdict.newcomers):
             return
         donors = [attempt.members[rank] for rank in attempt.verdict.survivors]
-        ready = [d for d in donors if d.alive and d.attempt == attempt.pair and d.standing.synced == attempt.pair]
+        ready = [
+            d
+            for d in donors
+            if d.alive and d.attempt == attempt.attempt_id and d.rank_state.synced == attempt.attempt_id
+        ]
         if donors and not ready:
             if self.weakened.keep_until_all_arrived:
                 lived_through = process.attempts
@@ -183,18 +187,18 @@ class Steps:
             not process.alive
             or process.broken
             or process.attempt is None
-            or process.standing.synced == process.attempt
+            or process.rank_state.synced == process.attempt
         ):
             return None
         return self.attempts[process.attempt]
 
     def _synchronise(self, process: Process, attempt: Attempt, verdict: Resolution) -> None:
-        stale = process.standing.doubt
-        before = self._weak(process.standing)
-        process.standing = synchronised(before, attempt.pair, verdict.step, verdict.voted)
-        process.attempts |= {attempt.pair}
+        stale = process.rank_state.prepared_step
+        before = self._weak(process.rank_state)
+        process.rank_state = synchronised(before, attempt.attempt_id, verdict.step, verdict.voted)
+        process.attempts |= {attempt.attempt_id}
         if self.weakened.doubts_with_unequal_marks:
-            process.standing = replace(process.standing, doubt=stale)
+            process.rank_state = replace(process.rank_state, prepared_step=stale)
         else:
             process.kept = None
 
@@ -202,38 +206,38 @@ class Steps:
 
     def training(self, process: Process) -> Attempt | None:
         """Return the attempt in which the process is training."""
-        if not process.alive or process.broken or process.standing.synced is None:
+        if not process.alive or process.broken or process.rank_state.synced is None:
             return None
-        if process.standing.synced != process.attempt and not self.weakened.leave_before_showing:
+        if process.rank_state.synced != process.attempt and not self.weakened.leave_before_showing:
             return None
-        return self.attempts[process.standing.synced]
+        return self.attempts[process.rank_state.synced]
 
     def average(self, process: Process) -> None:
         """Launch the averages of the next step of a process."""
         attempt = self.training(process)
         if attempt and not self._prepared(process):
-            attempt.averaged.setdefault(process.standing.step, set()).add(process)
+            attempt.averaged.setdefault(process.rank_state.step, set()).add(process)
 
     def prepare(self, process: Process) -> None:
         """Complete all averages of a process."""
-        attempt, step = self.training(process), process.standing.step
+        attempt, step = self.training(process), process.rank_state.step
         if attempt and not self._prepared(process) and attempt.averaged.get(step) == set(attempt.members):
-            process.standing = prepared(replace(process.standing, doubt=None), attempt.pair)
-            process.kept = (attempt.pair, step)
+            process.rank_state = prepared(replace(process.rank_state, prepared_step=None), attempt.attempt_id)
+            process.kept = (attempt.attempt_id, step)
             if self.weakened.vote:
-                process.standing = replace(process.standing, voted=attempt.pair)
+                process.rank_state = replace(process.rank_state, voted=attempt.attempt_id)
                 self._commit(process)
 
     def vote(self, process: Process) -> None:
         """Launch the vote of a process."""
-        attempt, step = self.training(process), process.standing.step
+        attempt, step = self.training(process), process.rank_state.step
         if attempt and self._prepared(process):
-            process.standing = voted(process.standing, attempt.pair)
+            process.rank_state = voted(process.rank_state, attempt.attempt_id)
             attempt.votes.setdefault(step, set()).add(process)
 
     def vote_returns(self, process: Process, *, tears: bool = False) -> None:
         """Complete the vote of a process. The optimizer may raise."""
-        attempt, step = self.training(process), process.standing.step
+        attempt, step = self.training(process), process.rank_state.step
         if not (attempt and attempt.votes.get(step) == set(attempt.members)):
             return
         if tears:
@@ -248,7 +252,7 @@ class Steps:
         attempt = self.attempts[process.kept[0]]
         attempt.committed |= {*attempt.base, process.kept}
         self._apply(process, process.kept)
-        process.standing, process.kept = committed(process.standing), None
+        process.rank_state, process.kept = committed(process.rank_state), None
 
     def _apply(self, process: Process, averages: Averages) -> None:
         if averages in process.state or averages[1] != len(process.state):
@@ -258,8 +262,12 @@ class Steps:
         process.state = (*process.state, averages)
 
     def _prepared(self, process: Process) -> bool:
-        doubt = process.standing.doubt
-        return doubt is not None and doubt.pair == process.standing.synced and doubt.step == process.standing.step
+        prepared_step = process.rank_state.prepared_step
+        return (
+            prepared_step is not None
+            and prepared_step.attempt_id == process.rank_state.synced
+            and prepared_step.step == process.rank_state.step
+        )
 
     # Faults
 
@@ -280,24 +288,24 @@ class Steps:
                 self._nothing_lost(attempt)
         for process in self.alive():
             for other in self.alive():
-                if process.standing.synced is not None and process.standing.synced == other.standing.synced:
+                if process.rank_state.synced is not None and process.rank_state.synced == other.rank_state.synced:
                     self._same(process, other)
 
     def _nothing_lost(self, attempt: Attempt) -> None:
         """Check that every world has the steps completed in any attempt that one of its members was part of."""
-        for pair in attempt.lived_through:
-            lost = self.attempts[pair].committed - set(attempt.base)
-            for averages in lost if pair < attempt.pair else ():
-                if not self._overtaken(averages, pair, attempt.pair):
-                    raise ViolationError(f"{averages} is committed, and {attempt.pair} goes on without it")
+        for attempt_id in attempt.lived_through:
+            lost = self.attempts[attempt_id].committed - set(attempt.base)
+            for averages in lost if attempt_id < attempt.attempt_id else ():
+                if not self._overtaken(averages, attempt_id, attempt.attempt_id):
+                    raise ViolationError(f"{averages} is committed, and {attempt.attempt_id} goes on without it")
 
     def _overtaken(self, averages: Averages, after: AttemptId, before: AttemptId) -> bool:
         """Return whether a world without these averages has voted between the two attempts."""
-        between = (other for other in self.attempts.values() if after < other.pair < before)
+        between = (other for other in self.attempts.values() if after < other.attempt_id < before)
         return any(other.voted and averages not in other.base for other in between)
 
     @staticmethod
     def _same(one: Process, other: Process) -> None:
         shorter, longer = sorted((one.state, other.state), key=len)
         if longer[: len(shorter)] != shorter or len(longer) > len(shorter) + 1:
-            raise ViolationError(f"two states of {one.standing.synced}: {one.state} and {other.state}")
+            raise ViolationError(f"two states of {one.rank_state.synced}: {one.state} and {other.state}")

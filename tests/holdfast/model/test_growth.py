@@ -47,7 +47,7 @@ def play(sim: Simulation, dice: random.Random) -> None:
         if turn % 500 == 0:
             sim.replenish()
         world = sim.trainings[-1].world
-        if len(world.members) == 3 and world.pair.generation > 1 and sim.trains_with(*world.uids):
+        if len(world.members) == 3 and world.attempt_id.generation > 1 and sim.trains_with(*world.uids):
             return
         disorder(sim, dice)
     raise AssertionError("it never trains with three again")
@@ -63,7 +63,7 @@ def test_world_superseded_before_its_first_step_is_no_failure(seed: int) -> None
     for uid in ("w1", "w2"):
         sim.prove(sim.pods[uid])
     play(sim, dice)
-    counted = {incident.pair for pod in sim.alive() for incident in pod.state.incidents}
+    counted = {incident.attempt_id for pod in sim.alive() for incident in pod.state.incidents}
     assert counted == {AttemptId(1, 1), AttemptId(1, 2)}
 
 
@@ -87,5 +87,5 @@ def test_joining_worker_costs_no_incident_in_any_order(lost: str, seed: int) -> 
 
     assert sim.trains_with(*left, "w3")
     for uid in left:
-        before = {incident.pair for incident in known[uid]}
-        assert [i for i in sim.pods[uid].state.incidents if i.pair not in before] == []
+        before = {incident.attempt_id for incident in known[uid]}
+        assert [i for i in sim.pods[uid].state.incidents if i.attempt_id not in before] == []

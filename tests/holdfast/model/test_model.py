@@ -141,7 +141,7 @@ def test_one_fault_costs_no_claim(fault: Callable[[Simulation], tuple[str, ...]]
     sim.operator_up = False
     claims = dict(sim.claims)
     left = fault(sim)
-    assert sim.run(20, lambda: sim.trains_with(*left) and sim.trainings[-1].world.pair.attempt > 1)
+    assert sim.run(20, lambda: sim.trains_with(*left) and sim.trainings[-1].world.attempt_id.attempt > 1)
     assert sim.claims == claims
 
 
@@ -174,6 +174,8 @@ def test_who_goes_on_from_below_a_dead_majority_claims_anew() -> None:
 
 def test_old_claim_would_read_the_checkpoint_of_a_dead_majority(monkeypatch: pytest.MonkeyPatch) -> None:
     inherits = fencing.inherits
-    monkeypatch.setattr(fencing, "inherits", lambda pair, **told: inherits(pair, **{**told, "trained": []}))
+    monkeypatch.setattr(
+        fencing, "inherits", lambda attempt_id, **told: inherits(attempt_id, **{**told, "trained": []})
+    )
     with pytest.raises(ViolationError, match="two lines can be read"):
         dead_majority()

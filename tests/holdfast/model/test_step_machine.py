@@ -251,6 +251,6 @@ def test_each_rule_is_needed(
 ) -> None:
     story(NOTHING).check()
     if weakened.doubts_with_unequal_marks:
-        monkeypatch.setattr(RankState, "in_doubt", property(lambda self: self.doubt is not None))
+        monkeypatch.setattr(RankState, "in_doubt", property(lambda self: self.prepared_step is not None))
     with pytest.raises((ViolationError, InvariantError), match=broken):
         story(weakened).check()

@@ -97,7 +97,7 @@ class TierJudge(TierLedger):
         if name not in line or (withdrawn and self._intact(after, VOLUME, name)):
             return
         there = after[where].keys() | {other for place, other in self._damaged if place == where}
-        mine = self._of(self._acting.pair) | self._ancestry(self._acting.head)
+        mine = self._of(self._acting.attempt_id) | self._ancestry(self._acting.head)
         damaged = {other for place, other in self._damaged if place == where}
         seen = there | self._aside if where == VOLUME else there  # by a process that was stuck meanwhile
         counted = line & there | mine & (seen if self._resumed else damaged)
@@ -129,19 +129,21 @@ class TierJudge(TierLedger):
         claims, claim = self._landed(job), self._highest(job)
         names = {name for copies in seen.values() for name in copies}
         commits = [
-            fencing.Commit(step=one.step, pair=one.pair, job_uid=one.job, publication="")
+            fencing.Commit(step=one.step, attempt_id=one.attempt_id, job_uid=one.job, publication="")
             for one in map(self._ledger.__getitem__, sorted(names))
         ]
         order = fencing.order(commits, claims, job_uid=job, resume=resume)
-        read = {str(CheckpointName(step=one.step, pair=one.pair)) for one in order}
+        read = {str(CheckpointName(step=one.step, attempt_id=one.attempt_id)) for one in order}
         line = self._line(job, resume)
         if read - line and not self._unfenced:
             raise ViolationError(f"I6: {job} may read {sorted(read - line)}, which are not of its line")
         if (
             claim is not None
-            and claim.from_pair is not None
+            and claim.from_attempt_id is not None
             and not (claim.job_uid != job and resume is Resume.NEVER)
         ):
-            base = str(CheckpointName(step=claim.from_step, pair=claim.from_pair))
+            base = str(CheckpointName(step=claim.from_step, attempt_id=claim.from_attempt_id))
             if base in names and base not in read:
-                raise ViolationError(f"I3: {job} may not read {base}, the base of its highest claim {claim.pair}")
+                raise ViolationError(
+                    f"I3: {job} may not read {base}, the base of its highest claim {claim.attempt_id}"
+                )

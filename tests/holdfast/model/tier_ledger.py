@@ -70,7 +70,7 @@ class Written:
     """A checkpoint in the ledger."""
 
     job: str
-    pair: AttemptId
+    attempt_id: AttemptId
     step: int
     parent: str | None
 
@@ -81,7 +81,7 @@ class Process:
 
     number: int
     job: str
-    pair: AttemptId
+    attempt_id: AttemptId
     publication: str
     resume: Resume
     node: int
@@ -95,7 +95,7 @@ class Process:
     uploads: Running | None = None
 
     def __str__(self) -> str:
-        return f"{self.job} {self.pair}"
+        return f"{self.job} {self.attempt_id}"
 
 
 @dataclass(kw_only=True)
@@ -187,11 +187,11 @@ class TierLedger:
 
     def _process(self, last: Process | None, *, again: bool) -> Process:
         claims = [*self._landed(self._job), *(claim for known in self._known.values() for claim in known)]
-        pairs = [*(claim.pair for claim in claims), *(process.pair for process in self._processes)]
-        top = max(pairs, default=AttemptId(0, 0))
+        attempt_ids = [*(claim.attempt_id for claim in claims), *(process.attempt_id for process in self._processes)]
+        top = max(attempt_ids, default=AttemptId(0, 0))
         same = again and last is not None and last.job == self._job
-        pair = (
-            AttemptId(last.pair.generation, last.pair.attempt + 1)
+        attempt_id = (
+            AttemptId(last.attempt_id.generation, last.attempt_id.attempt + 1)
             if same and last
             else AttemptId(top.generation + 1, 1)
         )
@@ -213,8 +213,8 @@ class TierLedger:
         return Process(
             number=len(self._processes),
             job=self._job,
-            pair=pair,
-            publication=f"{self._job}-{pair.generation}",
+            attempt_id=attempt_id,
+            publication=f"{self._job}-{attempt_id.generation}",
             resume=self._resume,
             node=self._nodes,
             engine=engine,
@@ -223,7 +223,7 @@ class TierLedger:
 
     def _attempt(self, process: Process) -> Attempt:
         return Attempt(
-            pair=process.pair,
+            attempt_id=process.attempt_id,
             job_uid=process.job,
             publication=process.publication,
             run_id="run",
@@ -274,10 +274,10 @@ class TierLedger:
     def _place(self, name: str) -> tuple[int, AttemptId]:
         parsed = parse_commit(name)
         assert parsed is not None
-        return parsed.step, parsed.pair
+        return parsed.step, parsed.attempt_id
 
-    def _of(self, pair: AttemptId) -> set[str]:
-        return {name for name, one in self._ledger.items() if one.pair == pair}
+    def _of(self, attempt_id: AttemptId) -> set[str]:
+        return {name for name, one in self._ledger.items() if one.attempt_id == attempt_id}
 
     def _ancestry(self, name: str | None) -> set[str]:
         found: set[str] = set()
@@ -297,16 +297,20 @@ class TierLedger:
 
     def _highest(self, job: str) -> Claim | None:
         claims = self._landed(job)
-        first = min((claim.pair for claim in claims if claim.job_uid == job), default=None)
-        binding = [claim for claim in claims if claim.job_uid == job or first is None or claim.pair < first]
-        return max(binding, key=lambda claim: claim.pair, default=None)
+        first = min((claim.attempt_id for claim in claims if claim.job_uid == job), default=None)
+        binding = [claim for claim in claims if claim.job_uid == job or first is None or claim.attempt_id < first]
+        return max(binding, key=lambda claim: claim.attempt_id, default=None)
 
     def _line(self, job: str, resume: Resume) -> set[str]:
         claim = self._highest(job)
         if claim is None or (claim.job_uid != job and resume is Resume.NEVER):
             return set()
-        base = None if claim.from_pair is None else str(CheckpointName(step=claim.from_step, pair=claim.from_pair))
-        return self._of(claim.pair) | self._ancestry(base)
+        base = (
+            None
+            if claim.from_attempt_id is None
+            else str(CheckpointName(step=claim.from_step, attempt_id=claim.from_attempt_id))
+        )
+        return self._of(claim.attempt_id) | self._ancestry(base)
 
     def _resume_of(self, job: str) -> Resume:
         return next((one.resume for one in reversed(self._processes) if one.job == job), Resume.ALWAYS)

@@ -88,13 +88,13 @@ class World(TierJudge):
             found = engine.restore()
             self._judge_restore(process, found, expected, task)
             task.pauses = True
-            return engine.claim(step=found.step, pair=found.pair)
+            return engine.claim(step=found.step, attempt_id=found.attempt_id)
 
         def done(task: Task) -> None:
             if task.error is None:
                 process.alive = True
                 self._known.setdefault(process.job, []).append(task.result)
-                self._tell(f"{process} has claimed from step {task.result.from_step} ({task.result.from_pair})")
+                self._tell(f"{process} has claimed from step {task.result.from_step} ({task.result.from_attempt_id})")
                 return
             self.counts.refused += 1
             self._tell(f"{process} did not start: {task.error!r}")
@@ -122,8 +122,10 @@ class World(TierJudge):
         if near is not None and (process is not self._processes[-1] or not getattr(self.shape, near)):
             near = None  # a node's launcher ends the old processes before it starts new ones
         step = process.step + STEP
-        name = CheckpointName(step=step, pair=process.pair)
-        self._ledger[str(name)] = Written(job=process.job, pair=process.pair, step=step, parent=process.head)
+        name = CheckpointName(step=step, attempt_id=process.attempt_id)
+        self._ledger[str(name)] = Written(
+            job=process.job, attempt_id=process.attempt_id, step=step, parent=process.head
+        )
         snapshot = self._snapshot(name, process.head)
 
         def act(task: Task) -> bool:
@@ -154,7 +156,7 @@ class World(TierJudge):
         process = self._some(who, lambda one: not one.stopped and one.uploads is None)
         if process is None or not self.shape.bucket:
             return
-        line = {*self._of(process.pair), *self._ancestry(process.head)}
+        line = {*self._of(process.attempt_id), *self._ancestry(process.head)}
         names = sorted(line & self._seen.get(VOLUME, {}).keys(), key=self._place, reverse=True)
         if not names:
             return
@@ -189,7 +191,7 @@ class World(TierJudge):
         steps = sorted({self._ledger[name].step for name in self._seen.get(VOLUME, {})}, reverse=True)
         if not claims or not steps:
             return
-        job = max(claims, key=lambda claim: claim.pair).job_uid
+        job = max(claims, key=lambda claim: claim.attempt_id).job_uid
         step = steps[which % len(steps)]
         for one in self._processes:
             one.alive = False
@@ -342,7 +344,7 @@ EIO_TOO = (errno.EIO, errno.ESTALE)
 
 def _newness(name: CheckpointName) -> tuple[AttemptId, int]:
     """Return the key by which the operator orders checkpoints."""
-    return name.pair, name.step
+    return name.attempt_id, name.step
 
 
 def _fault(number: int, kinds: tuple[int, ...]) -> Fault | None:

@@ -13,7 +13,7 @@ from small_training import Numbers, parts, train
 
 from holdfast import NonFiniteError, StateError, UsageError
 from holdfast.training.launcher_client.connection import Requests
-from holdfast.training.step.stepper import let_go
+from holdfast.training.step.stepper import free_graph
 
 Make = Callable[..., Any]
 
@@ -185,9 +185,9 @@ def test_a_loss_whose_step_was_given_up_holds_no_graph() -> None:
     """Its activations would stay while the step is repeated, and a large model has no memory for both."""
     weight = torch.nn.Parameter(torch.ones(2))
     loss = (weight * 3).sum()
-    let_go(loss)
+    free_graph(loss)
     assert loss.grad_fn is None
     assert float(loss) == 6.0
     view = (weight * 3)[:1].view(())
-    let_go(view)
+    free_graph(view)
     assert float(view.detach()) == 3.0

@@ -116,8 +116,10 @@ def test_best_checkpoints_by_metric_stay_over_a_restart(solo: Make, tmp_path: Pa
             if result.step in losses:
                 run.job.save(metrics={"val_loss": losses[result.step]})
 
-    for steps, pair in ((5, AttemptId(1, 1)), (12, AttemptId(1, 2))):
-        measure(solo(tmp_path, interval="2", keep_last=1, retention="best=val_loss:min:2", pair=pair), steps)
+    for steps, attempt_id in ((5, AttemptId(1, 1)), (12, AttemptId(1, 2))):
+        measure(
+            solo(tmp_path, interval="2", keep_last=1, retention="best=val_loss:min:2", attempt_id=attempt_id), steps
+        )
 
     assert sorted(int(path.name.split(".")[0][5:]) for path in tmp_path.glob("step-*")) == [4, 8, 12]
 
@@ -157,8 +159,8 @@ def test_managed_object_may_ask_for_its_world_during_restore(solo: Make, tmp_pat
 
 
 def test_foreign_claim_is_reported_and_the_attempt_waits_to_end(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, pair=AttemptId(1, 1))
-    other = Claim(pair=AttemptId(7, 1), job_uid="other", publication="x", from_step=0)
+    run = solo(tmp_path, attempt_id=AttemptId(1, 1))
+    other = Claim(attempt_id=AttemptId(7, 1), job_uid="other", publication="x", from_step=0)
     write_claim(tmp_path, other)
     with pytest.raises(BaseException) as ended:  # noqa: PT011  (the recorder's own)
         run.job.manage(**parts())

@@ -40,9 +40,9 @@ def trainer(**changes: Any) -> holdfast.Trainer:
 def test_broken_collective_is_a_lost_peer_once_launchers_agree(error: Exception) -> None:
     said, later = CancelToken(), CancelToken()
     said.set("rank 1 is gone")
-    assert exception_reporter.lost(error, cancel=said, alone=False) == "rank 1 is gone"
+    assert exception_reporter.lost(error, cancel=said, single_rank=False) == "rank 1 is gone"
     threading.Timer(0.2, later.set, ["rank 2 is gone"]).start()
-    assert exception_reporter.lost(error, cancel=later, alone=False) == "rank 2 is gone"
+    assert exception_reporter.lost(error, cancel=later, single_rank=False) == "rank 2 is gone"
 
 
 def test_broken_collective_without_a_report_is_a_script_error(
@@ -50,18 +50,18 @@ def test_broken_collective_without_a_report_is_a_script_error(
 ) -> None:
     """The launchers report no lost peer."""
     monkeypatch.setattr(exception_reporter, "_WORD_SECONDS", 0.2)
-    assert not exception_reporter.lost(BROKEN[0], cancel=CancelToken(), alone=False)
+    assert not exception_reporter.lost(BROKEN[0], cancel=CancelToken(), single_rank=False)
 
 
 @pytest.mark.parametrize("error", OWN, ids=repr)
 def test_script_error_is_not_waited_for_and_is_no_lost_peer(error: Exception) -> None:
     cancel = CancelToken()
     began = time.monotonic()
-    assert not exception_reporter.lost(error, cancel=cancel, alone=False)
-    assert not exception_reporter.lost(BROKEN[0], cancel=cancel, alone=True), "a world of one has no peer"
+    assert not exception_reporter.lost(error, cancel=cancel, single_rank=False)
+    assert not exception_reporter.lost(BROKEN[0], cancel=cancel, single_rank=True), "a world of one has no peer"
     assert time.monotonic() - began < 5
     cancel.set("rank 1 is gone")
-    assert not exception_reporter.lost(error, cancel=cancel, alone=False)
+    assert not exception_reporter.lost(error, cancel=cancel, single_rank=False)
 
 
 def test_error_in_fn_is_raised_unchanged_and_batch_is_repeatable(solo: Make) -> None:

@@ -22,7 +22,7 @@ from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import StateError
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-COMMIT = CheckpointName(step=1, pair=AttemptId(0, 1))
+COMMIT = CheckpointName(step=1, attempt_id=AttemptId(0, 1))
 
 
 @pytest.fixture(scope="module")

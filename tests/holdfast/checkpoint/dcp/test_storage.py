@@ -102,20 +102,20 @@ def test_checkpoint_of_an_earlier_release_is_read(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as earlier:
         earlier.setattr(writer, "tiles", lambda size, boxes: False)
         dcp.save(state(4.0), storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
-    assert "w@0,0" in read_manifest(tmp_path, CheckpointName(step=1, pair=AttemptId(0, 1))).tensors
+    assert "w@0,0" in read_manifest(tmp_path, CheckpointName(step=1, attempt_id=AttemptId(0, 1))).tensors
     into = state()
     dcp.load(into, storage_reader=StorageReader(tmp_path), no_dist=True)
     assert torch.equal(into["w"], state(4.0)["w"])
 
 
 def test_what_ranks_without_a_row_wrote_is_whole(saved: Path) -> None:
-    assert verify(FolderStore(saved), CheckpointName(step=2, pair=AttemptId(0, 1))).reason == ""
+    assert verify(FolderStore(saved), CheckpointName(step=2, attempt_id=AttemptId(0, 1))).reason == ""
 
 
 def test_tensors_without_elements_are_whole(tmp_path: Path) -> None:
     hollow = {"a": torch.empty(0), "b": torch.empty(3, 0), "w": torch.ones(2)}
     dcp.save(hollow, storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
-    assert verify(FolderStore(tmp_path), CheckpointName(step=1, pair=AttemptId(0, 1))).reason == ""
+    assert verify(FolderStore(tmp_path), CheckpointName(step=1, attempt_id=AttemptId(0, 1))).reason == ""
 
 
 def test_damage_is_an_error_that_names_the_file(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ FILE = FileRecord(nbytes=4096 + 24, digest="d" * 32, chunks=("c" * 32,))
 CHUNK = Chunk(file="rank-0.safetensors", offset=4096, nbytes=24, start=(0, 0), shape=(2, 3))
 MANIFEST = Manifest(
     step=7,
-    pair=AttemptId(2, 1),
+    attempt_id=AttemptId(2, 1),
     job_uid="job-1",
     publication="p2",
     run_id="run",

@@ -128,7 +128,7 @@ def chunk(rank: int, start: tuple[int, ...], shape: tuple[int, ...]) -> Chunk:
 def manifest(*chunks: Chunk, shape: tuple[int, ...] = (4, 4), patches: tuple[Patch, ...] = ()) -> Manifest:
     return Manifest(
         step=1,
-        pair=AttemptId(0, 1),
+        attempt_id=AttemptId(0, 1),
         job_uid="",
         publication="",
         run_id="",

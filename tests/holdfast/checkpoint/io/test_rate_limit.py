@@ -113,7 +113,7 @@ def stands_still(saving: Saving) -> bool:
 def snapshot(step: int) -> Snapshot:
     data = memoryview(bytearray(20 * MIB))
     return Snapshot(
-        name=CheckpointName(step=step, pair=AttemptId(0, 0)),
+        name=CheckpointName(step=step, attempt_id=AttemptId(0, 0)),
         specs=[TensorSpec(name="w", dtype="U8", shape=(data.nbytes,))],
         read=lambda piece: data[piece.start[0] : piece.start[0] + piece.shape[0]],
         state={"objects": {}},

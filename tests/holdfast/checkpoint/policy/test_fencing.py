@@ -27,12 +27,16 @@ OLD = "job-a"
 def claim(generation: int, attempt: int, step: int, origin: AttemptId | None, job: str = JOB) -> Claim:
     publication = f"{job}-p{generation}"
     return Claim(
-        pair=AttemptId(generation, attempt), job_uid=job, publication=publication, from_step=step, from_pair=origin
+        attempt_id=AttemptId(generation, attempt),
+        job_uid=job,
+        publication=publication,
+        from_step=step,
+        from_attempt_id=origin,
     )
 
 
 def commit(step: int, generation: int, attempt: int, job: str = JOB) -> Commit:
-    return Commit(step=step, pair=AttemptId(generation, attempt), job_uid=job)
+    return Commit(step=step, attempt_id=AttemptId(generation, attempt), job_uid=job)
 
 
 FIRST = claim(1, 1, 0, None)
@@ -111,13 +115,13 @@ def test_its_first_claim_voids_what_the_old_job_writes_above_it() -> None:
 
 def test_a_commit_whose_manifest_names_no_owner_is_the_claimants() -> None:
     own = claim(4, 1, 40, AttemptId(3, 2))
-    nameless = Commit(step=60, pair=AttemptId(4, 1))
+    nameless = Commit(step=60, attempt_id=AttemptId(4, 1))
     assert readable(nameless, [*OLD_CLAIMS, own], job_uid=JOB).ok
-    assert not readable(Commit(step=60, pair=AttemptId(5, 1)), [*OLD_CLAIMS, own], job_uid=JOB).ok
+    assert not readable(Commit(step=60, attempt_id=AttemptId(5, 1)), [*OLD_CLAIMS, own], job_uid=JOB).ok
 
 
 @pytest.mark.parametrize(
-    ("pair", "ok", "why"),
+    ("attempt_id", "ok", "why"),
     [
         (
             AttemptId(4, 3),
@@ -131,23 +135,23 @@ def test_a_commit_whose_manifest_names_no_owner_is_the_claimants() -> None:
         (AttemptId(6, 1), False, "an attempt of ours claims before it commits, and this one did not"),
     ],
 )
-def test_unreadable_manifest_belongs_to_the_generations_claimant(pair: AttemptId, ok: bool, why: str) -> None:
+def test_unreadable_manifest_belongs_to_the_generations_claimant(attempt_id: AttemptId, ok: bool, why: str) -> None:
     ours = [claim(4, 2, 40, AttemptId(3, 2)), claim(6, 2, 60, AttemptId(4, 3))]
     others = [*OLD_CLAIMS, claim(5, 2, 10, AttemptId(3, 1), OLD), claim(6, 3, 10, AttemptId(3, 1), OLD)]
-    assert readable(Commit(step=20, pair=pair), [*ours, *others], job_uid=JOB).ok is ok, why
+    assert readable(Commit(step=20, attempt_id=attempt_id), [*ours, *others], job_uid=JOB).ok is ok, why
 
 
 def test_unreadable_checkpoint_of_an_heir_is_fenced_by_a_claim() -> None:
     """The claim is that of the attempt that superseded the heir."""
     claims = [FIRST, claim(1, 3, 50, AttemptId(1, 1))]
-    assert not readable(Commit(step=40, pair=AttemptId(1, 2)), claims, job_uid=JOB).ok
-    assert not readable(Commit(step=60, pair=AttemptId(1, 1)), claims, job_uid=JOB).ok
-    assert readable(Commit(step=60, pair=AttemptId(1, 4)), claims, job_uid=JOB).ok
+    assert not readable(Commit(step=40, attempt_id=AttemptId(1, 2)), claims, job_uid=JOB).ok
+    assert not readable(Commit(step=60, attempt_id=AttemptId(1, 1)), claims, job_uid=JOB).ok
+    assert readable(Commit(step=60, attempt_id=AttemptId(1, 4)), claims, job_uid=JOB).ok
 
 
 def test_resume_never_leaves_an_heir_its_unreadable_checkpoint() -> None:
     own = claim(4, 1, 0, None)
-    heir = Commit(step=5, pair=AttemptId(4, 2))
+    heir = Commit(step=5, attempt_id=AttemptId(4, 2))
     assert order([heir], [*OLD_CLAIMS, own], job_uid=JOB, resume=Resume.NEVER) == [heir]
 
 
@@ -163,14 +167,14 @@ def test_resume_never_leaves_an_heir_its_unreadable_checkpoint() -> None:
     ],
 )
 def test_foreign_claims_of_our_generation_or_above_stop_us(found: Claim, stops: bool, why: str) -> None:
-    mine = {"job_uid": JOB, "pair": AttemptId(2, 1), "publication": f"{JOB}-p2"}
+    mine = {"job_uid": JOB, "attempt_id": AttemptId(2, 1), "publication": f"{JOB}-p2"}
     assert bool(foreign([found], known=[], **mine)) is stops, why  # type: ignore[arg-type]
     assert not foreign([found], known=[found], **mine), "what the membership knows, its generation is above"  # type: ignore[arg-type]
 
 
 def test_same_generation_of_another_publication_is_foreign() -> None:
-    twin = Claim(pair=AttemptId(2, 1), job_uid=JOB, publication="twin", from_step=0)
-    assert foreign([twin], known=[], job_uid=JOB, pair=AttemptId(2, 1), publication=f"{JOB}-p2") == (twin,)
+    twin = Claim(attempt_id=AttemptId(2, 1), job_uid=JOB, publication="twin", from_step=0)
+    assert foreign([twin], known=[], job_uid=JOB, attempt_id=AttemptId(2, 1), publication=f"{JOB}-p2") == (twin,)
 
 
 @st.composite
@@ -180,13 +184,13 @@ def histories(draw: st.DrawFn) -> tuple[list[Claim], list[tuple[Commit, tuple[At
     written: list[tuple[Commit, tuple[AttemptId, ...]]] = []
     late: list[tuple[Commit, tuple[AttemptId, ...]]] = []
     for number in range(1, draw(st.integers(2, 6))):
-        pair = AttemptId(1, number)
+        attempt_id = AttemptId(1, number)
         best = order([c for c, _ in written], claims, job_uid=JOB)
         base = next((line for c, line in written if best and c == best[0]), ())
-        claims.append(claim(1, number, len(base), best[0].pair if best else None))
+        claims.append(claim(1, number, len(base), best[0].attempt_id if best else None))
         line = base
         for _ in range(draw(st.integers(0, 4))):
-            line = (*line, pair)
+            line = (*line, attempt_id)
             target = late if draw(st.booleans()) else written
             target.append((commit(len(line), 1, number), line))
         for entry in list(late):
@@ -209,15 +213,17 @@ def test_whatever_lands_late_only_one_line_is_readable(
 
 # Claims that are no longer needed
 
-pairs = st.builds(AttemptId, st.integers(1, 3), st.integers(1, 4))
-commits = st.builds(lambda step, pair: Commit(step=step, pair=pair, job_uid=JOB), st.integers(0, 6), pairs)
+attempt_ids = st.builds(AttemptId, st.integers(1, 3), st.integers(1, 4))
+commits = st.builds(
+    lambda step, attempt_id: Commit(step=step, attempt_id=attempt_id, job_uid=JOB), st.integers(0, 6), attempt_ids
+)
 claims_of_all_kinds = st.builds(
-    lambda pair, step, origin: claim(
-        pair.generation, pair.attempt, step, None if origin is None else min(origin, pair)
+    lambda attempt_id, step, origin: claim(
+        attempt_id.generation, attempt_id.attempt, step, None if origin is None else min(origin, attempt_id)
     ),
-    pairs,
+    attempt_ids,
     st.integers(0, 5),
-    st.one_of(st.none(), pairs),
+    st.one_of(st.none(), attempt_ids),
 )
 
 
@@ -294,8 +300,8 @@ def test_who_goes_on_under_the_claim_of_its_generation(
     assert inherits(AttemptId(2, 5), synced=synced, claimed=claimed, trained=trained) is may, why
 
 
-pairs = st.builds(AttemptId, st.integers(1, 4), st.integers(1, 3))
-lines = st.lists(st.tuples(pairs, st.integers(1, 9), pairs), min_size=1, max_size=8)
+attempt_ids = st.builds(AttemptId, st.integers(1, 4), st.integers(1, 3))
+lines = st.lists(st.tuples(attempt_ids, st.integers(1, 9), attempt_ids), min_size=1, max_size=8)
 
 
 @given(lines)
@@ -304,15 +310,15 @@ def test_the_commit_that_the_highest_claim_continues_is_readable(
 ) -> None:
     """This holds for all claims of lower attempts, whenever they are written."""
     claims = [
-        Claim(pair=pair, job_uid=JOB, publication="p", from_step=step, from_pair=origin)
-        for pair, step, origin in drawn
-        if origin < pair
+        Claim(attempt_id=attempt_id, job_uid=JOB, publication="p", from_step=step, from_attempt_id=origin)
+        for attempt_id, step, origin in drawn
+        if origin < attempt_id
     ]
     if not claims:
         return
-    highest = max(claims, key=lambda one: one.pair)
-    assert highest.from_pair is not None
-    base = Commit(step=highest.from_step, pair=highest.from_pair, job_uid=JOB)
+    highest = max(claims, key=lambda one: one.attempt_id)
+    assert highest.from_attempt_id is not None
+    base = Commit(step=highest.from_step, attempt_id=highest.from_attempt_id, job_uid=JOB)
     assert readable(base, claims, job_uid=JOB).ok
 
 

@@ -41,7 +41,7 @@ JOB = "job-1"
 
 
 def entered(
-    root: Path, pair: AttemptId, *, copies: str = "", keep_last: int = 3, full_every: int = 1
+    root: Path, attempt_id: AttemptId, *, copies: str = "", keep_last: int = 3, full_every: int = 1
 ) -> CheckpointManager:
     engine = CheckpointManager(
         root,
@@ -51,12 +51,12 @@ def entered(
         copies=copies,
         full_every=full_every,
     )
-    engine.enter(attempt(pair), Alone())
+    engine.enter(attempt(attempt_id), Alone())
     return engine
 
 
-def attempt(pair: AttemptId) -> Attempt:
-    return Attempt(pair=pair, job_uid=JOB, publication=f"p{pair.generation}", run_id="run")
+def attempt(attempt_id: AttemptId) -> Attempt:
+    return Attempt(attempt_id=attempt_id, job_uid=JOB, publication=f"p{attempt_id.generation}", run_id="run")
 
 
 def commits(root: Path) -> set[str]:
@@ -64,23 +64,23 @@ def commits(root: Path) -> set[str]:
 
 
 @pytest.fixture(params=[AttemptId(1, 1), AttemptId(1, 3)], ids=["own claim", "inherited claim"])
-def pair(request: pytest.FixtureRequest) -> AttemptId:
+def attempt_id(request: pytest.FixtureRequest) -> AttemptId:
     """The attempt that wrote the checkpoints. The claim is that of 1.1."""
     assert isinstance(request.param, AttemptId)
     return request.param
 
 
 @pytest.fixture
-def root(tmp_path: Path, pair: AttemptId) -> Path:
+def root(tmp_path: Path, attempt_id: AttemptId) -> Path:
     """Steps 30, 40 and 50 of an attempt, under the claim of 1.1."""
     folder = tmp_path / "ckpt"
     engine = entered(folder, AttemptId(1, 1))
     engine.restore()
-    engine.claim(step=0, pair=None)
-    engine.enter(attempt(pair), Alone())
+    engine.claim(step=0, attempt_id=None)
+    engine.enter(attempt(attempt_id), Alone())
     for step in (10, 20, 30, 40, 50):
-        assert engine.save(snapshot(step, pair)).committed
-    assert [claim.pair for claim in list_claims(folder)] == [AttemptId(1, 1)]
+        assert engine.save(snapshot(step, attempt_id)).committed
+    assert [claim.attempt_id for claim in list_claims(folder)] == [AttemptId(1, 1)]
     return folder
 
 
@@ -90,8 +90,8 @@ def flip(path: Path) -> None:
     path.write_bytes(raw)
 
 
-def newest(root: Path, pair: AttemptId) -> Path:
-    return root / f"step-50.g1.a{pair.attempt}" / "MANIFEST.json"
+def newest(root: Path, attempt_id: AttemptId) -> Path:
+    return root / f"step-50.g1.a{attempt_id.attempt}" / "MANIFEST.json"
 
 
 def failing(error: Exception) -> Callable[..., Manifest]:
@@ -135,21 +135,21 @@ def test_unreadable_copies_are_no_reason_to_start_over(root: Path, monkeypatch: 
         entered(root, AttemptId(2, 1), copies=f"file://{copies}").restore()
 
 
-def test_a_newer_format_stops_the_job(root: Path, pair: AttemptId) -> None:
-    manifest = json.loads(newest(root, pair).read_bytes())
+def test_a_newer_format_stops_the_job(root: Path, attempt_id: AttemptId) -> None:
+    manifest = json.loads(newest(root, attempt_id).read_bytes())
     del manifest["manifestDigest"]
     manifest["version"] = 99
     body = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
     seal = xxhash.xxh3_128_hexdigest(body)
-    newest(root, pair).write_bytes(body[:-1] + f',"manifestDigest":"{seal}"}}\n'.encode())
+    newest(root, attempt_id).write_bytes(body[:-1] + f',"manifestDigest":"{seal}"}}\n'.encode())
     with pytest.raises(UnknownFormatError, match=r"step-50\.g1.*version 99"):
         entered(root, AttemptId(2, 1)).restore()
 
 
-def test_corrupt_manifest_is_moved_aside_and_its_step_reported(root: Path, pair: AttemptId) -> None:
-    flip(newest(root, pair))
+def test_corrupt_manifest_is_moved_aside_and_its_step_reported(root: Path, attempt_id: AttemptId) -> None:
+    flip(newest(root, attempt_id))
     found = entered(root, AttemptId(2, 1)).restore()
-    name = f"step-50.g1.a{pair.attempt}"
+    name = f"step-50.g1.a{attempt_id.attempt}"
     assert (found.step, [one.path for one in found.lost]) == (40, [name])
     assert [one.path for one in found.quarantined] == [name]
     assert list((root / "quarantine").glob(f"{name}.*/MANIFEST.json"))
@@ -171,25 +171,25 @@ def misread(patch: pytest.MonkeyPatch, step: int, times: int) -> list[int]:
 
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
 def test_retention_keeps_a_checkpoint_whose_manifest_it_misreads(
-    root: Path, pair: AttemptId, monkeypatch: pytest.MonkeyPatch, times: int
+    root: Path, attempt_id: AttemptId, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """With deltas, a manifest is read back after each save. A corrupt read must not delete a checkpoint."""
-    engine = entered(root, pair, keep_last=2, full_every=4)
+    engine = entered(root, attempt_id, keep_last=2, full_every=4)
     for step in (60, 70):
-        assert engine.save(snapshot(step, pair)).committed
+        assert engine.save(snapshot(step, attempt_id)).committed
     left = misread(monkeypatch, 80, times)
     for step in (80, 90):
-        assert engine.save(snapshot(step, pair)).committed
-        assert f"step-{step}.g1.a{pair.attempt}" in commits(root)
+        assert engine.save(snapshot(step, attempt_id)).committed
+        assert f"step-{step}.g1.a{attempt_id.attempt}" in commits(root)
     assert left == [0]
-    assert engine.save(snapshot(100, pair)).committed
+    assert engine.save(snapshot(100, attempt_id)).committed
     assert {name.step for name in catalog.list_commits(root)} >= {90, 100}
 
 
 def test_temporarily_unreadable_checkpoint_expires_normally(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     third = AttemptId(2, 1)
     engine = entered(root, third, keep_last=2)
-    engine.claim(step=engine.restore().step, pair=engine.restore().pair)
+    engine.claim(step=engine.restore().step, attempt_id=engine.restore().attempt_id)
     with monkeypatch.context() as patch:
         misread(patch, 40, 1000)
         for step in (60, 70):
@@ -200,11 +200,11 @@ def test_temporarily_unreadable_checkpoint_expires_normally(root: Path, monkeypa
 
 
 def test_unreadable_foreign_checkpoint_is_kept_and_reported_once(
-    root: Path, pair: AttemptId, caplog: pytest.LogCaptureFixture
+    root: Path, attempt_id: AttemptId, caplog: pytest.LogCaptureFixture
 ) -> None:
-    flip(newest(root, pair))
+    flip(newest(root, attempt_id))
     stranger = AttemptId(9, 1)
-    newest(root, pair).parent.rename(root / "step-50.g9.a1")
+    newest(root, attempt_id).parent.rename(root / "step-50.g9.a1")
     engine = entered(root, stranger, keep_last=1)
     for step in (60, 70):
         assert engine.save(snapshot(step, stranger)).committed
@@ -225,10 +225,12 @@ def test_prune_keeps_the_last_ones_and_lets_the_others_go(root: Path, holdfast: 
     assert {name.step for name in catalog.list_commits(root)} == {50}
 
 
-def test_prune_names_a_damaged_commit_and_does_not_count_it(root: Path, pair: AttemptId, holdfast: Commands) -> None:
-    flip(newest(root, pair))
+def test_prune_names_a_damaged_commit_and_does_not_count_it(
+    root: Path, attempt_id: AttemptId, holdfast: Commands
+) -> None:
+    flip(newest(root, attempt_id))
     told = holdfast.json("prune", root, "--keep-last", 1, code=1)
-    assert told["damaged"] == [f"step-50.g1.a{pair.attempt}"]
+    assert told["damaged"] == [f"step-50.g1.a{attempt_id.attempt}"]
     assert not any(line["goes"] for line in told["commits"])
     assert holdfast.json("prune", root, "--keep-last", 2, code=1)["damaged"] == told["damaged"]
 
@@ -239,7 +241,10 @@ def test_prune_deletes_nothing_after_an_attempt_has_claimed(root: Path, job: str
     pruning = plan(FolderStore(root), Rules(), 1, now=datetime.now(UTC))
     assert any(decision.goes for decision in pruning.decisions)
     write_claim(
-        root, Claim(pair=AttemptId(1, 4), job_uid=job, publication="p1", from_step=30, from_pair=AttemptId(1, 1))
+        root,
+        Claim(
+            attempt_id=AttemptId(1, 4), job_uid=job, publication="p1", from_step=30, from_attempt_id=AttemptId(1, 1)
+        ),
     )
     with pytest.raises(CheckpointError, match="has claimed meanwhile"):
         carry_out(FolderStore(root), pruning)
@@ -250,7 +255,7 @@ def test_prune_keeps_checkpoints_above_the_last_known_attempt(root: Path, holdfa
     """The newer checkpoints are of a later generation or of another job, which the existing claim does not cover."""
     engine = entered(root, AttemptId(2, 1), keep_last=9)
     assert engine.save(snapshot(60, AttemptId(2, 1))).committed
-    engine.enter(Attempt(pair=AttemptId(1, 4), job_uid="job-2", publication="p1", run_id="run"), Alone())
+    engine.enter(Attempt(attempt_id=AttemptId(1, 4), job_uid="job-2", publication="p1", run_id="run"), Alone())
     assert engine.save(snapshot(70, AttemptId(1, 4))).committed
     told = {line["commit"]: line["reason"] for line in holdfast.json("prune", root, "--keep-last", 1)["commits"]}
     assert told["step-60.g2.a1"].startswith("of an attempt above 1.")
@@ -260,7 +265,10 @@ def test_prune_keeps_checkpoints_above_the_last_known_attempt(root: Path, holdfa
 def test_prune_of_a_claiming_attempt_takes_earlier_checkpoints(root: Path, holdfast: Commands) -> None:
     """The attempt has claimed and has not published a checkpoint yet."""
     write_claim(
-        root, Claim(pair=AttemptId(2, 1), job_uid=JOB, publication="p2", from_step=50, from_pair=AttemptId(1, 3))
+        root,
+        Claim(
+            attempt_id=AttemptId(2, 1), job_uid=JOB, publication="p2", from_step=50, from_attempt_id=AttemptId(1, 3)
+        ),
     )
     assert holdfast("prune", root, "--keep-last", 1) == 0
     assert {name.step for name in catalog.list_commits(root)} == {50}

@@ -24,13 +24,13 @@ def entry(
     step: int,
     *,
     hours_ago: float = 0.0,
-    pair: AttemptId = ONE,
+    attempt_id: AttemptId = ONE,
     parent: str | None = None,
     on: tuple[str, ...] = (),
     **metrics: float,
 ) -> Entry:
     return Entry(
-        commit=Commit(step=step, pair=pair, job_uid=JOB, publication="p1"),
+        commit=Commit(step=step, attempt_id=attempt_id, job_uid=JOB, publication="p1"),
         created=NOW - timedelta(hours=hours_ago),
         parent=parent,
         stands_on=frozenset(on),
@@ -40,7 +40,7 @@ def entry(
 
 def decided(entries: list[Entry], rules: str, *, last: int = 1, claims: tuple[Claim, ...] = ()) -> list[Decision]:
     verified = {e.name for e in entries}
-    own = max((e.commit.pair for e in entries), default=ONE)
+    own = max((e.commit.attempt_id for e in entries), default=ONE)
     return decide(
         entries, claims, job_uid=JOB, own=own, verified=verified, keep_last=last, rules=Rules.parse(rules), now=NOW
     )
@@ -59,7 +59,13 @@ def test_a_rule_of_any_number_of_days_costs_no_memory() -> None:
 
 
 def test_a_delta_goes_before_what_it_stands_on() -> None:
-    entries = [entry(10), entry(20, on=("step-10.g1.a1",)), entry(20, pair=AttemptId(1, 2)), entry(30), entry(40)]
+    entries = [
+        entry(10),
+        entry(20, on=("step-10.g1.a1",)),
+        entry(20, attempt_id=AttemptId(1, 2)),
+        entry(30),
+        entry(40),
+    ]
     gone = leaving(decided(entries, "", last=1))
     assert list(map(str, gone)) == ["step-30.g1.a1", "step-20.g1.a2", "step-20.g1.a1", "step-10.g1.a1"]
 
@@ -116,7 +122,7 @@ def test_bytes_of_a_kept_checkpoint_stay_across_unreadable_links() -> None:
     entries = [
         entry(10),
         entry(20),
-        Entry(commit=Commit(step=30, pair=ONE)),
+        Entry(commit=Commit(step=30, attempt_id=ONE)),
         entry(40, parent="step-30.g1.a1", on=("step-10.g1.a1",)),
     ]
     assert {10, 40} <= kept(entries, "").keys()
@@ -124,19 +130,19 @@ def test_bytes_of_a_kept_checkpoint_stay_across_unreadable_links() -> None:
 
 
 def test_a_commit_whose_manifest_cannot_be_read_is_not_aged() -> None:
-    unknown = Entry(commit=Commit(step=5, pair=ONE))
-    claims = (Claim(pair=ONE, job_uid=JOB, publication="p1", from_step=0),)
+    unknown = Entry(commit=Commit(step=5, attempt_id=ONE))
+    claims = (Claim(attempt_id=ONE, job_uid=JOB, publication="p1", from_step=0),)
     assert [d.goes for d in decided([unknown, entry(10)], "hours=1", claims=claims)] == [False, False]
 
 
-def unread(step: int, pair: AttemptId = ONE) -> Entry:
-    return Entry(commit=Commit(step=step, pair=pair))
+def unread(step: int, attempt_id: AttemptId = ONE) -> Entry:
+    return Entry(commit=Commit(step=step, attempt_id=attempt_id))
 
 
 def test_checkpoint_with_an_unreadable_manifest_stays() -> None:
     """The attempt that wrote the checkpoint does not matter."""
-    fence = Claim(pair=AttemptId(2, 1), job_uid=JOB, publication="p2", from_step=10, from_pair=ONE)
-    entries = [unread(5), entry(10), unread(20), entry(30, pair=AttemptId(2, 1)), unread(40, AttemptId(3, 1))]
+    fence = Claim(attempt_id=AttemptId(2, 1), job_uid=JOB, publication="p2", from_step=10, from_attempt_id=ONE)
+    entries = [unread(5), entry(10), unread(20), entry(30, attempt_id=AttemptId(2, 1)), unread(40, AttemptId(3, 1))]
     reasons = {d.commit.step: d.reason for d in decided(entries, "", claims=(fence,)) if not d.goes}
     assert reasons == {
         5: "its manifest cannot be read",
@@ -147,15 +153,21 @@ def test_checkpoint_with_an_unreadable_manifest_stays() -> None:
 
 
 def test_unreadable_manifest_does_not_count_as_complete() -> None:
-    claims = (Claim(pair=ONE, job_uid=JOB, publication="p1", from_step=0),)
+    claims = (Claim(attempt_id=ONE, job_uid=JOB, publication="p1", from_step=0),)
     entries = [entry(10), entry(20), entry(30), unread(40)]
     assert sorted(kept(entries, "", last=2, claims=claims)) == [10, 20, 30, 40]  # 40 may depend on any of them
     assert sorted(kept([*entries, entry(50), entry(60)], "", last=2, claims=claims)) == [40, 50, 60]
 
 
 def test_possible_bases_of_an_unreadable_milestone_stay() -> None:
-    claims = (Claim(pair=ONE, job_uid=JOB, publication="p1", from_step=0),)
-    entries = [entry(10), unread(20), entry(30), entry(40, pair=AttemptId(1, 2)), entry(50, pair=AttemptId(1, 2))]
+    claims = (Claim(attempt_id=ONE, job_uid=JOB, publication="p1", from_step=0),)
+    entries = [
+        entry(10),
+        unread(20),
+        entry(30),
+        entry(40, attempt_id=AttemptId(1, 2)),
+        entry(50, attempt_id=AttemptId(1, 2)),
+    ]
     assert kept(entries, "every=20", claims=claims) == {
         10: "step-20.g1.a1 may stand on it: its manifest cannot be read",
         20: "every=20",
@@ -165,8 +177,8 @@ def test_possible_bases_of_an_unreadable_milestone_stay() -> None:
 
 
 def test_fenced_commits_go_whatever_the_rules_say() -> None:
-    claim = Claim(pair=AttemptId(2, 1), job_uid=JOB, publication="p2", from_step=10, from_pair=ONE)
-    entries = [entry(10), entry(20), entry(30, pair=AttemptId(2, 1))]
+    claim = Claim(attempt_id=AttemptId(2, 1), job_uid=JOB, publication="p2", from_step=10, from_attempt_id=ONE)
+    entries = [entry(10), entry(20), entry(30, attempt_id=AttemptId(2, 1))]
     decisions = decided(entries, "hours=6,every=1", claims=(claim,))
     assert [(d.commit.step, d.reason) for d in decisions if d.goes] == [(20, "fenced: it is never read")]
 
@@ -174,7 +186,7 @@ def test_fenced_commits_go_whatever_the_rules_say() -> None:
 # Invariants
 
 moments = st.floats(min_value=-30, max_value=24 * 100)
-pairs = st.sampled_from([AttemptId(1, 1), AttemptId(1, 2), AttemptId(2, 1)])
+attempt_ids = st.sampled_from([AttemptId(1, 1), AttemptId(1, 2), AttemptId(2, 1)])
 bests = st.builds(Best, metric=st.just("loss"), highest=st.booleans(), count=st.integers(1, 3))
 ruled = st.builds(
     Rules,
@@ -188,21 +200,23 @@ ruled = st.builds(
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[Entry], tuple[Claim, ...], set[CheckpointName], AttemptId]:
-    every = st.builds(lambda step, pair: CheckpointName(step=step, pair=pair), st.integers(0, 60), pairs)
+    every = st.builds(
+        lambda step, attempt_id: CheckpointName(step=step, attempt_id=attempt_id), st.integers(0, 60), attempt_ids
+    )
     names = draw(st.lists(every, unique=True, max_size=14))
     entries: list[Entry] = []
-    for step, pair in ((name.step, name.pair) for name in sorted(names)):
+    for step, attempt_id in ((name.step, name.attempt_id) for name in sorted(names)):
         below = [e for e in entries if e.commit.step < step]
         parent = draw(st.none() | st.sampled_from(below)) if below else None
         if draw(st.integers(0, 5)) == 0:
-            entries.append(unread(step, pair))
+            entries.append(unread(step, attempt_id))
             continue
         loss = {"loss": draw(st.floats(0, 9))} if draw(st.booleans()) else {}
         entries.append(
             entry(
                 step,
                 hours_ago=draw(moments),
-                pair=pair,
+                attempt_id=attempt_id,
                 parent=None if parent is None else str(parent.name),
                 **loss,
             )
@@ -211,17 +225,17 @@ def histories(draw: st.DrawFn) -> tuple[list[Entry], tuple[Claim, ...], set[Chec
         st.lists(
             st.builds(
                 Claim,
-                pair=pairs,
+                attempt_id=attempt_ids,
                 job_uid=st.just(JOB),
                 publication=st.just("p"),
                 from_step=st.integers(0, 60),
-                from_pair=st.none() | pairs,
+                from_attempt_id=st.none() | attempt_ids,
             ),
             max_size=3,
         )
     )
     verified = {name for name in names if draw(st.booleans())}
-    return entries, tuple(claims), verified, draw(pairs)
+    return entries, tuple(claims), verified, draw(attempt_ids)
 
 
 @given(histories(), ruled, st.integers(1, 4))
@@ -242,7 +256,7 @@ def test_rules_never_take_what_must_stay(
     assert not goes & {e.name for e in entries if e.unread}
     assert not goes & {c.name for c in good}
     assert not goes or len(good) == last
-    assert all(name.pair <= own for name in goes)
+    assert all(name.attempt_id <= own for name in goes)
     needed = {e.parent for e in stays if e.parent is not None}
     assert not needed & {str(e.name) for e in entries if e.name in goes}
     assert goes <= gone(Rules(), entries)  # rules only keep more

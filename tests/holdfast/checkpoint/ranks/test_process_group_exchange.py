@@ -30,7 +30,7 @@ def test_mesh_shards_are_saved_once_and_load_into_other_meshes(
     tmp_path: Path, together: Callable[..., list[str]]
 ) -> None:
     together([[sys.executable, SCRIPTS / "sharded.py", tmp_path]] * 4, ranks(4))
-    manifest = read_manifest(tmp_path / "tier", CheckpointName(step=3, pair=AttemptId(0, 1)))
+    manifest = read_manifest(tmp_path / "tier", CheckpointName(step=3, attempt_id=AttemptId(0, 1)))
     assert manifest.mesh == {"replica": 2, "shard": 2}
     assert [chunk.shape for chunk in manifest.tensors["model/0.weight"].chunks] == [(3, 4), (3, 4)]
     names = []

@@ -42,7 +42,7 @@ def committed(world: World, root: Path, state: State, size: int = 3) -> list[Sav
         objects = {"loader": Kept(state(exchange.rank)), "ema": Kept({"decay": 0.9, "w": torch.ones(3)})}
         flat = flatten(objects)
         snapshot = Snapshot(
-            name=CheckpointName(step=1, pair=AttemptId(1, 1)),
+            name=CheckpointName(step=1, attempt_id=AttemptId(1, 1)),
             specs=flat.specs,
             read=flat.read,
             state={"objects": flat.tree},

@@ -134,12 +134,21 @@ def test_what_is_no_claim_stops_a_load_and_says_so(root: Path, raw: bytes) -> No
 
 def test_a_zombies_commit_is_not_read_whatever_its_name_says(root: Path, commit: Callable[..., Any]) -> None:
     """Its step is above that of the successor's claim. If renamed, its attempt ID is too."""
-    for pair, origin in ((AttemptId(1, 1), None), (AttemptId(1, 2), AttemptId(1, 1))):
-        write_claim(root, Claim(pair=pair, job_uid="job-1", publication="p1", from_step=30, from_pair=origin))
+    for attempt_id, origin in ((AttemptId(1, 1), None), (AttemptId(1, 2), AttemptId(1, 1))):
+        write_claim(
+            root,
+            Claim(attempt_id=attempt_id, job_uid="job-1", publication="p1", from_step=30, from_attempt_id=origin),
+        )
     commit(root, 30, {"w": b"good"}, AttemptId(1, 1))
     commit(root, 40, {"w": b"late"}, AttemptId(1, 1))
     claims = tuple(
-        Claim(pair=AttemptId(1, number), job_uid="job-1", publication="p1", from_step=30, from_pair=AttemptId(1, 1))
+        Claim(
+            attempt_id=AttemptId(1, number),
+            job_uid="job-1",
+            publication="p1",
+            from_step=30,
+            from_attempt_id=AttemptId(1, 1),
+        )
         for number in (2,)
     )
     assert restore(root, Alone(), claims=claims, job_uid="job-1").step == 30

@@ -47,7 +47,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def test_the_newest_commit_is_used(root: Path, content: Callable[..., Any]) -> None:
     result = found(root)
-    assert (result.step, result.pair, result.quarantined) == (20, AttemptId(1, 1), ())
+    assert (result.step, result.attempt_id, result.quarantined) == (20, AttemptId(1, 1), ())
     assert result.loaded is not None
     assert content(result.loaded) == NEW
     assert result.loaded.alone == {"rank": 0}
@@ -289,7 +289,7 @@ def test_a_commit_that_is_asked_for_by_step_is_used(root: Path) -> None:
 def test_the_same_step_of_a_higher_attempt_wins(root: Path, commit: Callable[..., Any], content: Callable[..., Any]):
     commit(root, 20, OLD, AttemptId(1, 2))
     result = found(root)
-    assert result.pair == AttemptId(1, 2)
+    assert result.attempt_id == AttemptId(1, 2)
     assert result.loaded is not None
     assert content(result.loaded) == OLD
 
@@ -302,6 +302,6 @@ def test_a_commit_without_its_manifest_gives_way_to_a_new_one(root: Path, commit
 
 
 def test_a_step_of_the_same_attempt_is_committed_once(root: Path, commit: Callable[..., Any]) -> None:
-    before = tree(root / str(CheckpointName(step=20, pair=AttemptId(1, 1))))
+    before = tree(root / str(CheckpointName(step=20, attempt_id=AttemptId(1, 1))))
     assert commit(root, 20, {"w": b"something else"}).committed
     assert tree(root / NEWEST) == before

@@ -90,7 +90,7 @@ def test_missing_file_of_an_existing_checkpoint_is_corruption(
 ) -> None:
     commit(tmp_path, 10, {"a": b"old"})
     commit(tmp_path, 20, {"a": b"new"})
-    name = CheckpointName(step=20, pair=AttemptId(1, 1))
+    name = CheckpointName(step=20, attempt_id=AttemptId(1, 1))
     (tmp_path / str(name) / "rank-0.safetensors").unlink()
     for found in world(2, lambda exchange: read(tmp_path, exchange)):
         assert (found.step, [one.path for one in found.lost]) == (10, [str(name)])

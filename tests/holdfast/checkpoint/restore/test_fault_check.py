@@ -25,7 +25,7 @@ from holdfast.core.errors import CorruptCheckpointError, SuspectError
 
 OLD = {"w": b"old" * 100, "b": b"x"}
 NEW = {"w": b"new" * 100, "b": b"y"}
-NEWEST = CheckpointName(step=20, pair=AttemptId(1, 1))
+NEWEST = CheckpointName(step=20, attempt_id=AttemptId(1, 1))
 EVER = 1 << 30
 
 
@@ -271,7 +271,13 @@ def test_reader_of_a_foreign_folder_moves_nothing_unconfirmed(
     if jobs:
         write_claim(
             tmp_path,
-            Claim(pair=AttemptId(1, 1), job_uid="job-1", publication="p1", from_step=20, from_pair=AttemptId(0, 1)),
+            Claim(
+                attempt_id=AttemptId(1, 1),
+                job_uid="job-1",
+                publication="p1",
+                from_step=20,
+                from_attempt_id=AttemptId(0, 1),
+            ),
         )
     newest = "step-20.g0.a1"
     (tmp_path / newest / file).write_bytes(b"?" * (tmp_path / newest / file).stat().st_size)

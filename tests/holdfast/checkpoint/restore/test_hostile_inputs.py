@@ -62,7 +62,7 @@ def claim(folder: Path, changes: Changes) -> str:
 
     def act() -> str:
         (found,) = claims.list_claims(folder)
-        assert found.pair == CLAIM.pair
+        assert found.attempt_id == CLAIM.attempt_id
         assert Claim.from_json(found.to_json()) == found
         return "taken"
 

@@ -85,7 +85,7 @@ def test_copies_that_are_only_whole_together_stay_where_they_are(roots: list[Pat
 
 def test_a_claim_in_any_store_fences_what_lies_in_the_others(roots: list[Path]) -> None:
     successor = Claim(
-        pair=AttemptId(2, 1), job_uid="job-1", publication="p2", from_step=10, from_pair=AttemptId(1, 1)
+        attempt_id=AttemptId(2, 1), job_uid="job-1", publication="p2", from_step=10, from_attempt_id=AttemptId(1, 1)
     )
     write_claim(roots[1], successor)
     assert found(roots).step == 10

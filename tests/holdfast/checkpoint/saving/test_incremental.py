@@ -67,7 +67,7 @@ def test_chain_checkpoints_are_bit_exact_and_chains_are_bounded(
     for step, then in history.items():
         assert_is(root, step, then)
         assert len(manifest(root, step).stands_on) < every
-        assert verify(FolderStore(root), CheckpointName(step=step, pair=ONE)).whole
+        assert verify(FolderStore(root), CheckpointName(step=step, attempt_id=ONE)).whole
     full = [step for step in history if manifest(root, step).parent is None]
     assert all(any(begin <= step < begin + every for begin in full) for step in history)
     assert not list((root).glob("quarantine/*"))
@@ -151,7 +151,7 @@ def test_base_of_a_long_chain_is_read_from_its_own_manifest(tmp_path: Path) -> N
             asked.append(name)
             return super().manifest(name)
 
-    found = lineage(Counted(tmp_path), CheckpointName(step=25, pair=ONE))
+    found = lineage(Counted(tmp_path), CheckpointName(step=25, attempt_id=ONE))
     assert (found[0].step, found[-1].step) == (1, 25)
     assert len(asked) == 1
 
@@ -160,8 +160,8 @@ def test_base_of_other_checkpoints_is_not_moved_away(chained: tuple[Path, Tensor
     root, tensors = chained
     flip(root / "step-1.g1.a1" / "rank-0.json", 0)  # no delta reads this part
     assert restore(root, Alone(), step=1).loaded is None
-    assert verify(FolderStore(root), CheckpointName(step=1, pair=ONE)).damaged
-    assert not FolderStore(root).quarantine(CheckpointName(step=1, pair=ONE), "one bit")
+    assert verify(FolderStore(root), CheckpointName(step=1, attempt_id=ONE)).damaged
+    assert not FolderStore(root).quarantine(CheckpointName(step=1, attempt_id=ONE), "one bit")
     assert (root / "step-1.g1.a1").is_dir()
     assert read(root).name.step == 3
     assert_is(root, 3, tensors)

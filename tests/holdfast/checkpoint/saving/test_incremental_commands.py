@@ -50,7 +50,7 @@ def test_an_upload_takes_along_what_it_stands_on_and_keeps_it(tmp_path: Path) ->
     for step in (1, 2, 3):
         touch(tensors, "wide", step * BLOCK)
         save(root, step, tensors, chain)
-    newest = CheckpointName(step=3, pair=ONE)
+    newest = CheckpointName(step=3, attempt_id=ONE)
     assert uploader.upload(newest).arrived
     assert uploader.tidy(newest) == ""
     assert there(tmp_path / "copies") == [1, 2, 3]
@@ -63,7 +63,7 @@ def test_a_copy_takes_along_what_it_stands_on_and_nothing_else(tmp_path: Path) -
     for step in (1, 2, 3):
         touch(tensors, "scalar", 0)
         save(root, step, tensors, chain)
-    source, target, name = FolderStore(root), FolderStore(tmp_path / "copy"), CheckpointName(step=3, pair=ONE)
+    source, target, name = FolderStore(root), FolderStore(tmp_path / "copy"), CheckpointName(step=3, attempt_id=ONE)
     assert [one.step for one in lineage(source, name)] == [1, 3]
     for one in lineage(source, name):
         with progress("", 0) as shown:
@@ -74,7 +74,7 @@ def test_a_copy_takes_along_what_it_stands_on_and_nothing_else(tmp_path: Path) -
 def test_what_stands_on_a_damaged_commit_is_not_copied(chained: tuple[Path, Tensors], tmp_path: Path) -> None:
     flip(chained[0] / "step-1.g1.a1" / "rank-0.safetensors", 9000)
     target = FolderStore(tmp_path / "copy")
-    names = [CheckpointName(step=step, pair=ONE) for step in (3, 2, 1)]
+    names = [CheckpointName(step=step, attempt_id=ONE) for step in (3, 2, 1)]
     bad = [one for one in copy_all(FolderStore(chained[0]), names, target) if isinstance(one, Uncopied)]
     assert [one.name.step for one in bad] == [1, 2, 3]
     assert all("step-1.g1.a1, which was not copied" in one.reason for one in bad[1:])
@@ -116,7 +116,7 @@ def test_export_writes_a_delta_whole(tmp_path: Path) -> None:
             model.bias += 1
         flat = flatten({"model": model})
         made = Snapshot(
-            name=CheckpointName(step=step, pair=ONE),
+            name=CheckpointName(step=step, attempt_id=ONE),
             specs=flat.specs,
             read=flat.read,
             state={"objects": flat.tree, "counters": {}},

@@ -39,9 +39,9 @@ def engine(root: Path, attempt: int, *, keep_last: int = 1, full_every: int = 3)
     made = CheckpointManager(
         root, keep_last=keep_last, resume=Resume.ALWAYS, on_foreign=lambda _: None, full_every=full_every
     )
-    made.enter(Attempt(pair=AttemptId(1, attempt), job_uid="job-1", publication="p", run_id="r"), Alone())
+    made.enter(Attempt(attempt_id=AttemptId(1, attempt), job_uid="job-1", publication="p", run_id="r"), Alone())
     found = made.restore()
-    made.claim(step=found.step, pair=found.pair)
+    made.claim(step=found.step, attempt_id=found.attempt_id)
     return made
 
 
@@ -66,7 +66,7 @@ def test_another_attempt_begins_with_a_full_commit(tmp_path: Path) -> None:
         line.stands_on
         for line in (
             manifest(tmp_path, 2),
-            catalog.read_manifest(tmp_path, CheckpointName(step=3, pair=AttemptId(1, 2))),
+            catalog.read_manifest(tmp_path, CheckpointName(step=3, attempt_id=AttemptId(1, 2))),
         )
     ] == [
         {"step-1.g1.a1"},
@@ -96,7 +96,7 @@ def beside_memory(root: Path, attempt: int = 1) -> CheckpointManager:
     made = CheckpointManager(
         root / "shared", keep_last=9, resume=Resume.ALWAYS, on_foreign=lambda _: None, full_every=9
     )
-    made.enter(Attempt(pair=AttemptId(1, attempt), job_uid="job-1", publication="p", run_id="r"), Alone())
+    made.enter(Attempt(attempt_id=AttemptId(1, attempt), job_uid="job-1", publication="p", run_id="r"), Alone())
     made.enter_tiers({"memory": said}, [announced({"memory": said})], 0, lambda: None)
     return made
 
@@ -106,7 +106,7 @@ def both(tmp_path: Path) -> tuple[Path, Tensors]:
     """Steps 1 and 2, each in memory and durable. The durable files of step 2 are small."""
     job, tensors = beside_memory(tmp_path), fresh()
     job.restore()
-    job.claim(step=0, pair=None)
+    job.claim(step=0, attempt_id=None)
     for step in (1, 2):
         touch(tensors, "wide", step * BLOCK)
         assert job.save_on(job.tiers[0], snapshot(step, tensors)).committed
@@ -211,7 +211,7 @@ def test_deltas_of_an_adapted_model_are_a_tenth_of_full_ones(tmp_path: Path) -> 
         optimizer.zero_grad()
         flat = flatten({"model": model, "optimizer": optimizer})
         made = Snapshot(
-            name=CheckpointName(step=step, pair=ONE),
+            name=CheckpointName(step=step, attempt_id=ONE),
             specs=flat.specs,
             read=flat.read,
             fill=flat.fill,

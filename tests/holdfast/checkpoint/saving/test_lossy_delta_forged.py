@@ -59,7 +59,7 @@ def refused(root: Path, why: str) -> None:
     """The newest checkpoint is refused with a typed error and little memory, and the previous one is restored."""
     tracemalloc.start()
     try:
-        verdict = verify(FolderStore(root), CheckpointName(step=3, pair=ONE))
+        verdict = verify(FolderStore(root), CheckpointName(step=3, attempt_id=ONE))
         found = restore(root, Alone())
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
@@ -78,12 +78,9 @@ def test_positions_out_of_range_order_or_repeated_are_refused(
 ) -> None:
     root, _ = lossy
     forge(root, places(*values))
-    with (
-        Content(FolderStore(root), CheckpointName(step=3, pair=ONE)) as content,
-        pytest.raises(CorruptCheckpointError),
-    ):
+    with Content(FolderStore(root), CheckpointName(step=3, attempt_id=ONE)) as content, pytest.raises(CorruptCheckpointError):
         content.tensor("weight")
-    (damage,) = verify(FolderStore(root), CheckpointName(step=3, pair=ONE)).damages
+    (damage,) = verify(FolderStore(root), CheckpointName(step=3, attempt_id=ONE)).damages
     assert damage.tensors == ("weight",)
     refused(root, "names no elements of its rows in order")
 

@@ -97,9 +97,9 @@ def engine(root: Path, *, keep_last: int = 1, threshold: float = 1e-3) -> Checkp
         full_every=4,
         delta_threshold=threshold,
     )
-    made.enter(Attempt(pair=ONE, job_uid="job-1", publication="p", run_id="r"), Alone())
+    made.enter(Attempt(attempt_id=ONE, job_uid="job-1", publication="p", run_id="r"), Alone())
     found = made.restore()
-    made.claim(step=found.step, pair=found.pair)
+    made.claim(step=found.step, attempt_id=found.attempt_id)
     return made
 
 
@@ -134,7 +134,7 @@ def test_only_model_weights_may_be_inexact(tmp_path: Path) -> None:
         flat = flatten(objects)
         then = {name: tensor.clone() for name, tensor in flat.tensors.items()}
         made = Snapshot(
-            name=CheckpointName(step=step, pair=ONE),
+            name=CheckpointName(step=step, attempt_id=ONE),
             specs=flat.specs,
             read=flat.read,
             fill=flat.fill,
@@ -230,7 +230,7 @@ def test_copies_uploads_and_exports_have_what_a_restore_has(
 ) -> None:
     root, _ = lossy
     whole, elsewhere = read(root, 3)["weight"].tobytes(), tmp_path_factory.mktemp("elsewhere")
-    name = CheckpointName(step=3, pair=ONE)
+    name = CheckpointName(step=3, attempt_id=ONE)
     for one in lineage(FolderStore(root), name):
         with progress("", 0) as shown:
             copy(FolderStore(root), one, FolderStore(elsewhere / "copy"), shown)
@@ -251,9 +251,9 @@ def test_copies_uploads_and_exports_have_what_a_restore_has(
 def test_diff_compares_what_a_restore_has(lossy: tuple[Path, list[State]]) -> None:
     root, _ = lossy
     with (
-        Content(FolderStore(root), CheckpointName(step=2, pair=ONE)) as before,
-        Content(FolderStore(root), CheckpointName(step=3, pair=ONE)) as after,
-        Content(FolderStore(root), CheckpointName(step=3, pair=ONE)) as again,
+        Content(FolderStore(root), CheckpointName(step=2, attempt_id=ONE)) as before,
+        Content(FolderStore(root), CheckpointName(step=3, attempt_id=ONE)) as after,
+        Content(FolderStore(root), CheckpointName(step=3, attempt_id=ONE)) as again,
         progress("", 0) as shown,
     ):
         assert diff(before, after, shown).changed == ("weight",)

@@ -17,7 +17,7 @@ from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.saving.writer import save
 from holdfast.core.attempt import AttemptId
 
-NAME = CheckpointName(step=7, pair=AttemptId(1, 2))
+NAME = CheckpointName(step=7, attempt_id=AttemptId(1, 2))
 SHAPES = st.lists(st.lists(st.integers(0, 700), max_size=3), max_size=6)
 
 

@@ -25,9 +25,9 @@ from holdfast.core.attempt import AttemptId
 TENSORS = {"weight": bytes(range(256)) * 4, "bias": b"b" * 64}
 
 
-def snapshot(step: int, pair: AttemptId) -> Snapshot:
+def snapshot(step: int, attempt_id: AttemptId) -> Snapshot:
     return Snapshot(
-        name=CheckpointName(step=step, pair=pair),
+        name=CheckpointName(step=step, attempt_id=attempt_id),
         specs=[TensorSpec(name=name, dtype="U8", shape=(len(data),)) for name, data in TENSORS.items()],
         read=lambda piece: TENSORS[piece.spec.name],
         state={"objects": {"step": step}, "counters": {}},
@@ -37,15 +37,17 @@ def snapshot(step: int, pair: AttemptId) -> Snapshot:
     )
 
 
-def run(root: Path, pair: AttemptId, steps: list[int], announce: Callable[[int], object] = lambda step: None) -> int:
+def run(
+    root: Path, attempt_id: AttemptId, steps: list[int], announce: Callable[[int], object] = lambda step: None
+) -> int:
     """Return the step from which the attempt resumed, then save `steps`."""
-    attempt = Attempt(pair=pair, job_uid="job-1", publication="p1", run_id="run")
+    attempt = Attempt(attempt_id=attempt_id, job_uid="job-1", publication="p1", run_id="run")
     engine = CheckpointManager(root, keep_last=2, resume=Resume.ALWAYS, on_foreign=print)
     engine.enter(attempt, Alone())
     found = engine.restore()
-    engine.claim(step=found.step, pair=found.pair)
+    engine.claim(step=found.step, attempt_id=found.attempt_id)
     for step in steps:
-        result = engine.save(snapshot(step, pair))
+        result = engine.save(snapshot(step, attempt_id))
         if not result.committed:
             raise SystemExit(result.message)
         announce(step)

@@ -71,7 +71,7 @@ class Twins:
         self._hears.close()
 
 
-def snapshot(kind: str, step: int, pair: AttemptId) -> Snapshot:
+def snapshot(kind: str, step: int, attempt_id: AttemptId) -> Snapshot:
     """Return rows that change at each step, and floats that move a little. One in a hundred moves far."""
     forms, _ = KINDS[kind]
     state: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def snapshot(kind: str, step: int, pair: AttemptId) -> Snapshot:
         return bytes(state[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]].tobytes())
 
     return Snapshot(
-        name=CheckpointName(step=step, pair=pair),
+        name=CheckpointName(step=step, attempt_id=attempt_id),
         specs=[TensorSpec(name=name, dtype=dtype, shape=shape) for name, (dtype, shape) in forms.items()],
         read=read,
         state={"objects": {"step": step}, "counters": {}},
@@ -106,7 +106,7 @@ def run(
 ) -> None:
     """Run an attempt: restore, claim, and save. Report `ready` before the last step."""
     kind, steps = wanted["kind"], wanted["steps"]
-    attempt = Attempt(pair=AttemptId(1, wanted["attempt"]), job_uid="job-1", publication="p1", run_id="run")
+    attempt = Attempt(attempt_id=AttemptId(1, wanted["attempt"]), job_uid="job-1", publication="p1", run_id="run")
     every = KINDS[kind][1]
     engine = CheckpointManager(
         Path(wanted["root"]),
@@ -118,9 +118,9 @@ def run(
     )
     engine.enter(attempt, exchange)
     found = engine.restore()
-    engine.claim(step=found.step, pair=found.pair)
+    engine.claim(step=found.step, attempt_id=found.attempt_id)
     for step in steps:
-        made = snapshot(kind, step, attempt.pair)
+        made = snapshot(kind, step, attempt.attempt_id)
         if step == steps[-1]:
             ready()
         saving = engine.begin(made)

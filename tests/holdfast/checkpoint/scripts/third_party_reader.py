@@ -73,20 +73,20 @@ def readable(manifest: dict, claims: list) -> bool:
     """Return whether the job that claimed last may resume from this checkpoint."""
     if not claims:
         return True
-    job = max(claims, key=pair)["jobUID"]
-    first = min(pair(claim) for claim in claims if claim["jobUID"] == job)
-    if manifest["jobUID"] != job and pair(manifest) >= first:
+    job = max(claims, key=attempt_id)["jobUID"]
+    first = min(attempt_id(claim) for claim in claims if claim["jobUID"] == job)
+    if manifest["jobUID"] != job and attempt_id(manifest) >= first:
         return False
-    binding = (claim for claim in claims if claim["jobUID"] == job or pair(claim) < first)
-    return not any(pair(manifest) < pair(claim) and cut_off(manifest, claim) for claim in binding)
+    binding = (claim for claim in claims if claim["jobUID"] == job or attempt_id(claim) < first)
+    return not any(attempt_id(manifest) < attempt_id(claim) and cut_off(manifest, claim) for claim in binding)
 
 
 def cut_off(manifest: dict, claim: dict) -> bool:
     source = claim["fromPair"]
-    return manifest["step"] > claim["fromStep"] or source is None or pair(manifest) > pair(source)
+    return manifest["step"] > claim["fromStep"] or source is None or attempt_id(manifest) > attempt_id(source)
 
 
-def pair(document: dict) -> tuple:
+def attempt_id(document: dict) -> tuple:
     return document["generation"], document["attempt"]
 
 

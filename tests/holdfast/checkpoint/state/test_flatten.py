@@ -74,7 +74,7 @@ def test_all_dtypes_and_shapes_round_trip_at_any_world_size(
     tensors = {name: random_tensor(*how) for name, how in table.items()}
     flat = flatten_values({"box": tensors})
     snapshot = Snapshot(
-        name=CheckpointName(step=1, pair=AttemptId(1, 1)),
+        name=CheckpointName(step=1, attempt_id=AttemptId(1, 1)),
         specs=flat.specs,
         read=flat.read,
         state={"objects": flat.tree},
@@ -125,7 +125,7 @@ def test_large_tensors_are_split_over_ranks_and_joined_again(tmp_path: Path, wor
     tensor = torch.randn(1500, 1001)
     flat = flatten_values({"w": tensor})
     snapshot = Snapshot(
-        name=CheckpointName(step=1, pair=AttemptId(1, 1)),
+        name=CheckpointName(step=1, attempt_id=AttemptId(1, 1)),
         specs=flat.specs,
         read=flat.read,
         state={"objects": flat.tree},

@@ -24,7 +24,7 @@ from holdfast_testbed.fakes.s3_faults import Answer, Proxy, Reset, faults
 
 @pytest.mark.integration
 def test_claims_are_exclusive(s3_store: ObjectStore) -> None:
-    claims = [Claim(pair=AttemptId(g, 1), job_uid="job", publication="p", from_step=g) for g in (2, 1)]
+    claims = [Claim(attempt_id=AttemptId(g, 1), job_uid="job", publication="p", from_step=g) for g in (2, 1)]
     for claim in [*claims, claims[0]]:
         s3_store.keep_claim(claim)
 
@@ -46,7 +46,7 @@ def test_what_was_never_finished_is_swept_away_and_nothing_else(
     made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_settings: S3Settings, s3_store: ObjectStore
 ) -> None:
     upload(made, s3_store)
-    unfinished = CheckpointName(step=8, pair=made.name.pair)
+    unfinished = CheckpointName(step=8, attempt_id=made.name.attempt_id)
     proxy.plan = lambda request: Reset() if "partNumber=2" in request.target else None
     with pytest.raises(UnavailableError):
         through(attempts=1).receive(unfinished, "").write("rank-0.safetensors", [made.bytes["rank-0.safetensors"]])
@@ -104,7 +104,7 @@ def test_the_region_is_that_of_the_environment(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.integration
 def test_a_missing_bucket_is_no_damage(s3_settings: S3Settings) -> None:
     store = ObjectStore(S3Bucket(replace(s3_settings, bucket="not-there")))
-    name = CheckpointName(step=1, pair=AttemptId(1, 1))
+    name = CheckpointName(step=1, attempt_id=AttemptId(1, 1))
     for act in (store.commits, lambda: store.manifest(name), lambda: store.open(name, "rank-0.json")):
         with pytest.raises(UnavailableError, match="create it, or mend the URL") as error:
             act()

@@ -76,7 +76,7 @@ def test_second_writer_is_refused_without_conditional_creation(
         ignored("If-None-Match", "PutObject", monkeypatch)
     else:
         proxy.plan = lambda request: answer if "if-none-match" in request.headers else None
-    claim = Claim(pair=AttemptId(1, 1), job_uid="job", publication="p", from_step=0)
+    claim = Claim(attempt_id=AttemptId(1, 1), job_uid="job", publication="p", from_step=0)
     store = through()
     for _ in range(2):
         store.keep_claim(claim)
@@ -114,7 +114,7 @@ def test_a_trial_that_cannot_be_deleted_hinders_nobody(
 ) -> None:
     """An uploader may have no permission to delete."""
     proxy.plan = lambda r: Answer(status=403, code="AccessDenied") if r.method in ("POST", "DELETE") else None
-    claim = Claim(pair=AttemptId(1, 1), job_uid="job", publication="p", from_step=0)
+    claim = Claim(attempt_id=AttemptId(1, 1), job_uid="job", publication="p", from_step=0)
     through().keep_claim(claim)
     assert s3_store.claims() == (claim,)
 

@@ -31,23 +31,23 @@ WRITERS = {module.__file__ for module in (slot, slot_writer, slots, chunk_digest
 
 
 def named(step: int, attempt: int = 1) -> CheckpointName:
-    return CheckpointName(step=step, pair=AttemptId(1, attempt))
+    return CheckpointName(step=step, attempt_id=AttemptId(1, attempt))
 
 
 def body(step: int, nbytes: int = BYTES) -> bytes:
     return bytes([step % 251]) * nbytes
 
 
-def commit(pair: SlotSet, step: int, keep: int | None = None, nbytes: int = BYTES, promised: int = 0) -> None:
+def commit(slot_set: SlotSet, step: int, keep: int | None = None, nbytes: int = BYTES, promised: int = 0) -> None:
     spared = () if keep is None else [named(keep)]
-    writer = pair.begin(named(step), nbytes + 8192, keep=spared, job="job", promised=promised)
+    writer = slot_set.begin(named(step), nbytes + 8192, keep=spared, job="job", promised=promised)
     record = writer.write(FILE, [body(step, nbytes)], nbytes)
     writer.stage()
     chunk = Chunk(file=FILE, offset=0, nbytes=nbytes, start=(0,), shape=(nbytes,))
     writer.seal(
         Manifest(
             step=step,
-            pair=AttemptId(1, 1),
+            attempt_id=AttemptId(1, 1),
             job_uid="job",
             publication="p",
             run_id="r",
@@ -109,10 +109,10 @@ def test_writer_killed_at_any_line_leaves_the_previous_one(tmp_path: Path) -> No
     def third() -> None:
         commit(SlotSet(tmp_path, "own-0"), 3, keep=2)
 
-    pair = SlotSet(tmp_path, "own-0")
-    commit(pair, 1)
-    commit(pair, 2, keep=1)
-    pair.close()
+    slot_set = SlotSet(tmp_path, "own-0")
+    commit(slot_set, 1)
+    commit(slot_set, 2, keep=1)
+    slot_set.close()
     store, line, seen = MemoryStore(tmp_path), 0, set()
     while killed_at(line := line + 1, third):
         found = steps(store)
@@ -127,20 +127,20 @@ def test_first_save_killed_while_creating_slots_blocks_nothing(tmp_path: Path) -
     line = 0
     while killed_at(line := line + 7, lambda: commit(SlotSet(tmp_path, "own-0"), 1)):
         assert steps(MemoryStore(tmp_path)) in ([], [1])
-    pair = SlotSet(tmp_path, "own-0")
-    commit(pair, 2)
+    slot_set = SlotSet(tmp_path, "own-0")
+    commit(slot_set, 2)
     assert 2 in steps(MemoryStore(tmp_path))
     assert list(tmp_path.glob("*.tmp-*")) == []
 
 
 def test_oldest_slot_is_overwritten_unless_training_needs_it(tmp_path: Path) -> None:
-    pair, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
-    commit(pair, 10)
-    commit(pair, 11)
+    slot_set, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
+    commit(slot_set, 10)
+    commit(slot_set, 11)
     assert steps(store) == [10, 11]
-    commit(pair, 12, keep=11)
+    commit(slot_set, 12, keep=11)
     assert steps(store) == [11, 12]
-    commit(pair, 13, keep=11)  # 12 was fenced: an attempt resumed from 11
+    commit(slot_set, 13, keep=11)  # 12 was fenced: an attempt resumed from 11
     assert steps(store) == [11, 13]
 
 
@@ -172,11 +172,11 @@ def test_what_another_job_left_in_the_same_memory_is_not_there(tmp_path: Path) -
 
 
 def test_bytes_overwritten_during_a_read_are_not_returned(tmp_path: Path) -> None:
-    pair, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
-    commit(pair, 1)
-    commit(pair, 2)
+    slot_set, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
+    commit(slot_set, 1)
+    commit(slot_set, 2)
     with store.open(named(1), FILE) as source:
-        pair.begin(named(3), BYTES, keep=[named(2)])
+        slot_set.begin(named(3), BYTES, keep=[named(2)])
         with pytest.raises(CorruptCheckpointError, match="overwritten in memory"):
             source.read_into(0, memoryview(bytearray(10)))
     assert steps(store) == [2]
@@ -184,9 +184,9 @@ def test_bytes_overwritten_during_a_read_are_not_returned(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("at", [0, 1024, 1040, 2048, 2070])
 def test_a_torn_table_is_nothing(tmp_path: Path, at: int) -> None:
-    pair, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
-    commit(pair, 1)
-    commit(pair, 2)
+    slot_set, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
+    commit(slot_set, 1)
+    commit(slot_set, 2)
     path = tmp_path / "own-0.slot-1"
     with path.open("r+b") as file:
         file.seek(at)
@@ -199,8 +199,8 @@ def test_a_torn_table_is_nothing(tmp_path: Path, at: int) -> None:
 
 
 def test_staged_bytes_are_read_for_a_manifest_that_is_elsewhere(tmp_path: Path) -> None:
-    pair, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
-    writer = pair.begin(named(5), 1000, keep=())
+    slot_set, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
+    writer = slot_set.begin(named(5), 1000, keep=())
     writer.write("rank-0.json", [encode_json({})], len(encode_json({})))
     writer.stage()
     assert store.commits() == ()
@@ -209,19 +209,19 @@ def test_staged_bytes_are_read_for_a_manifest_that_is_elsewhere(tmp_path: Path) 
 
 
 def test_larger_checkpoints_get_larger_slots_and_keep_held_one(tmp_path: Path) -> None:
-    pair, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
-    commit(pair, 1)
-    commit(pair, 2, keep=1, nbytes=5 << 20)
+    slot_set, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
+    commit(slot_set, 1)
+    commit(slot_set, 2, keep=1, nbytes=5 << 20)
     assert {name.step for name in store.commits()} == {1, 2}
     assert whole(store, named(1)) == body(1)
     assert whole(store, named(2)) == body(2, 5 << 20)
 
 
 def test_two_slots_beyond_the_limit_are_refused_with_the_need(tmp_path: Path) -> None:
-    pair = SlotSet(tmp_path, "own-0", limit=7 << 20)
+    slot_set = SlotSet(tmp_path, "own-0", limit=7 << 20)
     message = r"own-0 needs two slots of 4 MiB, 8 MiB in all.*raise checkpoint\.memory\.sizeLimit \(or --memory-tier"
     with pytest.raises(CheckpointError, match=message):
-        pair.begin(named(1), 3 << 20, keep=())
+        slot_set.begin(named(1), 3 << 20, keep=())
     assert list(tmp_path.glob("*.slot-*")) == []
 
 
@@ -231,15 +231,15 @@ def test_when_others_free_memory_later_only_one_slot_is_created(
     """The other slot is created with the next checkpoint."""
     kept = tmp_path / "for-lost.slot-0"
     kept.write_bytes(bytes(1 << 20))
-    pair = SlotSet(tmp_path, "own-0", limit=2 << 20)
+    slot_set = SlotSet(tmp_path, "own-0", limit=2 << 20)
     with pytest.raises(NoRoomError, match="1 MiB of 2 MiB are in use"):
-        pair.begin(named(1), BYTES + 8192, keep=())
-    commit(pair, 1, promised=1 << 20)
+        slot_set.begin(named(1), BYTES + 8192, keep=())
+    commit(slot_set, 1, promised=1 << 20)
     assert [path.name for path in sorted(tmp_path.glob("own-0.slot-?"))] == ["own-0.slot-0"]
     with pytest.raises(NoRoomError, match="2 MiB of 2 MiB are in use"):
-        commit(pair, 2, keep=1)
+        commit(slot_set, 2, keep=1)
     slot.remove(kept)
-    commit(pair, 2, keep=1)
+    commit(slot_set, 2, keep=1)
     assert steps(MemoryStore(tmp_path)) == [1, 2]
 
 
@@ -257,12 +257,12 @@ def memory() -> Iterator[Path]:
 
 
 def test_replaced_slot_frees_its_memory_despite_a_forked_process(memory: Path) -> None:
-    pair = SlotSet(memory, "own-0")
-    commit(pair, 1)
+    slot_set = SlotSet(memory, "own-0")
+    commit(slot_set, 1)
     held = Slot(memory / "own-0.slot-0")  # as a data loader forked from the rank holds it
     before = os.fstat(held.fd).st_blocks
-    commit(pair, 2)
-    commit(pair, 3, nbytes=3 << 20)
+    commit(slot_set, 2)
+    commit(slot_set, 3, nbytes=3 << 20)
     assert os.fstat(held.fd).st_nlink == 0
     assert os.fstat(held.fd).st_blocks * 512 <= 4096 < before * 512
     assert held.content() is None, "and what it held counts for nobody"

@@ -95,8 +95,8 @@ def test_reading_behind_the_end_or_what_is_not_there_is_damage(
 
 
 def test_manifest_or_claim_beyond_the_maximum_is_not_read(tmp_path: Path) -> None:
-    pair = AttemptId(1, 1)
-    name = CheckpointName(step=7, pair=pair)
+    attempt_id = AttemptId(1, 1)
+    name = CheckpointName(step=7, attempt_id=attempt_id)
     (tmp_path / str(name)).mkdir()
     (tmp_path / "claims").mkdir()
     for path, most in ((tmp_path / str(name) / "MANIFEST.json", LARGEST), (tmp_path / "claims/1.1.json", 64 << 10)):

@@ -46,7 +46,7 @@ def size(shape: Sequence[int]) -> int:
 
 
 def snapshot(
-    step: int, tensors: Tensors, pair: AttemptId = ONE, shapes: Mapping[str, tuple[int, ...]] = SHAPES
+    step: int, tensors: Tensors, attempt_id: AttemptId = ONE, shapes: Mapping[str, tuple[int, ...]] = SHAPES
 ) -> Snapshot:
     def read(piece: Any) -> bytes:
         shape = piece.spec.shape
@@ -55,7 +55,7 @@ def snapshot(
         return bytes(tensors[piece.spec.name][begin : begin + piece.nbytes])
 
     return Snapshot(
-        name=CheckpointName(step=step, pair=pair),
+        name=CheckpointName(step=step, attempt_id=attempt_id),
         specs=[TensorSpec(name=name, dtype="U8", shape=shape) for name, shape in shapes.items()],
         read=read,
         state={"objects": {}, "counters": {}},
@@ -83,7 +83,7 @@ def assert_is(root: Path, step: int, tensors: Tensors) -> None:
 
 
 def manifest(root: Path, step: int) -> Any:
-    return catalog.read_manifest(root, CheckpointName(step=step, pair=ONE))
+    return catalog.read_manifest(root, CheckpointName(step=step, attempt_id=ONE))
 
 
 def touch(tensors: Tensors, name: str, at: int) -> None:

@@ -44,7 +44,7 @@ from holdfast.core.attempt import AttemptId, Claim
 KEY = b"k" * 32
 
 
-NAME = CheckpointName(step=7, pair=AttemptId(1, 1))
+NAME = CheckpointName(step=7, attempt_id=AttemptId(1, 1))
 
 
 TENSORS = tensors_file(0)
@@ -92,7 +92,9 @@ def of_json(document: Any, changes: Changes) -> bytes:
 
 # Claims
 
-CLAIM = Claim(pair=AttemptId(1, 2), job_uid="job", publication="p", from_step=30, from_pair=AttemptId(1, 1))
+CLAIM = Claim(
+    attempt_id=AttemptId(1, 2), job_uid="job", publication="p", from_step=30, from_attempt_id=AttemptId(1, 1)
+)
 
 
 # Slots in memory
@@ -114,7 +116,7 @@ def slot() -> bytes:
         writer.seal(
             Manifest(
                 step=NAME.step,
-                pair=NAME.pair,
+                attempt_id=NAME.attempt_id,
                 job_uid="job",
                 publication="p",
                 run_id="r",

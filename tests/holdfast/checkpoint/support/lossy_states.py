@@ -38,13 +38,13 @@ WEIGHT: dict[str, tuple[str, tuple[int, ...]]] = {"weight": ("F32", (300, 512)),
 Forms = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
-def snapshot(step: int, state: State, forms: Forms, inexact: frozenset[str], pair: AttemptId = ONE) -> Snapshot:
+def snapshot(step: int, state: State, forms: Forms, inexact: frozenset[str], attempt_id: AttemptId = ONE) -> Snapshot:
     def read(piece: Any) -> bytes:
         whole = state[piece.spec.name]
         return (whole[piece.start[0] : piece.start[0] + piece.shape[0]] if piece.shape else whole).tobytes()
 
     return Snapshot(
-        name=CheckpointName(step=step, pair=pair),
+        name=CheckpointName(step=step, attempt_id=attempt_id),
         specs=[TensorSpec(name=name, dtype=dtype, shape=shape) for name, (dtype, shape) in forms.items()],
         read=read,
         state={"objects": {"model": {"w": {"$tensor": "weight"}}} if "weight" in forms else {}, "counters": {}},
@@ -71,7 +71,7 @@ def save(
 
 
 def manifest(root: Path, step: int) -> Manifest:
-    return catalog.read_manifest(root, CheckpointName(step=step, pair=ONE))
+    return catalog.read_manifest(root, CheckpointName(step=step, attempt_id=ONE))
 
 
 def read(root: Path, step: int | None = None, forms: Forms = WEIGHT) -> State:

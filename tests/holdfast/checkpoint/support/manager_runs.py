@@ -32,19 +32,21 @@ class Run:
         resume: Resume = Resume.ALWAYS,
         rules: Rules = NO_RULES,
     ) -> None:
-        self.pair = AttemptId(generation, attempt)
+        self.attempt_id = AttemptId(generation, attempt)
         self.foreign: list[Claim] = []
-        attempt = Attempt(pair=self.pair, job_uid=job, publication=f"p{generation}", run_id="run", known=known)
+        attempt = Attempt(
+            attempt_id=self.attempt_id, job_uid=job, publication=f"p{generation}", run_id="run", known=known
+        )
         self.engine = CheckpointManager(
             root, keep_last=keep_last, resume=resume, on_foreign=self.foreign.extend, rules=rules
         )
         self.engine.enter(attempt, Alone())
         self.found = self.engine.restore()
-        self.claim = self.engine.claim(step=self.found.step, pair=self.found.pair)
+        self.claim = self.engine.claim(step=self.found.step, attempt_id=self.found.attempt_id)
 
     def commits(self, *steps: int) -> Run:
         for step in steps:
-            assert self.engine.save(snapshot(step, self.pair)).committed
+            assert self.engine.save(snapshot(step, self.attempt_id)).committed
         return self
 
 

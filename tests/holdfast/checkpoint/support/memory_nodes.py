@@ -40,10 +40,10 @@ def tensors(step: int) -> dict[str, bytes]:
     return {"large": bytes([step]) * (3 << 20), "small": b"s" * (step + 1)}
 
 
-def snapshot_of(step: int, rank: int, pair: AttemptId = FIRST) -> Snapshot:
+def snapshot_of(step: int, rank: int, attempt_id: AttemptId = FIRST) -> Snapshot:
     data = tensors(step)
     return Snapshot(
-        name=CheckpointName(step=step, pair=pair),
+        name=CheckpointName(step=step, attempt_id=attempt_id),
         specs=[TensorSpec(name=name, dtype="U8", shape=(len(one),)) for name, one in data.items()],
         read=lambda piece: data[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]],
         state={"objects": {}, "counters": {}},

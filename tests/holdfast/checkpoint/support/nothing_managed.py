@@ -7,9 +7,9 @@ from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.core.attempt import AttemptId
 
 
-def snapshot(step: int, pair: AttemptId) -> Snapshot:
+def snapshot(step: int, attempt_id: AttemptId) -> Snapshot:
     return Snapshot(
-        name=CheckpointName(step=step, pair=pair),
+        name=CheckpointName(step=step, attempt_id=attempt_id),
         specs=[],
         read=lambda piece: b"",
         state={"objects": {}, "counters": {}},

@@ -21,4 +21,4 @@ def uploader(source: FolderStore, target: Target, **settings: Any) -> Uploader:
 
 
 def name(step: int) -> CheckpointName:
-    return CheckpointName(step=step, pair=AttemptId(1, 1))
+    return CheckpointName(step=step, attempt_id=AttemptId(1, 1))

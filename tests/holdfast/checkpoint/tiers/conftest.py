@@ -43,7 +43,7 @@ def source(tmp_path: Path, commit: Callable[..., Any]) -> FolderStore:
     root = tmp_path / "shared"
     for step in (1, 2, 3):
         commit(root, step, {"w": bytes([step]) * 1000})
-    write_claim(root, Claim(pair=AttemptId(1, 1), job_uid="job-1", publication="p1", from_step=0))
+    write_claim(root, Claim(attempt_id=AttemptId(1, 1), job_uid="job-1", publication="p1", from_step=0))
     return FolderStore(root)
 
 

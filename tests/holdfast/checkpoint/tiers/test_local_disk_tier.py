@@ -40,10 +40,10 @@ def tensors(step: int) -> dict[str, bytes]:
     return {"large": bytes([step]) * (3 << 20), "small": b"s" * (step + 1)}
 
 
-def snapshot_of(step: int, rank: int, pair: AttemptId = FIRST, job: str = "job") -> Snapshot:
+def snapshot_of(step: int, rank: int, attempt_id: AttemptId = FIRST, job: str = "job") -> Snapshot:
     data = tensors(step)
     return Snapshot(
-        name=CheckpointName(step=step, pair=pair),
+        name=CheckpointName(step=step, attempt_id=attempt_id),
         specs=[TensorSpec(name=name, dtype="U8", shape=(len(one),)) for name, one in data.items()],
         read=lambda piece: data[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]],
         state={"objects": {}, "counters": {}},
@@ -239,11 +239,11 @@ def test_what_a_claim_cut_off_is_not_spared(tmp_path: Path) -> None:
     would go."""
     disks = Disks(tmp_path, "a")
     disks.saves(Alone(), snapshot_of(9, 0))
-    claim = Claim(pair=AttemptId(1, 2), job_uid="job", publication="p", from_step=3, from_pair=FIRST)
+    claim = Claim(attempt_id=AttemptId(1, 2), job_uid="job", publication="p", from_step=3, from_attempt_id=FIRST)
     terms = FencingContext(claims=(claim,), job_uid="job", resume=Resume.ALWAYS)
     (result,) = disks.saves(Alone(), snapshot_of(4, 0, AttemptId(1, 2)), terms=terms)
     assert result.committed
-    assert LocalStore(disks.folder("a")).commits() == (CheckpointName(step=4, pair=AttemptId(1, 2)),)
+    assert LocalStore(disks.folder("a")).commits() == (CheckpointName(step=4, attempt_id=AttemptId(1, 2)),)
 
 
 def test_data_of_another_job_is_not_read_and_is_overwritten(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def test_bytes_changed_in_transit_make_no_copy(
         assert good.committed
         assert not bad.committed
         assert "chunk 0 did not arrive as it was sent" in bad.message
-    assert read(made.stores("a"), CheckpointName(step=1, pair=FIRST)) == tensors(1)
-    assert made.stores("a")[0].commits() == (CheckpointName(step=1, pair=AttemptId(1, 1)),)
+    assert read(made.stores("a"), CheckpointName(step=1, attempt_id=FIRST)) == tensors(1)
+    assert made.stores("a")[0].commits() == (CheckpointName(step=1, attempt_id=AttemptId(1, 1)),)
 
 
 def _flipped(places: list[FileRange]) -> list[FileRange]:
@@ -79,10 +79,10 @@ def test_killed_sender_leaves_old_copies_and_its_slot_is_reused(
         patch.setattr(peers, "send", killed)
         assert not any(one.committed for (one,) in world(2, lambda e: saves(made.tiers["ab"[e.rank]], e.rank, 3)))
     for at in "ab":
-        assert read(made.stores(at), CheckpointName(step=2, pair=FIRST)) == tensors(2)
+        assert read(made.stores(at), CheckpointName(step=2, attempt_id=FIRST)) == tensors(2)
     assert all(one.committed for (one,) in world(2, lambda e: saves(made.tiers["ab"[e.rank]], e.rank, 4)))
     made.lose("a")
-    assert read(made.stores("b"), CheckpointName(step=4, pair=FIRST)) == tensors(4)
+    assert read(made.stores("b"), CheckpointName(step=4, attempt_id=FIRST)) == tensors(4)
 
 
 def test_silent_peer_fails_no_training_after_the_attempt_ended(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ def test_with_copies_the_last_step_survives_any_node_loss(
     assert all(result.committed for mine in results for result in mine), results
     made.lose(lost)
     for at in made.folders:
-        assert read(made.stores(at), CheckpointName(step=3, pair=FIRST)) == tensors(3)
-        assert read(made.stores(at), CheckpointName(step=2, pair=FIRST)) == tensors(2)
+        assert read(made.stores(at), CheckpointName(step=3, attempt_id=FIRST)) == tensors(3)
+        assert read(made.stores(at), CheckpointName(step=2, attempt_id=FIRST)) == tensors(2)
 
 
 @pytest.mark.parametrize("mebibytes", [4, 24], ids=["at once", "in batches"])
@@ -49,7 +49,7 @@ def test_non_finite_weights_on_one_rank_are_saved_on_none(
         assert (second.committed, second.cause) == (False, "NonFinite")
         assert second.message.startswith("rank 1: w holds values that are not finite")
     for at in "ab":
-        assert MemoryStore(made.folders[at]).commits() == (CheckpointName(step=1, pair=FIRST),)
+        assert MemoryStore(made.folders[at]).commits() == (CheckpointName(step=1, attempt_id=FIRST),)
 
 
 def test_ranks_seal_one_manifest_with_different_failure_clocks(
@@ -64,7 +64,7 @@ def test_ranks_seal_one_manifest_with_different_failure_clocks(
         return made.tier(exchange).save(snapshot, TERMS)
 
     assert all(result.committed for result in world(2, counted))
-    name = CheckpointName(step=1, pair=FIRST)
+    name = CheckpointName(step=1, attempt_id=FIRST)
     manifests = [MemoryStore(made.folders[at]).manifest(name) for at in "ab"]
     assert manifests[0] == manifests[1]
     assert manifests[0].state["failures"] == {"seconds": 0.0}
@@ -85,7 +85,7 @@ def test_ranks_seal_one_manifest_with_different_mapping_orders(
 
     assert all(result.committed for mine in world(2, ordered) for result in mine)
     for step, kept in ((1, {"$map": [["b", 1], ["a", 2]]}), (2, {"a": 2, "b": 1})):
-        name = CheckpointName(step=step, pair=FIRST)
+        name = CheckpointName(step=step, attempt_id=FIRST)
         manifests = [MemoryStore(made.folders[at]).manifest(name) for at in "ab"]
         assert manifests[0] == manifests[1]
         assert manifests[0].objects == {"box": kept}
@@ -100,13 +100,13 @@ def test_tensors_with_new_dtypes_at_old_offsets_are_described(
     def both(exchange: Any) -> list[SaveResult]:
         tier, first = made.tier(exchange), snapshot_of(1, exchange.rank)
         specs = [replace(spec, dtype="I8") for spec in first.specs]
-        second = replace(first, name=CheckpointName(step=2, pair=FIRST), specs=specs)
+        second = replace(first, name=CheckpointName(step=2, attempt_id=FIRST), specs=specs)
         return [tier.save(snapshot, TERMS) for snapshot in (first, second)]
 
     assert all(result.committed for mine in world(2, both) for result in mine)
     kinds = [
         {record.dtype for record in MemoryStore(made.folders["a"]).manifest(name).tensors.values()}
-        for name in (CheckpointName(step=1, pair=FIRST), CheckpointName(step=2, pair=FIRST))
+        for name in (CheckpointName(step=1, attempt_id=FIRST), CheckpointName(step=2, attempt_id=FIRST))
     ]
     assert kinds == [{"U8"}, {"I8"}]
 
@@ -116,17 +116,17 @@ def test_without_copies_it_survives_all_processes_and_no_node(
 ) -> None:
     made = nodes("ab", peer_interval=None)
     world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2))
-    assert read(made.stores("a"), CheckpointName(step=2, pair=FIRST)) == tensors(2)
+    assert read(made.stores("a"), CheckpointName(step=2, attempt_id=FIRST)) == tensors(2)
     made.lose("b")
     with pytest.raises(AssertionError, match="nowhere"):
-        read(made.stores("a"), CheckpointName(step=2, pair=AttemptId(1, 1)))
+        read(made.stores("a"), CheckpointName(step=2, attempt_id=AttemptId(1, 1)))
 
 
 def test_copies_have_an_interval_of_their_own(nodes: Callable[..., Nodes], world: Callable[..., list[Any]]) -> None:
     made = nodes("ab", peer_interval=2)
     world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2, 3))
     made.lose("a")
-    assert read(made.stores("b"), CheckpointName(step=2, pair=FIRST)) == tensors(2)
+    assert read(made.stores("b"), CheckpointName(step=2, attempt_id=FIRST)) == tensors(2)
 
 
 @pytest.mark.parametrize("interval", [1, 3])
@@ -148,7 +148,7 @@ def test_requested_checkpoint_between_two_due_ones_is_copied(
     made.lose(lost)
     (stays,) = made.folders
     for step in (3, 5):
-        assert read(made.stores(stays), CheckpointName(step=step, pair=FIRST)) == tensors(step)
+        assert read(made.stores(stays), CheckpointName(step=step, attempt_id=FIRST)) == tensors(step)
 
 
 @pytest.mark.parametrize("steps", [4, 5, 6, 7])
@@ -162,7 +162,7 @@ def test_last_copied_step_survives_any_node_loss(
     made.lose(lost)
     (stays,) = made.folders
     last = steps - steps % 3
-    assert read(made.stores(stays), CheckpointName(step=last, pair=FIRST)) == tensors(last)
+    assert read(made.stores(stays), CheckpointName(step=last, attempt_id=FIRST)) == tensors(last)
 
 
 def test_last_copy_survives_a_resume_from_an_uncopied_step(
@@ -170,16 +170,16 @@ def test_last_copy_survives_a_resume_from_an_uncopied_step(
 ) -> None:
     made = nodes("ab", peer_interval=3)
     world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2, 3, 4))
-    claim = Claim(pair=AttemptId(1, 2), job_uid="job", publication="p", from_step=4, from_pair=FIRST)
+    claim = Claim(attempt_id=AttemptId(1, 2), job_uid="job", publication="p", from_step=4, from_attempt_id=FIRST)
 
     def again(exchange: Any) -> list[SaveResult]:
         tier = made.tier(exchange)
-        tier.restored(CheckpointName(step=4, pair=FIRST))
+        tier.restored(CheckpointName(step=4, attempt_id=FIRST))
         return [tier.save(snapshot_of(5, exchange.rank, AttemptId(1, 2)), replace(TERMS, claims=(claim,)))]
 
     world(2, again)
     made.lose("a")
-    assert read(made.stores("b"), CheckpointName(step=3, pair=FIRST)) == tensors(3)
+    assert read(made.stores("b"), CheckpointName(step=3, attempt_id=FIRST)) == tensors(3)
 
 
 def test_next_attempt_keeps_the_last_copy_when_no_copy_was_due(
@@ -192,18 +192,18 @@ def test_next_attempt_keeps_the_last_copy_when_no_copy_was_due(
         return tier.save(snapshot_of(12, exchange.rank), TERMS, asked=True)
 
     assert all(result.committed for result in world(2, first))
-    claim = Claim(pair=AttemptId(1, 2), job_uid="job", publication="p", from_step=12, from_pair=FIRST)
+    claim = Claim(attempt_id=AttemptId(1, 2), job_uid="job", publication="p", from_step=12, from_attempt_id=FIRST)
 
     def again(exchange: Any) -> None:
         tier = made.tier(exchange)
-        tier.restored(CheckpointName(step=12, pair=FIRST))
+        tier.restored(CheckpointName(step=12, attempt_id=FIRST))
         for step in (13, 14, 15):
             snapshot = snapshot_of(step, exchange.rank, AttemptId(1, 2))
             assert tier.save(snapshot, replace(TERMS, claims=(claim,))).committed
 
     world(2, again)
     made.lose("a")
-    assert read(made.stores("b"), CheckpointName(step=12, pair=FIRST)) == tensors(12)
+    assert read(made.stores("b"), CheckpointName(step=12, attempt_id=FIRST)) == tensors(12)
 
 
 def test_the_next_attempt_spares_what_it_goes_on_from(
@@ -211,13 +211,15 @@ def test_the_next_attempt_spares_what_it_goes_on_from(
 ) -> None:
     made = nodes("ab")
     world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 10, 11))
-    claim = Claim(pair=AttemptId(1, 2), job_uid="job", publication="p", from_step=10, from_pair=AttemptId(1, 1))
-    first = Claim(pair=AttemptId(1, 1), job_uid="job", publication="p", from_step=0)
+    claim = Claim(
+        attempt_id=AttemptId(1, 2), job_uid="job", publication="p", from_step=10, from_attempt_id=AttemptId(1, 1)
+    )
+    first = Claim(attempt_id=AttemptId(1, 1), job_uid="job", publication="p", from_step=0)
     terms = replace(TERMS, claims=(first, claim))
 
     def again(exchange: Any) -> SaveResult:
         return made.tier(exchange).save(snapshot_of(11, exchange.rank, AttemptId(1, 2)), terms)
 
     assert all(result.committed for result in world(2, again))
-    assert read(made.stores("a"), CheckpointName(step=10, pair=FIRST)) == tensors(10)
-    assert read(made.stores("b"), CheckpointName(step=11, pair=AttemptId(1, 2))) == tensors(11)
+    assert read(made.stores("a"), CheckpointName(step=10, attempt_id=FIRST)) == tensors(10)
+    assert read(made.stores("b"), CheckpointName(step=11, attempt_id=AttemptId(1, 2))) == tensors(11)

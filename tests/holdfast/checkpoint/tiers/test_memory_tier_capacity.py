@@ -82,7 +82,7 @@ def test_copies_for_who_sends_elsewhere_make_room_for_others(
 
     results = world(2, again)
     assert all(result.committed for mine in results for result in mine), results
-    assert read(made.stores("a"), CheckpointName(step=5, pair=AttemptId(1, 2))) == tensors(5)
+    assert read(made.stores("a"), CheckpointName(step=5, attempt_id=AttemptId(1, 2))) == tensors(5)
     assert len(list(made.folders["a"].glob("for-*.slot-?"))) == 3, "of what was kept for c, only the newest is left"
 
 
@@ -103,11 +103,11 @@ def test_four_slots_suffice_after_a_pod_was_replaced(
 
     def again(exchange: Any) -> list[SaveResult]:
         tier = made.tier(exchange)
-        tier.restored(CheckpointName(step=2, pair=FIRST))
+        tier.restored(CheckpointName(step=2, attempt_id=FIRST))
         first = tier.save(snapshot_of(3, exchange.rank, AttemptId(1, 2)), TERMS)
         exchange.gather(None)
         if exchange.rank == 0:
-            assert read(made.stores("a"), CheckpointName(step=2, pair=FIRST)) == tensors(2)
+            assert read(made.stores("a"), CheckpointName(step=2, attempt_id=FIRST)) == tensors(2)
         exchange.gather(None)
         return [first, *(tier.save(snapshot_of(step, exchange.rank, AttemptId(1, 2)), TERMS) for step in (4, 5))]
 
@@ -115,7 +115,7 @@ def test_four_slots_suffice_after_a_pod_was_replaced(
     assert all(result.committed for mine in results for result in mine), results
     made.lose("c")
     for step in (4, 5):
-        assert read(made.stores("a"), CheckpointName(step=step, pair=AttemptId(1, 2))) == tensors(step)
+        assert read(made.stores("a"), CheckpointName(step=step, attempt_id=AttemptId(1, 2))) == tensors(step)
 
 
 def test_copies_of_a_lost_peer_free_memory_for_own_slots(
@@ -128,12 +128,12 @@ def test_copies_of_a_lost_peer_free_memory_for_own_slots(
 
     def alone(exchange: Any) -> list[SaveResult]:
         tier = made.tier(exchange)
-        tier.restored(CheckpointName(step=2, pair=FIRST))
+        tier.restored(CheckpointName(step=2, attempt_id=FIRST))
         first = tier.save(snapshot_of(3, 0, AttemptId(1, 2)), TERMS)
-        assert read(made.stores("a"), CheckpointName(step=2, pair=FIRST)) == tensors(2), "all of it is here"
+        assert read(made.stores("a"), CheckpointName(step=2, attempt_id=FIRST)) == tensors(2), "all of it is here"
         return [first, tier.save(snapshot_of(4, 0, AttemptId(1, 2)), TERMS)]
 
     (results,) = world(1, alone)
     assert all(result.committed for result in results), results
-    assert read(made.stores("a"), CheckpointName(step=4, pair=AttemptId(1, 2))) == tensors(4)
+    assert read(made.stores("a"), CheckpointName(step=4, attempt_id=AttemptId(1, 2))) == tensors(4)
     assert list(made.folders["a"].glob("for-*.slot-?")) == []

@@ -91,15 +91,15 @@ def manager(root: Path, tier: ShelfTier, attempt: AttemptId = FIRST) -> Checkpoi
     made = CheckpointManager(
         root / "shared", keep_last=2, resume=Resume.ALWAYS, on_foreign=lambda _: None, tiers=[tier]
     )
-    made.enter(Attempt(pair=attempt, job_uid="job", publication="p", run_id="r"), Alone())
+    made.enter(Attempt(attempt_id=attempt, job_uid="job", publication="p", run_id="r"), Alone())
     said = settings(root)
     made.enter_tiers(said, [announced(said)], 0, lambda: None)
     return made
 
 
-def snapshot(step: int, pair: AttemptId = FIRST) -> Snapshot:
+def snapshot(step: int, attempt_id: AttemptId = FIRST) -> Snapshot:
     return Snapshot(
-        name=CheckpointName(step=step, pair=pair),
+        name=CheckpointName(step=step, attempt_id=attempt_id),
         specs=[TensorSpec(name="w", dtype="U8", shape=(5,))],
         read=lambda piece: bytes([step]) * piece.nbytes,
         state={"objects": {}, "counters": {}},
@@ -118,7 +118,7 @@ def weights(found: Restored) -> bytes:
 def test_manager_saves_to_and_restores_from_an_unknown_tier(tmp_path: Path, in_background: bool) -> None:
     first = manager(tmp_path, ShelfTier(in_background=in_background))
     first.restore()
-    first.claim(step=0, pair=None)
+    first.claim(step=0, attempt_id=None)
     assert first.save(snapshot(1)).committed
     (tier,) = first.tiers
     assert [step for step in range(1, 5) if tier.due_at(step)] == [2, 4]
@@ -134,11 +134,11 @@ def test_manager_saves_to_and_restores_from_an_unknown_tier(tmp_path: Path, in_b
 
     shelf = ShelfTier(in_background=in_background)
     second = manager(tmp_path, shelf, AttemptId(1, 2))
-    assert second.newest() == CheckpointName(step=2, pair=FIRST)
+    assert second.newest() == CheckpointName(step=2, attempt_id=FIRST)
     found = second.restore()
     assert (found.step, weights(found), second.read_from(found)) == (2, b"\x02" * 5, ["shelf"])
-    assert shelf.resumed_from == CheckpointName(step=2, pair=FIRST)
-    assert not second.is_durable(CheckpointName(step=2, pair=FIRST)), "it is on the shelf only"
+    assert shelf.resumed_from == CheckpointName(step=2, attempt_id=FIRST)
+    assert not second.is_durable(CheckpointName(step=2, attempt_id=FIRST)), "it is on the shelf only"
 
 
 def test_no_rank_saves_on_a_tier_that_some_launcher_lacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -31,7 +31,7 @@ from holdfast.core.attempt import AttemptId, Claim
 SETTINGS = UploadSettings(url="s3://bucket", interval_seconds=60)
 
 
-OLD, NEW = CheckpointName(step=5, pair=AttemptId(1, 1)), CheckpointName(step=10, pair=AttemptId(1, 1))
+OLD, NEW = CheckpointName(step=5, attempt_id=AttemptId(1, 1)), CheckpointName(step=10, attempt_id=AttemptId(1, 1))
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,13 @@ def test_a_copy_that_a_claim_fences_stays_for_a_day(
     uploads.now = lambda: now
     for step in (1, 3):
         assert uploads.upload(name(step)).arrived
-    write_claim(root, Claim(pair=again, job_uid="job-1", publication="p2", from_step=1, from_pair=AttemptId(1, 1)))
+    write_claim(
+        root, Claim(attempt_id=again, job_uid="job-1", publication="p2", from_step=1, from_attempt_id=AttemptId(1, 1))
+    )
     held = []
     for step, now in ((4, 1e6), (5, 1e6 + FENCED_SECONDS - 1), (6, 1e6 + FENCED_SECONDS)):  # noqa: B007
         commit(root, step, {"w": bytes(8)}, again)
-        newest = CheckpointName(step=step, pair=again)
+        newest = CheckpointName(step=step, attempt_id=again)
         assert uploads.upload(newest).arrived
         assert uploads.tidy(newest) == ""
         held.append(sorted(found.step for found in target.commits()))

@@ -63,8 +63,8 @@ def snapshot(step: int) -> Snapshot:
 
 def training(root: Path, *, keep_last: int) -> CheckpointManager:
     engine = CheckpointManager(root, keep_last=keep_last, resume=Resume.ALWAYS, on_foreign=lambda _: None)
-    engine.enter(Attempt(pair=AttemptId(1, 1), job_uid="job-1", publication="p1", run_id="r"), Alone())
-    engine.claim(step=0, pair=None)
+    engine.enter(Attempt(attempt_id=AttemptId(1, 1), job_uid="job-1", publication="p1", run_id="r"), Alone())
+    engine.claim(step=0, attempt_id=None)
     return engine
 
 
@@ -299,11 +299,11 @@ def test_a_job_whose_shared_tier_is_lost_goes_on_from_the_copies(
     engine = CheckpointManager(
         tmp_path / "fresh", keep_last=3, resume=Resume.ALWAYS, on_foreign=lambda _: None, copies=target.url
     )
-    engine.enter(Attempt(pair=AttemptId(2, 1), job_uid="job-1", publication="p2", run_id="r"), Alone())
+    engine.enter(Attempt(attempt_id=AttemptId(2, 1), job_uid="job-1", publication="p2", run_id="r"), Alone())
 
     found = engine.restore()
 
-    assert (found.step, found.pair) == (2, AttemptId(1, 1))
+    assert (found.step, found.attempt_id) == (2, AttemptId(1, 1))
     assert found.loaded is not None
-    engine.claim(step=found.step, pair=found.pair)
+    engine.claim(step=found.step, attempt_id=found.attempt_id)
     assert [claim.from_step for claim in FolderStore(tmp_path / "fresh").claims()] == [2]

@@ -35,7 +35,13 @@ def test_ls_names_every_commit_the_newest_first(holdfast: Commands, folder: Path
 def test_ls_says_what_cannot_be_used_and_why(holdfast: Commands, folder: Path) -> None:
     write_claim(
         folder,
-        Claim(pair=AttemptId(2, 1), job_uid="job-1", publication="p2", from_step=10, from_pair=AttemptId(1, 1)),
+        Claim(
+            attempt_id=AttemptId(2, 1),
+            job_uid="job-1",
+            publication="p2",
+            from_step=10,
+            from_attempt_id=AttemptId(1, 1),
+        ),
     )
     flip(folder / "step-10.g1.a1" / "MANIFEST.json", 5)
 
@@ -58,7 +64,13 @@ def test_show_describes_a_checkpoint_by_default_the_newest(holdfast: Commands, f
     """Only a checkpoint that may be read is chosen by default."""
     write_claim(
         folder,
-        Claim(pair=AttemptId(2, 1), job_uid="job-1", publication="p2", from_step=10, from_pair=AttemptId(1, 1)),
+        Claim(
+            attempt_id=AttemptId(2, 1),
+            job_uid="job-1",
+            publication="p2",
+            from_step=10,
+            from_attempt_id=AttemptId(1, 1),
+        ),
     )
 
     shown = holdfast.json("show", folder)

@@ -120,7 +120,14 @@ def test_copy_replaces_no_other_checkpoint_and_reports_a_fence(
     assert tree(target) == before
 
     write_claim(
-        target, Claim(pair=AttemptId(2, 1), job_uid="job-1", publication="p2", from_step=5, from_pair=AttemptId(1, 1))
+        target,
+        Claim(
+            attempt_id=AttemptId(2, 1),
+            job_uid="job-1",
+            publication="p2",
+            from_step=5,
+            from_attempt_id=AttemptId(1, 1),
+        ),
     )
     assert holdfast("copy", folder / "step-10.g1.a1", target) == 0
     assert "the job of that folder will not read step-10.g1.a1: fenced by claim 2.1" in holdfast.err
@@ -130,8 +137,11 @@ def test_fenced_checkpoints_are_copied_with_claims_or_by_name(
     holdfast: Commands, folder: Path, tmp_path: Path, commit: Callable[..., Any]
 ) -> None:
     """Other copies leave them out."""
-    for pair, step, before in ((AttemptId(1, 1), 0, None), (AttemptId(2, 1), 20, AttemptId(1, 1))):
-        write_claim(folder, Claim(pair=pair, job_uid="job-1", publication="p1", from_step=step, from_pair=before))
+    for attempt_id, step, before in ((AttemptId(1, 1), 0, None), (AttemptId(2, 1), 20, AttemptId(1, 1))):
+        write_claim(
+            folder,
+            Claim(attempt_id=attempt_id, job_uid="job-1", publication="p1", from_step=step, from_attempt_id=before),
+        )
     commit(folder, 25, FIRST, AttemptId(2, 1))
     commit(folder, 30, FIRST)  # of attempt 1.1, after its successor claimed
     late = "step-30.g1.a1"

@@ -37,7 +37,7 @@ COMMIT = "step-3.g1.a1"
 
 def snapshot_of(step: int, rank: int) -> Snapshot:
     return Snapshot(
-        name=CheckpointName(step=step, pair=AttemptId(1, 1)),
+        name=CheckpointName(step=step, attempt_id=AttemptId(1, 1)),
         specs=[TensorSpec(name=name, dtype="U8", shape=(len(one),)) for name, one in DATA.items()],
         read=lambda piece: DATA[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]],
         state={"objects": {"model": {"a": {"$tensor": "model/a"}, "b": {"$tensor": "model/b"}}}, "counters": {}},
@@ -177,7 +177,7 @@ def test_checkpoint_overwritten_meanwhile_is_gone_not_corrupt(
         return found
 
     monkeypatch.setattr(store, "here", then_lost)
-    assert verify(store, CheckpointName(step=3, pair=AttemptId(1, 1))).gone
+    assert verify(store, CheckpointName(step=3, attempt_id=AttemptId(1, 1))).gone
 
 
 def test_checkpoint_overwritten_during_the_search_is_not_corrupt(
@@ -198,7 +198,7 @@ def test_checkpoint_overwritten_during_the_search_is_not_corrupt(
         return found
 
     monkeypatch.setattr(store, "_shelves", [replace(shelf, has=has)])
-    assert verify(store, CheckpointName(step=3, pair=AttemptId(1, 1))).gone
+    assert verify(store, CheckpointName(step=3, attempt_id=AttemptId(1, 1))).gone
     assert asked[0].startswith("rank-0."), "the rank whose slot is overwritten"
 
 

@@ -39,7 +39,7 @@ def test_prune_says_what_would_go_and_why_and_then_does_it(
 
 
 def test_prune_keeps_uploads_in_progress_to_an_object_store(holdfast: Commands, folder: Path) -> None:
-    with held(folder, CheckpointName(step=10, pair=AttemptId(1, 1))):
+    with held(folder, CheckpointName(step=10, attempt_id=AttemptId(1, 1))):
         told = holdfast.json("prune", folder, "--keep-last", 1)["commits"]
     assert [(line["goes"], line["reason"]) for line in told] == [
         (False, "among the last 1"),

@@ -31,12 +31,14 @@ class Run:
         self.memory.mkdir(exist_ok=True)
         self.enter(AttemptId(generation, attempt))
         self.found = self.engine.restore()
-        self.engine.claim(step=self.found.step, pair=self.found.pair)
+        self.engine.claim(step=self.found.step, attempt_id=self.found.attempt_id)
 
-    def enter(self, pair: AttemptId) -> None:
-        self.pair = pair
-        publication = f"p{pair.generation}"
-        self.engine.enter(Attempt(pair=pair, job_uid="job-1", publication=publication, run_id="run"), Alone())
+    def enter(self, attempt_id: AttemptId) -> None:
+        self.attempt_id = attempt_id
+        publication = f"p{attempt_id.generation}"
+        self.engine.enter(
+            Attempt(attempt_id=attempt_id, job_uid="job-1", publication=publication, run_id="run"), Alone()
+        )
         me = {"node": "n", "pod": "w", "host": "127.0.0.1", "port": 1}
         said = {"limit": None, "interval": 1, "perSecond": None, "peerInterval": None, "inFlight": None}
         memory = {**said, "folder": str(self.memory), "me": me, "key": "00"}
@@ -44,7 +46,7 @@ class Run:
 
     def commits(self, *steps: int) -> Run:
         for step in steps:
-            assert self.engine.save(snapshot(step, self.pair)).committed
+            assert self.engine.save(snapshot(step, self.attempt_id)).committed
         return self
 
 
@@ -83,7 +85,7 @@ def test_job_resumes_from_the_step_and_from_later_saves(root: Path) -> None:
 def test_later_attempts_of_the_same_claim_are_fenced_in_memory(root: Path) -> None:
     run = Run(root, 1, 4)
     run.enter(AttemptId(1, 9))  # it continues from memory, under the claim of attempt 4
-    assert run.engine.save_on(run.engine.tiers[0], snapshot(25, run.pair)).committed
+    assert run.engine.save_on(run.engine.tiers[0], snapshot(25, run.attempt_id)).committed
     assert main(["rewind", str(root), "--step", "10"]) == 0
     assert Run(root, 3).found.step == 10
 
@@ -101,7 +103,7 @@ def test_newer_copies_and_late_checkpoints_are_fenced_as_well(root: Path, tmp_pa
     main(["rewind", str(root), "--step", "10"])
     late.commits(30)
     found = Run(root, 3, copies=f"file://{copies}").found
-    assert (found.step, found.pair) == (10, AttemptId(1, 1))
+    assert (found.step, found.attempt_id) == (10, AttemptId(1, 1))
     assert steps(copies) == {10, 20}
 
 

@@ -73,20 +73,20 @@ def test_a_job_without_a_folder_has_no_tier_that_fails() -> None:
 
 def test_restore_counts_once_per_attempt_by_its_tier() -> None:
     tallies = CheckpointCounters()
-    for pair, told in (
+    for attempt_id, told in (
         (ONE, {"source": "none"}),
         (TWO, {"source": "memory"}),
         (AttemptId(2, 1), {"source": "checkpoint", "tiers": ["shared", "object"]}),
     ):
         for _ in range(2):
-            tallies.restored(pair, told)
+            tallies.restored(attempt_id, told)
     assert tallies.to_json()["restores"] == {"none": 1, "survivor": 1, "shared": 1, "object": 1}
 
 
 def test_corrupt_checkpoint_counts_once_per_restore_skipping_it() -> None:
     tallies = CheckpointCounters()
     bad = {"source": "checkpoint", "tiers": ["shared"], "quarantined": [{"path": "a"}], "lost": [{"path": "a"}]}
-    for pair in (ONE, TWO):
-        tallies.restored(pair, bad)
-        tallies.restored(pair, {**bad, "lost": [{"path": "b"}]})
+    for attempt_id in (ONE, TWO):
+        tallies.restored(attempt_id, bad)
+        tallies.restored(attempt_id, {**bad, "lost": [{"path": "b"}]})
     assert tallies.to_json()["fallbacks"] == 4

@@ -51,7 +51,7 @@ def test_first_steps_may_compile() -> None:
 
 
 def test_a_new_process_has_time_for_its_first_steps(scene: Scene) -> None:
-    scene.pair = AttemptId(1, 2)
+    scene.attempt_id = AttemptId(1, 2)
     scene.begin(1, step=20)
     scene.enter(A.AVERAGE, 0, 2)
     assert scene.wait(9.9) == ()
@@ -63,7 +63,7 @@ def test_new_process_has_five_times_the_slowest_first_step() -> None:
     scene.wait(60)
     scene.step()
     scene.train()
-    scene.pair = AttemptId(1, 2)
+    scene.attempt_id = AttemptId(1, 2)
     scene.begin(1, step=21)
     scene.enter(A.AVERAGE, 0, 2)
     assert scene.wait(295) == ()
@@ -73,7 +73,7 @@ def test_new_process_has_five_times_the_slowest_first_step() -> None:
 def test_shrunk_world_uses_the_deadline_of_the_larger_one(scene: Scene) -> None:
     """The smaller world has not completed steps yet."""
     scene.train(60, 1.0)
-    scene.pair, scene.world_size = AttemptId(1, 2), 2
+    scene.attempt_id, scene.world_size = AttemptId(1, 2), 2
     del scene.readings[1]
     scene.look()
     scene.enter(A.COMPUTE)
@@ -104,8 +104,8 @@ def test_hang_of_a_remote_rank_counts_for_its_successors(scene: Scene) -> None:
     """The hang counts for the ranks that follow at the same step."""
     scene.enter(A.AVERAGE, 0, 2)
     scene.look()
-    scene.watchdog.hung_elsewhere(scene.pair)
-    scene.watchdog.hung_elsewhere(scene.pair)
+    scene.watchdog.hung_elsewhere(scene.attempt_id)
+    scene.watchdog.hung_elsewhere(scene.attempt_id)
     (verdict,) = scene.wait(1000)
     assert (verdict.repeats, verdict.seconds > 3) == (1, True), "several at once are one"
     scene.step()
@@ -175,7 +175,7 @@ def test_stragglers_at_three_times_the_usual_step_never_hang(
                 Sight(slot=rank, rank=rank, reading=reading(at=done[rank], look=look, began=now, step=step))
                 for rank in range(local)
             )
-            observed = Observed(pair=AttemptId(1, 1), world_size=everywhere, sights=seen)
+            observed = Observed(attempt_id=AttemptId(1, 1), world_size=everywhere, sights=seen)
             assert watchdog.judge(observed, look) == ()
             look += dice.uniform(0.1, 0.2)
         now = end

@@ -33,7 +33,7 @@ class Process:
     slot: int
     number: int
     popen: subprocess.Popen[bytes]
-    pair: AttemptId = field(default_factory=lambda: AttemptId(1, 1))
+    attempt_id: AttemptId = field(default_factory=lambda: AttemptId(1, 1))
     greeted: bool = True
 
     @property
@@ -59,7 +59,9 @@ class World:
         self.killed += [slot] if kill else []
 
     def start(self, *faults: str) -> None:
-        self.watch = HangWatch(self.run_dir, self.hung, lambda pair, message: self.found.append((pair, message)))
+        self.watch = HangWatch(
+            self.run_dir, self.hung, lambda attempt_id, message: self.found.append((attempt_id, message))
+        )
         for rank, fault in enumerate(faults):
             words = [sys.executable, str(SCRIPT), str(self.run_dir / BOARD_DIR), str(10 + rank), str(self.seconds)]
             popen = subprocess.Popen([*words, fault], process_group=0)
@@ -68,7 +70,7 @@ class World:
     def look(self, *, world_size: int | None = None) -> None:
         size = world_size or len(self.ranks)
         ranks = [rank for rank in self.ranks if rank not in [stray for stray, _, _ in self.strays]]
-        self.watch.look(Scene(pair=AttemptId(1, 1), world_size=size, ranks=ranks, strays=self.strays))
+        self.watch.look(Scene(attempt_id=AttemptId(1, 1), world_size=size, ranks=ranks, strays=self.strays))
 
     async def look_until(self, condition: Callable[[], object], *, world_size: int | None = None) -> None:
         end = time.monotonic() + DEADLINE
@@ -243,7 +245,7 @@ def test_rank_entering_an_attempt_during_collection_is_spared(
     """The stacks of the rank were requested in its previous attempt."""
 
     async def come_meanwhile(_: Sequence[stack_dumps.Source]) -> list[stack_dumps.Story]:
-        world.ranks[1].pair, world.ranks[1].greeted = AttemptId(1, 2), greeted
+        world.ranks[1].attempt_id, world.ranks[1].greeted = AttemptId(1, 2), greeted
         return []
 
     monkeypatch.setattr(stack_dumps, "gather", come_meanwhile)

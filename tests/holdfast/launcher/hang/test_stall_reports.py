@@ -72,7 +72,7 @@ class World:
         launcher = self.launchers[place]
         told = tuple(stall for stalls in launcher.heard.values() for stall in stalls)
         seen = Observed(
-            pair=PAIR,
+            attempt_id=PAIR,
             world_size=self.size,
             sights=tuple(Sight(slot=100 + rank, rank=rank, reading=self.board(rank)) for rank in launcher.ranks),
             elsewhere=Elsewhere(stalls=told, unheard=launcher.unheard),
@@ -225,7 +225,7 @@ def test_a_silent_launcher_saves_only_who_shows_signs_of_life(world: World) -> N
 
 
 def test_stalls_travel_with_what_launchers_say_of_themselves() -> None:
-    stall = Stall(pair=PAIR, rank=3, activity=A.VOTE, step=9, silent=False, seconds=0.6, deadline=0.85)
+    stall = Stall(attempt_id=PAIR, rank=3, activity=A.VOTE, step=9, silent=False, seconds=0.6, deadline=0.85)
     hello = Hello(stalls=(stall,))
     assert messages.from_json(messages.to_json(hello)) == hello
     older = {name: value for name, value in messages.to_json(hello).items() if name != "stalls"}

@@ -22,8 +22,8 @@ def training(replicas: int = 3, **settings: object) -> Simulation:
     return sim
 
 
-def incident(pod: Pod, pair: AttemptId) -> Cause:
-    return next(i.failure.cause for i in pod.state.incidents if i.pair == pair)
+def incident(pod: Pod, attempt_id: AttemptId) -> Cause:
+    return next(i.failure.cause for i in pod.state.incidents if i.attempt_id == attempt_id)
 
 
 def asked(until: float, cause: Cause | None = Cause.INTERRUPTION) -> events.DrainAsked:
@@ -53,14 +53,14 @@ def test_drained_worker_stays_if_another_launcher_seems_lost(by: str, also: str,
         sim.drain(uid)
     if blind:
         gone = Failure(cause=Cause.INFRASTRUCTURE, reason="PeerLost", message="", priority=Priority.PEER_LOST)
-        sim.feed(sim.pods["w1"], events.RankFailed(pair=AttemptId(1, 1), failure=gone))
+        sim.feed(sim.pods["w1"], events.RankFailed(attempt_id=AttemptId(1, 1), failure=gone))
     sim.miss(by, "w3")
     assert sim.run(15, lambda: sim.trains_with(*sorted({"w0", "w1", "w2", "w3"} - {"w1", also})))
     assert sim.pods["w1"].exit_code == 75
     agreed = [world for world in sim.trainings if "w1" in world.world.uids and world.quiesced and world.commit]
-    assert [world.world.pair for world in agreed] == [AttemptId(1, 2)]
+    assert [world.world.attempt_id for world in agreed] == [AttemptId(1, 2)]
     assert any(stored.lineage == agreed[0].steps for stored in sim.readable())
-    causes = [incident(sim.pods["w0"], pair) for pair in (AttemptId(1, 1), AttemptId(1, 2))]
+    causes = [incident(sim.pods["w0"], attempt_id) for attempt_id in (AttemptId(1, 1), AttemptId(1, 2))]
     assert causes == [Cause.INFRASTRUCTURE, Cause.INTERRUPTION]
 
 
@@ -117,9 +117,11 @@ def test_two_workers_on_a_noticed_node_leave_as_one_incident() -> None:
     assert [sim.pods[uid].exit_code for uid in ("w2", "w3")] == [75, 75]
     after = sim.training_now()
     assert after is not None
-    assert after.world.pair == AttemptId(1, 2)
+    assert after.world.attempt_id == AttemptId(1, 2)
     assert after.base == before.steps
-    said = {(i.pair, i.failure.cause, i.failure.message) for pod in sim.pods.values() for i in pod.state.incidents}
+    said = {
+        (i.attempt_id, i.failure.cause, i.failure.message) for pod in sim.pods.values() for i in pod.state.incidents
+    }
     assert said == {(AttemptId(1, 1), Cause.INTERRUPTION, "w2, w3 leave: node-1 goes")}
 
 
@@ -154,7 +156,7 @@ def test_late_drain_checkpoint_is_an_incident_and_may_lose_steps(keeps: bool) ->
     assert incident(sim.pods["w1"], AttemptId(1, 1)) is Cause.INTERRUPTION
     for uid in ("w0", "w2"):
         (known,) = sim.pods[uid].state.incidents
-        assert (known.pair, known.failure.cause) == (AttemptId(1, 1), Cause.INTERRUPTION)
+        assert (known.attempt_id, known.failure.cause) == (AttemptId(1, 1), Cause.INTERRUPTION)
         assert known.lost_steps == (0 if keeps else made - saved)
 
 
@@ -221,7 +223,7 @@ def test_early_exit_of_ranks_of_a_suspended_job_is_no_loss() -> None:
     the other."""
     sim = Simulation(3, replace_lost=False)
     assert sim.run(20, lambda: any(world.base is not None for world in sim.trainings))
-    pair = sim.trainings[-1].world.pair
+    attempt_id = sim.trainings[-1].world.attempt_id
     first, *others = sim.pods.values()
     ordered = events.DrainAsked(id="drain-9", reason="the operator asked", cause=None)
     sim.feed(first, ordered)
@@ -229,7 +231,7 @@ def test_early_exit_of_ranks_of_a_suspended_job_is_no_loss() -> None:
     sim.deliver_all()
     for pod in others:
         gone = Failure(cause=Cause.INFRASTRUCTURE, reason="PeerLost", message="", priority=Priority.PEER_LOST)
-        sim.feed(pod, events.RankFailed(pair=pair, failure=gone))
+        sim.feed(pod, events.RankFailed(attempt_id=attempt_id, failure=gone))
     sim.tick(0.5)
     sim.deliver_all()
     first.local = held

@@ -21,19 +21,19 @@ def training(replicas: int = 3, **settings: object) -> Simulation:
     return sim
 
 
-def incident(pod: Pod, pair: AttemptId) -> Cause:
-    return next(i.failure.cause for i in pod.state.incidents if i.pair == pair)
+def incident(pod: Pod, attempt_id: AttemptId) -> Cause:
+    return next(i.failure.cause for i in pod.state.incidents if i.attempt_id == attempt_id)
 
 
 def _fail_twice(first: str, second: str, *, step_between: bool = False, **settings: object) -> Simulation:
     """Fail the script in two consecutive attempts. The settings allow a hundred failures."""
     budget = Budget(cause=Cause.APPLICATION, max_restarts=100, window=3600.0)
     sim = training(budgets=(budget,), replace_lost=False, **settings)
-    before = sim.trainings[-1].world.pair
+    before = sim.trainings[-1].world.attempt_id
 
     def tries_again() -> bool:
         now = sim.training_now()
-        return now is not None and now.world.pair > before and bool(now.made) is step_between
+        return now is not None and now.world.attempt_id > before and bool(now.made) is step_between
 
     sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION, mistake=first)
     assert sim.run(10, tries_again)
@@ -53,7 +53,7 @@ def test_rank_that_finishes_first_is_no_failure() -> None:
     sim = training()
     attempt = sim.training_now()
     assert attempt is not None
-    sim.feed(sim.pods["w0"], events.LocalDone(pair=attempt.world.pair))
+    sim.feed(sim.pods["w0"], events.LocalDone(attempt_id=attempt.world.attempt_id))
     sim._end_ranks(sim.pods["w0"])
     attempt.finished.add("w0")
     sim.run(3)
@@ -61,7 +61,7 @@ def test_rank_that_finishes_first_is_no_failure() -> None:
     assert not sim.announced
 
     sim.kill_rank("w1")
-    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2))
+    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.attempt_id == AttemptId(1, 2))
     assert sim.run(5, lambda: sim.trains_with("w0", "w1", "w2"))
 
 
@@ -70,11 +70,11 @@ def test_rank_that_ends_early_is_an_application_failure() -> None:
     sim = training()
     attempt = sim.training_now()
     assert attempt is not None
-    sim.feed(sim.pods["w0"], events.LocalDone(pair=attempt.world.pair))
+    sim.feed(sim.pods["w0"], events.LocalDone(attempt_id=attempt.world.attempt_id))
     sim._end_ranks(sim.pods["w0"])
     sim.run(1)
     sim.kill_rank("w1", Cause.INFRASTRUCTURE, Priority.PEER_LOST)
-    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2))
+    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.attempt_id == AttemptId(1, 2))
     assert incident(sim.pods["w1"], AttemptId(1, 1)) is Cause.APPLICATION
 
 
@@ -83,7 +83,9 @@ def test_spent_budget_ends_the_job_on_all_launchers() -> None:
     budget = Budget(cause=Cause.APPLICATION, max_restarts=1, window=3600.0)
     sim = training(budgets=(budget,), replace_lost=False)
     sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION)
-    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2) and t.made)
+    assert sim.run(
+        10, lambda: (t := sim.training_now()) is not None and t.world.attempt_id == AttemptId(1, 2) and t.made
+    )
     sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION)
     assert sim.run(10, lambda: not sim.alive())
     assert {pod.exit_code for pod in sim.pods.values()} == {1}
@@ -113,6 +115,6 @@ def test_attempts_that_fail_before_their_first_step_back_off() -> None:
     started = set()
     for _ in range(40):
         sim.round()
-        started |= {training.world.pair for training in sim.trainings}
+        started |= {training.world.attempt_id for training in sim.trainings}
         sim.kill_rank("w0")
     assert 2 <= len(started) <= 10

@@ -85,17 +85,17 @@ def test_generation_published_twice_is_held_in_and_superseded() -> None:
 def test_job_applied_again_resumes_above_the_old_claims() -> None:
     """The folder holds the checkpoints of the earlier job."""
     sim = Simulation(job="job-b", last_step=20)
-    old = Claim(pair=AttemptId(4, 2), job_uid="job-a", publication="old", from_step=0)
-    sim.claims[old.pair] = old
+    old = Claim(attempt_id=AttemptId(4, 2), job_uid="job-a", publication="old", from_step=0)
+    sim.claims[old.attempt_id] = old
     line = (AttemptId(4, 2),) * 6
-    sim.commits.append(Stored(fencing.Commit(step=6, pair=AttemptId(4, 2), job_uid="job-a"), line))
+    sim.commits.append(Stored(fencing.Commit(step=6, attempt_id=AttemptId(4, 2), job_uid="job-a"), line))
     assert sim.run(30, lambda: sim.trains_with("w0", "w1", "w2"))
     running = sim.training_now()
     assert running is not None
-    assert running.world.pair.generation == 5
+    assert running.world.attempt_id.generation == 5
     assert running.base == line
 
-    zombie = Stored(fencing.Commit(step=9, pair=AttemptId(4, 2), job_uid="job-a"), (AttemptId(4, 2),) * 9)
+    zombie = Stored(fencing.Commit(step=9, attempt_id=AttemptId(4, 2), job_uid="job-a"), (AttemptId(4, 2),) * 9)
     sim.commits.append(zombie)
     sim.check_line()
     assert sim.run(60, sim.completed)

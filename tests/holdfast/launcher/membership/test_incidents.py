@@ -23,8 +23,8 @@ def training(replicas: int = 3, **settings: object) -> Simulation:
     return sim
 
 
-def incident(pod: Pod, pair: AttemptId) -> Cause:
-    return next(i.failure.cause for i in pod.state.incidents if i.pair == pair)
+def incident(pod: Pod, attempt_id: AttemptId) -> Cause:
+    return next(i.failure.cause for i in pod.state.incidents if i.attempt_id == attempt_id)
 
 
 def test_a_lost_pod_is_one_incident_on_every_launcher() -> None:
@@ -34,7 +34,7 @@ def test_a_lost_pod_is_one_incident_on_every_launcher() -> None:
     assert sim.run(3) is False
     for uid in ("w0", "w1"):
         incidents = sim.pods[uid].state.incidents
-        assert [i.pair for i in incidents] == [AttemptId(1, 1)]
+        assert [i.attempt_id for i in incidents] == [AttemptId(1, 1)]
         assert incidents[0].failure.cause is Cause.INFRASTRUCTURE
         assert incidents[0].failure.pod == "w2"
         assert incidents[0].action == "Shrink"
@@ -57,13 +57,15 @@ def test_attempt_ending_before_its_first_step_lost_no_steps() -> None:
     sim = training(replace_lost=False)
     sim.kill_rank("w2")
     here = sim.pods["w0"]
-    assert sim.run(10, lambda: here.state.attempt is not None and here.state.attempt.world.pair == AttemptId(1, 2))
+    assert sim.run(
+        10, lambda: here.state.attempt is not None and here.state.attempt.world.attempt_id == AttemptId(1, 2)
+    )
     assert here.state.attempt is not None
     assert here.state.attempt.step is None
     sim.crash("w2")
     assert sim.run(20, lambda: sim.trains_with("w0", "w1") and (t := sim.training_now()) is not None and t.made)
     assert sim.run(5, lambda: all(known.resumed is not None for known in here.state.incidents))
-    assert [(known.pair, known.lost_steps) for known in here.state.incidents] == [
+    assert [(known.attempt_id, known.lost_steps) for known in here.state.incidents] == [
         (AttemptId(1, 1), 0),
         (AttemptId(1, 2), 0),
     ]
@@ -72,7 +74,7 @@ def test_attempt_ending_before_its_first_step_lost_no_steps() -> None:
 def test_a_killed_rank_restarts_in_place_in_the_same_generation() -> None:
     sim = training()
     sim.kill_rank("w1")
-    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2))
+    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.attempt_id == AttemptId(1, 2))
     assert sim.trains_with("w0", "w1", "w2") or sim.run(5, lambda: sim.trains_with("w0", "w1", "w2"))
     assert {pod.state.incidents[0].action for pod in sim.alive()} == {"InPlace"}
 
@@ -84,12 +86,12 @@ def test_ranks_stopped_for_a_known_claim_are_ended() -> None:
     pod = sim.pods["w0"]
     assert before is not None
     assert pod.state.membership is not None
-    claim = Claim(pair=AttemptId(1, 7), job_uid="older", publication="p", from_step=0)
+    claim = Claim(attempt_id=AttemptId(1, 7), job_uid="older", publication="p", from_step=0)
     pod.state = replace(pod.state, membership=replace(pod.state.membership, claims=(claim,)))
-    sim.feed(pod, events.ForeignClaims(pair=before.world.pair, claims=(claim,)))
+    sim.feed(pod, events.ForeignClaims(attempt_id=before.world.attempt_id, claims=(claim,)))
     assert pod.state.attempt is None
     assert pod.state.foreign == ()
-    assert sim.run(20, lambda: (t := sim.training_now()) is not None and t.world.pair > before.world.pair)
+    assert sim.run(20, lambda: (t := sim.training_now()) is not None and t.world.attempt_id > before.world.attempt_id)
 
 
 def test_root_cause_is_the_exception_not_the_peers_missing_it() -> None:
@@ -97,7 +99,7 @@ def test_root_cause_is_the_exception_not_the_peers_missing_it() -> None:
     for uid in ("w0", "w2"):
         sim.kill_rank(uid, Cause.INFRASTRUCTURE, Priority.PEER_LOST)
     sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION)
-    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2))
+    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.attempt_id == AttemptId(1, 2))
     assert {incident(pod, AttemptId(1, 1)) for pod in sim.alive()} == {Cause.APPLICATION}
 
 
@@ -105,7 +107,7 @@ def test_stalled_ranks_are_reported_to_the_others_at_once() -> None:
     """The report is also withdrawn at once."""
     sim = training()
     stall = Stall(
-        pair=AttemptId(1, 1), rank=1, activity=Activity.VOTE, step=9, silent=False, seconds=0.6, deadline=0.85
+        attempt_id=AttemptId(1, 1), rank=1, activity=Activity.VOTE, step=9, silent=False, seconds=0.6, deadline=0.85
     )
 
     def heard() -> set[tuple[Stall, ...]]:
@@ -121,12 +123,12 @@ def test_stalled_ranks_are_reported_to_the_others_at_once() -> None:
 
 def test_other_launchers_of_the_attempt_keep_stacks_after_a_hang() -> None:
     sim = training()
-    found = events.HangFound(pair=AttemptId(1, 1), message="rank 1 has been busy for 1.0 s")
+    found = events.HangFound(attempt_id=AttemptId(1, 1), message="rank 1 has been busy for 1.0 s")
     sim.feed(sim.pods["w1"], found)
     assert sim.run(0.9, lambda: all(sim.pods[uid].kept_stacks for uid in ("w0", "w2")))
-    keep = events.KeepStacks(pair=AttemptId(1, 1), message="rank 1 has been busy for 1.0 s")
+    keep = events.KeepStacks(attempt_id=AttemptId(1, 1), message="rank 1 has been busy for 1.0 s")
     assert [sim.pods[uid].kept_stacks for uid in ("w0", "w1", "w2")] == [[keep], [], [keep]]
-    sim.feed(sim.pods["w1"], replace(found, pair=AttemptId(1, 0)))
+    sim.feed(sim.pods["w1"], replace(found, attempt_id=AttemptId(1, 0)))
     sim.run(0.9, lambda: False)
     assert [len(sim.pods[uid].kept_stacks) for uid in ("w0", "w2")] == [1, 1], "a hang of an attempt that is over"
     assert sim.trains_with("w0", "w1", "w2"), "nothing else follows from it"

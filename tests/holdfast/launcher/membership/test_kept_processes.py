@@ -23,7 +23,9 @@ def holding(sim: Simulation, *shards: str) -> None:
     """Let each worker report the shards of its ranks, one digit per shard."""
     count = len(set("".join(shards)))
     for number, numbers in enumerate(shards):
-        held = HeldShards(pair=sim.trainings[-1].world.pair, count=count, shards=frozenset(map(int, numbers)))
+        held = HeldShards(
+            attempt_id=sim.trainings[-1].world.attempt_id, count=count, shards=frozenset(map(int, numbers))
+        )
         sim.pods[f"w{number}"].local.append(events.Holds(held=held if numbers else None))
     sim.run(2)
 
@@ -42,7 +44,9 @@ def test_a_killed_rank_costs_no_step_and_writes_no_claim() -> None:
     assert before is not None
     assert sim.run(5, lambda: len(before.steps) > before.saved)
     sim.kill_rank("w1")
-    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2) and t.made)
+    assert sim.run(
+        5, lambda: (t := sim.training_now()) is not None and t.world.attempt_id == AttemptId(1, 2) and t.made
+    )
     after = sim.training_now()
     assert after is not None
     assert after.base == before.steps
@@ -57,7 +61,7 @@ def test_prepared_step_is_applied_if_all_survivors_prepared_it() -> None:
     for uid in ("w0", "w1", "w2"):
         sim.prepare(before, uid)
     sim.kill_rank("w1")
-    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2))
+    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.attempt_id == AttemptId(1, 2))
     assert sim.training_now().base == (*made, AttemptId(1, 1))  # type: ignore[union-attr]
 
 
@@ -69,7 +73,7 @@ def test_step_that_a_survivor_did_not_prepare_is_discarded() -> None:
     for uid in ("w0", "w1"):
         sim.prepare(before, uid)
     sim.kill_rank("w1")
-    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2))
+    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.attempt_id == AttemptId(1, 2))
     assert sim.training_now().base == made  # type: ignore[union-attr]
 
 
@@ -79,7 +83,9 @@ def test_who_hangs_is_replaced_and_takes_the_state_over() -> None:
     assert before is not None
     sim.hang("w2")
     sim.kill_rank("w1")
-    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, 2) and t.made)
+    assert sim.run(
+        5, lambda: (t := sim.training_now()) is not None and t.world.attempt_id == AttemptId(1, 2) and t.made
+    )
     after = sim.training_now()
     assert after is not None
     assert after.base == before.steps
@@ -114,12 +120,14 @@ def test_accepted_world_may_start_before_its_members_try_another() -> None:
     sim.withheld = {("w3", "start"), ("w3", "hello")}
     proposed = newcomer.state.proposal
     assert proposed is not None
-    assert sim.run(5, lambda: newcomer.state.started == proposed.world.pair)
-    assert not sim.run(1, lambda: first.state.accepted != proposed.world.pair)
+    assert sim.run(5, lambda: newcomer.state.started == proposed.world.attempt_id)
+    assert not sim.run(1, lambda: first.state.accepted != proposed.world.attempt_id)
     sim.withheld = set()
     assert sim.run(5, lambda: sim.trains_with("w0", "w1", "w3"))
     assert sim.run(3) is False
-    assert {(i.pair, i.failure.pod) for pod in sim.alive() for i in pod.state.incidents} == {(AttemptId(1, 1), "w2")}
+    assert {(i.attempt_id, i.failure.pod) for pod in sim.alive() for i in pod.state.incidents} == {
+        (AttemptId(1, 1), "w2")
+    }
 
 
 def test_coordinator_lost_before_start_is_not_waited_for() -> None:

@@ -33,10 +33,12 @@ def ends(*told: tuple[float, str, str]) -> list[AttemptId | None]:
     """Return the attempt ID of the incident to which each end (time, reason, pod) belongs."""
     known, found = None, []
     for attempt, (at, reason, pod) in enumerate(told, start=1):
-        incident = Incident(pair=AttemptId(1, attempt), failure=failure(reason, pod), action=Remedy.WAIT, detected=at)
+        incident = Incident(
+            attempt_id=AttemptId(1, attempt), failure=failure(reason, pod), action=Remedy.WAIT, detected=at
+        )
         known = noted(known, incident)
         assert noted(known, incident) == known, "hearing it again changes nothing"
-        found.append(None if known is None else known.whole(incident.pair))
+        found.append(None if known is None else known.whole(incident.attempt_id))
     return found
 
 
@@ -112,15 +114,15 @@ def training(**settings: object) -> Simulation:
 def kill_for_memory(sim: Simulation, uid: str) -> None:
     pod = sim.pods[uid]
     assert pod.training is not None
-    pair = pod.training.world.pair
+    attempt_id = pod.training.world.attempt_id
     pod.training.alive.discard(uid)
     pod.process = None
-    pod.local.append(events.RankFailed(pair=pair, failure=failure("OutOfMemory", uid)))
+    pod.local.append(events.RankFailed(attempt_id=attempt_id, failure=failure("OutOfMemory", uid)))
 
 
 def in_attempt(sim: Simulation, number: int, *uids: str) -> bool:
     now = sim.training_now()
-    return now is not None and now.world.pair == AttemptId(1, number) and sim.trains_with(*uids)
+    return now is not None and now.world.attempt_id == AttemptId(1, number) and sim.trains_with(*uids)
 
 
 def exhaust(sim: Simulation) -> None:
@@ -138,7 +140,7 @@ def test_exhausted_container_is_counted_once_on_every_launcher() -> None:
     exhaust(sim)
     for uid in ("w0", "w1"):
         state = sim.pods[uid].state
-        assert [(pair, cause) for pair, cause, _ in state.history] == [(AttemptId(1, 1), Cause.OOM)]
+        assert [(attempt_id, cause) for attempt_id, cause, _ in state.history] == [(AttemptId(1, 1), Cause.OOM)]
 
 
 def test_an_exhausted_container_spends_its_budget_once() -> None:
@@ -154,12 +156,12 @@ def test_late_oom_kill_outranks_the_lost_peers_reported_first() -> None:
     sim.operator_up = False
     pod = sim.pods["w2"]
     assert pod.training is not None
-    pair = pod.training.world.pair
+    attempt_id = pod.training.world.attempt_id
     for uid in ("w0", "w1"):
         lost = failure("PeerLost", uid)
-        sim.pods[uid].local.append(events.RankFailed(pair=pair, failure=lost))
-    assert sim.run(5, lambda: all(one.state.failed == pair for one in sim.alive()))
-    sim.feed(pod, events.RankFailed(pair=pair, failure=failure("OutOfMemory", "w2")))
+        sim.pods[uid].local.append(events.RankFailed(attempt_id=attempt_id, failure=lost))
+    assert sim.run(5, lambda: all(one.state.failed == attempt_id for one in sim.alive()))
+    sim.feed(pod, events.RankFailed(attempt_id=attempt_id, failure=failure("OutOfMemory", "w2")))
     assert sim.run(10, lambda: in_attempt(sim, 2, "w0", "w1", "w2"))
     for one in sim.alive():
         (known,) = one.state.incidents

@@ -116,12 +116,14 @@ def test_a_membership_that_cannot_be_read_says_why(
         Membership.from_json({**GOLDEN, **change})
 
 
-WORLD = m.World(pair=AttemptId(2, 1), publication="p2", members=members("ab"), coordinator="a")
+WORLD = m.World(attempt_id=AttemptId(2, 1), publication="p2", members=members("ab"), coordinator="a")
 FAILURE = m.Failure(
     cause=Cause.OOM, reason="OOM", message="…", priority=m.Priority.OOM, at=1.5, rank=1, traceback=("x",), step=4
 )
-INCIDENT = m.Incident(pair=AttemptId(1, 3), failure=FAILURE, action=m.Remedy.SHRINK, detected=1.5)
-CLAIM = Claim(pair=AttemptId(9, 1), job_uid="old", publication="x", from_step=3, from_pair=AttemptId(8, 1))
+INCIDENT = m.Incident(attempt_id=AttemptId(1, 3), failure=FAILURE, action=m.Remedy.SHRINK, detected=1.5)
+CLAIM = Claim(
+    attempt_id=AttemptId(9, 1), job_uid="old", publication="x", from_step=3, from_attempt_id=AttemptId(8, 1)
+)
 
 
 @pytest.mark.parametrize(
@@ -148,13 +150,13 @@ CLAIM = Claim(pair=AttemptId(9, 1), job_uid="old", publication="x", from_step=3,
         m.ShareMembership(membership=Membership.from_json(GOLDEN)),
         m.Propose(world=WORLD, started=AttemptId(1, 3), incident=INCIDENT),
         m.Accept(world=WORLD),
-        m.Refuse(pair=AttemptId(2, 1), reason="no", highest=AttemptId(2, 2)),
+        m.Refuse(attempt_id=AttemptId(2, 1), reason="no", highest=AttemptId(2, 2)),
         m.Start(world=WORLD, master=m.Master(host="10.0.0.1", port=4000)),
-        m.Confirm(pair=AttemptId(2, 1)),
-        m.Confirmed(pair=AttemptId(2, 1)),
-        m.Complete(pair=AttemptId(2, 1)),
+        m.Confirm(attempt_id=AttemptId(2, 1)),
+        m.Confirmed(attempt_id=AttemptId(2, 1)),
+        m.Complete(attempt_id=AttemptId(2, 1)),
         m.GiveUp(incident=INCIDENT, message="spent"),
-        m.Hang(pair=AttemptId(2, 1), message="rank 2 has been busy"),
+        m.Hang(attempt_id=AttemptId(2, 1), message="rank 2 has been busy"),
         m.Leaving(code=75),
     ],
     ids=lambda message: message.type,
@@ -177,7 +179,7 @@ def held(*shards: str, attempt: int = 1, count: int = 3) -> dict[str, HeldShards
     """Return the shards of a, b, c…, one digit per shard."""
     said = zip("abcdefghi", shards, strict=False)
     return {
-        uid: HeldShards(pair=AttemptId(1, attempt), count=count, shards=frozenset(map(int, numbers)))
+        uid: HeldShards(attempt_id=AttemptId(1, attempt), count=count, shards=frozenset(map(int, numbers)))
         for uid, numbers in said
         if numbers
     }
@@ -229,7 +231,7 @@ def test_sharded_world_is_as_large_and_keeps_all_shards(shards: list[set[int]], 
 
 
 def test_what_a_launcher_holds_is_told_and_read() -> None:
-    hello = m.Hello(held=HeldShards(pair=AttemptId(1, 2), count=4, shards=frozenset({3, 1})))
+    hello = m.Hello(held=HeldShards(attempt_id=AttemptId(1, 2), count=4, shards=frozenset({3, 1})))
     said = json.loads(json.dumps(m.to_json(hello)))
     assert said["held"] == {"pair": {"generation": 1, "attempt": 2}, "count": 4, "shards": [1, 3]}
     assert m.from_json(said) == hello
@@ -239,15 +241,15 @@ def test_what_a_launcher_holds_is_told_and_read() -> None:
 
 def test_launcher_holds_the_shards_its_ranks_have_of_the_newest() -> None:
     parts = [held("0")["a"], *held("1", "2", attempt=2).values()]
-    assert together(parts) == HeldShards(pair=AttemptId(1, 2), count=3, shards=frozenset({1, 2}))
+    assert together(parts) == HeldShards(attempt_id=AttemptId(1, 2), count=3, shards=frozenset({1, 2}))
     assert together([]) is None
 
 
 def test_rank_holds_the_shard_it_reports_with_its_state() -> None:
-    rank = Rank(slot=0, local_rank=0, started_at=0.0, pair=AttemptId(1, 2))
+    rank = Rank(slot=0, local_rank=0, started_at=0.0, attempt_id=AttemptId(1, 2))
     connection: Any = None
     for shard, wanted in (({"index": 1, "count": 4}, frozenset({1})), (None, None)):
         body = {"step": 3} if shard is None else {"step": 3, "shard": shard}
-        rank.hear(RankMessage(connection=connection, pair=AttemptId(1, 2), type="restored", body=body))
-        expected = None if wanted is None else HeldShards(pair=AttemptId(1, 2), count=4, shards=wanted)
+        rank.hear(RankMessage(connection=connection, attempt_id=AttemptId(1, 2), type="restored", body=body))
+        expected = None if wanted is None else HeldShards(attempt_id=AttemptId(1, 2), count=4, shards=wanted)
         assert rank.held == expected

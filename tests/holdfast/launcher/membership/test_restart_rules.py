@@ -117,7 +117,9 @@ def training(*rules: dict[str, Any], budgets: tuple[Budget, ...] = ()) -> Simula
 def fail(sim: Simulation, attempt: int) -> bool:
     """End a rank of w1. Return whether the next attempt trains."""
     sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION)
-    return sim.run(20, lambda: (t := sim.training_now()) is not None and t.world.pair == AttemptId(1, attempt + 1))
+    return sim.run(
+        20, lambda: (t := sim.training_now()) is not None and t.world.attempt_id == AttemptId(1, attempt + 1)
+    )
 
 
 RANKS_CODE = 1  # of a rank that ends in the simulation

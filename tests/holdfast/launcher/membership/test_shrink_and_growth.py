@@ -38,8 +38,8 @@ def test_survivors_wait_for_a_replacement_first_if_configured() -> None:
     assert not sim.run(8, lambda: sim.trains_with("w0", "w1"))
     assert sim.run(10, lambda: sim.trains_with("w0", "w1"))
     sim.kill_rank("w1")
-    before = sim.trainings[-1].world.pair
-    assert sim.run(6, lambda: sim.trains_with("w0", "w1") and sim.trainings[-1].world.pair > before), (
+    before = sim.trainings[-1].world.attempt_id
+    assert sim.run(6, lambda: sim.trains_with("w0", "w1") and sim.trainings[-1].world.attempt_id > before), (
         "nobody is missed"
     )
 
@@ -114,4 +114,4 @@ def test_growth_waits_until_all_know_the_new_generation() -> None:
     sim.withheld.clear()
     assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w3")), "the others tell them"
     for uid in ("w0", "w1"):
-        assert [i.pair for i in sim.pods[uid].state.incidents] == [AttemptId(1, 1)]
+        assert [i.attempt_id for i in sim.pods[uid].state.incidents] == [AttemptId(1, 1)]

@@ -39,7 +39,7 @@ def test_store_outlives_other_proposals_while_its_attempt_trains() -> None:
 
     async def play() -> tuple[list[bytes], list[tuple[AttemptId, str]]]:
         lost: list[tuple[AttemptId, str]] = []
-        host = StoreHost(lambda pair, message: lost.append((pair, message)))
+        host = StoreHost(lambda attempt_id, message: lost.append((attempt_id, message)))
         trains = host.open(AttemptId(1, 2), "127.0.0.1")
         held = await asyncio.to_thread(connect, trains)
         for attempt in (1, 2):
@@ -60,7 +60,7 @@ def test_store_outlives_other_proposals_while_its_attempt_trains() -> None:
 
     heard, lost = asyncio.run(play())
     assert heard == [b"here", b"new"]
-    assert [pair for pair, _ in lost] == [AttemptId(2, 3)]
+    assert [attempt_id for attempt_id, _ in lost] == [AttemptId(2, 3)]
 
 
 def test_store_starts_next_to_a_file_named_like_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_store_starts_next_to_a_file_named_like_a_module(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
 
     async def play() -> bytes:
-        host = StoreHost(lambda pair, message: pytest.fail(message))
+        host = StoreHost(lambda attempt_id, message: pytest.fail(message))
         master = host.open(AttemptId(1, 1), "127.0.0.1")
         patience = timedelta(seconds=DEADLINE)
         client = await asyncio.to_thread(

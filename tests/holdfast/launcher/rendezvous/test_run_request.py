@@ -72,7 +72,7 @@ def test_previous_generations_start_with_the_one_that_started() -> None:
 
 
 def test_generation_starts_above_the_claims_of_another_run() -> None:
-    claim = Claim(pair=AttemptId(4, 2), job_uid="older", publication="p", from_step=7)
+    claim = Claim(attempt_id=AttemptId(4, 2), job_uid="older", publication="p", from_step=7)
     alone = roster(1, 1).joined(joined("a"), 0).publish(0).found([claim]).publish(1.0)
     document = alone.document(Record(started=AttemptId(1, 1)), now=1.0, revision=2)
     assert document["generation"] == 5

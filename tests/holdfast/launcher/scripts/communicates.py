@@ -21,19 +21,19 @@ groups: dict[tuple[int, int], dist.ProcessGroupGloo] = {}
 
 
 def total(tensor: torch.Tensor) -> torch.Tensor:
-    pair = (job.generation, job.attempt)
-    if pair not in groups:
+    attempt_id = (job.generation, job.attempt)
+    if attempt_id not in groups:
         groups.clear()
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = dist.PrefixStore(f"forward/{pair}", dist.TCPStore(host, port, is_master=False))
-        groups[pair] = dist.ProcessGroupGloo(store, job.rank, job.world_size, timedelta(seconds=60))
+        store = dist.PrefixStore(f"forward/{attempt_id}", dist.TCPStore(host, port, is_master=False))
+        groups[attempt_id] = dist.ProcessGroupGloo(store, job.rank, job.world_size, timedelta(seconds=60))
     if job.rank == 1 and job.committed_step == 20 and not once.exists():
         once.touch()
         time.sleep(0.3)  # for the other ranks, which then wait in the collective
         os.kill(os.getpid(), signal.SIGKILL)
     summed = tensor.detach().clone()
     try:
-        groups[pair].allreduce([summed]).wait()
+        groups[attempt_id].allreduce([summed]).wait()
     except RuntimeError as error:
         (folder / f"broken-{os.getpid()}").write_text(str(error))
         raise

@@ -30,7 +30,7 @@ stubborn, torn, asleep, ends, dies = (
 board = open_board(read_environment()) if any(asleep) or any(ends) else None
 meter = Meter(*([board] if board else []))
 last_step = int(os.environ.get("STEPS", "1000000"))
-me = types.SimpleNamespace(pair=None, left=(0, 0), step=0, quiesced=False)
+me = types.SimpleNamespace(attempt_id=None, left=(0, 0), step=0, quiesced=False)
 
 
 def say(kind, **body):
@@ -43,7 +43,7 @@ def note(kind, **body):
     story.flush()
 
 
-def pair_of(body):
+def attempt_id_of(body):
     return {"generation": int(body["generation"]), "attempt": int(body["attempt"])}
 
 
@@ -52,8 +52,8 @@ def number(named):
 
 
 def enter(named, rank, local_rank):
-    me.pair, me.quiesced = named, False
-    say("hello", slot=slot, rank=rank, localRank=local_rank, pid=os.getpid(), **me.pair)
+    me.attempt_id, me.quiesced = named, False
+    say("hello", slot=slot, rank=rank, localRank=local_rank, pid=os.getpid(), **me.attempt_id)
 
 
 def leave(named):
@@ -69,10 +69,10 @@ def handle(order):
     if order["type"] not in ("step", "phase"):
         note("heard", what=order)
     if order["type"] == "leave":
-        leave(pair_of(order))
+        leave(attempt_id_of(order))
     elif order["type"] == "world":
-        enter(pair_of(order), order["rank"], order["localRank"])
-    elif order["type"] == "welcome" and "generation" in order and pair_of(order) == me.pair:
+        enter(attempt_id_of(order), order["rank"], order["localRank"])
+    elif order["type"] == "welcome" and "generation" in order and attempt_id_of(order) == me.attempt_id:
         say("restored", step=me.step, fromPair=None, quarantined=[], source="memory" if me.step else "none")
     elif order["type"] == "quiesce":
         me.quiesced = True
@@ -94,7 +94,7 @@ while me.step < last_step:
             sys.exit(76)
         rest += data
     except TimeoutError:
-        if me.pair is not None and number(me.pair) > me.left and not me.quiesced:
+        if me.attempt_id is not None and number(me.attempt_id) > me.left and not me.quiesced:
             if str(slot) in asleep and me.step == 100:
                 time.sleep(3600)
             if str(slot) in ends and me.step == 100:

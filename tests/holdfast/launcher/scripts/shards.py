@@ -44,8 +44,8 @@ def digest():
 
 
 def note(kind, **more):
-    pair = (job.generation, job.attempt)
-    line = {"kind": kind, "pair": pair, "step": job.committed_step, "shard": job.shard, "pid": os.getpid()}
+    attempt_id = (job.generation, job.attempt)
+    line = {"kind": kind, "pair": attempt_id, "step": job.committed_step, "shard": job.shard, "pid": os.getpid()}
     story.write(json.dumps(line | more) + "\n")
     story.flush()
 

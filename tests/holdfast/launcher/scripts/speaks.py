@@ -34,14 +34,14 @@ welcome = json.loads(lines.readline())
 assert welcome["type"] == "welcome"
 step = int(saved.read_text()) if saved.exists() else 0
 say("restored", step=step, fromPair=None, quarantined=[])
-pair = {"generation": generation, "attempt": attempt}
+attempt_id = {"generation": generation, "attempt": attempt}
 if rank == 0:
     claim = {
         "version": 1,
         "jobUID": os.environ["HOLDFAST_JOB_UID"],
         "publication": os.environ["HOLDFAST_PUBLICATION"],
     }
-    say("claim", claim={**claim, **pair, "fromStep": step, "fromPair": None})
+    say("claim", claim={**claim, **attempt_id, "fromStep": step, "fromPair": None})
 wall.settimeout(0.03)
 until = int(os.environ.get("STEPS", "100000"))
 every = int(os.environ.get("EVERY", "50"))

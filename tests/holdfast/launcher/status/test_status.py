@@ -35,7 +35,7 @@ def test_the_termination_log_keeps_no_secret_and_its_size(tmp_path: Path) -> Non
 def test_the_status_keeps_no_secret_and_its_size() -> None:
     text = "cannot pull https://t0ken@hub/x, https://me:hunter2@store: token=abc123 " + "x" * 5000
     failure = Failure(cause=Cause.APPLICATION, reason="Exception", message=text, priority=Priority.EXCEPTION)
-    incident = Incident(pair=AttemptId(1, 1), failure=failure, action=Remedy.WAIT, detected=1.0)
+    incident = Incident(attempt_id=AttemptId(1, 1), failure=failure, action=Remedy.WAIT, detected=1.0)
     shown = status_document.status(
         identity=status_document.Identity(pod_uid="a", pod="w0", node="n"),
         state=State(me="a", message=text, incidents=(incident,)),
@@ -71,8 +71,11 @@ def test_credentials_are_redacted_whatever_their_scheme(text: str) -> None:
 
 def test_without_an_operator_the_oldest_incidents_come_first() -> None:
     failure = Failure(cause=Cause.APPLICATION, reason="Exception", message="", priority=Priority.EXCEPTION)
-    pairs = [AttemptId(1, number) for number in range(1, 100)]
-    incidents = tuple(Incident(pair=pair, failure=failure, action=Remedy.WAIT, detected=1.0) for pair in pairs)
+    attempt_ids = [AttemptId(1, number) for number in range(1, 100)]
+    incidents = tuple(
+        Incident(attempt_id=attempt_id, failure=failure, action=Remedy.WAIT, detected=1.0)
+        for attempt_id in attempt_ids
+    )
     shown = status_document.status(
         identity=status_document.Identity(pod_uid="a", pod="w0", node="n"),
         state=State(me="a", incidents=incidents[::-1]),

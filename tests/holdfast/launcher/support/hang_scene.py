@@ -23,7 +23,7 @@ class Scene:
     ranks: int = 3
     world_size: int = 3
     now: float = 1000.0
-    pair: AttemptId = field(default_factory=lambda: AttemptId(1, 1))
+    attempt_id: AttemptId = field(default_factory=lambda: AttemptId(1, 1))
     watchdog: Watchdog = field(default_factory=Watchdog)
     readings: dict[int, Reading] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
@@ -64,7 +64,11 @@ class Scene:
             for rank, at in self.left.items()
         )
         seen = Observed(
-            pair=self.pair, world_size=self.world_size, sights=sights, strays=strays, cpu_waits=self.cpu_waits
+            attempt_id=self.attempt_id,
+            world_size=self.world_size,
+            sights=sights,
+            strays=strays,
+            cpu_waits=self.cpu_waits,
         )
         return self.watchdog.judge(seen, self.now)
 

@@ -75,8 +75,8 @@ class Job:
     def publish(self, generation: int, *names: str, **changes: Any) -> WorldPair:
         self._members = names
         self.cluster.publish(generation, *names, **changes)
-        pair: WorldPair = self.cluster.await_world(generation, *names)
-        return pair
+        attempt_id: WorldPair = self.cluster.await_world(generation, *names)
+        return attempt_id
 
     def lose_nodes(self, *names: str) -> None:
         """Lose launchers, ranks and memory at once."""
@@ -86,35 +86,37 @@ class Job:
             self.cluster.pods.pop(name).stop()
             shutil.rmtree(self._memory(name))
 
-    def found(self, pair: WorldPair) -> Found:
+    def found(self, attempt_id: WorldPair) -> Found:
         """Wait until all ranks of a world have found the same step, each shard as it was when that step was
         applied."""
         size = PROCESSES * len(self._members)
-        here = self._wait(lambda: (own := self._said("found", pair)) and len(own) >= size and own, self.cluster.tail)
+        here = self._wait(
+            lambda: (own := self._said("found", attempt_id)) and len(own) >= size and own, self.cluster.tail
+        )
         (step,) = {one["step"] for one in here}
         made = defaultdict(set)
         for one in self._said("applied"):
-            if tuple(one["pair"]) < pair:
+            if tuple(one["pair"]) < attempt_id:
                 made[one["step"], one["shard"]].add(one["digest"])
         assert {one["shard"] for one in here} == set(range(size))
         for one in here:
             assert made[step, one["shard"]] == {one["digest"]}, f"shard {one['shard']} of step {step} is another"
-        returned = max(one["step"] for one in self._said("returned") if tuple(one["pair"]) < pair)
+        returned = max(one["step"] for one in self._said("returned") if tuple(one["pair"]) < attempt_id)
         return Found(step=step, returned=returned)
 
-    def goes_on(self, pair: WorldPair, steps: int) -> None:
+    def goes_on(self, attempt_id: WorldPair, steps: int) -> None:
         """Continue for this number of steps. Repeated steps have the same result as the first time."""
-        begun = self.found(pair).step
+        begun = self.found(attempt_id).step
         (first, *_) = (self.cluster.pods[name] for name in self._members)
-        self._wait(lambda: first.world == pair and first.step >= begun + steps, self.cluster.tail)
+        self._wait(lambda: first.world == attempt_id and first.step >= begun + steps, self.cluster.tail)
         made = defaultdict(set)
         for one in self._said("applied"):
             made[one["step"], one["shard"]].add(one["digest"])
         assert all(len(digests) == 1 for digests in made.values())
 
-    def ranks(self, pair: WorldPair) -> list[int]:
+    def ranks(self, attempt_id: WorldPair) -> list[int]:
         """Return the processes of a world."""
-        return sorted(one["pid"] for one in self._said("found", pair))
+        return sorted(one["pid"] for one in self._said("found", attempt_id))
 
     def durable(self) -> list[Manifest]:
         """Return the checkpoints in the folder, oldest first."""
@@ -126,11 +128,11 @@ class Job:
         assert incident["lostSteps"] <= 1, "but for a step that no rank had returned from"
         return str(incident["restoredFrom"])
 
-    def _said(self, kind: str, pair: WorldPair | None = None) -> list[dict[str, Any]]:
+    def _said(self, kind: str, attempt_id: WorldPair | None = None) -> list[dict[str, Any]]:
         """Return complete lines only, since a rank may be writing one."""
         texts = [file.read_text() for file in self.cluster.shared.glob("states-*")]
         lines = [json.loads(line) for text in texts for line in text.split("\n")[:-1]]
-        return [one for one in lines if one["kind"] == kind and pair in (None, tuple(one["pair"]))]
+        return [one for one in lines if one["kind"] == kind and attempt_id in (None, tuple(one["pair"]))]
 
     def _memory(self, name: str) -> Path:
         return memory_of(self.cluster, name)
@@ -191,15 +193,15 @@ def test_ranks_killed_at_any_moment_lose_no_returned_step(cluster: Any, wait_for
     chance = random.Random(7)
     job = Job(cluster, wait_for, WARM="2")
     a, _ = job.start("a"), job.start("b")
-    pair = job.publish(1, "a", "b")
+    attempt_id = job.publish(1, "a", "b")
     wait_for(lambda: a.step > DURABLE_EVERY, cluster.tail)
     for _ in range(10):
         time.sleep(chance.uniform(0.05, 0.5))
-        os.kill(chance.choice(job.ranks(pair)), signal.SIGKILL)
-        pair = cluster.await_world(1, "a", "b", above=pair)
-        found = job.found(pair)
+        os.kill(chance.choice(job.ranks(attempt_id)), signal.SIGKILL)
+        attempt_id = cluster.await_world(1, "a", "b", above=attempt_id)
+        found = job.found(attempt_id)
         assert found.returned <= found.step <= found.returned + 1, cluster.tail()
-        job.goes_on(pair, 1)
+        job.goes_on(attempt_id, 1)
 
 
 @pytest.mark.thorough
@@ -214,7 +216,7 @@ def test_notice_copies_the_last_step_to_another_node(cluster: Any, wait_for: Wai
         cluster.start(name, script="trains.py", HOLDFAST_MEMORY_TIER=str(memory_of(cluster, name)), **every)
     c = cluster.pods["c"]
     cluster.publish(1, "a", "b", "c")
-    pair = cluster.await_world(1, "a", "b", "c")
+    attempt_id = cluster.await_world(1, "a", "b", "c")
     wait_for(lambda: c.step > 205, "a commit in memory has been measured")
     notice = {"version": 1, "id": "spot-1", "reason": "spot terminate", "source": "AWS", "drain": True}
     (c.run_dir / "wish").write_text(json.dumps(notice))
@@ -228,5 +230,7 @@ def test_notice_copies_the_last_step_to_another_node(cluster: Any, wait_for: Wai
     figures = r"memory: done in \d.* s, and gone with node-c; peer: done in \d.* s; shared: done in \d.* s"
     assert re.fullmatch(figures, told[0][1]), told
     (there,) = memory_of(cluster, "a").glob("launcher-*")  # the next node by name
-    with MemoryStore(there).open(CheckpointName(step=last, pair=AttemptId(*pair)), "rank-2.safetensors") as copy:
+    with MemoryStore(there).open(
+        CheckpointName(step=last, attempt_id=AttemptId(*attempt_id)), "rank-2.safetensors"
+    ) as copy:
         assert copy.nbytes > 0

@@ -112,7 +112,7 @@ def test_a_child_that_is_killed_is_replaced_with_the_next_commit(shared: Path, t
     uploads = Uploads(UploadSettings(url=f"file://{tmp_path}/object"), shared, arrived.append)
 
     async def act() -> None:
-        uploads.commit(CheckpointName(step=99, pair=AttemptId(9, 9)))  # does not exist: nothing happens
+        uploads.commit(CheckpointName(step=99, attempt_id=AttemptId(9, 9)))  # does not exist: nothing happens
         assert uploads._child is not None
         uploads._child.kill()
         await until(lambda: uploads._child is None)
@@ -129,7 +129,7 @@ def test_store_that_cannot_be_opened_is_logged_a_few_times(shared: Path) -> None
 
     async def act() -> None:
         for step in range(8):
-            uploads.commit(CheckpointName(step=step, pair=AttemptId(1, 1)))
+            uploads.commit(CheckpointName(step=step, attempt_id=AttemptId(1, 1)))
             await until(lambda: uploads._child is None)
 
     play(uploads, act)

@@ -18,7 +18,7 @@ from holdfast.checkpoint.restore.search import restore
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CheckpointError, NonFiniteError, UsageError
 from holdfast.training.checkpointing import final_checkpoint
-from holdfast.training.checkpointing.final_checkpoint import Left
+from holdfast.training.checkpointing.final_checkpoint import FailingRank
 from holdfast.training.distributed.process_group import store_client
 
 Make = Callable[..., Any]
@@ -81,7 +81,7 @@ def names(root: Path) -> set[str]:
 
 
 def test_last_step_is_saved_as_it_was_before_the_failed_step(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, pair=AttemptId(1, 1))
+    run = solo(tmp_path, attempt_id=AttemptId(1, 1))
     script = Script(run.job)
     script.make(3)
     expected = {name: tensor.clone() for name, tensor in script.model.state_dict().items()}
@@ -91,7 +91,7 @@ def test_last_step_is_saved_as_it_was_before_the_failed_step(solo: Make, tmp_pat
     assert committed(run) == [3]
     assert [body["step"] for body in run.launcher.of("lastCommit")] == [3]
 
-    again = solo(tmp_path, pair=AttemptId(1, 2))
+    again = solo(tmp_path, attempt_id=AttemptId(1, 2))
     other = Script(again.job)
     assert again.job.committed_step == 3
     assert torch.equal(torch.get_rng_state(), generator)
@@ -100,7 +100,7 @@ def test_last_step_is_saved_as_it_was_before_the_failed_step(solo: Make, tmp_pat
 
 
 def test_the_commit_before_stays_whatever_retention_says(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, interval="2", keep_last=1, pair=AttemptId(1, 1))
+    run = solo(tmp_path, interval="2", keep_last=1, attempt_id=AttemptId(1, 1))
     script = Script(run.job)
     script.make(5)
     script.fail(bad_batch)
@@ -108,7 +108,7 @@ def test_the_commit_before_stays_whatever_retention_says(solo: Make, tmp_path: P
 
 
 def test_what_is_durable_already_is_not_committed_again(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, interval="2", pair=AttemptId(1, 1))
+    run = solo(tmp_path, interval="2", attempt_id=AttemptId(1, 1))
     script = Script(run.job)
     script.make(3)
     assert run.job.save()
@@ -118,7 +118,7 @@ def test_what_is_durable_already_is_not_committed_again(solo: Make, tmp_path: Pa
 
 
 def test_skipped_steps_count_and_the_last_good_weights_are_saved(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, pair=AttemptId(1, 1))
+    run = solo(tmp_path, attempt_id=AttemptId(1, 1))
     script = Script(run.job)
     script.make(2)
     weights = [parameter.clone() for parameter in script.model.parameters()]
@@ -140,7 +140,7 @@ def poison(script: Script) -> None:
 
 
 def test_non_finite_weights_end_the_script_and_are_never_saved(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, interval="2", pair=AttemptId(1, 1))
+    run = solo(tmp_path, interval="2", attempt_id=AttemptId(1, 1))
     script = Script(run.job)
     script.make(2)
     poison(script)
@@ -155,7 +155,7 @@ def test_non_finite_weights_end_the_script_and_are_never_saved(solo: Make, tmp_p
 @pytest.mark.parametrize("full_every", [1, 4], ids=["full", "delta"])
 def test_save_of_non_finite_weights_fails_and_replaces_nothing(solo: Make, tmp_path: Path, full_every: int) -> None:
     """The message names the tensor."""
-    run = solo(tmp_path, keep_last=1, pair=AttemptId(1, 1), full_every=full_every)
+    run = solo(tmp_path, keep_last=1, attempt_id=AttemptId(1, 1), full_every=full_every)
     script = Script(run.job)
     script.make(2)
     assert run.job.save()
@@ -172,7 +172,7 @@ def test_save_of_non_finite_weights_fails_and_replaces_nothing(solo: Make, tmp_p
 
 
 def test_intentional_non_finite_weights_get_advice_to_freeze(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, pair=AttemptId(1, 1))
+    run = solo(tmp_path, attempt_id=AttemptId(1, 1))
     script = Script(run.job)
     script.make(1)
     poison(script)
@@ -185,7 +185,7 @@ def test_intentional_non_finite_weights_get_advice_to_freeze(solo: Make, tmp_pat
 
 def test_storage_outage_does_not_count_as_non_finite_weights(solo: Make, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
-    run = solo(root, pair=AttemptId(1, 1))
+    run = solo(root, attempt_id=AttemptId(1, 1))
     script = Script(run.job)
     script.make(1)
     root.rename(tmp_path / "away")
@@ -200,7 +200,7 @@ def test_unreadable_state_is_not_saved_and_the_end_is_reported(
     solo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An error of the GPU has this effect."""
-    run = solo(tmp_path, pair=AttemptId(1, 1))
+    run = solo(tmp_path, attempt_id=AttemptId(1, 1))
     script = Script(run.job)
     script.make(2)
 
@@ -214,7 +214,7 @@ def test_unreadable_state_is_not_saved_and_the_end_is_reported(
 
 
 def test_non_finite_numbers_that_are_no_weights_may_be_saved(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, pair=AttemptId(1, 1))
+    run = solo(tmp_path, attempt_id=AttemptId(1, 1))
     script = Script(run.job)
     script.model.register_buffer("mask", torch.full((3,), -torch.inf))
     script.average.values[1] = torch.inf
@@ -254,7 +254,7 @@ def averaged(script: Script, swap: Swap) -> Iterator[None]:
 def test_state_with_averaged_weights_in_place_is_not_saved(
     solo: Make, tmp_path: Path, swap: Swap, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = solo(tmp_path, interval="2", pair=AttemptId(1, 1))
+    run = solo(tmp_path, interval="2", attempt_id=AttemptId(1, 1))
     script = Script(run.job)
     script.make(3)
 
@@ -269,7 +269,7 @@ def test_state_with_averaged_weights_in_place_is_not_saved(
 
 @swaps
 def test_averaged_weights_that_were_taken_back_cost_no_commit(solo: Make, tmp_path: Path, swap: Swap) -> None:
-    run = solo(tmp_path, pair=AttemptId(1, 1))
+    run = solo(tmp_path, attempt_id=AttemptId(1, 1))
     script = Script(run.job)
     script.make(3)
     with run.job.phase("evaluation"), averaged(script, swap):
@@ -279,7 +279,7 @@ def test_averaged_weights_that_were_taken_back_cost_no_commit(solo: Make, tmp_pa
 
 
 def test_save_in_evaluation_with_averaged_weights_is_refused(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, pair=AttemptId(1, 1))
+    run = solo(tmp_path, attempt_id=AttemptId(1, 1))
     script = Script(run.job)
     script.make(3)
     with run.job.phase("evaluation"):
@@ -293,7 +293,7 @@ def test_save_of_weights_the_script_changed_is_made_and_logged(
     solo: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The script may clip its weights after each step, and it requests the save itself."""
-    run = solo(tmp_path, pair=AttemptId(1, 1))
+    run = solo(tmp_path, attempt_id=AttemptId(1, 1))
     script = Script(run.job)
     script.model.load_state_dict(script.model.state_dict())
     by_copy(script.model[1].weight, torch.tensor([[0.5, 0.25]]))
@@ -319,7 +319,7 @@ class Tears(torch.optim.SGD):
 
 
 def test_state_of_a_half_finished_optimizer_step_is_not_saved(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, pair=AttemptId(1, 1))
+    run = solo(tmp_path, attempt_id=AttemptId(1, 1))
     script = Script(run.job, Tears)
     script.fail(lambda: script.make(5))
     assert committed(run) == []
@@ -327,7 +327,7 @@ def test_state_of_a_half_finished_optimizer_step_is_not_saved(solo: Make, tmp_pa
 
 
 def test_state_of_an_object_during_its_own_update_is_not_saved(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, pair=AttemptId(1, 1))
+    run = solo(tmp_path, attempt_id=AttemptId(1, 1))
     script = Script(run.job)
     script.make(2)
     script.fail(script.average.update)
@@ -335,7 +335,7 @@ def test_state_of_an_object_during_its_own_update_is_not_saved(solo: Make, tmp_p
 
 
 def test_without_a_step_there_is_nothing_to_commit(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, pair=AttemptId(1, 1))
+    run = solo(tmp_path, attempt_id=AttemptId(1, 1))
     Script(run.job).fail(bad_batch)
     assert committed(run) == []
 
@@ -376,8 +376,8 @@ def connect() -> Callable[[], Any]:
     return lambda: (server, store_client("127.0.0.1", server.port, "failing", 60.0))[1]
 
 
-def ask(connect: Callable[[], Any], left: dict[int, Left], size: int) -> dict[int, tuple[Left, ...]]:
-    found: dict[int, tuple[Left, ...]] = {}
+def ask(connect: Callable[[], Any], left: dict[int, FailingRank], size: int) -> dict[int, tuple[FailingRank, ...]]:
+    found: dict[int, tuple[FailingRank, ...]] = {}
 
     def look(rank: int) -> None:
         found[rank] = final_checkpoint.together(connect(), left[rank], rank=rank, size=size)
@@ -392,19 +392,19 @@ def ask(connect: Callable[[], Any], left: dict[int, Left], size: int) -> dict[in
 
 def test_all_hear_of_all(connect: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(final_checkpoint, "LOOK_SECONDS", 60.0)
-    left = {rank: Left(step=7, whole=rank != 1) for rank in range(3)}
+    left = {rank: FailingRank(step=7, whole=rank != 1) for rank in range(3)}
     found = ask(connect, left, 3)
     assert found == dict.fromkeys(range(3), (left[0], left[1], left[2]))
     assert not final_checkpoint.can_be_saved(found[0])
 
 
 def test_where_one_is_missing_nobody_saves(connect: Callable[[], Any]) -> None:
-    whole = Left(step=7, whole=True)
+    whole = FailingRank(step=7, whole=True)
     assert ask(connect, {0: whole, 2: whole}, 3) == {0: (), 2: ()}
 
 
 def test_who_comes_after_the_others_gave_up_saves_nothing_either(connect: Callable[[], Any]) -> None:
-    whole = Left(step=7, whole=True)
+    whole = FailingRank(step=7, whole=True)
     assert ask(connect, {0: whole}, 2) == {0: ()}
     assert ask(connect, {1: whole}, 2) == {1: ()}
 
@@ -413,31 +413,31 @@ def test_rank_its_launcher_waits_for_does_not_look_for_others(
     connect: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(final_checkpoint, "LOOK_SECONDS", 3600.0)
-    own = Left(step=7, whole=True)
+    own = FailingRank(step=7, whole=True)
     assert final_checkpoint.together(connect(), own, rank=0, size=2, hurried=lambda: True) == ()
 
 
 @pytest.mark.parametrize(
     ("left", "good"),
     [
-        ([Left(step=7, whole=True), Left(step=7, whole=True)], True),
-        ([Left(step=7, whole=True), Left(step=7, whole=False)], False),
-        ([Left(step=7, whole=True), Left(step=8, whole=True)], False),
+        ([FailingRank(step=7, whole=True), FailingRank(step=7, whole=True)], True),
+        ([FailingRank(step=7, whole=True), FailingRank(step=7, whole=False)], False),
+        ([FailingRank(step=7, whole=True), FailingRank(step=8, whole=True)], False),
     ],
     ids=["one state", "one half changed", "a step apart"],
 )
-def test_only_one_whole_state_is_saved(left: list[Left], good: bool) -> None:
+def test_only_one_whole_state_is_saved(left: list[FailingRank], good: bool) -> None:
     assert final_checkpoint.can_be_saved(left) is good
 
 
 @pytest.mark.parametrize(
     ("left", "same"),
     [
-        ([Left(step=7, whole=False, saves=2), Left(step=8, whole=True, saves=2)], True),
-        ([Left(step=7, whole=True, saves=2), Left(step=7, whole=True, saves=1)], False),
+        ([FailingRank(step=7, whole=False, saves=2), FailingRank(step=8, whole=True, saves=2)], True),
+        ([FailingRank(step=7, whole=True, saves=2), FailingRank(step=7, whole=True, saves=1)], False),
         ([], False),
     ],
     ids=["all began the same saves", "one began a save alone", "not all failed"],
 )
-def test_only_a_save_that_all_began_is_waited_for(left: list[Left], same: bool) -> None:
+def test_only_a_save_that_all_began_is_waited_for(left: list[FailingRank], same: bool) -> None:
     assert final_checkpoint.alike(left) is same

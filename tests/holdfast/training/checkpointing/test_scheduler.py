@@ -124,9 +124,9 @@ def test_leaving_rank_is_answered_by_the_last_step_only(
     run = solo(tmp_path, interval="2" if how == "interval" else "1000")
     steps, stepped = Steps(run.job), TrainState.stepped
 
-    def notice_comes(state: TrainState, pair: AttemptId) -> None:
+    def notice_comes(state: TrainState, attempt_id: AttemptId) -> None:
         """Send the notice with the vote on the step, so that another step follows."""
-        stepped(state, pair)
+        stepped(state, attempt_id)
         run.launcher.wanted = Requests(quiesce=("aws-1",))
 
     steps.make()
@@ -272,7 +272,7 @@ def client_of(store: TCPStore, cancel: CancelToken) -> StoreClient:
 
 def staged(rank: int, step: int, data: bytes, size: int = 2) -> Staged:
     snapshot = Snapshot(
-        name=CheckpointName(step=step, pair=AttemptId(1, 1)),
+        name=CheckpointName(step=step, attempt_id=AttemptId(1, 1)),
         specs=[TensorSpec(name=f"w{n}", dtype="U8", shape=(len(data),)) for n in range(3)],
         read=lambda piece: data,
         state={},

@@ -39,7 +39,7 @@ class Run:
 
     def save(self, step: int, *, asked: bool = False) -> None:
         for tier in self.scheduler.due_now(step, asked=asked):
-            self.scheduler.commit_now(tier, step, lambda: cast(Any, None), asked=asked)
+            self.scheduler.save_now(tier, step, lambda: cast(Any, None), asked=asked)
 
 
 def test_training_stops_if_the_first_save_has_no_capacity() -> None:
@@ -75,10 +75,10 @@ def test_background_save_is_postponed_while_others_write() -> None:
     """If nothing fits, the next background save ends training."""
     run = Run(FULL, in_background=True)
     scheduler = run.scheduler
-    assert scheduler.due_beside(1, busy=False) is None
-    assert scheduler.due_beside(2, busy=True) is None
-    assert scheduler.due_beside(3, busy=False) is run.tier, "it was due before"
-    scheduler.commit_beside(run.tier, 3, lambda: cast(Any, None))
-    assert scheduler.due_beside(3, busy=False) is None
+    assert scheduler.due_in_background(1, busy=False) is None
+    assert scheduler.due_in_background(2, busy=True) is None
+    assert scheduler.due_in_background(3, busy=False) is run.tier, "it was due before"
+    scheduler.save_in_background(run.tier, 3, lambda: cast(Any, None))
+    assert scheduler.due_in_background(3, busy=False) is None
     with pytest.raises(NoRoomError, match="too small"):
-        scheduler.commit_beside(run.tier, 4, lambda: cast(Any, None))
+        scheduler.save_in_background(run.tier, 4, lambda: cast(Any, None))

@@ -216,9 +216,9 @@ def test_norm_and_clipping_are_those_of_torch() -> None:
     gradients = [g for g in step(layer(torch.randn(3, 5)).pow(2).sum()) if g is not None]
     wanted = float(torch.nn.utils.get_total_norm(gradients))
     norm = step.reducer.norm()
-    assert norm == step.reducer.norm(anew=True) == pytest.approx(wanted)
+    assert norm == step.reducer.norm(recompute=True) == pytest.approx(wanted)
     step.reducer.clip(wanted / 4, norm)
-    assert step.reducer.norm() == pytest.approx(step.reducer.norm(anew=True)) == pytest.approx(wanted / 4)
+    assert step.reducer.norm() == pytest.approx(step.reducer.norm(recompute=True)) == pytest.approx(wanted / 4)
     assert float(torch.nn.utils.get_total_norm(gradients)) == pytest.approx(wanted / 4)
 
 

@@ -91,7 +91,7 @@ def test_a_group_that_was_left_launches_nothing(store: int) -> None:
 
 
 def test_a_world_of_one_needs_nobody() -> None:
-    group = Group.alone(CPU)
+    group = Group.single_rank(CPU)
     numbers = torch.ones(3)
     group.sum_(numbers)
     group.broadcast_(numbers)

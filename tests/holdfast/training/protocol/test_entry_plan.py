@@ -38,7 +38,7 @@ def test_a_prepared_step_that_every_survivor_has_is_applied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reports", "pair"),
+    ("reports", "attempt_id"),
     [
         ([replace(HELD, claimed=None), NEW], B),
         ([HELD], AttemptId(2, 1)),
@@ -46,12 +46,12 @@ def test_a_prepared_step_that_every_survivor_has_is_applied() -> None:
     ],
     ids=["no survivor knows the claim", "another generation", "a launcher had ranks in a later attempt"],
 )
-def test_unclaimed_memory_yields_to_a_newer_checkpoint(reports: list[EntryReport], pair: AttemptId) -> None:
-    plan = decide(reports, pair, shards=None)
+def test_unclaimed_memory_yields_to_a_newer_checkpoint(reports: list[EntryReport], attempt_id: AttemptId) -> None:
+    plan = decide(reports, attempt_id, shards=None)
     assert (plan.resolution.donor, plan.claimed, plan.depends_on_newest) == (0, False, True)
-    older = decide(reports, pair, shards=None, newest=A)
+    older = decide(reports, attempt_id, shards=None, newest=A)
     assert older == plan
-    newer = decide(reports, pair, shards=None, newest=B)
+    newer = decide(reports, attempt_id, shards=None, newest=B)
     assert (newer.resolution.donor, newer.claimed, newer.saved_step) == (None, False, 0)
 
 

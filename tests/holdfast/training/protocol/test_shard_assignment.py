@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from holdfast.checkpoint.format.shard_layout import Holding, TensorSpec, held_by, rows
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import UsageError
-from holdfast.training.protocol.shard_assignment import deal, resolve
+from holdfast.training.protocol.shard_assignment import assign, resolve
 from holdfast.training.protocol.step_commit import PreparedStep, RankState
 
 FIRST, SECOND, THIRD = AttemptId(1, 1), AttemptId(1, 2), AttemptId(1, 3)
@@ -20,47 +20,47 @@ NEWCOMER = RankState()
 def member(
     step: int = 7, *, voted: AttemptId | None = FIRST, synced: AttemptId = FIRST, doubts: bool = False
 ) -> RankState:
-    doubt = PreparedStep(pair=synced, step=step) if doubts else None
-    return RankState(step=step, voted=voted, synced=synced, doubt=doubt)
+    prepared_step = PreparedStep(attempt_id=synced, step=step) if doubts else None
+    return RankState(step=step, voted=voted, synced=synced, prepared_step=prepared_step)
 
 
 # Assignment
 
 
 def test_a_first_world_is_dealt_in_order_of_ranks() -> None:
-    dealt = deal([None] * 6, 2)
-    assert dealt.shards == (0, 1, 0, 1, 0, 1)
-    assert [dealt.mates(rank) for rank in range(6)] == [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5)]
-    assert dealt.peers(3) == (1, 3, 5)
+    assigned = assign([None] * 6, 2)
+    assert assigned.shards == (0, 1, 0, 1, 0, 1)
+    assert [assigned.shard_group(rank) for rank in range(6)] == [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5)]
+    assert assigned.peers(3) == (1, 3, 5)
 
 
 def test_a_newcomer_gets_the_shard_that_is_missing() -> None:
-    assert deal([1, None, 0, 1], 2).shards == (1, 0, 0, 1)
+    assert assign([1, None, 0, 1], 2).shards == (1, 0, 0, 1)
 
 
 def test_orphans_of_two_replicas_make_one() -> None:
-    dealt = deal([1, 0], 2)
-    assert dealt.shards == (1, 0)
-    assert dealt.mates(0) == dealt.mates(1) == (1, 0)
+    assigned = assign([1, 0], 2)
+    assert assigned.shards == (1, 0)
+    assert assigned.shard_group(0) == assigned.shard_group(1) == (1, 0)
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.data())
 def test_every_replica_is_whole_and_nobody_moves_without_need(size: int, replicas: int, data: st.DataObject) -> None:
     world = size * replicas
     held = data.draw(st.lists(st.one_of(st.none(), st.integers(0, size - 1)), min_size=world, max_size=world))
-    dealt = deal(held, size)
+    assigned = assign(held, size)
     for rank in range(world):
-        assert [dealt.shards[mate] for mate in dealt.mates(rank)] == list(range(size))
-        assert rank in dealt.mates(rank)
+        assert [assigned.shards[mate] for mate in assigned.shard_group(rank)] == list(range(size))
+        assert rank in assigned.shard_group(rank)
     for shard in range(size):
-        kept = sum(dealt.shards[rank] == shard for rank in range(world) if held[rank] == shard)
+        kept = sum(assigned.shards[rank] == shard for rank in range(world) if held[rank] == shard)
         assert kept == min(replicas, held.count(shard))
 
 
 def test_world_that_is_no_multiple_of_replicas_is_refused() -> None:
     """The message names the options to set."""
     with pytest.raises(UsageError, match=r"a world of 3 .* replicas of 2 .*--replica-step .*replicaStep"):
-        deal([None] * 3, 2)
+        assign([None] * 3, 2)
 
 
 @given(st.integers(0, 12), st.integers(1, 5))
@@ -73,7 +73,7 @@ def test_rows_are_cut_as_torch_cuts_them(length: int, size: int) -> None:
 @given(st.integers(1, 3), st.integers(1, 3), st.lists(st.integers(0, 9), max_size=6))
 def test_a_commit_has_every_row_once(size: int, replicas: int, lengths: list[int]) -> None:
     specs = [TensorSpec(name=f"t{i}", dtype="F32", shape=(length, 2)) for i, length in enumerate(lengths)]
-    shards = deal([None] * (size * replicas), size).shards
+    shards = assign([None] * (size * replicas), size).shards
     holding = Holding(names=frozenset(spec.name for spec in specs), size=size, shards=shards)
     pieces = [piece for rank in range(len(shards)) for piece in held_by(specs, holding, rank)]
     for spec in specs:
@@ -85,38 +85,43 @@ def test_a_commit_has_every_row_once(size: int, replicas: int, lengths: list[int
 
 
 def test_a_lost_shard_comes_from_whoever_has_it() -> None:
-    verdict, dealt = resolve([member(), member(), member(), NEWCOMER], [0, 1, 0, 1], 2)
-    assert (verdict.survivors, verdict.newcomers, dealt.shards) == ((0, 1, 2), (3,), (0, 1, 0, 1))
+    resolution, assigned = resolve([member(), member(), member(), NEWCOMER], [0, 1, 0, 1], 2)
+    assert (resolution.survivors, resolution.newcomers, assigned.shards) == ((0, 1, 2), (3,), (0, 1, 0, 1))
 
 
 def test_step_that_all_remaining_ranks_prepared_is_applied() -> None:
-    verdict, _ = resolve([member(doubts=True), member(8), NEWCOMER, member(doubts=True)], [0, 1, 0, 1], 2)
-    assert (verdict.apply, verdict.step, verdict.survivors) == (True, 8, (0, 1, 3))
+    resolution, _ = resolve([member(doubts=True), member(8), NEWCOMER, member(doubts=True)], [0, 1, 0, 1], 2)
+    assert (resolution.apply, resolution.step, resolution.survivors) == (True, 8, (0, 1, 3))
 
 
 def test_who_holds_a_shard_too_many_takes_over_another() -> None:
-    verdict, dealt = resolve([member()] * 4, [1, 1, 0, 1], 2)
-    assert dealt.shards == (1, 1, 0, 0)
-    assert (verdict.survivors, verdict.newcomers) == ((0, 1, 2), (3,))
+    resolution, assigned = resolve([member()] * 4, [1, 1, 0, 1], 2)
+    assert assigned.shards == (1, 1, 0, 0)
+    assert (resolution.survivors, resolution.newcomers) == ((0, 1, 2), (3,))
 
 
 def test_a_shard_that_nobody_has_sends_all_to_the_checkpoint() -> None:
-    verdict, dealt = resolve([member(), NEWCOMER, member(), NEWCOMER], [0, 1, 0, 1], 2)
-    assert verdict.donor is None
-    assert (verdict.newcomers, dealt.shards) == ((0, 1, 2, 3), (0, 1, 0, 1))
-    assert "shard 1" in verdict.message
+    resolution, assigned = resolve([member(), NEWCOMER, member(), NEWCOMER], [0, 1, 0, 1], 2)
+    assert resolution.donor is None
+    assert (resolution.newcomers, assigned.shards) == ((0, 1, 2, 3), (0, 1, 0, 1))
+    assert "shard 1" in resolution.message
 
 
 def test_holder_without_a_vote_proves_that_no_step_was_made() -> None:
     """The holder is the only one of its shard. The step is the first of the attempt."""
     voted = member(voted=SECOND, synced=SECOND, doubts=True)
     behind = member(voted=FIRST, synced=SECOND)
-    verdict, dealt = resolve([voted, NEWCOMER, voted, behind], [0, 0, 0, 1], 2)
-    assert (verdict.survivors, verdict.apply, verdict.step, verdict.voted) == ((0, 2, 3), False, 7, SECOND)
-    assert dealt.shards == (0, 1, 0, 1)
+    resolution, assigned = resolve([voted, NEWCOMER, voted, behind], [0, 0, 0, 1], 2)
+    assert (resolution.survivors, resolution.apply, resolution.step, resolution.voted) == (
+        (0, 2, 3),
+        False,
+        7,
+        SECOND,
+    )
+    assert assigned.shards == (0, 1, 0, 1)
 
 
 def test_an_older_state_is_no_stand_in_for_a_shard() -> None:
     new = member(9, voted=THIRD, synced=THIRD)
-    verdict, _ = resolve([new, new, member(7), member(7)], [0, 0, 1, 1], 2)
-    assert verdict.donor is None
+    resolution, _ = resolve([new, new, member(7), member(7)], [0, 0, 1, 1], 2)
+    assert resolution.donor is None

@@ -21,7 +21,7 @@ BALLOTS = st.builds(
     non_finite=st.booleans(),
     pause=st.booleans(),
     bound=st.booleans(),
-    near=st.booleans(),
+    node_local=st.booleans(),
     busy=st.booleans(),
     urgent=st.booleans(),
     touched=st.lists(st.booleans(), min_size=4, max_size=4),
@@ -41,7 +41,7 @@ def test_flags_are_ored_and_sums_are_exact(ballots: list[Ballot]) -> None:
     assert agreed.non_finite == any(ballot.non_finite for ballot in ballots)
     assert agreed.pause == any(ballot.pause for ballot in ballots)
     assert agreed.bound == any(ballot.bound for ballot in ballots)
-    assert agreed.near == any(ballot.near for ballot in ballots)
+    assert agreed.node_local == any(ballot.node_local for ballot in ballots)
     assert agreed.busy == any(ballot.busy for ballot in ballots)
     assert agreed.urgent == any(ballot.urgent for ballot in ballots)
     assert agreed.touched == tuple(any(column) for column in zip(*(b.touched for b in ballots), strict=True))

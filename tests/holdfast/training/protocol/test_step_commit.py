@@ -13,10 +13,10 @@ from holdfast.training.protocol.step_commit import (
     RankState,
     affirmed,
     committed,
+    invalidated,
     prepared,
     resolve,
     synchronised,
-    torn,
     voted,
 )
 
@@ -28,19 +28,19 @@ APPLIED = committed(IN_DOUBT)
 
 
 def test_without_a_memory_nobody_survives() -> None:
-    verdict = resolve([NEWCOMER, NEWCOMER])
-    assert (verdict.survivors, verdict.newcomers, verdict.donor) == ((), (0, 1), None)
+    resolution = resolve([NEWCOMER, NEWCOMER])
+    assert (resolution.survivors, resolution.newcomers, resolution.donor) == ((), (0, 1), None)
 
 
 def test_the_last_vote_outranks_the_last_synchronisation() -> None:
-    verdict = resolve([RankState(step=9, voted=A, synced=C), RankState(step=3, voted=B, synced=B), NEWCOMER])
-    assert (verdict.survivors, verdict.donor, verdict.step, verdict.voted) == ((1,), 1, 3, B)
-    assert verdict.newcomers == (0, 2)
+    resolution = resolve([RankState(step=9, voted=A, synced=C), RankState(step=3, voted=B, synced=B), NEWCOMER])
+    assert (resolution.survivors, resolution.donor, resolution.step, resolution.voted) == ((1,), 1, 3, B)
+    assert resolution.newcomers == (0, 2)
 
 
 def test_of_equal_votes_the_last_synchronisation_counts() -> None:
-    verdict = resolve([RankState(step=7, voted=A, synced=A), RankState(step=8, voted=A, synced=B)])
-    assert (verdict.survivors, verdict.step) == ((1,), 8)
+    resolution = resolve([RankState(step=7, voted=A, synced=A), RankState(step=8, voted=A, synced=B)])
+    assert (resolution.survivors, resolution.step) == ((1,), 8)
 
 
 def test_state_from_a_checkpoint_is_new_until_it_is_voted_on() -> None:
@@ -55,30 +55,30 @@ def test_a_newer_checkpoint_goes_on_instead_of_an_old_memory() -> None:
 
 
 def test_survivors_all_in_doubt_apply() -> None:
-    verdict = resolve([IN_DOUBT, NEWCOMER, IN_DOUBT])
-    assert (verdict.apply, verdict.step, verdict.survivors) == (True, 8, (0, 2))
-    assert verdict.message == (
+    resolution = resolve([IN_DOUBT, NEWCOMER, IN_DOUBT])
+    assert (resolution.apply, resolution.step, resolution.survivors) == (True, 8, (0, 2))
+    assert resolution.message == (
         "ranks 0, 2 go on from memory at step 8; step 8, in doubt on 0, 2, is applied: every survivor was prepared; "
         "1 take the state over"
     )
 
 
 def test_who_is_in_doubt_follows_who_applied() -> None:
-    verdict = resolve([IN_DOUBT, APPLIED])
-    assert (verdict.apply, verdict.step, verdict.donor) == (True, 8, 0)
+    resolution = resolve([IN_DOUBT, APPLIED])
+    assert (resolution.apply, resolution.step, resolution.donor) == (True, 8, 0)
 
 
 def test_a_survivor_that_was_not_prepared_makes_all_discard() -> None:
-    verdict = resolve([IN_DOUBT, READY])
-    assert (verdict.apply, verdict.step, verdict.survivors) == (False, 7, (0, 1))
-    assert "step 8, in doubt on 0, is discarded: a survivor was not prepared" in verdict.message
+    resolution = resolve([IN_DOUBT, READY])
+    assert (resolution.apply, resolution.step, resolution.survivors) == (False, 7, (0, 1))
+    assert "step 8, in doubt on 0, is discarded: a survivor was not prepared" in resolution.message
 
 
 def test_prepared_and_not_yet_voted_in_a_new_attempt_is_no_doubt() -> None:
     ready = synchronised(READY, B, 7, A)
     assert not prepared(ready, B).in_doubt
-    verdict = resolve([prepared(ready, B), ready])
-    assert (verdict.apply, verdict.step, verdict.survivors) == (False, 7, (0, 1))
+    resolution = resolve([prepared(ready, B), ready])
+    assert (resolution.apply, resolution.step, resolution.survivors) == (False, 7, (0, 1))
 
 
 def test_survivors_that_cannot_be_are_refused() -> None:
@@ -89,9 +89,9 @@ def test_survivors_that_cannot_be_are_refused() -> None:
 
 
 def test_a_step_in_an_attempt() -> None:
-    assert PreparedStep(pair=A, step=7) == IN_DOUBT.doubt
+    assert PreparedStep(attempt_id=A, step=7) == IN_DOUBT.prepared_step
     assert RankState(step=8, voted=A, synced=A) == APPLIED
-    assert torn(IN_DOUBT) == NEWCOMER
+    assert invalidated(IN_DOUBT) == NEWCOMER
 
 
 @pytest.mark.parametrize("step", [7, 8])
@@ -100,9 +100,9 @@ def test_synchronising_settles_the_doubt_of_a_survivor(step: int) -> None:
 
 
 def test_a_newcomer_takes_over_the_donors_votes() -> None:
-    verdict = resolve([APPLIED, NEWCOMER])
-    joined = synchronised(NEWCOMER, B, verdict.step, verdict.voted)
-    assert joined == synchronised(APPLIED, B, verdict.step, verdict.voted)
+    resolution = resolve([APPLIED, NEWCOMER])
+    joined = synchronised(NEWCOMER, B, resolution.step, resolution.voted)
+    assert joined == synchronised(APPLIED, B, resolution.step, resolution.voted)
     assert resolve([joined]).survivors == (0,)
 
 
@@ -128,9 +128,9 @@ def test_what_the_protocol_forbids_is_refused(forbidden: object) -> None:
         forbidden()
 
 
-@pytest.mark.parametrize("standing", [NEWCOMER, READY, IN_DOUBT, APPLIED, synchronised(NEWCOMER, C, 5, None)])
-def test_a_standing_travels_as_json(standing: RankState) -> None:
-    assert RankState.from_json(standing.to_json()) == standing
+@pytest.mark.parametrize("rank_state", [NEWCOMER, READY, IN_DOUBT, APPLIED, synchronised(NEWCOMER, C, 5, None)])
+def test_a_standing_travels_as_json(rank_state: RankState) -> None:
+    assert RankState.from_json(rank_state.to_json()) == rank_state
 
 
 @pytest.mark.parametrize("rubbish", [{}, {"step": "x"}, {"step": 1, "voted": 3, "synced": None, "doubt": None}])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from holdfast.core.errors import UsageError
-from holdfast.training.step.call_mismatch import LONG_SECONDS, Call, Calls, Said
+from holdfast.training.step.call_mismatch import LONG_SECONDS, Call, Calls, ReportedCall
 
 
 @dataclass
@@ -92,7 +92,7 @@ def test_an_earlier_call_is_never_taken_for_a_later_one() -> None:
     for rank in (ahead, behind):
         with rank.during(Call.STEP):
             wait_long(rank)
-    assert [Said.from_json(value).call for value in store.values.values()] == [Call.SAVE, Call.STEP]
+    assert [ReportedCall.from_json(value).call for value in store.values.values()] == [Call.SAVE, Call.STEP]
 
 
 def test_wait_in_forward_or_evaluation_implies_no_following_call() -> None:

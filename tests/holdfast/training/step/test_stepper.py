@@ -164,7 +164,7 @@ def test_gradients_that_overflow_under_any_scale_end_the_script(solo: Make) -> N
 
 def test_a_step_that_is_applied_from_a_doubt_tells_its_loss(solo: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     made = parts(scaler=torch.amp.GradScaler("cpu"))
-    run = solo(None, pair=AttemptId(1, 1))
+    run = solo(None, attempt_id=AttemptId(1, 1))
     run.launcher.moves_on = True
     run.job.manage(**made)
     vote, calm = Group.launch_sum, []
@@ -194,16 +194,16 @@ def test_save_after_a_step_that_ended_elsewhere_follows_the_next(
     solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, after: bool, commits: list[int]
 ) -> None:
     """The step ended in another world."""
-    run, made = solo(tmp_path, pair=AttemptId(1, 1)), parts()
+    run, made = solo(tmp_path, attempt_id=AttemptId(1, 1)), parts()
     run.launcher.moves_on = True
     run.job.manage(**made)
     stepped, lost = TrainState.stepped, []
 
-    def breaks(lineage: TrainState, pair: AttemptId) -> None:
+    def breaks(state: TrainState, attempt_id: AttemptId) -> None:
         if run.job.committed_step == 2 and not lost:
             lost.append(True)
             raise PeerLostError("cut")
-        stepped(lineage, pair)
+        stepped(state, attempt_id)
 
     monkeypatch.setattr(TrainState, "stepped", breaks)
     told = []
@@ -223,18 +223,18 @@ def test_save_losing_a_peer_before_a_step_repeats_the_batch(
     solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     """The batch is provided again."""
-    run, made = solo(tmp_path, pair=AttemptId(1, 1)), parts()
+    run, made = solo(tmp_path, attempt_id=AttemptId(1, 1)), parts()
     run.launcher.moves_on = True
     run.job.manage(**made)
-    commit, lost = CheckpointScheduler.commit, []
+    save, lost = CheckpointScheduler.save, []
 
     def breaks(*arguments: Any, **more: Any) -> Any:
         if not lost:
             lost.append(True)
             raise PeerLostError("cut")
-        return commit(*arguments, **more)
+        return save(*arguments, **more)
 
-    monkeypatch.setattr(CheckpointScheduler, "commit", breaks)
+    monkeypatch.setattr(CheckpointScheduler, "save", breaks)
     results = []
     for batch in batches(run.job, 3):
         if run.job.committed_step == 1:
@@ -252,7 +252,7 @@ def test_save_losing_a_peer_before_a_step_repeats_the_batch(
 def test_save_interrupted_by_a_lost_peer_follows_the_next_step(
     solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    run, made = solo(tmp_path, pair=AttemptId(1, 1), interval="4"), parts()
+    run, made = solo(tmp_path, attempt_id=AttemptId(1, 1), interval="4"), parts()
     run.launcher.moves_on = True
     run.job.manage(**made)
     begin, lost = CheckpointManager.begin, []
@@ -273,7 +273,7 @@ def test_save_interrupted_by_a_lost_peer_follows_the_next_step(
 def test_claim_interrupted_by_a_lost_peer_is_made_next_attempt(
     solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    run, made = solo(tmp_path, pair=AttemptId(1, 1)), parts()
+    run, made = solo(tmp_path, attempt_id=AttemptId(1, 1)), parts()
     run.launcher.moves_on, run.launcher.generation = True, 2
     run.job.manage(**made)
     claim, lost = CheckpointManager.claim, []
@@ -290,7 +290,7 @@ def test_claim_interrupted_by_a_lost_peer_is_made_next_attempt(
             run.launcher.cancel.set("a new generation")
         run.job.step(loss(made, batch))
     assert lost
-    assert [str(claim.pair) for claim in list_claims(tmp_path)] == ["1.1", "2.3"], (
+    assert [str(claim.attempt_id) for claim in list_claims(tmp_path)] == ["1.1", "2.3"], (
         "the claim of g2.a2 was never written"
     )
     assert run.launcher.of("restored")[-1]["source"] == "memory"

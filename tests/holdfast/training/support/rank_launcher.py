@@ -167,9 +167,9 @@ class Launcher:
 
     def _heard(self, slot: int, message: dict[str, Any]) -> None:
         if message["type"] == "hello":
-            pair = {name: message[name] for name in ("generation", "attempt")}
+            attempt_id = {name: message[name] for name in ("generation", "attempt")}
             known = {"trained": self.trained.get(slot), "tiers": self.tiers.get(slot, {})}
-            self.tell(slot, type="welcome", claims=[], settings={}, **known, **pair)
+            self.tell(slot, type="welcome", claims=[], settings={}, **known, **attempt_id)
         with self._changed:
             self.said.setdefault(slot, []).append(message)
             self._changed.notify_all()

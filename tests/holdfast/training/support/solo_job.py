@@ -45,7 +45,7 @@ class Recorder:
     trained: AttemptId | None = None
     books: LauncherFailures | None = None
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    pair: AttemptId | None = None  # None: the folder determines the attempt
+    attempt_id: AttemptId | None = None  # None: the folder determines the attempt
     places: int = 0  # the given ones
     moves_on: bool = False
     """Whether there is another attempt after a lost peer; else the rank is ended."""
@@ -55,17 +55,17 @@ class Recorder:
     def send(self, kind: str, **body: Any) -> None:
         self.told.append((kind, body))
 
-    def stands_by(self) -> bool:
+    def on_standby(self) -> bool:
         return False
 
     def next_place(self) -> RankPlacement:
         if self.places and not self.moves_on:
             raise TheEnd
         self.places += 1
-        pair = self.pair
+        attempt_id = self.attempt_id
         if self.moves_on:
             self.cancel = CancelToken()
-            pair = AttemptId(self.generation if self.places > 1 else 1, self.places)
+            attempt_id = AttemptId(self.generation if self.places > 1 else 1, self.places)
         return RankPlacement(
             rank=0,
             local_rank=0,
@@ -73,7 +73,7 @@ class Recorder:
             local_world_size=1,
             host="",
             port=None,
-            pair=pair,
+            attempt_id=attempt_id,
             publication="p",
             job_uid="me",
         )
@@ -155,14 +155,14 @@ def make_solo(
     *,
     interval: str = "1000",
     keep_last: int = 3,
-    pair: AttemptId | None = None,
+    attempt_id: AttemptId | None = None,
     retention: str = "",
     full_every: int = 1,
     delta_threshold: float = 0.0,
     bytes_per_second: int | None = None,
 ) -> Solo:
     """Create a job. A second call with the same folder starts the next attempt."""
-    launcher = Recorder(pair=pair)
+    launcher = Recorder(attempt_id=attempt_id)
     config = effective(
         read_environment({}),
         checkpoint_dir=root,

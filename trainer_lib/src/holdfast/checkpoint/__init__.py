@@ -79,7 +79,7 @@ def save(
     exchange: Exchange = Alone() if group is None else Together(group)
     every = joined(flat, exchange, sampled(stateful, flat))
     number = lead(exchange, lambda: _next_attempt(root, step))
-    name = CheckpointName(step=step, pair=AttemptId(0, number))
+    name = CheckpointName(step=step, attempt_id=AttemptId(0, number))
     snapshot = Snapshot(
         name=name,
         specs=every.specs,
@@ -106,7 +106,7 @@ def save(
 def _next_attempt(root: Path, step: int) -> int:
     if (root / CLAIMS).exists():
         raise CheckpointError(f"{root} belongs to a job (it has claims): save into a folder of its own")
-    return 1 + max((name.pair.attempt for name in catalog.list_commits(root) if name.step == step), default=0)
+    return 1 + max((name.attempt_id.attempt for name in catalog.list_commits(root) if name.step == step), default=0)
 
 
 def load(

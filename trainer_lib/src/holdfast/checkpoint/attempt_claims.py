@@ -34,7 +34,7 @@ class Fence:
     ) -> None:
         self.resume = resume
         self.claims: tuple[Claim, ...] = ()
-        self.attempt = Attempt(pair=AttemptId(0, 0), job_uid="", publication="", run_id="")
+        self.attempt = Attempt(attempt_id=AttemptId(0, 0), job_uid="", publication="", run_id="")
         self._root = root
         self._where = where
         self._on_foreign = on_foreign
@@ -97,11 +97,11 @@ class Fence:
         on_tier = list_claims(self._root)
         self._refuse_foreign([other for other in on_tier if other != claim])
         self.claims = fencing.union(on_tier, self.claims)
-        catalog.clean(self._root, own=claim.pair)
+        catalog.clean(self._root, own=claim.attempt_id)
         remove_claims(self._root, fencing.superfluous(on_tier, claim))
 
     def _insist_on_base(self, claim: Claim, base: CheckpointName | None) -> None:
-        if base is None or (base.step, base.pair) != (claim.from_step, claim.from_pair):
+        if base is None or (base.step, base.attempt_id) != (claim.from_step, claim.from_attempt_id):
             return
         if not exists(self._root, base):
             raise ClaimError(
@@ -114,12 +114,12 @@ class Fence:
             on_tier,
             known=self.attempt.known,
             job_uid=self.attempt.job_uid,
-            pair=self.attempt.pair,
+            attempt_id=self.attempt.attempt_id,
             publication=self.attempt.publication,
         )
         if found:
             self._on_foreign(found)
-            named = ", ".join(f"{claim.pair} of job {claim.job_uid}" for claim in found)
+            named = ", ".join(f"{claim.attempt_id} of job {claim.job_uid}" for claim in found)
             raise ForeignClaimError(
                 f"{self._root} holds claims that this attempt does not know ({named}): another job or operator "
                 "uses the folder; give each job a folder of its own, or stop the other one and start again"

@@ -23,7 +23,7 @@ class Attempt:
     is known to have had.
     """
 
-    pair: AttemptId
+    attempt_id: AttemptId
     job_uid: str
     publication: str
     run_id: str
@@ -47,7 +47,7 @@ def attempt_by_hand(root: Path | None, exchange: Exchange, run_id: str = "") -> 
         told = lead(exchange, lambda: [claim.to_json() for claim in list_claims(root)])
         known = tuple(map(Claim.from_json, told))
     return Attempt(
-        pair=AttemptId(int(chosen["generation"]), 1),
+        attempt_id=AttemptId(int(chosen["generation"]), 1),
         job_uid=BY_HAND,
         publication=str(chosen["publication"]),
         run_id=run_id or BY_HAND,

@@ -46,14 +46,14 @@ class Expiry:
         try:
             on_tier = list_claims(self._root)
             fence = fencing.union(on_tier, claims)
-            if any(claim.pair > attempt.pair for claim in on_tier):
-                _log.warning("a newer attempt than %s has claimed: no commit is deleted", attempt.pair)
+            if any(claim.attempt_id > attempt.attempt_id for claim in on_tier):
+                _log.warning("a newer attempt than %s has claimed: no commit is deleted", attempt.attempt_id)
                 return
             decided = retention.decide(
                 self._ages.look(),
                 fence,
                 job_uid=attempt.job_uid,
-                own=attempt.pair,
+                own=attempt.attempt_id,
                 verified=frozenset(self.verified),
                 keep_last=self._keep_last,
                 rules=self._rules,

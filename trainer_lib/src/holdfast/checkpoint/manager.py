@@ -184,10 +184,10 @@ class CheckpointManager:
         def look(_: bool) -> list[int]:
             self._fence.look()
             found = self._newest_in((*self._near(), self._where[0])) or self._newest_copy()
-            return [] if found is None else [found.step, found.pair.generation, found.pair.attempt]
+            return [] if found is None else [found.step, found.attempt_id.generation, found.attempt_id.attempt]
 
         answer = lead(self._exchange, lambda: until_usable(look, waits, self._check))
-        return CheckpointName(step=answer[0], pair=AttemptId(answer[1], answer[2])) if answer else None
+        return CheckpointName(step=answer[0], attempt_id=AttemptId(answer[1], answer[2])) if answer else None
 
     def _newest_in(self, where: Sequence[CheckpointStore]) -> CheckpointName | None:
         known = self._fence.context
@@ -276,20 +276,20 @@ class CheckpointManager:
             known.setdefault(url, next(filter(None, (tier.reported_as(url) for tier in self._known_tiers)), url))
         return list(dict.fromkeys(known[url] for url in found.stores))
 
-    def claim(self, *, step: int, pair: AttemptId | None, waits: Callable[[], None] | None = None) -> Claim:
+    def claim(self, *, step: int, attempt_id: AttemptId | None, waits: Callable[[], None] | None = None) -> Claim:
         """Make this attempt's claim durable. After the call, check again whether another attempt has claimed.
 
-        `step` and `pair` name the state from which the attempt continues. Raise `ClaimError` if that state was read
-        from the shared folder and no longer exists. A replaced attempt that still saves may delete it until the claim
-        exists. No claim is left in this case, so the next attempt reads what the replaced attempt saved. With
+        `step` and `attempt_id` name the state from which the attempt continues. Raise `ClaimError` if that state was
+        read from the shared folder and no longer exists. A replaced attempt that still saves may delete it until the
+        claim exists. No claim is left in this case, so the next attempt reads what the replaced attempt saved. With
         `waits`, the call retries while the folder cannot be used, as in `newest`.
         """
         claim = Claim(
-            pair=self._fence.attempt.pair,
+            attempt_id=self._fence.attempt.attempt_id,
             job_uid=self._fence.attempt.job_uid,
             publication=self._fence.attempt.publication,
             from_step=step,
-            from_pair=pair,
+            from_attempt_id=attempt_id,
         )
 
         base = self._base_here

@@ -41,7 +41,7 @@ class AttemptId:
         try:
             return cls(int(value["generation"]), int(value["attempt"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise DocumentError(f"not a pair: {value!r}") from error
+            raise DocumentError(f"not an attempt ID: {value!r}") from error
 
     @classmethod
     def from_optional(cls, value: Json | None) -> AttemptId | None:
@@ -49,22 +49,22 @@ class AttemptId:
         return None if value is None else cls.from_json(value)
 
 
-def highest(*pairs: AttemptId | None) -> AttemptId | None:
+def highest(*attempt_ids: AttemptId | None) -> AttemptId | None:
     """Return the highest of some attempt IDs, each of which may be None."""
-    return max((pair for pair in pairs if pair is not None), default=None)
+    return max((attempt_id for attempt_id in attempt_ids if attempt_id is not None), default=None)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Claim:
-    """An attempt's right to save checkpoints: the line of everything older than `pair` ends at `from_step` of
-    `from_pair`.
+    """An attempt's right to save checkpoints: the line of everything older than `attempt_id` ends at `from_step` of
+    `from_attempt_id`.
     """
 
-    pair: AttemptId
+    attempt_id: AttemptId
     job_uid: str
     publication: str
     from_step: int
-    from_pair: AttemptId | None = None
+    from_attempt_id: AttemptId | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the wire form (`claim.json`)."""
@@ -72,9 +72,9 @@ class Claim:
             "version": PROTOCOL_VERSION,
             "jobUID": self.job_uid,
             "publication": self.publication,
-            **self.pair.to_json(),
+            **self.attempt_id.to_json(),
             "fromStep": self.from_step,
-            "fromPair": None if self.from_pair is None else self.from_pair.to_json(),
+            "fromPair": None if self.from_attempt_id is None else self.from_attempt_id.to_json(),
         }
 
     @classmethod
@@ -82,11 +82,11 @@ class Claim:
         check_version(value, "a claim")
         try:
             return cls(
-                pair=AttemptId.from_json(value),
+                attempt_id=AttemptId.from_json(value),
                 job_uid=str(value["jobUID"]),
                 publication=str(value["publication"]),
                 from_step=int(value["fromStep"]),
-                from_pair=AttemptId.from_optional(value.get("fromPair")),
+                from_attempt_id=AttemptId.from_optional(value.get("fromPair")),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DocumentError(f"not a claim: {value!r}") from error

@@ -2,7 +2,7 @@
 
 The JSON name of a field `per_second` is `perSecond`. A field with a default is optional, and unknown fields are
 ignored. Bytes are hex digits, sets are sorted lists, enums are their values. A type with its own `to_json` and
-`from_json` uses them.
+`from_json` uses them. The field `attempt_id` is `pair` in JSON.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from dataclasses import MISSING, dataclass, fields
 from enum import EnumType, IntEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Self, Union, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+_KEYS: Final = {"attempt_id": "pair"}
 
 
 class JsonFields:
@@ -47,7 +49,7 @@ def _fields_of(kind: type[DataclassInstance]) -> tuple[_Field, ...]:
     return tuple(
         _Field(
             name=one.name,
-            key=_camel(one.name),
+            key=_KEYS.get(one.name) or _camel(one.name),
             kind=hints[one.name],
             needed=one.default is MISSING and one.default_factory is MISSING,
         )

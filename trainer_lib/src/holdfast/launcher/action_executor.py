@@ -47,30 +47,32 @@ class ActionExecutor:
         match action:
             case e.Send(to=to, message=message):
                 self._control.send(to, messages.to_json(message))
-            case e.OpenStore(pair=pair, beside=beside):
-                self._open_store(pair, beside)
+            case e.OpenStore(attempt_id=attempt_id, beside=beside):
+                self._open_store(attempt_id, beside)
             case e.StartRanks(world=world, master=master, trained=trained):
                 self._start_ranks(world, master, trained)
-            case e.StopRanks(pair=pair, reason=reason, grace=grace):
-                self._local.stop(pair, reason, self.grace(grace))
-            case e.QuiesceRanks(pair=pair, id=wish, reason=reason, commit=commit):
-                self._local.quiesce(pair, wish, reason, commit=commit, near=commit and self._last_checkpoint.near)
-            case e.RequestCheckpoint(pair=pair, id=wish, reason=reason):
-                self._local.checkpoint(pair, wish, reason)
-            case e.KeepStacks(pair=pair, message=message):
-                self._hangs.witness(pair, self._supervisor.ranks, message)
+            case e.StopRanks(attempt_id=attempt_id, reason=reason, grace=grace):
+                self._local.stop(attempt_id, reason, self.grace(grace))
+            case e.QuiesceRanks(attempt_id=attempt_id, id=wish, reason=reason, commit=commit):
+                self._local.quiesce(
+                    attempt_id, wish, reason, commit=commit, near=commit and self._last_checkpoint.near
+                )
+            case e.RequestCheckpoint(attempt_id=attempt_id, id=wish, reason=reason):
+                self._local.checkpoint(attempt_id, wish, reason)
+            case e.KeepStacks(attempt_id=attempt_id, message=message):
+                self._hangs.witness(attempt_id, self._supervisor.ranks, message)
             case e.Note(phase=phase, message=text):
                 _log.info("%s", text, extra={"fields": {"phase": phase}})
             case e.Exit():
                 self._finish(_ending(action))
 
-    def _open_store(self, pair: AttemptId, beside: AttemptId | None) -> None:
+    def _open_store(self, attempt_id: AttemptId, beside: AttemptId | None) -> None:
         try:
-            master = self._store.open(pair, self._host, beside=beside)
+            master = self._store.open(attempt_id, self._host, beside=beside)
         except StoreError as error:
-            self._pump.feed(e.StoreFailed(pair=pair, message=str(error)))
+            self._pump.feed(e.StoreFailed(attempt_id=attempt_id, message=str(error)))
             return
-        self._pump.feed(e.StoreOpened(pair=pair, master=master))
+        self._pump.feed(e.StoreOpened(attempt_id=attempt_id, master=master))
 
     def _start_ranks(self, world: messages.World, master: messages.Master, trained: AttemptId | None) -> None:
         membership = self._pump.state.membership

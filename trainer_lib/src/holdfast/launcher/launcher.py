@@ -204,11 +204,11 @@ class Launcher:
 
     def _uploaded(self, name: CheckpointName) -> None:
         now = self.pump.now()
-        self._local.progress.checkpoints[OBJECT_TIER] = {"step": name.step, **name.pair.to_json(), "time": now}
+        self._local.progress.checkpoints[OBJECT_TIER] = {"step": name.step, **name.attempt_id.to_json(), "time": now}
         self._status.changed()
 
-    def _hang_found(self, pair: AttemptId, message: str) -> None:
-        self.pump.feed(e.HangFound(pair=pair, message=message))
+    def _hang_found(self, attempt_id: AttemptId, message: str) -> None:
+        self.pump.feed(e.HangFound(attempt_id=attempt_id, message=message))
 
     def _heard(self, message: RankMessage) -> None:
         self._local.heard(message)
@@ -216,8 +216,11 @@ class Launcher:
 
     def _label_log(self, before: State, after: State) -> None:
         if after.world is not before.world:
-            pair = after.world.pair if after.world else None
-            self._context.update(generation=pair.generation if pair else None, attempt=pair.attempt if pair else None)
+            attempt_id = after.world.attempt_id if after.world else None
+            self._context.update(
+                generation=attempt_id.generation if attempt_id else None,
+                attempt=attempt_id.attempt if attempt_id else None,
+            )
 
     def _document(self) -> dict[str, Any]:
         return status_document.status(

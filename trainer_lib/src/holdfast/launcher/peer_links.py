@@ -86,10 +86,10 @@ class PeerLinks:
         if state.attempt is None:
             self.keep_store_warm()
 
-    def _store_lost(self, pair: AttemptId, message: str) -> None:
+    def _store_lost(self, attempt_id: AttemptId, message: str) -> None:
         attempt = self._pump.state.attempt
-        if attempt is None or attempt.world.pair != pair:
-            self._pump.feed(e.StoreFailed(pair=pair, message=message))
+        if attempt is None or attempt.world.attempt_id != attempt_id:
+            self._pump.feed(e.StoreFailed(attempt_id=attempt_id, message=message))
             return
         failure = Failure(
             cause=Cause.INFRASTRUCTURE,
@@ -100,4 +100,4 @@ class PeerLinks:
             pod=self._identity.pod,
             node=self._identity.node,
         )
-        self._pump.feed(e.RankFailed(pair=pair, failure=failure))
+        self._pump.feed(e.RankFailed(attempt_id=attempt_id, failure=failure))

@@ -154,5 +154,5 @@ class Standalone:
     def _record(self) -> Record:
         """Return what the endpoint must record, as this launcher received it."""
         state = self._agent.pump.state
-        over = tuple(incident.pair for incident in state.incidents if incident.resumed is not None)
+        over = tuple(incident.attempt_id for incident in state.incidents if incident.resumed is not None)
         return Record(started=state.started, acknowledged=over, foreign=state.foreign)

@@ -180,13 +180,13 @@ class PhaseTeller:
 
     def __init__(self, agent: LauncherConnection) -> None:
         self._agent = agent
-        self._told = RankPhase.STARTUP
+        self._reported = RankPhase.STARTUP
 
     def entered(self, activity: Activity, step: int) -> None:
         """`activity.Listener`."""
         phase = _PHASES.get(activity, RankPhase.STEP)
-        if phase is not self._told:
-            self._told = phase
+        if phase is not self._reported:
+            self._reported = phase
             self._agent.send("phase", phase=str(phase), step=step)
 
 

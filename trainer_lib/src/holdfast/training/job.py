@@ -108,12 +108,12 @@ class Job:
     @property
     def generation(self) -> int:
         """The generation of this attempt; 0 before `manage` in a script without a launcher."""
-        return self._pair[0]
+        return self._attempt_id[0]
 
     @property
     def attempt(self) -> int:
         """The attempt within its generation."""
-        return self._pair[1]
+        return self._attempt_id[1]
 
     @property
     def run_id(self) -> str:
@@ -196,7 +196,7 @@ class Job:
             self._state,
             self._agent,
             self._meter,
-            wants_commit=self._scheduler.overdue,
+            checkpoint_requested=self._scheduler.overdue,
             busy=self._scheduler.writes,
             max_grad_norm=max_grad_norm,
             scaler=scaler,
@@ -205,7 +205,7 @@ class Job:
             agent=self._agent,
             engine=self._engine,
             config=self._config,
-            lineage=self._state,
+            state=self._state,
             stepper=stepper,
             meter=self._meter,
             device=self._device_of,
@@ -359,9 +359,9 @@ class Job:
         return self._first
 
     @property
-    def _pair(self) -> tuple[int, int]:
-        pair = self._place.pair if self._loop is None else self._loop.team.pair
-        return (0, 0) if pair is None else (pair.generation, pair.attempt)
+    def _attempt_id(self) -> tuple[int, int]:
+        attempt_id = self._place.attempt_id if self._loop is None else self._loop.team.attempt_id
+        return (0, 0) if attempt_id is None else (attempt_id.generation, attempt_id.attempt)
 
     @property
     def _managed(self) -> TrainingLoop:
@@ -374,10 +374,14 @@ class Job:
 
         Also called from the thread of the launcher's connection.
         """
-        torn = self._loop is not None and self._loop.torn
+        optimizer_failed = self._loop is not None and self._loop.optimizer_failed
         own_group = torch.distributed.is_available() and torch.distributed.is_initialized()
-        standing = self._state.standing
-        return Parting(step=standing.step, in_doubt=standing.doubt is not None, keep=not torn and not own_group)
+        rank_state = self._state.rank_state
+        return Parting(
+            step=rank_state.step,
+            in_doubt=rank_state.prepared_step is not None,
+            keep=not optimizer_failed and not own_group,
+        )
 
     def _announce(self) -> None:
         for callback in self._callbacks:

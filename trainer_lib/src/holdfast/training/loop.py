@@ -29,7 +29,7 @@ from holdfast.training.launcher_client.connection import LauncherConnection
 from holdfast.training.recovery.team import Team
 from holdfast.training.recovery.world_entry import WorldEntry
 from holdfast.training.step.call_mismatch import Call
-from holdfast.training.step.stepper import Stepper, StepResult, let_go
+from holdfast.training.step.stepper import Stepper, StepResult, free_graph
 from holdfast.training.step.train_state import TrainState
 
 _log = logging.getLogger("holdfast.job")
@@ -84,9 +84,9 @@ class TrainingLoop:
         self.progress = Progress.SET_UP
 
     @property
-    def torn(self) -> bool:
+    def optimizer_failed(self) -> bool:
         """Whether the optimizer failed within a step, so that the other ranks cannot use the state."""
-        return self._stepper.torn
+        return self._stepper.optimizer_failed
 
     def begin(self) -> None:
         """Begin in the first world. A restored state is complete, so the memory for checkpoints is reserved now."""
@@ -140,7 +140,7 @@ class TrainingLoop:
         if team.cancel.is_set() or (self.loader is not None and not self._batch.held):
             # Nothing to compute, because the peers are not in `fn` either.
             return self.step(torch.zeros((), device="cpu"), samples)
-        lost = partial(exception_reporter.lost, cancel=team.cancel, alone=team.group.size == 1)
+        lost = partial(exception_reporter.lost, cancel=team.cancel, single_rank=team.group.size == 1)
         over = ""
         try:
             loss = fn()
@@ -160,14 +160,14 @@ class TrainingLoop:
             return StepResult(committed=False, step=self._state.step, reason="Retried")
         cancel = self.team.cancel
         if cancel.is_set():
-            let_go(loss)
+            free_graph(loss)
             return self._retry(PeerLostError(cancel.reason))
         try:
             return self._step(loss, taken, 1.0 if samples is None else float(samples), lost)
         except Exception as error:
             # This rank contributes nothing to the averages. The launcher must receive the error even if the script
             # ignores it, so that peers do not wait.
-            exception_reporter.tell(self._agent, error, self._state.step)
+            exception_reporter.report(self._agent, error, self._state.step)
             raise
 
     def _step(
@@ -184,7 +184,7 @@ class TrainingLoop:
             if not over:
                 raise
         if over:
-            let_go(loss)
+            free_graph(loss)
             return self._retry(PeerLostError(over))
         if not last:
             return StepResult(committed=False, step=self._state.step, reason="Accumulating")
@@ -193,20 +193,20 @@ class TrainingLoop:
     def _end_step(self, samples: int | None) -> StepResult:
         with self.team.calls.during(Call.STEP):
             try:
-                made = self._stepper.finish(samples)
+                outcome = self._stepper.finish(samples)
             except PeerLostError as error:
                 return self._retry(error)
-            if not made.result.committed:
+            if not outcome.result.committed:
                 self._ledger.step(step=self._state.step, committed=False)
             try:
                 self._hooks.prepare()
-                if self._hooks.after_step(made.agreed):
+                if self._hooks.after_step(outcome.agreed):
                     self._leave(_LAST_STEP_MADE)
             except PeerLostError as error:
                 self._retry(error)
         if self.loader is None:  # without the loader's loop, it is unknown what follows a step
             self._meter.enter(Activity.APPLY, self._state.step)
-        return made.result
+        return outcome.result
 
     # Between steps
 
@@ -272,9 +272,9 @@ class TrainingLoop:
         before = self._state.step
         self._agent.lose_peers(str(error))
         self._leave("")
-        rolled = self._stepper.rolled
-        if rolled is not None and rolled.step == self._state.step > before:
-            return rolled
+        applied_in_recovery = self._stepper.applied_in_recovery
+        if applied_in_recovery is not None and applied_in_recovery.step == self._state.step > before:
+            return applied_in_recovery
         committed = self._state.step > before
         return StepResult(committed=committed, step=self._state.step, reason="Committed" if committed else "Retried")
 

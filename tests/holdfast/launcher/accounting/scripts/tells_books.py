@@ -20,8 +20,8 @@ def say(kind, **body):
     wall.sendall(json.dumps({"type": kind, **body}).encode() + b"\n")
 
 
-pair = {"generation": int(os.environ["HOLDFAST_GENERATION"]), "attempt": int(os.environ["HOLDFAST_ATTEMPT"])}
-say("hello", rank=0, localRank=0, pid=os.getpid(), **pair)
+attempt_id = {"generation": int(os.environ["HOLDFAST_GENERATION"]), "attempt": int(os.environ["HOLDFAST_ATTEMPT"])}
+say("hello", rank=0, localRank=0, pid=os.getpid(), **attempt_id)
 wall.makefile("r").readline()
 meter = Meter(Ledger(time.monotonic, lambda report: say("account", **report)))
 step = int(saved.read_text()) if saved.exists() else 0

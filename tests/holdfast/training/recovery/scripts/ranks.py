@@ -124,7 +124,7 @@ def play(order: dict[str, Any]) -> None:
     channel = Faulty(group, fault["at"], acts[fault["act"]])
     try:
         if rank in donors:
-            state_transfer.give(channel, to, donors, mine, {**SIDE, "from": rank})
+            state_transfer.send(channel, to, donors, mine, {**SIDE, "from": rank})
         else:
             room = state_transfer.ReceiveBuffers()
             room.prepare((tensor.dtype, tuple(tensor.shape)) for tensor in mine.tensors.values())

@@ -111,8 +111,8 @@ class StorageWriter(storage.StorageWriter):
 
     def finish(self, metadata: meta.Metadata, results: list[list[WriteResult]]) -> None:
         """Collect the files of all ranks and publish the manifest, which completes the checkpoint."""
-        older = [name.pair.attempt for name in catalog.list_commits(self._root) if name.step == self._step]
-        name = CheckpointName(step=self._step, pair=AttemptId(0, 1 + max(older, default=0)))
+        older = [name.attempt_id.attempt for name in catalog.list_commits(self._root) if name.step == self._step]
+        name = CheckpointName(step=self._step, attempt_id=AttemptId(0, 1 + max(older, default=0)))
         manifest = _manifest(name, metadata, results)
         folder = self._begin()
         folders = {rank: one.storage_data["folder"] for rank, many in enumerate(results) for one in _tensors(many)}
@@ -129,7 +129,7 @@ class StorageWriter(storage.StorageWriter):
         """Return the folder that only this rank writes into, and only during this save."""
         if not self._staging:
             make_folder(self._root)
-            self._staging = publish.begin(self._root, CheckpointName(step=self._step, pair=AttemptId(0, 0)))
+            self._staging = publish.begin(self._root, CheckpointName(step=self._step, attempt_id=AttemptId(0, 0)))
         return self._root / self._staging
 
     @classmethod
@@ -266,7 +266,7 @@ def _manifest(name: CheckpointName, metadata: meta.Metadata, results: Sequence[S
     planner = {key: list(path) for key, path in (metadata.planner_data or {}).items()}
     manifest = Manifest(
         step=name.step,
-        pair=name.pair,
+        attempt_id=name.attempt_id,
         job_uid="",
         publication="",
         run_id="",

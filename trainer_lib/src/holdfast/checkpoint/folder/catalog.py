@@ -211,7 +211,7 @@ def clean(root: Path, *, own: AttemptId) -> None:
         name = parse_commit(entry.name)
         if entry.name.startswith(f"{LATEST}.tmp-"):
             entry.unlink(missing_ok=True)
-        elif name is not None and name.pair < own:
+        elif name is not None and name.attempt_id < own:
             _clean_one(entry, name)
     clean_claims(root, own)
 

@@ -46,12 +46,12 @@ def highest_generation(root: Path) -> int:
 
     Without hard links, an unfinished file of a killed writer blocks its attempt's name for every other writer.
     """
-    return max((pair.generation for pair, _ in _names(root)), default=0)
+    return max((attempt_id.generation for attempt_id, _ in _names(root)), default=0)
 
 
 def _listed(root: Path) -> tuple[Claim, ...]:
-    pairs = sorted(pair for pair, leftover in _names(root) if not leftover)
-    return tuple(_read(root / CLAIMS / claim_file(pair), pair) for pair in pairs)
+    attempt_ids = sorted(attempt_id for attempt_id, leftover in _names(root) if not leftover)
+    return tuple(_read(root / CLAIMS / claim_file(attempt_id), attempt_id) for attempt_id in attempt_ids)
 
 
 def _names(root: Path) -> list[tuple[AttemptId, bool]]:
@@ -62,18 +62,18 @@ def _names(root: Path) -> list[tuple[AttemptId, bool]]:
         return []
 
 
-def _read(path: Path, pair: AttemptId) -> Claim:
+def _read(path: Path, attempt_id: AttemptId) -> Claim:
     try:
         raw = read_regular(path, LARGEST)
     except CorruptCheckpointError as error:
         raise ClaimError(
             f"{path} is none: {error}; put the file back as it was, or move the whole folder away to start afresh"
         ) from error
-    return parse_document(raw, pair, str(path))
+    return parse_document(raw, attempt_id, str(path))
 
 
-def parse_document(raw: bytes, pair: AttemptId, path: str) -> Claim:
-    """Parse the claim in a file that is named after `pair`."""
+def parse_document(raw: bytes, attempt_id: AttemptId, path: str) -> Claim:
+    """Parse the claim in a file that is named after `attempt_id`."""
     try:
         document = json.loads(raw)
         if not isinstance(document, dict):
@@ -84,16 +84,16 @@ def parse_document(raw: bytes, pair: AttemptId, path: str) -> Claim:
             f"{path} is not a claim that this release can read ({error}): nothing was changed; "
             "put the file back as it was, or move the whole folder away to start afresh"
         ) from error
-    if claim.pair != pair:
-        raise ClaimError(f"{path} claims {claim.pair}: put the file back as it was; nothing was changed")
+    if claim.attempt_id != attempt_id:
+        raise ClaimError(f"{path} claims {claim.attempt_id}: put the file back as it was; nothing was changed")
     return claim
 
 
 def write_claim(root: Path, claim: Claim, *, again: bool = False) -> None:
     """Make the claim durable under its own name, exclusively. `again`: an earlier try may have created it already."""
     folder = root / CLAIMS
-    target = folder / claim_file(claim.pair)
-    fresh = folder / f"{claim_file(claim.pair)}.tmp-{uuid4().hex}"
+    target = folder / claim_file(claim.attempt_id)
+    fresh = folder / f"{claim_file(claim.attempt_id)}.tmp-{uuid4().hex}"
     try:
         folder.mkdir(exist_ok=True)
         if not again or claim not in list_claims(root):
@@ -106,7 +106,7 @@ def write_claim(root: Path, claim: Claim, *, again: bool = False) -> None:
         sync_folder(root)
     except FileExistsError:
         raise ClaimError(
-            f"{target} exists: another process has claimed attempt {claim.pair} in this folder"
+            f"{target} exists: another process has claimed attempt {claim.attempt_id} in this folder"
         ) from None
     except OSError as error:
         raise ClaimError(
@@ -119,7 +119,7 @@ def remove_claims(root: Path, claims: Iterable[Claim]) -> None:
     """Remove claims that a durable claim has superseded. A claim that cannot be removed is harmless."""
     for claim in claims:
         with contextlib.suppress(OSError):
-            (root / CLAIMS / claim_file(claim.pair)).unlink()
+            (root / CLAIMS / claim_file(claim.attempt_id)).unlink()
 
 
 def clean_claims(root: Path, below: AttemptId) -> None:

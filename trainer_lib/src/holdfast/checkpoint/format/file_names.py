@@ -38,11 +38,11 @@ class CheckpointName:
     """The parts of the name of a checkpoint's folder. Names are ordered by step, and then by attempt."""
 
     step: int
-    pair: AttemptId
+    attempt_id: AttemptId
     staging: bool = False
 
     def __str__(self) -> str:
-        return f"step-{self.step}.g{self.pair.generation}.a{self.pair.attempt}"
+        return f"step-{self.step}.g{self.attempt_id.generation}.a{self.attempt_id.attempt}"
 
     def to_json(self) -> str:
         return str(self)
@@ -69,11 +69,11 @@ def parse_commit(name: str) -> CheckpointName | None:
     if match is None:
         return None
     step, generation, attempt = (int(part) for part in match.groups()[:3])
-    return CheckpointName(step=step, pair=AttemptId(generation, attempt), staging=match[4] is not None)
+    return CheckpointName(step=step, attempt_id=AttemptId(generation, attempt), staging=match[4] is not None)
 
 
-def claim_file(pair: AttemptId) -> str:
-    return f"{pair.generation}.{pair.attempt}.json"
+def claim_file(attempt_id: AttemptId) -> str:
+    return f"{attempt_id.generation}.{attempt_id.attempt}.json"
 
 
 def parse_claim(name: str) -> tuple[AttemptId, bool] | None:

@@ -59,7 +59,7 @@ class Manifest:
     """One checkpoint. `state` and `data` are JSON trees, which other modules interpret."""
 
     step: int
-    pair: AttemptId
+    attempt_id: AttemptId
     job_uid: str
     publication: str
     run_id: str
@@ -75,7 +75,7 @@ class Manifest:
 
     @property
     def name(self) -> CheckpointName:
-        return CheckpointName(step=self.step, pair=self.pair)
+        return CheckpointName(step=self.step, attempt_id=self.attempt_id)
 
     @property
     def objects(self) -> Mapping[str, Any]:
@@ -111,7 +111,7 @@ class Manifest:
             "format": FORMAT,
             "version": self.version,
             "step": self.step,
-            **self.pair.to_json(),
+            **self.attempt_id.to_json(),
             "jobUID": self.job_uid,
             "publication": self.publication,
             "runID": self.run_id,
@@ -145,7 +145,7 @@ def decode_as(raw: bytes, name: CheckpointName) -> Manifest:
     """Parse the manifest of the checkpoint `name`. Raise `CorruptCheckpointError` if it is another's."""
     manifest = decode(raw)
     if manifest.name != name:
-        raise CorruptCheckpointError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.pair}")
+        raise CorruptCheckpointError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.attempt_id}")
     return manifest
 
 
@@ -237,7 +237,7 @@ def _read(document: Mapping[str, Any], texts: Mapping[str, str]) -> Manifest:
         tensors.text = texts[_TENSORS]
         return Manifest(
             step=whole_number(document["step"]),
-            pair=AttemptId(whole_number(document["generation"]), whole_number(document["attempt"])),
+            attempt_id=AttemptId(whole_number(document["generation"]), whole_number(document["attempt"])),
             job_uid=string(document["jobUID"]),
             publication=string(document["publication"]),
             run_id=string(document["runID"]),

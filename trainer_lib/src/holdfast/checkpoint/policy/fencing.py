@@ -2,13 +2,13 @@
 
 Invariant: of all checkpoints on the tiers, only one line of steps is ever read. A checkpoint is ignored if it is
 older (by attempt ID) than some claim, and beyond that claim's base. It is beyond the base if its step is above
-`from_step`, or its attempt ID above `from_pair`. What an attempt writes after its successor has claimed is therefore
-never read. It also never blocks or overwrites the successor.
+`from_step`, or its attempt ID above `from_attempt_id`. What an attempt writes after its successor has claimed is
+therefore never read. It also never blocks or overwrites the successor.
 
 Only the claims of the line are binding. The first is the highest claim. The next is the highest claim that is not
-above the attempt whose checkpoint the previous one continues (`from_pair`), and so on. A claim between two of them
-belongs to an attempt whose line ended. The claim above it cuts off everything that it could cut off, except for the
-checkpoint that the higher claim continues. The base of the highest claim is therefore always readable, even after
+above the attempt whose checkpoint the previous one continues (`from_attempt_id`), and so on. A claim between two of
+them belongs to an attempt whose line ended. The claim above it cuts off everything that it could cut off, except for
+the checkpoint that the higher claim continues. The base of the highest claim is therefore always readable, even after
 late writes.
 
 A job's first claim voids what other jobs wrote above it. A claim or checkpoint of another job does not count if its
@@ -42,17 +42,17 @@ class Commit:
     """
 
     step: int
-    pair: AttemptId
+    attempt_id: AttemptId
     job_uid: str | None = None
     publication: str | None = None
 
     @classmethod
     def named(cls, name: CheckpointName, job_uid: str | None = None, publication: str | None = None) -> Commit:
-        return cls(step=name.step, pair=name.pair, job_uid=job_uid, publication=publication)
+        return cls(step=name.step, attempt_id=name.attempt_id, job_uid=job_uid, publication=publication)
 
     @property
     def name(self) -> CheckpointName:
-        return CheckpointName(step=self.step, pair=self.pair)
+        return CheckpointName(step=self.step, attempt_id=self.attempt_id)
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class FencingDecision:
 
 def union(*sets: Iterable[Claim]) -> tuple[Claim, ...]:
     """Return the claims of several sources without duplicates, in order of attempt IDs."""
-    return tuple(sorted({claim for claims in sets for claim in claims}, key=lambda claim: claim.pair))
+    return tuple(sorted({claim for claims in sets for claim in claims}, key=lambda claim: claim.attempt_id))
 
 
 def first_own(claims: Iterable[Claim], job_uid: str) -> AttemptId | None:
     """Return the attempt ID of the job's first claim. What other jobs have above it is void."""
-    return min((claim.pair for claim in claims if claim.job_uid == job_uid), default=None)
+    return min((claim.attempt_id for claim in claims if claim.job_uid == job_uid), default=None)
 
 
 def binding(claims: Iterable[Claim], job_uid: str) -> tuple[Claim, ...]:
@@ -80,29 +80,29 @@ def binding(claims: Iterable[Claim], job_uid: str) -> tuple[Claim, ...]:
     """
     claims = tuple(claims)
     first = first_own(claims, job_uid)
-    counted = [claim for claim in claims if claim.job_uid == job_uid or first is None or claim.pair < first]
+    counted = [claim for claim in claims if claim.job_uid == job_uid or first is None or claim.attempt_id < first]
     line: list[Claim] = []
-    for claim in sorted(counted, key=lambda claim: claim.pair, reverse=True):
-        below = line[-1].from_pair if line else claim.pair
-        if below is not None and claim.pair <= below:
+    for claim in sorted(counted, key=lambda claim: claim.attempt_id, reverse=True):
+        below = line[-1].from_attempt_id if line else claim.attempt_id
+        if below is not None and claim.attempt_id <= below:
             line.append(claim)
     return tuple(line)
 
 
 def cuts(claim: Claim, commit: Commit) -> bool:
     """Return whether the claim makes an older checkpoint unreadable."""
-    if commit.pair >= claim.pair:
+    if commit.attempt_id >= claim.attempt_id:
         return False
-    return commit.step > claim.from_step or claim.from_pair is None or commit.pair > claim.from_pair
+    return commit.step > claim.from_step or claim.from_attempt_id is None or commit.attempt_id > claim.from_attempt_id
 
 
 def covers(later: Claim, earlier: Claim) -> bool:
     """Return whether a claim cuts off everything that an earlier claim does, in any order of writes."""
-    if later.pair <= earlier.pair:
+    if later.attempt_id <= earlier.attempt_id:
         return False
-    if later.from_pair is None or earlier.from_pair is None:
-        return later.from_pair is None
-    return later.from_step <= earlier.from_step and later.from_pair <= earlier.from_pair
+    if later.from_attempt_id is None or earlier.from_attempt_id is None:
+        return later.from_attempt_id is None
+    return later.from_step <= earlier.from_step and later.from_attempt_id <= earlier.from_attempt_id
 
 
 def superfluous(claims: Iterable[Claim], own: Claim) -> tuple[Claim, ...]:
@@ -118,12 +118,12 @@ def superfluous(claims: Iterable[Claim], own: Claim) -> tuple[Claim, ...]:
     claims stay as well: `own` was written late, and may belong to no line.
     """
     claims = tuple(claims)
-    if any(claim.pair > own.pair for claim in claims):
+    if any(claim.attempt_id > own.attempt_id for claim in claims):
         return ()
     first = first_own(claims, own.job_uid)
-    if any(claim.job_uid != own.job_uid and first is not None and claim.pair >= first for claim in claims):
+    if any(claim.job_uid != own.job_uid and first is not None and claim.attempt_id >= first for claim in claims):
         return ()
-    return tuple(c for c in claims if c.job_uid == own.job_uid and c.pair != first and covers(own, c))
+    return tuple(c for c in claims if c.job_uid == own.job_uid and c.attempt_id != first and covers(own, c))
 
 
 def readable(
@@ -133,13 +133,13 @@ def readable(
     claims = tuple(claims)
     first = first_own(claims, job_uid)
     own = _is_own(commit, claims, job_uid)
-    if not own and first is not None and commit.pair >= first:
+    if not own and first is not None and commit.attempt_id >= first:
         return FencingDecision(False, f"written by another job above this job's first claim {first}")
     if not own and resume is Resume.NEVER:
         return FencingDecision(False, "written by another job, and resume is Never")
     for claim in binding(claims, job_uid):
         if cuts(claim, commit):
-            return FencingDecision(False, f"fenced by claim {claim.pair} from step {claim.from_step}")
+            return FencingDecision(False, f"fenced by claim {claim.attempt_id} from step {claim.from_step}")
     return FencingDecision(True)
 
 
@@ -154,9 +154,9 @@ def _is_own(commit: Commit, claims: Sequence[Claim], job_uid: str) -> bool:
     """
     if commit.job_uid is not None:
         return commit.job_uid == job_uid
-    pair = commit.pair
-    own = (claim.pair for claim in claims if claim.job_uid == job_uid)
-    return any(claimed.generation == pair.generation and claimed <= pair for claimed in own)
+    attempt_id = commit.attempt_id
+    own = (claim.attempt_id for claim in claims if claim.job_uid == job_uid)
+    return any(claimed.generation == attempt_id.generation and claimed <= attempt_id for claimed in own)
 
 
 def order(
@@ -169,9 +169,14 @@ def order(
 
 
 def inherits(
-    pair: AttemptId, *, synced: AttemptId | None, claimed: Iterable[int | None], trained: Iterable[AttemptId | None]
+    attempt_id: AttemptId,
+    *,
+    synced: AttemptId | None,
+    claimed: Iterable[int | None],
+    trained: Iterable[AttemptId | None],
 ) -> bool:
-    """Return whether the attempt `pair` may save under the existing claim of its generation, without its own claim.
+    """Return whether the attempt `attempt_id` may save under the existing claim of its generation, without its own
+    claim.
 
     The attempt continues from the memory of `synced`. `claimed` has the generations whose claim its survivors know to
     be durable. `trained` has the highest attempts in which its launchers had ranks before. An attempt above `synced`
@@ -179,15 +184,16 @@ def inherits(
     claim prevents reading it. No other attempt saved a checkpoint, because any two worlds of one generation share a
     launcher.
     """
-    if synced is None or pair.generation not in claimed:
+    if synced is None or attempt_id.generation not in claimed:
         return False
     return all(before is None or before <= synced for before in trained)
 
 
 def foreign(
-    claims: Iterable[Claim], *, known: Iterable[Claim], job_uid: str, pair: AttemptId, publication: str
+    claims: Iterable[Claim], *, known: Iterable[Claim], job_uid: str, attempt_id: AttemptId, publication: str
 ) -> tuple[Claim, ...]:
-    """Return the claims on a tier that stop the attempt `pair` of `publication`. `known` has its membership's claims.
+    """Return the claims on a tier that stop the attempt `attempt_id` of `publication`. `known` has its membership's
+    claims.
 
     Claims of any job below our generation are history, because our claim is above them. In our generation or above, a
     claim of another job is foreign. A claim of our own job is foreign if it has another publication or a later
@@ -196,9 +202,9 @@ def foreign(
     known = frozenset(known)
 
     def stops(claim: Claim) -> bool:
-        if claim.pair.generation < pair.generation:
+        if claim.attempt_id.generation < attempt_id.generation:
             return False
-        later = claim.pair.generation > pair.generation
+        later = claim.attempt_id.generation > attempt_id.generation
         return claim.job_uid != job_uid or later or claim.publication != publication
 
     return tuple(claim for claim in claims if claim not in known and stops(claim))

@@ -195,7 +195,7 @@ def _must_stay(
     """Return the reason for which a checkpoint stays regardless of the rules; "" if there is none."""
     if keep_last < 1 or len(good) < keep_last:
         return f"only {len(good)} of the last {keep_last} are verified"
-    if commit.pair > own:
+    if commit.attempt_id > own:
         return f"of an attempt above {own}"
     if commit.name in readable and commit.step >= good[-1].step:
         return f"among the last {keep_last}"
@@ -251,7 +251,7 @@ def _perhaps_needed(entries: Sequence[Entry], kept: Mapping[str, str]) -> list[t
         (str(entry.name), f"{above.name} may stand on it: its manifest cannot be read")
         for above in wanted
         for entry in entries
-        if entry.commit.pair == above.commit.pair and entry.commit.step < above.commit.step
+        if entry.commit.attempt_id == above.commit.attempt_id and entry.commit.step < above.commit.step
     ]
 
 

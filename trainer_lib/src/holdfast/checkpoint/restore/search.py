@@ -61,9 +61,9 @@ class Restored:
         return self.loaded.name.step if self.loaded else 0
 
     @property
-    def pair(self) -> AttemptId | None:
+    def attempt_id(self) -> AttemptId | None:
         """The attempt that made the checkpoint."""
-        return self.loaded.name.pair if self.loaded else None
+        return self.loaded.name.attempt_id if self.loaded else None
 
 
 def _accepts(_step: int, _lost: bool) -> bool:

@@ -197,7 +197,7 @@ def manifest_with(
     """Return the manifest of a checkpoint with these records, and these files of each rank."""
     manifest = Manifest(
         step=snapshot.name.step,
-        pair=snapshot.name.pair,
+        attempt_id=snapshot.name.attempt_id,
         job_uid=snapshot.job_uid,
         publication=snapshot.publication,
         run_id=snapshot.run_id,

@@ -1,7 +1,7 @@
 """Convert live objects to named tensors and a JSON tree. Without pickle: other values are rejected by name.
 
 In the tree, `{"$tensor": name}` stands for a tensor, and `{"$rows": [name, shape]}` for a tensor that is sharded by
-rows over a replica group. `$map`, `$counter`, `$tuple`, `$float`, `$bytes` and `$array` stand for values that JSON
+rows over a shard group. `$map`, `$counter`, `$tuple`, `$float`, `$bytes` and `$array` stand for values that JSON
 lacks. A tensor's name is its path in the tree, so it is the same on every rank and in every release.
 """
 

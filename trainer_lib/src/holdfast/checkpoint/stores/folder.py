@@ -148,7 +148,7 @@ class FolderStore:
 
     def sweep(self, below: CheckpointName) -> None:
         """Remove the unfinished work of attempts before this checkpoint's."""
-        catalog.clean(self._root, own=below.pair)
+        catalog.clean(self._root, own=below.attempt_id)
 
     def manifest(self, name: CheckpointName) -> Manifest:
         return catalog.read_manifest(self._root, name)

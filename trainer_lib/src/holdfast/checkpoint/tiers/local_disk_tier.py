@@ -258,7 +258,7 @@ class LocalTier:
         """
         for path in _commits(own_folders(self._settings.folder)):
             name = parse_commit(path.name)
-            same = None if name is None else CheckpointName(step=name.step, pair=name.pair)
+            same = None if name is None else CheckpointName(step=name.step, attempt_id=name.attempt_id)
             if same != making and (name is None or name != keep):
                 _remove(path)
 

@@ -195,7 +195,7 @@ class Uploader:
                 self._ages.look(),
                 self.target.claims(),
                 job_uid=manifest.job_uid,
-                own=manifest.pair,
+                own=manifest.attempt_id,
                 verified=self._verified,
                 keep_last=self.settings.keep_last,
                 rules=self.settings.rules,

@@ -50,7 +50,7 @@ def plan(store: CheckpointStore, rules: Rules, keep_last: int, *, now: datetime,
     `others`: also delete checkpoints of other jobs in the folder that this job never read.
     """
     claims = store.claims()
-    newest = max(claims, key=_pair, default=None)
+    newest = max(claims, key=_attempt_id, default=None)
     entries = Ages(store).look()
     job_uid = "" if newest is None else newest.job_uid
     line = fencing.order((entry.commit for entry in entries), claims, job_uid=job_uid)
@@ -105,9 +105,14 @@ def _highest(entries: Sequence[Entry], newest: Claim | None) -> AttemptId:
     Later attempts are unknown. An attempt writes a claim before it saves, so `carry_out` detects one.
     """
     if newest is None:
-        return max((entry.commit.pair for entry in entries), default=AttemptId(0, 0))
-    own = (entry.commit.pair for entry in entries if entry.commit.job_uid == newest.job_uid)
-    return max([newest.pair, *(pair for pair in own if pair.generation == newest.pair.generation)])
+        return max((entry.commit.attempt_id for entry in entries), default=AttemptId(0, 0))
+    own = (entry.commit.attempt_id for entry in entries if entry.commit.job_uid == newest.job_uid)
+    return max(
+        [
+            newest.attempt_id,
+            *(attempt_id for attempt_id in own if attempt_id.generation == newest.attempt_id.generation),
+        ]
+    )
 
 
 def carry_out(store: Target, pruning: Pruning) -> None:
@@ -121,5 +126,5 @@ def carry_out(store: Target, pruning: Pruning) -> None:
         catalog.remove_leftovers(root, pruning.leftovers)
 
 
-def _pair(claim: Claim) -> AttemptId:
-    return claim.pair
+def _attempt_id(claim: Claim) -> AttemptId:
+    return claim.attempt_id

@@ -47,16 +47,16 @@ def plan(store: FolderStore, step: int) -> Rewinding:
     claims = store.claims()
     if not claims:
         raise UsageError(f"{store.url} has no claims, so no job resumes from it: load one of its commits by its step")
-    top = max(claims, key=lambda claim: claim.pair)
+    top = max(claims, key=lambda claim: claim.attempt_id)
     commits = [entry.commit for entry in Ages(store).look()]
     line = fencing.order(commits, claims, job_uid=top.job_uid)
     base = _base(store, line, step)
     claim = Claim(
-        pair=AttemptId(highest_generation(Path(store.url)) + 1, 1),
+        attempt_id=AttemptId(highest_generation(Path(store.url)) + 1, 1),
         job_uid=top.job_uid,
         publication=top.publication,
         from_step=base.step,
-        from_pair=base.pair,
+        from_attempt_id=base.attempt_id,
     )
     ours = {commit.name for commit in (*line, *(one for one in commits if one.job_uid == top.job_uid))}
     cut = {commit.name for commit in commits if fencing.cuts(claim, commit)}

@@ -57,19 +57,19 @@ class CheckpointCounters:
     _restored: AttemptId | None = None
     _passed_by: set[str] = field(default_factory=set)
 
-    def committed(self, pair: AttemptId, told: Mapping[str, Any]) -> None:
+    def committed(self, attempt_id: AttemptId, told: Mapping[str, Any]) -> None:
         """Count a rank's durable part of a checkpoint. A part in memory may also have been copied to another node."""
         step, nbytes = int(told["step"]), int(told.get("bytes", 0))
         copying = float(told.get("copying", 0.0))
         self.failing.pop(str(told["tier"]), None)
-        self._write(str(told["tier"]), (pair, step), nbytes, float(told["seconds"]) - copying)
+        self._write(str(told["tier"]), (attempt_id, step), nbytes, float(told["seconds"]) - copying)
         if copying:
             self.failing.pop(PEER_TIER, None)
-            self._write(PEER_TIER, (pair, step), nbytes, copying)
+            self._write(PEER_TIER, (attempt_id, step), nbytes, copying)
 
-    def failed(self, pair: AttemptId, told: Mapping[str, Any], now: float) -> str:
+    def failed(self, attempt_id: AttemptId, told: Mapping[str, Any], now: float) -> str:
         """Count a failed checkpoint. Return its cause, or "" if it is known. `now` is Unix time."""
-        tier, commit = str(told["tier"]), (pair, int(told["step"]))
+        tier, commit = str(told["tier"]), (attempt_id, int(told["step"]))
         if self._failed.get(tier) == commit:
             return ""
         self._failed[tier] = commit
@@ -94,10 +94,10 @@ class CheckpointCounters:
             written.commits += 1
             written.seconds += seconds
 
-    def restored(self, pair: AttemptId, told: Mapping[str, Any]) -> None:
+    def restored(self, attempt_id: AttemptId, told: Mapping[str, Any]) -> None:
         """Count a restore by the source of the state: a surviving rank, the named tiers, or none."""
-        if self._restored != pair:
-            self._restored = pair
+        if self._restored != attempt_id:
+            self._restored = attempt_id
             self._passed_by.clear()
             tiers = list(map(str, told.get("tiers", ())))
             self.restores.update([SURVIVOR] if told.get("source") == "memory" else tiers or [_NOTHING])

@@ -79,14 +79,14 @@ class EventRecorder:
         self._write("end", code=code, reason=reason)
 
     def _failed(self, state: State) -> None:
-        failure, pair = state.failure, state.failed
-        if failure is None or pair is None:
+        failure, attempt_id = state.failure, state.failed
+        if failure is None or attempt_id is None:
             return
         self.accounts.failed(str(failure.cause), failure.step)
         self._stale = True
         self._write(
             "failure",
-            **pair.to_json(),
+            **attempt_id.to_json(),
             cause=str(failure.cause),
             reason=failure.reason,
             message=redact(failure.message)[:_MAX_MESSAGE],
@@ -100,7 +100,7 @@ class EventRecorder:
         known, self._workers = self._workers, workers
         change = "start" if known is None else "grow" if workers > known else "shrink" if workers < known else "same"
         self._told = ()
-        self._write("world", **world.pair.to_json(), workers=workers, change=change)
+        self._write("world", **world.attempt_id.to_json(), workers=workers, change=change)
 
     def _stepped(self, pid: int, body: Mapping[str, Any]) -> None:
         step, loss = int(body["step"]), float(body["loss"])

@@ -41,7 +41,7 @@ class Watched(Protocol):
         """The leader of its process group."""
 
     @property
-    def pair(self) -> AttemptId | None:
+    def attempt_id(self) -> AttemptId | None:
         """The ID of its attempt, or of the last attempt that had a slot for it."""
 
     @property
@@ -60,7 +60,7 @@ class Hung(Protocol):
 class Scene:
     """The ranks that entered the attempt, those that left one and are in none, and the reports of other launchers."""
 
-    pair: AttemptId
+    attempt_id: AttemptId
     world_size: int
     ranks: Sequence[Watched]
     strays: Sequence[tuple[Watched, float, bool]] = ()  # since when, and whether the attempt waits for it
@@ -104,18 +104,20 @@ class HangWatch:
         seen, now = _observed(scene, readings), time.monotonic()
         verdicts = self._watchdog.judge(seen, now)
         if verdicts:
-            self._found(scene.pair, verdicts[0].message)
+            self._found(scene.attempt_id, verdicts[0].message)
             sources = [self._source(rank, readings.get(rank.slot)) for rank in ranks]
-            self._ending = asyncio.get_running_loop().create_task(self._end(verdicts, sources, ranks, scene.pair))
+            self._ending = asyncio.get_running_loop().create_task(
+                self._end(verdicts, sources, ranks, scene.attempt_id)
+            )
         return self._watchdog.stalls(seen, now)
 
-    def witness(self, pair: AttemptId, ranks: Iterable[Watched], message: str) -> None:
+    def witness(self, attempt_id: AttemptId, ranks: Iterable[Watched], message: str) -> None:
         """Save the stacks of these ranks, and judge none meanwhile: another launcher ends one of its ranks."""
         if not self._finished():
             return  # a local hang, most likely the same one, is being saved
-        self._watchdog.hung_elsewhere(pair)
+        self._watchdog.hung_elsewhere(attempt_id)
         sources = [self._source(rank, self.boards.read(rank.slot)) for rank in ranks]
-        self._ending = asyncio.get_running_loop().create_task(self._bear_witness(sources, message, pair))
+        self._ending = asyncio.get_running_loop().create_task(self._bear_witness(sources, message, attempt_id))
 
     def _finished(self) -> bool:
         """Whether no stacks are being saved. A defect in the saving ends the launcher."""
@@ -124,8 +126,8 @@ class HangWatch:
             self._ending = None
         return self._ending is None
 
-    async def _bear_witness(self, sources: Sequence[Source], message: str, pair: AttemptId) -> None:
-        self._keep(message, await stack_dumps.gather(sources), pair, {"hang": message})
+    async def _bear_witness(self, sources: Sequence[Source], message: str, attempt_id: AttemptId) -> None:
+        self._keep(message, await stack_dumps.gather(sources), attempt_id, {"hang": message})
 
     def _source(self, rank: Watched, reading: Reading | None) -> Source:
         return Source(
@@ -137,16 +139,22 @@ class HangWatch:
         )
 
     async def _end(
-        self, verdicts: Sequence[HangVerdict], sources: Sequence[Source], ranks: Sequence[Watched], pair: AttemptId
+        self,
+        verdicts: Sequence[HangVerdict],
+        sources: Sequence[Source],
+        ranks: Sequence[Watched],
+        attempt_id: AttemptId,
     ) -> None:
         """End the ranks, even those that continued: the signal may have interrupted a call unexpectedly."""
         stories = await stack_dumps.gather(sources)
-        elsewhere = {rank.slot for rank in ranks if rank.greeted and rank.pair != pair}  # in another attempt by now
+        elsewhere = {
+            rank.slot for rank in ranks if rank.greeted and rank.attempt_id != attempt_id
+        }  # in another attempt by now
         for verdict in verdicts:
             if verdict.slot in elsewhere:
-                self._tell(verdict, stories, pair)
+                self._tell(verdict, stories, attempt_id)
             elif not self._left(verdict):
-                self._tell(verdict, stories, pair)
+                self._tell(verdict, stories, attempt_id)
                 self._hung(verdict.slot, verdict.message, verdict.cause, kill=verdict.kills)
 
     def _left(self, verdict: HangVerdict) -> bool:
@@ -154,15 +162,17 @@ class HangWatch:
         now = self.boards.read(verdict.slot)
         return now is not None and now.activity is Activity.PARKED and verdict.activity is not Activity.PARKED
 
-    def _tell(self, verdict: HangVerdict, stories: Sequence[Story], pair: AttemptId) -> None:
+    def _tell(self, verdict: HangVerdict, stories: Sequence[Story], attempt_id: AttemptId) -> None:
         story = next((story for story in stories if story.rank == verdict.rank), None)
         fields = {"rank": verdict.rank, "kernel": story.kernel if story else "", "at": story.top if story else ()}
-        self._keep(verdict.message, stories, pair, fields)
+        self._keep(verdict.message, stories, attempt_id, fields)
 
-    def _keep(self, message: str, stories: Sequence[Story], pair: AttemptId, fields: Mapping[str, object]) -> None:
+    def _keep(
+        self, message: str, stories: Sequence[Story], attempt_id: AttemptId, fields: Mapping[str, object]
+    ) -> None:
         self._count += 1
         try:
-            path = stack_dumps.keep(self._kept, f"{pair}-{self._count}", message, stories)
+            path = stack_dumps.keep(self._kept, f"{attempt_id}-{self._count}", message, stories)
             _log.warning("stacks of all local ranks are kept in %s", path, extra={"fields": fields})
         except OSError as error:
             _log.warning("stacks cannot be kept: %s", error, extra={"fields": fields})
@@ -170,7 +180,7 @@ class HangWatch:
 
 def _observed(scene: Scene, readings: Mapping[int, Reading]) -> Observed:
     return Observed(
-        pair=scene.pair,
+        attempt_id=scene.attempt_id,
         world_size=scene.world_size,
         sights=tuple(
             Sight(slot=rank.slot, rank=rank.number, reading=readings[rank.slot])

@@ -32,7 +32,7 @@ class RankWatch:
 
     def look(self) -> None:
         """Look once at the ranks of the current world, and at those that left an earlier one."""
-        pair = self._supervisor.pair or AttemptId(0, 0)
+        attempt_id = self._supervisor.attempt_id or AttemptId(0, 0)
         now = time.monotonic()
         trains = [rank for rank in self._supervisor.ranks if rank.greeted and rank.alive and not rank.parked]
         ranks = [rank for rank in trains if not rank.ends(now)]
@@ -40,24 +40,24 @@ class RankWatch:
         size = next((rank.place.world_size for rank in (*trains, *strays) if rank.place), 0)
         self._hangs.keep_boards(self._supervisor.slots)
         scene = Scene(
-            pair=pair,
+            attempt_id=attempt_id,
             world_size=size,
             ranks=ranks,
             strays=[(rank, rank.left_at or 0.0, not rank.parked) for rank in strays],
-            elsewhere=self._elsewhere(pair),
+            elsewhere=self._elsewhere(attempt_id),
         )
         stalls = self._hangs.look(scene)
         if stalls is not None and stalls != self._pump.state.stalls:
             self._pump.feed(Stalled(stalls=stalls))
 
-    def _elsewhere(self, pair: AttemptId) -> Elsewhere:
+    def _elsewhere(self, attempt_id: AttemptId) -> Elsewhere:
         """Return what the other launchers of the current attempt report about their ranks."""
         world = self._pump.state.world
-        if world is None or world.pair != pair:
+        if world is None or world.attempt_id != attempt_id:
             return NOBODY
         others = world.uids - {self._me}
         hellos = [peer.hello for uid in others if (peer := self._pump.state.peers.get(uid)) and peer.hello]
         return Elsewhere(
-            stalls=tuple(stall for hello in hellos for stall in hello.stalls if stall.pair == pair),
+            stalls=tuple(stall for hello in hellos for stall in hello.stalls if stall.attempt_id == attempt_id),
             unheard=not all(self._control.heard_lately(uid) for uid in others),
         )

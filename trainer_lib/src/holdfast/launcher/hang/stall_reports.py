@@ -22,7 +22,7 @@ class Stall(JsonFields):
     It is reported once and applies until it is withdrawn. `seconds` is the duration at the time of the report.
     """
 
-    pair: AttemptId
+    attempt_id: AttemptId
     rank: int
     activity: Activity
     step: int

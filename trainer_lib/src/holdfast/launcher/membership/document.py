@@ -192,7 +192,7 @@ def _read(value: Json) -> Membership:
         previous=tuple(Previous.from_json(previous) for previous in value["previous"]),
         gone=frozenset(str(uid) for uid in value["gone"]),
         claims=tuple(Claim.from_json(claim) for claim in value["claims"]),
-        acknowledged=frozenset(AttemptId.from_json(pair) for pair in value["acknowledged"]),
+        acknowledged=frozenset(AttemptId.from_json(attempt_id) for attempt_id in value["acknowledged"]),
         restarts={Cause(cause): int(count) for cause, count in value["restarts"].items()},
         checkpoint=Directive.from_json(wanted) if (wanted := directives["checkpoint"]) is not None else None,
         drain=frozenset(str(uid) for uid in directives["drain"]),

@@ -74,7 +74,7 @@ class Received:
 class StoreOpened:
     """The result of `OpenStore`."""
 
-    pair: AttemptId
+    attempt_id: AttemptId
     master: Master
 
 
@@ -82,7 +82,7 @@ class StoreOpened:
 class StoreFailed:
     """The result of `OpenStore` if the store could not be opened."""
 
-    pair: AttemptId
+    attempt_id: AttemptId
     message: str
 
 
@@ -90,7 +90,7 @@ class StoreFailed:
 class Entered:
     """All local ranks of the attempt sent `hello`. For a script without Holdfast's loop: they were started."""
 
-    pair: AttemptId
+    attempt_id: AttemptId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class StepMade:
     One event per pass of the launcher's event loop is enough.
     """
 
-    pair: AttemptId
+    attempt_id: AttemptId
     step: int
     restored: int = 0
     origin: str = ""
@@ -111,7 +111,7 @@ class StepMade:
 class RankFailed:
     """A local rank process of the attempt failed, or reported that a peer is lost."""
 
-    pair: AttemptId
+    attempt_id: AttemptId
     failure: Failure
 
 
@@ -126,7 +126,7 @@ class Stalled:
 class HangFound:
     """A local rank of this attempt hangs. The launcher ends the rank after it has saved the stacks here."""
 
-    pair: AttemptId
+    attempt_id: AttemptId
     message: str
 
 
@@ -151,7 +151,7 @@ class Quiesced:
     This also happens without a local request: the request of another launcher reaches all ranks.
     """
 
-    pair: AttemptId
+    attempt_id: AttemptId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ class LocalDone:
     A rank that sent `hello` and ended with 0 without `done` is a `RankFailed` with `Priority.ENDED_EARLY`.
     """
 
-    pair: AttemptId
+    attempt_id: AttemptId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,14 +171,14 @@ class RanksEnded:
     Its process is reaped, or *released*: it sent `left` and keeps its state in memory.
     """
 
-    pair: AttemptId
+    attempt_id: AttemptId
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignClaims:
     """A rank found claims that the membership does not list."""
 
-    pair: AttemptId
+    attempt_id: AttemptId
     claims: tuple[Claim, ...]
 
 
@@ -250,7 +250,7 @@ class OpenStore:
     Close the other stores, except that of the attempt `beside`, which still trains.
     """
 
-    pair: AttemptId
+    attempt_id: AttemptId
     beside: AttemptId | None = None
 
 
@@ -274,7 +274,7 @@ class StopRanks:
     `grace`: seconds after SIGTERM for a script without Holdfast's loop.
     """
 
-    pair: AttemptId
+    attempt_id: AttemptId
     reason: str
     grace: float = 0.0
 
@@ -287,7 +287,7 @@ class QuiesceRanks:
     state in memory.
     """
 
-    pair: AttemptId
+    attempt_id: AttemptId
     id: str
     reason: str
     commit: bool
@@ -297,7 +297,7 @@ class QuiesceRanks:
 class RequestCheckpoint:
     """Request an agreed checkpoint from the local ranks."""
 
-    pair: AttemptId
+    attempt_id: AttemptId
     id: str
     reason: str
 
@@ -306,7 +306,7 @@ class RequestCheckpoint:
 class KeepStacks:
     """A remote rank hangs in this attempt, which is about to end: save the stacks of the local ranks."""
 
-    pair: AttemptId
+    attempt_id: AttemptId
     message: str
 
 

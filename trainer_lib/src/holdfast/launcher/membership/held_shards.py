@@ -16,9 +16,9 @@ from holdfast.core.json_fields import JsonFields
 
 @dataclass(frozen=True, kw_only=True)
 class HeldShards(JsonFields):
-    """Shards of a model with `count` shards. The ranks received this state in attempt `pair`."""
+    """Shards of a model with `count` shards. The ranks received this state in attempt `attempt_id`."""
 
-    pair: AttemptId
+    attempt_id: AttemptId
     count: int
     shards: frozenset[int]
 
@@ -26,12 +26,12 @@ class HeldShards(JsonFields):
 def together(parts: Iterable[HeldShards]) -> HeldShards | None:
     """Return the shards of the newest state that all ranks of a launcher hold; None if the model is not sharded."""
     parts = list(parts)
-    newest = max((part.pair for part in parts), default=None)
+    newest = max((part.attempt_id for part in parts), default=None)
     if newest is None:
         return None
-    same = [part for part in parts if part.pair == newest]
+    same = [part for part in parts if part.attempt_id == newest]
     return HeldShards(
-        pair=newest, count=same[0].count, shards=frozenset[int]().union(*(part.shards for part in same))
+        attempt_id=newest, count=same[0].count, shards=frozenset[int]().union(*(part.shards for part in same))
     )
 
 
@@ -41,10 +41,10 @@ def left_out(order: Sequence[str], room: int, held: Mapping[str, HeldShards]) ->
 
     None if all members together lack a shard, or if no such world was found.
     """
-    newest = max((one.pair for one in held.values()), default=None)
-    have = {uid: one.shards for uid in order if (one := held.get(uid)) is not None and one.pair == newest}
+    newest = max((one.attempt_id for one in held.values()), default=None)
+    have = {uid: one.shards for uid in order if (one := held.get(uid)) is not None and one.attempt_id == newest}
     holders = Counter(shard for shards in have.values() for shard in shards)
-    if not holders or len(holders) < max(one.count for one in held.values() if one.pair == newest):
+    if not holders or len(holders) < max(one.count for one in held.values() if one.attempt_id == newest):
         return None
     out: set[str] = set()
     for uid in reversed(order):

@@ -26,7 +26,7 @@ def _present(turn: Transition) -> Hello:
     if drained is not None:
         failed, failure = drained
     elif attempt is not None and attempt.failures:
-        failed, failure = attempt.world.pair, root_cause.root_cause(turn, attempt)
+        failed, failure = attempt.world.attempt_id, root_cause.root_cause(turn, attempt)
     return Hello(
         generation=state.membership.generation if state.membership else 0,
         revision=state.membership.revision if state.membership else 0,
@@ -68,7 +68,7 @@ def _phase(turn: Transition, waiting: acceptance.Waiting) -> acceptance.Waiting:
     if state.drain is not None:
         return Phase.DRAINING, f"commits and leaves: {state.drain.reason}"
     if state.pending is not None:
-        return Phase.FORMING, f"goes over to {state.pending.world.pair}"
+        return Phase.FORMING, f"goes over to {state.pending.world.attempt_id}"
     if state.attempt is None and state.postponed is not None:
         return waiting[0], f"{waiting[1]}; then commits and leaves: {state.postponed.reason}"
     if state.attempt is None:

@@ -18,7 +18,7 @@ def see(turn: Transition, membership: Membership) -> None:
     if known is not None and membership.newness <= known.newness:
         return
     new = known is None or membership.generation > known.generation
-    open_ones = tuple(i for i in turn.state.incidents if i.pair not in membership.acknowledged)
+    open_ones = tuple(i for i in turn.state.incidents if i.attempt_id not in membership.acknowledged)
     turn.set(membership=membership, incidents=open_ones, seen_at=turn.now if new else turn.state.seen_at)
     foreign_claims.stop_for(turn, ())
     if membership.checkpoint is not None:
@@ -41,6 +41,6 @@ def ask(turn: Transition, id_: str, reason: str) -> None:
     turn.set(requests=state.requests | {id_})
     attempt = turn.attempt
     if attempt is not None and attempt.step is not None and not attempt.done:
-        turn.do(RequestCheckpoint(pair=attempt.world.pair, id=id_, reason=reason))
+        turn.do(RequestCheckpoint(attempt_id=attempt.world.attempt_id, id=id_, reason=reason))
     else:
         turn.set(waiting_requests=(*state.waiting_requests, (id_, reason)))

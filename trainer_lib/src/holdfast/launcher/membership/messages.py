@@ -73,7 +73,7 @@ class Incident:
     `part_of`: the attempt ID of the incident with which it is counted (`oom_incidents`). Each launcher determines it.
     """
 
-    pair: AttemptId
+    attempt_id: AttemptId
     failure: Failure
     action: Remedy
     detected: float
@@ -85,7 +85,7 @@ class Incident:
     def to_json(self) -> dict[str, Any]:
         """Wire form between launchers. The status has its own form."""
         return {
-            "pair": self.pair.to_json(),
+            "pair": self.attempt_id.to_json(),
             "failure": self.failure.to_json(),
             "action": str(self.action),
             "detected": self.detected,
@@ -95,7 +95,7 @@ class Incident:
     def from_json(cls, value: Json) -> Incident:
         """Read the wire form. Each launcher observes the resumption itself."""
         return cls(
-            pair=AttemptId.from_json(value["pair"]),
+            attempt_id=AttemptId.from_json(value["pair"]),
             failure=Failure.from_json(value["failure"]),
             action=Remedy(value["action"]),
             detected=float(value["detected"]),
@@ -116,7 +116,7 @@ class Notice(JsonFields):
 class World(JsonFields):
     """The members of an attempt in order of index. Ranks follow from this order and the processes per worker."""
 
-    pair: AttemptId
+    attempt_id: AttemptId
     publication: str
     members: tuple[Member, ...]
     coordinator: str
@@ -205,7 +205,7 @@ class Refuse(JsonFields):
     """Refuses a proposal, with a reason. `highest` is the attempt that the sender accepted."""
 
     type: ClassVar[str] = "refuse"
-    pair: AttemptId
+    attempt_id: AttemptId
     reason: str
     highest: AttemptId | None = None
 
@@ -224,7 +224,7 @@ class Confirm(JsonFields):
     """A request of the coordinator when all members are done: confirm that you are still in this attempt."""
 
     type: ClassVar[str] = "confirm"
-    pair: AttemptId
+    attempt_id: AttemptId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +232,7 @@ class Confirmed(JsonFields):
     """The sender is done and still in the attempt. It accepts no other one while the coordinator lives."""
 
     type: ClassVar[str] = "confirmed"
-    pair: AttemptId
+    attempt_id: AttemptId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +240,7 @@ class Complete(JsonFields):
     """The job is complete. The coordinator of the attempt sends it after every member confirmed."""
 
     type: ClassVar[str] = "complete"
-    pair: AttemptId
+    attempt_id: AttemptId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +257,7 @@ class Hang(JsonFields):
     """A rank of the sender hangs in this attempt and will be ended: save the stacks of your ranks now."""
 
     type: ClassVar[str] = "hang"
-    pair: AttemptId
+    attempt_id: AttemptId
     message: str
 
 

@@ -32,11 +32,11 @@ class Exhaustion:
     def takes(self, incident: Incident) -> bool:
         """Whether this end of an attempt belongs to the exhaustion."""
         soon = incident.detected < min(self.last + GAP, self.began + SPAN)  # times of the reporting launchers
-        return soon and incident.pair > self.ends[-1] and _may_come_of_it(incident.failure, self.pod)
+        return soon and incident.attempt_id > self.ends[-1] and _may_come_of_it(incident.failure, self.pod)
 
-    def whole(self, pair: AttemptId) -> AttemptId | None:
+    def whole(self, attempt_id: AttemptId) -> AttemptId | None:
         """Return the attempt with which this attempt's end is counted; None if it is the first, or unrelated."""
-        return self.ends[0] if pair in self.ends[1:] else None
+        return self.ends[0] if attempt_id in self.ends[1:] else None
 
 
 def _may_come_of_it(failure: Failure, pod: str) -> bool:
@@ -48,14 +48,14 @@ def _may_come_of_it(failure: Failure, pod: str) -> bool:
 
 def noted(known: Exhaustion | None, incident: Incident) -> Exhaustion | None:
     """Return the newest exhaustion after this incident; the known one if it already includes the incident."""
-    if known is not None and (incident.pair in known.ends or incident.pair < known.ends[0]):
+    if known is not None and (incident.attempt_id in known.ends or incident.attempt_id < known.ends[0]):
         return known
     if known is not None and known.takes(incident):
-        return replace(known, ends=(*known.ends, incident.pair), last=max(known.last, incident.detected))
+        return replace(known, ends=(*known.ends, incident.attempt_id), last=max(known.last, incident.detected))
     if incident.failure.priority is not Priority.OOM:
         return known
     failure, at = incident.failure, incident.detected
-    return Exhaustion(pod=failure.pod, ends=(incident.pair,), began=at, last=at)
+    return Exhaustion(pod=failure.pod, ends=(incident.attempt_id,), began=at, last=at)
 
 
 def better(known: Failure | None, told: Failure) -> Failure:

@@ -78,11 +78,11 @@ def received(turn: Transition, event: events.Received) -> None:
 def _received_of_the_end(turn: Transition, sender: str, message: messages.Message) -> None:
     match message:
         case messages.Confirm():
-            completion.confirm(turn, sender, message.pair)
+            completion.confirm(turn, sender, message.attempt_id)
         case messages.Confirmed():
-            completion.confirmed_by(turn, sender, message.pair)
+            completion.confirmed_by(turn, sender, message.attempt_id)
         case messages.Complete():
-            completion.completed(turn, message.pair)
+            completion.completed(turn, message.attempt_id)
         case messages.GiveUp():
             budgets.give_up(turn, message.incident, message.message)
         case messages.Hang():
@@ -94,8 +94,8 @@ def _received_of_the_end(turn: Transition, sender: str, message: messages.Messag
 
 def _hang_elsewhere(turn: Transition, sender: str, hang: messages.Hang) -> None:
     attempt = turn.attempt
-    if attempt is not None and attempt.world.pair == hang.pair and sender in attempt.world.uids:
-        turn.do(KeepStacks(pair=hang.pair, message=hang.message))
+    if attempt is not None and attempt.world.attempt_id == hang.attempt_id and sender in attempt.world.uids:
+        turn.do(KeepStacks(attempt_id=hang.attempt_id, message=hang.message))
 
 
 def _hello(turn: Transition, sender: str, hello: Hello) -> None:
@@ -130,19 +130,19 @@ def _compare(turn: Transition, sender: str, hello: Hello) -> None:
         incidents.know_better(turn, hello.failed, hello.failure)
     if attempt is None or sender not in attempt.world.uids:
         return
-    pair = attempt.world.pair
-    if hello.failed == pair and hello.failure is not None and not hello.draining:
+    attempt_id = attempt.world.attempt_id
+    if hello.failed == attempt_id and hello.failure is not None and not hello.draining:
         turn.fail(hello.failure)
-    elif hello.left is not None and hello.left >= pair and (hello.draining or root_cause.drains(turn, attempt)):
+    elif hello.left is not None and hello.left >= attempt_id and (hello.draining or root_cause.drains(turn, attempt)):
         # Other launchers may learn first that the agreed checkpoint is durable, and leave before the local ranks
         # report it.
         turn.set_attempt(quiesced_at=attempt.quiesced_at or turn.now)
-    elif (highest(hello.accepted, _next(hello.left)) or pair) > pair and turn.state.pending is None:
+    elif (highest(hello.accepted, _next(hello.left)) or attempt_id) > attempt_id and turn.state.pending is None:
         turn.fail(_moved_on(attempt.world.members, sender))
 
 
-def _next(pair: AttemptId | None) -> AttemptId | None:
-    return None if pair is None else AttemptId(pair.generation, pair.attempt + 1)
+def _next(attempt_id: AttemptId | None) -> AttemptId | None:
+    return None if attempt_id is None else AttemptId(attempt_id.generation, attempt_id.attempt + 1)
 
 
 def _moved_on(members: tuple[Member, ...], sender: str) -> Failure:

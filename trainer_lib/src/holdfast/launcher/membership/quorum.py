@@ -87,7 +87,7 @@ def no_older_world(membership: Membership, world: frozenset[str], started: Attem
 
 def first_to_fence(membership: Membership, started: AttemptId | None) -> int:
     """Return the earliest generation that may still hold a world."""
-    known = [pair.generation for pair in (membership.active, started) if pair is not None]
+    known = [attempt_id.generation for attempt_id in (membership.active, started) if attempt_id is not None]
     return max(known, default=1)
 
 

@@ -138,37 +138,37 @@ def _membership_seen(turn: Transition, event: events.MembershipSeen) -> None:
 
 def _store_opened(turn: Transition, event: events.StoreOpened) -> None:
     proposal = turn.state.proposal
-    if proposal is not None and proposal.world.pair == event.pair:
+    if proposal is not None and proposal.world.attempt_id == event.attempt_id:
         turn.set(proposal=replace(proposal, master=event.master))
 
 
 def _store_failed(turn: Transition, event: events.StoreFailed) -> None:
     proposal = turn.state.proposal
-    if proposal is not None and proposal.world.pair == event.pair:
+    if proposal is not None and proposal.world.attempt_id == event.attempt_id:
         turn.set(proposal=None, retry_at=turn.now + turn.rules.resend)
-        turn.do(Note(phase=turn.state.phase, message=f"no store for {event.pair}: {event.message}"))
+        turn.do(Note(phase=turn.state.phase, message=f"no store for {event.attempt_id}: {event.message}"))
 
 
 def _entered(turn: Transition, event: events.Entered) -> None:
-    if _is_present(turn, event.pair):
+    if _is_present(turn, event.attempt_id):
         turn.set_attempt(entered=True)
 
 
 def _step_made(turn: Transition, event: events.StepMade) -> None:
-    if not _is_present(turn, event.pair):
+    if not _is_present(turn, event.attempt_id):
         return
     incidents.resumed(turn, event)
     for id_, reason in turn.state.waiting_requests:
-        turn.do(RequestCheckpoint(pair=event.pair, id=id_, reason=reason))
+        turn.do(RequestCheckpoint(attempt_id=event.attempt_id, id=id_, reason=reason))
     turn.set(waiting_requests=())
 
 
 def _rank_failed(turn: Transition, event: events.RankFailed) -> None:
     failure = event.failure if event.failure.at else replace(event.failure, at=turn.now)
-    if _is_present(turn, event.pair):
+    if _is_present(turn, event.attempt_id):
         turn.fail(failure)
     else:
-        incidents.know_better(turn, event.pair, failure)
+        incidents.know_better(turn, event.attempt_id, failure)
 
 
 def _stalled(turn: Transition, event: events.Stalled) -> None:
@@ -179,9 +179,9 @@ def _stalled(turn: Transition, event: events.Stalled) -> None:
 def _hang_found(turn: Transition, event: events.HangFound) -> None:
     """Broadcast a hang before its attempt fails, so that the others can save stacks while their ranks still wait."""
     attempt = turn.attempt
-    if attempt is not None and attempt.world.pair == event.pair:
+    if attempt is not None and attempt.world.attempt_id == event.attempt_id:
         for uid in attempt.world.uids - {turn.state.me}:
-            turn.send(uid, messages.Hang(pair=event.pair, message=event.message))
+            turn.send(uid, messages.Hang(attempt_id=event.attempt_id, message=event.message))
 
 
 def _holds(turn: Transition, event: events.Holds) -> None:
@@ -193,26 +193,26 @@ def _saves(turn: Transition, event: events.Saves) -> None:
 
 
 def _quiesced(turn: Transition, event: events.Quiesced) -> None:
-    if _is_present(turn, event.pair):
+    if _is_present(turn, event.attempt_id):
         turn.set_attempt(quiesced_at=turn.now)
 
 
 def _local_done(turn: Transition, event: events.LocalDone) -> None:
-    if _is_present(turn, event.pair):
+    if _is_present(turn, event.attempt_id):
         turn.set_attempt(done=True, entered=True)
-    if turn.state.ranks == event.pair:
+    if turn.state.ranks == event.attempt_id:
         turn.set(ranks=None, stopping=False)
 
 
 def _ranks_ended(turn: Transition, event: events.RanksEnded) -> None:
     ranks = turn.state.ranks
-    if ranks is not None and ranks <= event.pair:
+    if ranks is not None and ranks <= event.attempt_id:
         turn.set(ranks=None, stopping=False)
 
 
 def _foreign_claims(turn: Transition, event: events.ForeignClaims) -> None:
     foreign_claims.stop_for(turn, event.claims)
-    if _is_present(turn, event.pair):
+    if _is_present(turn, event.attempt_id):
         incidents.close_attempt(
             turn, foreign_claims.FOREIGN
         )  # its ranks wait for their end, even if the membership lists the claims by now
@@ -226,8 +226,8 @@ def _drain_asked(turn: Transition, event: events.DrainAsked) -> None:
     drain.begin_drain(turn, event)
 
 
-def _is_present(turn: Transition, pair: AttemptId) -> bool:
-    return turn.attempt is not None and turn.attempt.world.pair == pair
+def _is_present(turn: Transition, attempt_id: AttemptId) -> bool:
+    return turn.attempt is not None and turn.attempt.world.attempt_id == attempt_id
 
 
 def check_invariants(before: State, after: State, actions: list[Action]) -> None:
@@ -240,12 +240,12 @@ def check_invariants(before: State, after: State, actions: list[Action]) -> None
     if after.exit is not None and actions[-1] != after.exit:
         raise AssertionError("something was done after the exit")
     for action in actions:
-        if isinstance(action, StartRanks) and after.ranks != action.world.pair:
-            raise AssertionError(f"ranks of {action.world.pair} start beside {after.ranks}")
+        if isinstance(action, StartRanks) and after.ranks != action.world.attempt_id:
+            raise AssertionError(f"ranks of {action.world.attempt_id} start beside {after.ranks}")
         if isinstance(action, Send) and isinstance(action.message, messages.Accept):
-            pair = action.message.world.pair
-            if after.accepted is None or after.accepted < pair or (after.ranks or pair) < pair:
-                raise AssertionError(f"accepted {pair} while ranks of {after.ranks} are left")
+            attempt_id = action.message.world.attempt_id
+            if after.accepted is None or after.accepted < attempt_id or (after.ranks or attempt_id) < attempt_id:
+                raise AssertionError(f"accepted {attempt_id} while ranks of {after.ranks} are left")
 
 
 _HANDLERS: Final[dict[type[Any], Callable[[Transition, Any], None]]] = {

@@ -50,14 +50,14 @@ class Transition:
         for uid in sorted(self.state.peers):
             self.send(uid, message)
 
-    def refuse(self, to: str, pair: AttemptId, reason: str) -> None:
-        self.send(to, Refuse(pair=pair, reason=reason, highest=self.state.accepted))
+    def refuse(self, to: str, attempt_id: AttemptId, reason: str) -> None:
+        self.send(to, Refuse(attempt_id=attempt_id, reason=reason, highest=self.state.accepted))
 
     def stop_ranks(self, reason: str) -> None:
         """Stop the local ranks, once."""
         if self.state.ranks is not None and not self.state.stopping:
             self.set(stopping=True)
-            self.do(StopRanks(pair=self.state.ranks, reason=reason))
+            self.do(StopRanks(attempt_id=self.state.ranks, reason=reason))
 
     @property
     def membership(self) -> Membership | None:
@@ -102,7 +102,7 @@ class Transition:
         hello, last, failure = self.hello(uid), self.state.last_world, self.state.failure
         if hello is None or not hello.stays or last is None or failure is None or self.state.attempt is not None:
             return False
-        ended = self.state.failed == last.pair and uid in last.uids and failure.reason != DRAINED
+        ended = self.state.failed == last.attempt_id and uid in last.uids and failure.reason != DRAINED
         return ended and bool(failure.pod) and failure.pod != last.member(uid).pod
 
     def on_its_way_out(self, uid: str) -> bool:

@@ -45,7 +45,7 @@ class StoreHost:
         self._failures = 0
         self._child: ChildProcess | None = None
         self._line: socket.socket | None = None
-        self._pairs: tuple[AttemptId, ...] = ()
+        self._attempt_ids: tuple[AttemptId, ...] = ()
 
     @property
     def pid(self) -> int | None:
@@ -66,7 +66,7 @@ class StoreHost:
         asyncio.get_running_loop().add_reader(ours, self._heard, ours)
         return ours
 
-    def open(self, pair: AttemptId, host: str, *, beside: AttemptId | None = None) -> Master:
+    def open(self, attempt_id: AttemptId, host: str, *, beside: AttemptId | None = None) -> Master:
         """Listen on a free port of `host`, and pass the socket to the child.
 
         Other stores close, except that of `beside`: its ranks still train.
@@ -75,16 +75,16 @@ class StoreHost:
             line = self.warm()
             with socket.create_server((host, 0), family=_family(host), backlog=_BACKLOG) as listener:
                 port = int(listener.getsockname()[1])
-                order = {"pair": str(pair), "host": host, "port": port, "beside": str(beside)}
+                order = {"pair": str(attempt_id), "host": host, "port": port, "beside": str(beside)}
                 socket.send_fds(line, [json.dumps(order).encode() + b"\n"], [listener.fileno()])
         except OSError as error:
             raise StoreError(f"cannot open a store on {host}: {error.strerror}") from error
-        self._pairs = (*(kept for kept in self._pairs if kept == beside), pair)
+        self._attempt_ids = (*(kept for kept in self._attempt_ids if kept == beside), attempt_id)
         return Master(host=host, port=port)
 
     def close(self) -> None:
         """End the child, and with it every store."""
-        self._pairs = ()
+        self._attempt_ids = ()
         if self._child is not None:
             self._child.kill()
 
@@ -99,23 +99,23 @@ class StoreHost:
 
     def _problem(self, answer: dict[str, object]) -> None:
         self._failures = 0
-        for pair in self._pairs:
-            if answer.get("pair") == str(pair) and answer.get("error"):
-                self._on_lost(pair, str(answer["error"]))
+        for attempt_id in self._attempt_ids:
+            if answer.get("pair") == str(attempt_id) and answer.get("error"):
+                self._on_lost(attempt_id, str(answer["error"]))
 
     def _ended(self, ended: ProcessExit) -> None:
         if self._line is not None:
             asyncio.get_running_loop().remove_reader(self._line)
             self._line.close()
         self._child = self._line = None
-        pairs, self._pairs = self._pairs, ()
+        attempt_ids, self._attempt_ids = self._attempt_ids, ()
         tail = ended.stderr_tail[-1] if ended.stderr_tail else ""
         what = f"the store's process ended with {ended.exit_code} {tail}".rstrip()
         self._failures += 1
-        if self._failures >= _MAX_FAILURES and pairs:
+        if self._failures >= _MAX_FAILURES and attempt_ids:
             self._on_broken(f"{what}, {self._failures} times in a row: no attempt can start on this host")
-        for pair in pairs:
-            self._on_lost(pair, what)
+        for attempt_id in attempt_ids:
+            self._on_lost(attempt_id, what)
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -30,7 +30,9 @@ def main() -> int:
             return 0
         for text, descriptor in zip(data.splitlines(), descriptors, strict=True):
             order = json.loads(text)
-            stores = {pair: store for pair, store in stores.items() if pair == order["beside"]}  # closes the others
+            stores = {
+                attempt_id: store for attempt_id, store in stores.items() if attempt_id == order["beside"]
+            }  # closes the others
             stores[order["pair"]] = _open(line, order, descriptor)
 
 

@@ -71,8 +71,10 @@ def rank_environ(
     environ = {**base, **torchrun_variables(place, world, master, membership, error_file)}
     _defaults(environ, place.local_world_size)
     environ.update(_own(membership, run_dir, slot))
-    pair = world.pair
-    return environ | variables(generation=pair.generation, attempt=pair.attempt, publication=world.publication)
+    attempt_id = world.attempt_id
+    return environ | variables(
+        generation=attempt_id.generation, attempt=attempt_id.attempt, publication=world.publication
+    )
 
 
 def standby_environ(
@@ -91,7 +93,7 @@ def world_message(
     """Return the message that gives a running process its place in a world."""
     return {
         "type": "world",
-        **world.pair.to_json(),
+        **world.attempt_id.to_json(),
         "publication": world.publication,
         "rank": place.rank,
         "localRank": place.local_rank,
@@ -144,7 +146,7 @@ def torchrun_variables(
         "MASTER_ADDR": master.host,
         "MASTER_PORT": str(master.port),
         "TORCHELASTIC_RUN_ID": _run_id(membership),
-        "TORCHELASTIC_RESTART_COUNT": str(world.pair.attempt - 1),
+        "TORCHELASTIC_RESTART_COUNT": str(world.attempt_id.attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(_max_restarts(membership)),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": str(error_file),

@@ -97,7 +97,7 @@ class LocalRanks:
         self.supervisor.start(world, master, membership)
         if not self.supervisor.speaks_holdfast:
             wait = min(_PLAIN_AFTER_SECONDS, membership.rules.startup_deadline / 2)
-            self._later(wait, lambda: self._enter_plain(world.pair))
+            self._later(wait, lambda: self._enter_plain(world.attempt_id))
         self.tell_prepared()
 
     def await_standbys(self) -> None:
@@ -118,10 +118,10 @@ class LocalRanks:
             self._prepared = prepared
             self._feed(Prepared(prepared=prepared))
 
-    def stop(self, pair: AttemptId, reason: str, grace: float) -> None:
+    def stop(self, attempt_id: AttemptId, reason: str, grace: float) -> None:
         """Prevent local ranks from voting in attempts up to this one."""
         self._stopping = True
-        self.supervisor.stop(pair, reason, grace)
+        self.supervisor.stop(attempt_id, reason, grace)
 
     def hung(self, slot: int, message: str, cause: Cause = Cause.INFRASTRUCTURE, *, kill: bool = True) -> None:
         """Process a hang verdict.
@@ -140,20 +140,20 @@ class LocalRanks:
             self.supervisor.kill(rank)  # at once: its end takes a while, and the next attempt waits for it
         self._fail(rank, exit_cause.hung(rank.number, message, self._place(), cause=cause, step=rank.step))
 
-    def quiesce(self, pair: AttemptId, wish_id: str, reason: str, *, commit: bool, near: bool = False) -> None:
+    def quiesce(self, attempt_id: AttemptId, wish_id: str, reason: str, *, commit: bool, near: bool = False) -> None:
         """Request an agreed end of the attempt; a script without Holdfast's loop gets SIGTERM.
 
         `near`: the checkpoint is also written to memory and copied to other nodes, due there or not.
         """
-        self._wish(Wish(type="quiesce", pair=pair, id=wish_id, reason=reason, commit=commit, near=near))
+        self._wish(Wish(type="quiesce", attempt_id=attempt_id, id=wish_id, reason=reason, commit=commit, near=near))
         if not self.supervisor.speaks_holdfast and self.supervisor.ranks:
             age = asyncio.get_running_loop().time() - self.supervisor.ranks[0].started_at
-            self._later(max(0.0, _PLAIN_AFTER_SECONDS - age), lambda: self._terminate_plain(pair))
-        self._check_quiesced(pair)
+            self._later(max(0.0, _PLAIN_AFTER_SECONDS - age), lambda: self._terminate_plain(attempt_id))
+        self._check_quiesced(attempt_id)
 
-    def checkpoint(self, pair: AttemptId, wish_id: str, reason: str) -> None:
+    def checkpoint(self, attempt_id: AttemptId, wish_id: str, reason: str) -> None:
         """Request an agreed checkpoint."""
-        self._wish(Wish(type="checkpoint", pair=pair, id=wish_id, reason=reason))
+        self._wish(Wish(type="checkpoint", attempt_id=attempt_id, id=wish_id, reason=reason))
 
     def expect_answer(self, request_id: str) -> None:
         """Note that the writer of the touch file expects an acknowledgement."""
@@ -177,32 +177,32 @@ class LocalRanks:
     def _react(self, rank: Rank, message: RankMessage) -> None:
         if message.type in ("standby", "ready"):
             self.tell_prepared()
-        elif message.pair is not None and message.pair == rank.pair:  # a `left` may have changed it
-            self._react_in(message.pair, rank, message)
+        elif message.attempt_id is not None and message.attempt_id == rank.attempt_id:  # a `left` may have changed it
+            self._react_in(message.attempt_id, rank, message)
             self._tell_saving()
 
-    def _react_in(self, pair: AttemptId, rank: Rank, message: RankMessage) -> None:
+    def _react_in(self, attempt_id: AttemptId, rank: Rank, message: RankMessage) -> None:
         body = message.body
         match message.type:
             case "hello":
                 self._greet(rank)
             case "restored":
                 self._restored, self._origin = int(body["step"]), origin(body)
-                self.progress.tallies.restored(pair, body)
+                self.progress.tallies.restored(attempt_id, body)
                 self.progress.quarantined = [set_aside(bad, body) for bad in body["quarantined"]]
-                self._tell_step(pair)
+                self._tell_step(attempt_id)
                 self._tell_held()
             case "claim":
                 claim = Claim.from_json(body["claim"])
-                self.progress.claims[claim.pair] = claim
+                self.progress.claims[claim.attempt_id] = claim
             case "foreignClaims":
-                self._feed(ForeignClaims(pair=pair, claims=tuple(map(Claim.from_json, body["claims"]))))
+                self._feed(ForeignClaims(attempt_id=attempt_id, claims=tuple(map(Claim.from_json, body["claims"]))))
             case "step":
-                self._stepped(pair, body)
+                self._stepped(attempt_id, body)
             case "checkpoint":
-                self._saved(pair, body)
+                self._saved(attempt_id, body)
                 if rank.number == 0 and (body["tier"], body["result"]) == (SHARED_TIER, "Committed"):
-                    self._committed(CheckpointName(step=int(body["step"]), pair=pair))
+                    self._committed(CheckpointName(step=int(body["step"]), attempt_id=attempt_id))
             case "peerLost":
                 text = str(body["message"])
                 self._fail(rank, exit_cause.peer_lost(rank.number, text, self._place(), step=rank.step))
@@ -214,7 +214,7 @@ class LocalRanks:
             case "left":
                 self._left(rank)
             case "quiesced" | "done":
-                self._check_quiesced(pair)
+                self._check_quiesced(attempt_id)
             case _:
                 pass
 
@@ -225,13 +225,13 @@ class LocalRanks:
 
     def _greet(self, rank: Rank) -> None:
         membership = self._membership
-        if membership is None or rank.pair is None:
+        if membership is None or rank.attempt_id is None:
             return
-        claims = {claim.pair: claim for claim in membership.claims} | self.progress.claims
+        claims = {claim.attempt_id: claim for claim in membership.claims} | self.progress.claims
         welcome = {
             "type": "welcome",
-            **rank.pair.to_json(),
-            "claims": [claims[pair].to_json() for pair in sorted(claims)],
+            **rank.attempt_id.to_json(),
+            "claims": [claims[attempt_id].to_json() for attempt_id in sorted(claims)],
             "settings": membership.document.get("settings", {}),
             "reached": self._recorder.accounts.highest,
             "durable": self._durable(membership),
@@ -241,12 +241,12 @@ class LocalRanks:
         }
         rank.send(welcome)
         for wish in self._wishes:
-            if wish.pair == rank.pair:
+            if wish.attempt_id == rank.attempt_id:
                 rank.send(wish.to_json())
         if all(other.greeted for other in self.supervisor.ranks):
-            self._feed(Entered(pair=rank.pair))
+            self._feed(Entered(attempt_id=rank.attempt_id))
 
-    def _stepped(self, pair: AttemptId, body: Mapping[str, Any]) -> None:
+    def _stepped(self, attempt_id: AttemptId, body: Mapping[str, Any]) -> None:
         step = int(body["step"])
         seconds = float(body["seconds"])
         loss = float(body["loss"])
@@ -260,13 +260,13 @@ class LocalRanks:
         if step != self.progress.committed_step:
             self.progress.committed_step, self.progress.committed_at = step, self._now()
             self._untold = step
-            self._tell_step(pair)
+            self._tell_step(attempt_id)
 
-    def _tell_step(self, pair: AttemptId) -> None:
+    def _tell_step(self, attempt_id: AttemptId) -> None:
         """Feed the step once `restored` has arrived: a prepared step may be applied before."""
         if self._untold is not None and self._restored is not None:
             made, self._untold = self._untold, None
-            self._feed(StepMade(pair=pair, step=made, restored=self._restored, origin=self._origin))
+            self._feed(StepMade(attempt_id=attempt_id, step=made, restored=self._restored, origin=self._origin))
 
     def _tell_held(self) -> None:
         held = self.supervisor.held
@@ -280,22 +280,22 @@ class LocalRanks:
             self._saving = saving
             self._feed(Saves(saving=saving))
 
-    def _saved(self, pair: AttemptId, body: Mapping[str, Any]) -> None:
+    def _saved(self, attempt_id: AttemptId, body: Mapping[str, Any]) -> None:
         if body["result"] == "Committed":
             self.progress.checkpoints[str(body["tier"])] = {
                 "step": int(body["step"]),
-                **pair.to_json(),
+                **attempt_id.to_json(),
                 "time": self._now(),
             }
-            self.progress.tallies.committed(pair, body)
+            self.progress.tallies.committed(attempt_id, body)
             self._measure(body)
         else:
-            self._say_failed(pair, body)
+            self._say_failed(attempt_id, body)
         self._answer(body["ids"], body)
 
-    def _say_failed(self, pair: AttemptId, body: Mapping[str, Any]) -> None:
+    def _say_failed(self, attempt_id: AttemptId, body: Mapping[str, Any]) -> None:
         """Log a failed checkpoint once for all ranks."""
-        cause = self.progress.tallies.failed(pair, body, self._now())
+        cause = self.progress.tallies.failed(attempt_id, body, self._now())
         if cause:
             fields = {"step": body["step"], "tier": body["tier"], "cause": cause}
             said = "the commit of step %s on the %s tier failed (%s): %s"
@@ -322,19 +322,19 @@ class LocalRanks:
 
     def rank_ended(self, rank: Rank, end: RankEnd) -> None:
         """Judge the end of a process that was in an attempt."""
-        pair, failure = rank.pair, exit_cause.judge(end, self._place())
-        if pair is not None and failure is not None and failure.priority is Priority.OOM:
-            self._tell(rank, pair, failure)  # even if that attempt is over: its incident may lack the cause
+        attempt_id, failure = rank.attempt_id, exit_cause.judge(end, self._place())
+        if attempt_id is not None and failure is not None and failure.priority is Priority.OOM:
+            self._tell(rank, attempt_id, failure)  # even if that attempt is over: its incident may lack the cause
             return
-        if pair is None or pair != self.supervisor.pair:
+        if attempt_id is None or attempt_id != self.supervisor.attempt_id:
             return
         if failure is not None:
             if rank.slot not in self._reported or failure.priority < Priority.EXCEPTION:
-                self._tell(rank, pair, failure)
+                self._tell(rank, attempt_id, failure)
             return
-        self._check_quiesced(pair)
+        self._check_quiesced(attempt_id)
         if end.ended_well and all(other.ended_well for other in self.supervisor.ranks):
-            self._feed(LocalDone(pair=pair))
+            self._feed(LocalDone(attempt_id=attempt_id))
 
     def process_ended(self, pid: int, *, killed: bool) -> None:
         """A process ended, whatever its state was."""
@@ -348,19 +348,19 @@ class LocalRanks:
         self._may_stand_by = False
         self.tell_prepared()
 
-    def cannot_start(self, pair: AttemptId, program: str, message: str) -> None:
+    def cannot_start(self, attempt_id: AttemptId, program: str, message: str) -> None:
         """Report that the command cannot be started."""
-        self._feed(RankFailed(pair=pair, failure=exit_cause.not_started(program, message, self._place())))
+        self._feed(RankFailed(attempt_id=attempt_id, failure=exit_cause.not_started(program, message, self._place())))
 
-    def all_ended(self, pair: AttemptId) -> None:
+    def all_ended(self, attempt_id: AttemptId) -> None:
         """No process of this attempt or a lower one can vote any more."""
         self._cancel_timers()
-        self._feed(RanksEnded(pair=pair))
+        self._feed(RanksEnded(attempt_id=attempt_id))
 
     def _wish(self, wish: Wish) -> None:
         self._wishes.append(wish)
         for rank in self.supervisor.ranks:
-            if rank.greeted and rank.pair == wish.pair:
+            if rank.greeted and rank.attempt_id == wish.attempt_id:
                 rank.send(wish.to_json())
 
     def _left(self, rank: Rank) -> None:
@@ -370,34 +370,38 @@ class LocalRanks:
             self._fail(rank, exit_cause.peer_lost(rank.number, text, self._place(), step=rank.step))
 
     def _fail(self, rank: Rank, failure: Failure) -> None:
-        if rank.slot not in self._reported and rank.pair is not None:
-            self._tell(rank, rank.pair, failure)
+        if rank.slot not in self._reported and rank.attempt_id is not None:
+            self._tell(rank, rank.attempt_id, failure)
 
-    def _tell(self, rank: Rank, pair: AttemptId, failure: Failure) -> None:
+    def _tell(self, rank: Rank, attempt_id: AttemptId, failure: Failure) -> None:
         self._reported.add(rank.slot)
         fields = {"cause": failure.cause, "reason": failure.reason, "rank": rank.number}
         _log.warning("%s", failure.message, extra={"fields": fields})
-        self._feed(RankFailed(pair=pair, failure=failure))
+        self._feed(RankFailed(attempt_id=attempt_id, failure=failure))
 
-    def _check_quiesced(self, pair: AttemptId) -> None:
+    def _check_quiesced(self, attempt_id: AttemptId) -> None:
         """Feed `Quiesced` if all ranks made their last step. The request may come from another launcher."""
         ranks = self.supervisor.ranks
-        asked = any(wish.type == "quiesce" and wish.pair == pair for wish in self._wishes)
-        if self._quiesced or self.supervisor.pair != pair or not (asked or any(rank.quiesced for rank in ranks)):
+        asked = any(wish.type == "quiesce" and wish.attempt_id == attempt_id for wish in self._wishes)
+        if (
+            self._quiesced
+            or self.supervisor.attempt_id != attempt_id
+            or not (asked or any(rank.quiesced for rank in ranks))
+        ):
             return
         if all(rank.quiesced or rank.done or rank.ended for rank in ranks):
             self._quiesced = True
-            self._feed(Quiesced(pair=pair))
+            self._feed(Quiesced(attempt_id=attempt_id))
 
-    def _terminate_plain(self, pair: AttemptId) -> None:
-        if self.supervisor.pair == pair and not self.supervisor.speaks_holdfast:
+    def _terminate_plain(self, attempt_id: AttemptId) -> None:
+        if self.supervisor.attempt_id == attempt_id and not self.supervisor.speaks_holdfast:
             _log.info("the script has no Holdfast loop; SIGTERM tells it to end")
             self.supervisor.terminate(self.supervisor.ranks)
 
-    def _enter_plain(self, pair: AttemptId) -> None:
+    def _enter_plain(self, attempt_id: AttemptId) -> None:
         ranks = self.supervisor.ranks
-        if self.supervisor.pair == pair and ranks and not any(rank.greeted for rank in ranks):
-            self._feed(Entered(pair=pair))
+        if self.supervisor.attempt_id == attempt_id and ranks and not any(rank.greeted for rank in ranks):
+            self._feed(Entered(attempt_id=attempt_id))
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
         self._timers.append(asyncio.get_running_loop().call_later(seconds, call))

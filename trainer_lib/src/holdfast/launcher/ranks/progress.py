@@ -32,7 +32,7 @@ class Wish:
     """A `checkpoint` or `quiesce` request for the ranks of an attempt, including ranks that send `hello` later."""
 
     type: str
-    pair: AttemptId
+    attempt_id: AttemptId
     id: str
     reason: str
     commit: bool = True

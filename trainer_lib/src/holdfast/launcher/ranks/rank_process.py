@@ -37,7 +37,7 @@ class Rank:
     connection: Connection | None = None
     # The current or last place. A standby process has none yet.
     place: RankPlace | None = None
-    pair: AttemptId | None = None
+    attempt_id: AttemptId | None = None
     error_file: Path | None = None
     left: AttemptId | None = None
     left_at: float | None = None  # on the clock of the activity pages; None once it is in a world again
@@ -89,19 +89,19 @@ class Rank:
         """Whether it can leave an attempt on request and stay alive."""
         return self.connection is not None and self.connection.slot is not None and self.connection.open
 
-    def may_vote(self, pair: AttemptId) -> bool:
+    def may_vote(self, attempt_id: AttemptId) -> bool:
         """Whether it could still vote in this attempt or a lower one."""
-        return self.alive and self.pair is not None and self.pair <= pair and not self.parked
+        return self.alive and self.attempt_id is not None and self.attempt_id <= attempt_id and not self.parked
 
     @property
     def parked(self) -> bool:
         """Whether it is in no attempt."""
-        return self.pair is None or (self.left is not None and self.left >= self.pair)
+        return self.attempt_id is None or (self.left is not None and self.left >= self.attempt_id)
 
     @property
     def starting(self) -> bool:
         """Whether it is a standby process that has not connected yet."""
-        return self.pair is None and not self.speaks
+        return self.attempt_id is None and not self.speaks
 
     @property
     def kept(self) -> bool:
@@ -115,8 +115,13 @@ class Rank:
         awaited = not self.parked and not self.greeted and self.alive and not self.forgotten
         return self.left_at is not None and (self.kept or awaited)
 
-    def take(self, place: RankPlace, pair: AttemptId, error_file: Path) -> None:
-        self.place, self.local_rank, self.pair, self.error_file = place, place.local_rank, pair, error_file
+    def take(self, place: RankPlace, attempt_id: AttemptId, error_file: Path) -> None:
+        self.place, self.local_rank, self.attempt_id, self.error_file = (
+            place,
+            place.local_rank,
+            attempt_id,
+            error_file,
+        )
         self.phase, self.peer_lost, self.exception, self.traceback = RankPhase.STARTUP, "", "", ()
         self.greeted = self.done = self.quiesced = self.commits = False
 
@@ -141,7 +146,7 @@ class Rank:
                 self.ready = True
             case "left":
                 self.left = highest(self.left, AttemptId.from_json(message.body))
-        if self.pair is None or message.pair != self.pair:
+        if self.attempt_id is None or message.attempt_id != self.attempt_id:
             return False
         self._note(message)
         return True
@@ -173,9 +178,11 @@ class Rank:
                 pass
 
     def _held(self, shard: Mapping[str, Any] | None) -> HeldShards | None:
-        if shard is None or self.pair is None:
+        if shard is None or self.attempt_id is None:
             return None
-        return HeldShards(pair=self.pair, count=int(shard["count"]), shards=frozenset({int(shard["index"])}))
+        return HeldShards(
+            attempt_id=self.attempt_id, count=int(shard["count"]), shards=frozenset({int(shard["index"])})
+        )
 
     def to_status(self) -> dict[str, Any]:
         """Wire form in `status.json`."""

@@ -32,7 +32,7 @@ class Connection:
         self._writer = writer
         self.slot: int | None = None  # None: a version that cannot be kept between attempts
         self.pid = 0
-        self.pair: AttemptId | None = None
+        self.attempt_id: AttemptId | None = None
         self.rank: int | None = None
         self.over = asyncio.Event()  # set when all its messages are processed
         self.over_at: float | None = None
@@ -54,7 +54,7 @@ class Connection:
         slot = body.get("slot")
         self.slot, self.pid = None if slot is None else int(slot), int(body["pid"])
         if body["type"] == "hello":
-            self.pair, self.rank = AttemptId.from_json(body), int(body["rank"])
+            self.attempt_id, self.rank = AttemptId.from_json(body), int(body["rank"])
 
     def close(self) -> None:
         self._writer.close()
@@ -65,7 +65,7 @@ class RankMessage:
     """One message of a rank process, with the attempt ID of its connection."""
 
     connection: Connection
-    pair: AttemptId | None
+    attempt_id: AttemptId | None
     type: str
     body: Mapping[str, Any]
 
@@ -118,7 +118,7 @@ class AgentSocket:
         kind = str(body["type"])
         if kind in _GREETINGS:
             connection.greet(body)
-        self._on_message(RankMessage(connection=connection, pair=connection.pair, type=kind, body=body))
+        self._on_message(RankMessage(connection=connection, attempt_id=connection.attempt_id, type=kind, body=body))
 
 
 async def _read(reader: asyncio.StreamReader) -> Mapping[str, Any] | None:

@@ -60,9 +60,9 @@ class RankListener(Protocol):
     def standby_ended(self) -> None:
         """A process without a world ended."""
 
-    def cannot_start(self, pair: AttemptId, program: str, message: str) -> None: ...
+    def cannot_start(self, attempt_id: AttemptId, program: str, message: str) -> None: ...
 
-    def all_ended(self, pair: AttemptId) -> None:
+    def all_ended(self, attempt_id: AttemptId) -> None:
         """After `stop`: no local process can vote in this attempt or a lower one any more."""
 
 
@@ -102,13 +102,17 @@ class Supervisor:
         self._world: tuple[World, Master, Membership] | None = None
         self._stopping: list[AttemptId] = []
         self._tasks: set[asyncio.Task[object]] = set()
-        self.pair: AttemptId | None = None
+        self.attempt_id: AttemptId | None = None
         self.speaks_holdfast = False  # stays True: this script has the loop
 
     @property
     def ranks(self) -> Sequence[Rank]:
         """The ranks of the current attempt, by their place."""
-        here = [rank for rank in self._ranks.values() if rank.pair is not None and rank.pair == self.pair]
+        here = [
+            rank
+            for rank in self._ranks.values()
+            if rank.attempt_id is not None and rank.attempt_id == self.attempt_id
+        ]
         return sorted((rank for rank in here if not rank.forgotten), key=lambda rank: rank.local_rank)
 
     @property
@@ -119,7 +123,9 @@ class Supervisor:
     @property
     def standbys(self) -> Sequence[Rank]:
         """Processes that wait for their first world."""
-        return [rank for rank in self._ranks.values() if rank.pair is None and rank.alive and not rank.forgotten]
+        return [
+            rank for rank in self._ranks.values() if rank.attempt_id is None and rank.alive and not rank.forgotten
+        ]
 
     @property
     def slots(self) -> frozenset[int]:
@@ -139,16 +145,16 @@ class Supervisor:
 
     def start(self, world: World, master: Master, membership: Membership) -> None:
         """Fill this launcher's places in a world: first with kept processes, then with new ones."""
-        self.pair = world.pair
+        self.attempt_id = world.attempt_id
         self._world = (world, master, membership)
-        errors = self._fresh_error_dir(world.pair)
+        errors = self._fresh_error_dir(world.attempt_id)
         self._ranks = {slot: rank for slot, rank in self._ranks.items() if rank.alive or not rank.ended}
         kept = {rank.local_rank: rank for rank in self._ranks.values() if rank.kept}
         here = places(world, self._me, self._processes(membership))
         for place in here:  # kept ones first: starting a process takes longer
             rank = kept.get(place.local_rank)
             if rank is not None:
-                rank.take(place, world.pair, errors / f"rank-{place.rank}.json")
+                rank.take(place, world.attempt_id, errors / f"rank-{place.rank}.json")
                 rank.move(world_message(place, world, master, membership, errors / f"rank-{place.rank}.json"))
         for rank in self._ranks.values():
             if rank.parked:
@@ -183,7 +189,7 @@ class Supervisor:
             raise AssertionError("there is no world to start a rank for")
         world, master, membership = self._world
         rank = self._new(place.local_rank)
-        rank.take(place, world.pair, error_file)
+        rank.take(place, world.attempt_id, error_file)
         environ = rank_environ(
             self._command.environ,
             place=place,
@@ -197,7 +203,7 @@ class Supervisor:
         try:
             self._launch(rank, environ, f"[{place.rank}] ")
         except SpawnError as error:
-            self._listener.cannot_start(world.pair, self._command.argv[0], str(error))
+            self._listener.cannot_start(world.attempt_id, self._command.argv[0], str(error))
             return False
         return True
 
@@ -213,10 +219,10 @@ class Supervisor:
         self._ranks[rank.slot] = rank
         self._do(self._watch(rank.process))
 
-    def _fresh_error_dir(self, pair: AttemptId) -> Path:
+    def _fresh_error_dir(self, attempt_id: AttemptId) -> Path:
         root = self._run_dir / "errors"
         shutil.rmtree(root, ignore_errors=True)
-        folder = root / str(pair)
+        folder = root / str(attempt_id)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -239,8 +245,8 @@ class Supervisor:
         slot = message.connection.slot
         if slot is not None:
             return self.rank(slot)
-        number, pair = message.connection.rank, message.pair
-        return next((rank for rank in self.ranks if rank.number == number and rank.pair == pair), None)
+        number, attempt_id = message.connection.rank, message.attempt_id
+        return next((rank for rank in self.ranks if rank.number == number and rank.attempt_id == attempt_id), None)
 
     def terminate(self, ranks: Sequence[Rank]) -> None:
         """Request processes to end (SIGTERM)."""
@@ -263,19 +269,19 @@ class Supervisor:
         """Kill a process that is in no attempt. It gets no further place."""
         self._forget(rank)
 
-    def stop(self, pair: AttemptId, reason: str, grace: float) -> None:
+    def stop(self, attempt_id: AttemptId, reason: str, grace: float) -> None:
         """Prevent processes from voting up to this attempt; `all_ended` follows.
 
         A script without Holdfast's loop is killed `grace` seconds after SIGTERM.
         """
-        self._stopping.append(pair)
-        for rank in [rank for rank in self._ranks.values() if rank.may_vote(pair)]:
+        self._stopping.append(attempt_id)
+        for rank in [rank for rank in self._ranks.values() if rank.may_vote(attempt_id)]:
             if rank.can_leave:
-                rank.send({"type": "leave", **pair.to_json(), "reason": reason[:MAX_TEXT]})
-                self._later(FENCE_SECONDS, rank, pair, patience=_PATIENCE)
+                rank.send({"type": "leave", **attempt_id.to_json(), "reason": reason[:MAX_TEXT]})
+                self._later(FENCE_SECONDS, rank, attempt_id, patience=_PATIENCE)
             elif grace > 0 and not rank.speaks:
                 self.terminate([rank])
-                self._later(grace, rank, pair)
+                self._later(grace, rank, attempt_id)
             else:
                 self.kill(rank)
         self._settle()
@@ -290,36 +296,36 @@ class Supervisor:
         self.kill_all()
         await gone
 
-    def _later(self, seconds: float, rank: Rank, pair: AttemptId, *, patience: float = 1.0) -> None:
+    def _later(self, seconds: float, rank: Rank, attempt_id: AttemptId, *, patience: float = 1.0) -> None:
         """Kill a rank that may still vote after `seconds`.
 
         A suspended host, or one with CPU starvation, delays all ranks, and killing the last rank would lose the state
         in memory. Such time does not count, up to `patience` times `seconds`.
         """
-        self._do(self._fence(seconds, rank, pair, patience))
+        self._do(self._fence(seconds, rank, attempt_id, patience))
 
-    async def _fence(self, seconds: float, rank: Rank, pair: AttemptId, patience: float) -> None:
+    async def _fence(self, seconds: float, rank: Rank, attempt_id: AttemptId, patience: float) -> None:
         loop, left, waited = asyncio.get_running_loop(), seconds, cpu_wait(rank.pid)
         last = loop.time() + seconds * patience
-        while left > 0 and loop.time() < last and rank.may_vote(pair):
+        while left > 0 and loop.time() < last and rank.may_vote(attempt_id):
             await asyncio.sleep(_LOOK_SECONDS)  # may take longer, but counts as this much
             before, waited = waited, cpu_wait(rank.pid)
             left -= max(0.0, _LOOK_SECONDS - (waited - before))
         if rank.commits and self._world is not None:
             last = loop.time() + self._world[2].rules.checkpoint_deadline
-            while rank.may_vote(pair) and loop.time() < last:
+            while rank.may_vote(attempt_id) and loop.time() < last:
                 await asyncio.sleep(_LOOK_SECONDS)
-        if rank.may_vote(pair):
+        if rank.may_vote(attempt_id):
             if rank.speaks:
-                _log.warning("rank %d did not leave %s in time and is killed", rank.number, rank.pair)
+                _log.warning("rank %d did not leave %s in time and is killed", rank.number, rank.attempt_id)
             self.kill(rank)
 
     def _settle(self) -> None:
         """Call `all_ended` for every attempt in which no process can vote any more."""
-        for pair in list(self._stopping):
-            if not any(rank.may_vote(pair) for rank in self._ranks.values()):
-                self._stopping.remove(pair)
-                self._listener.all_ended(pair)
+        for attempt_id in list(self._stopping):
+            if not any(rank.may_vote(attempt_id) for rank in self._ranks.values()):
+                self._stopping.remove(attempt_id)
+                self._listener.all_ended(attempt_id)
 
     def _forget(self, rank: Rank) -> None:
         """Kill a process that is no longer needed. Its end is not judged."""
@@ -352,7 +358,7 @@ class Supervisor:
         self._listener.process_ended(ended.pid, killed=signal.SIGKILL in ended.sent)
         if rank.forgotten or rank.parked:
             del self._ranks[rank.slot]
-            if rank.pair is None and not rank.forgotten:
+            if rank.attempt_id is None and not rank.forgotten:
                 self._listener.standby_ended()
             return
         if rank.world is not None and not ended.sent and self._start_again(rank):
@@ -363,7 +369,7 @@ class Supervisor:
 
     def _start_again(self, rank: Rank) -> bool:
         """Replace a standby process that ended without a world: the script may need its place at the start."""
-        if rank.pair != self.pair or rank.place is None or rank.error_file is None:
+        if rank.attempt_id != self.attempt_id or rank.place is None or rank.error_file is None:
             return False
         del self._ranks[rank.slot]
         self._start(rank.place, rank.error_file)

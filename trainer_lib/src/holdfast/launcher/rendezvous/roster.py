@@ -160,7 +160,7 @@ class Roster:
         return replace(self, published=(*self.published, *skipped, new))
 
     def _highest_claimed(self) -> int:
-        return max((claim.pair.generation for claim in self.claims), default=0)
+        return max((claim.attempt_id.generation for claim in self.claims), default=0)
 
     def _next_members(self, now: float) -> tuple[Joined, ...] | None:
         here = self.present[: self.terms.options.max_nodes]
@@ -203,7 +203,7 @@ class Roster:
             "gone": self.gone(now),
             "members": [{"index": index, **member.entry} for index, member in enumerate(last.members)],
             "claims": [claim.to_json() for claim in sorted(self.claims)],
-            "acknowledged": [pair.to_json() for pair in record.acknowledged],
+            "acknowledged": [attempt_id.to_json() for attempt_id in record.acknowledged],
             "restarts": {},
             "directives": {"checkpoint": None, "drain": []},
             "settings": self.terms.settings(),

@@ -58,4 +58,4 @@ def _unexplained(before: dict[str, Any], identity: Identity, last_sign: float) -
         node=identity.node,
         step=step if isinstance(step, int) else None,
     )
-    return Incident(pair=AttemptId.from_json(world), failure=failure, action=Remedy.WAIT, detected=last_sign)
+    return Incident(attempt_id=AttemptId.from_json(world), failure=failure, action=Remedy.WAIT, detected=last_sign)

@@ -52,8 +52,8 @@ def status(
         "gpus": list(identity.gpus),
         "ready": state.ready,
         "ports": {"store": store_port, "control": control_port},
-        "accepted": _pair(state.accepted),
-        "started": _pair(state.started),
+        "accepted": _attempt_id(state.accepted),
+        "started": _attempt_id(state.started),
         "world": _world(state.world),
         "restored": _restored(state.attempt),
         "phase": str(state.phase),
@@ -79,8 +79,8 @@ def _shown(text: str) -> str:
     return redact(text)[:_MAX_MESSAGE]
 
 
-def _pair(pair: AttemptId | None) -> dict[str, Any] | None:
-    return None if pair is None else pair.to_json()
+def _attempt_id(attempt_id: AttemptId | None) -> dict[str, Any] | None:
+    return None if attempt_id is None else attempt_id.to_json()
 
 
 def _time(moment: float | None) -> str | None:
@@ -91,7 +91,7 @@ def _world(world: World | None) -> dict[str, Any] | None:
     if world is None:
         return None
     return {
-        **world.pair.to_json(),
+        **world.attempt_id.to_json(),
         "publication": world.publication,
         "members": [member.pod_uid for member in world.members],
         "coordinator": world.coordinator,
@@ -128,7 +128,7 @@ def _failing(failing: Failing) -> dict[str, Any]:
 
 def _highest_claim(state: State, progress: Progress) -> dict[str, Any] | None:
     inherited = () if state.membership is None else state.membership.claims
-    known = {claim.pair: claim for claim in inherited} | progress.claims
+    known = {claim.attempt_id: claim for claim in inherited} | progress.claims
     return known[max(known)].to_json() if known else None
 
 
@@ -137,13 +137,13 @@ def _told(state: State) -> list[Incident]:
 
     Without an operator for long, their number grows, and a report of all would be too large for the operator.
     """
-    return sorted(state.incidents, key=lambda incident: incident.pair)[:_MAX_INCIDENTS]
+    return sorted(state.incidents, key=lambda incident: incident.attempt_id)[:_MAX_INCIDENTS]
 
 
 def _incident(incident: Incident) -> dict[str, Any]:
     failure = incident.failure
     return {
-        **incident.pair.to_json(),
+        **incident.attempt_id.to_json(),
         "cause": str(failure.cause),
         "action": str(incident.action),
         "reason": failure.reason,
@@ -156,7 +156,7 @@ def _incident(incident: Incident) -> dict[str, Any]:
         "resumedTime": _time(incident.resumed),
         "lostSteps": incident.lost_steps,
         "restoredFrom": incident.restored_from,
-        "partOf": _pair(incident.part_of),
+        "partOf": _attempt_id(incident.part_of),
     }
 
 

@@ -24,7 +24,7 @@ _VERDICT: Final = "verdict"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left:
+class FailingRank:
     """The state of a failing rank.
 
     `whole`: the state is exactly that of the step, without parts of the next one. `saves`: the number of saves that
@@ -37,8 +37,8 @@ class Left:
 
 
 def together(
-    store: KeyValueStore, own: Left, *, rank: int, size: int, hurried: Callable[[], bool] = lambda: False
-) -> tuple[Left, ...]:
+    store: KeyValueStore, own: FailingRank, *, rank: int, size: int, hurried: Callable[[], bool] = lambda: False
+) -> tuple[FailingRank, ...]:
     """Return the state of each rank, the same on all ranks; empty unless every rank failed.
 
     `hurried`: returns True if the launcher is waiting.
@@ -50,10 +50,10 @@ def together(
         time.sleep(_EVERY)
     if store.compare_set(_VERDICT, "", _ALL if there else "some").decode() != _ALL:
         return ()
-    return tuple(Left(**json.loads(store.get(key))) for key in keys)
+    return tuple(FailingRank(**json.loads(store.get(key))) for key in keys)
 
 
-def alike(left: Sequence[Left]) -> bool:
+def alike(left: Sequence[FailingRank]) -> bool:
     """Return whether all ranks failed after the same saves.
 
     Otherwise some would wait for a save that others never began.
@@ -61,12 +61,12 @@ def alike(left: Sequence[Left]) -> bool:
     return len({one.saves for one in left}) == 1
 
 
-def can_be_saved(left: Sequence[Left]) -> bool:
+def can_be_saved(left: Sequence[FailingRank]) -> bool:
     """Return whether all ranks have the same state of one step."""
     return all(one.whole for one in left) and len({one.step for one in left}) == 1
 
 
-def broken_off(objects: Mapping[str, Any], trace: TracebackType | None) -> bool:
+def raised_in_update(objects: Mapping[str, Any], trace: TracebackType | None) -> bool:
     """Return whether the exception came from a managed object that was changing itself, such as a half-updated
     average.
 

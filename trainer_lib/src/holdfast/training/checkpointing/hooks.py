@@ -94,19 +94,19 @@ class CheckpointHooks:
         scheduler, step = self._scheduler, self._state.step
         if agreed.urgent:
             scheduler.hurry()
-        asked = agreed.quiesce and agreed.near
+        asked = agreed.quiesce and agreed.node_local
         for tier in scheduler.due_now(step, asked=asked):
             self._save_now(tier, asked=asked)
         needed = agreed.quiesce or (agreed.pause and agreed.bound)
         leaves = agreed.pause and not needed
-        beside = scheduler.due_beside(step, busy=agreed.busy)
+        background_tier = scheduler.due_in_background(step, busy=agreed.busy)
         if scheduler.due_at(step) or agreed.checkpoint or needed:
             if needed:
                 scheduler.await_retry(_PAUSE_SECONDS)
             self.begin(onward=not needed)
             leaves = leaves or (needed and (self.wait() or not scheduler.has_folder))
-        elif beside is not None and not leaves:
-            self._save_beside(beside)
+        elif background_tier is not None and not leaves:
+            self._save_in_background(background_tier)
         if leaves:
             self._agree_to_leave()
         return leaves
@@ -117,7 +117,7 @@ class CheckpointHooks:
 
     def skip_save(self) -> None:
         """Make the checkpoint that the script requests with the next step."""
-        self._scheduler.put_off()
+        self._scheduler.postpone()
 
     def finish(self) -> None:
         """Wait until the last step is durable, before the job is reported as complete."""
@@ -167,10 +167,10 @@ class CheckpointHooks:
         return self._scheduler.behind(self._state.step)
 
     def begin(self, *, spare: bool = False, onward: bool = False) -> None:
-        """Begin a checkpoint of the last step, as `CheckpointScheduler.commit` does."""
+        """Begin a checkpoint of the last step, as `CheckpointScheduler.save` does."""
         self._stepper.check()
         with self._meter.during(Activity.CHECKPOINT):
-            self._scheduler.commit(self._state.step, self._snapshot, spare=spare, onward=onward)
+            self._scheduler.save(self._state.step, self._snapshot, spare=spare, onward=onward)
 
     def wait(self) -> bool:
         """Wait for the running checkpoint. Return whether the last step is durable after it."""
@@ -181,17 +181,17 @@ class CheckpointHooks:
     def _save_now(self, tier: Tier, *, asked: bool) -> None:
         self._stepper.check()
         with self._meter.during(Activity.CHECKPOINT):
-            self._scheduler.commit_now(tier, self._state.step, self._snapshot, asked=asked)
+            self._scheduler.save_now(tier, self._state.step, self._snapshot, asked=asked)
 
-    def _save_beside(self, tier: Tier) -> None:
+    def _save_in_background(self, tier: Tier) -> None:
         self._stepper.check()
         with self._meter.during(Activity.CHECKPOINT):
-            self._scheduler.commit_beside(tier, self._state.step, self._snapshot)
+            self._scheduler.save_in_background(tier, self._state.step, self._snapshot)
 
     def _snapshot(self) -> Snapshot:
         state, team, flat = self._state, self._team, self._state.flat()
         return Snapshot(
-            name=CheckpointName(step=state.step, pair=team.pair),
+            name=CheckpointName(step=state.step, attempt_id=team.attempt_id),
             specs=flat.specs,
             holding=team.holding(flat.sharded),
             read=flat.read,

@@ -38,7 +38,7 @@ _FAILED: Final = (
 )
 _MAKE_ROOM: Final = "make room in the checkpoint folder or make it writable"
 _FREEZE: Final = "freeze the parameters that are meant to hold such values, with requires_grad_(False)"
-_SPOILED_SAVES: Final = 3
+_NON_FINITE_SAVES: Final = 3
 _UNLIKE: Final = (
     "%r is managed, and its state on rank %s is not that of rank 0: a restore, and a rank that takes a lost one's "
     "place, get numbers of one rank and tensors of any. Have its state_dict() say what is true of the whole job, "
@@ -51,26 +51,26 @@ class CheckpointScheduler:
     """Saves the job's steps and reports each save to the launcher. Every rank makes the same calls."""
 
     def __init__(
-        self, engine: CheckpointManager | None, agent: LauncherConnection, interval: Interval, lineage: TrainState
+        self, engine: CheckpointManager | None, agent: LauncherConnection, interval: Interval, state: TrainState
     ) -> None:
         self._engine = engine
         self._agent = agent
         self._interval = interval
-        self._lineage = lineage
+        self._state = state
         self._coordinator = False
         self._saved_at = self._entered = time.monotonic()
         self._cadence = Cadence()
-        self._every = interval.seconds
+        self._interval_seconds = interval.seconds
         self._failed = 0  # consecutive failed checkpoints
         self._retry_at = 0.0
         self._tried: frozenset[str] = frozenset()  # requests for the last checkpoint, which failed
-        self._spoiled = 0  # consecutive failures because weights are not finite
+        self._non_finite = 0  # consecutive failures because weights are not finite
         self._message = ""
         self._cancel = CancelToken()
-        self._flight: _Flight | None = None
-        self._broken_off = False
-        self._troubles: dict[str, str] = {}  # the last error message of each tier
-        self._beside: _Flight | None = None
+        self._running: _RunningSave | None = None
+        self._interrupted = False
+        self._tier_errors: dict[str, str] = {}  # the last error message of each tier
+        self._background: _RunningSave | None = None
         self._due: dict[str, Tier] = {}
         self._urgent = False
         self._apart: set[str] = set()
@@ -83,20 +83,20 @@ class CheckpointScheduler:
     @property
     def busy(self) -> bool:
         """Whether a checkpoint is being written."""
-        return self._flight is not None
+        return self._running is not None
 
     def begin(self, *, coordinator: bool, cancel: CancelToken) -> None:
         """Begin in a new world."""
         self._coordinator, self._cancel = coordinator, cancel
-        self._beside, self._due = None, {}
-        self._lineage.failures = self._lineage.failures.told(self._agent.books)
+        self._background, self._due = None, {}
+        self._state.failures = self._state.failures.told(self._agent.books)
         self._entered = time.monotonic()
         self._choose()
 
     @property
     def failures(self) -> Failures:
         """The failures of the job until now."""
-        return self._lineage.failures.later(time.monotonic() - self._entered)
+        return self._state.failures.later(time.monotonic() - self._entered)
 
     def due_at(self, step: int) -> bool:
         """Return whether every rank saves this step without a request."""
@@ -111,17 +111,17 @@ class CheckpointScheduler:
         """
         if not self.has_folder:
             return bool(self._agent.requests().checkpoint)
-        flight = self._flight
-        if (flight is not None and not flight.saving.ended) or self._writes_beside():
+        running = self._running
+        if (running is not None and not running.saving.ended) or self._writes_in_background():
             return False
-        if flight is not None:
-            self._land(flight)
-            if flight.saving.lost:
-                raise PeerLostError(flight.saving.lost)
+        if running is not None:
+            self._land(running)
+            if running.saving.lost:
+                raise PeerLostError(running.saving.lost)
         # not earlier, because the save that has just ended may have answered it
         asked = self._agent.requests().checkpoint
         again = self._failed > 0 and time.monotonic() >= self._retry_at
-        return again or not self._tried.issuperset(asked) or self._timed() or self._broken_off
+        return again or not self._tried.issuperset(asked) or self._timed() or self._interrupted
 
     def hurry(self) -> None:
         """Lift the rate limit of the running checkpoint and of the next one, because something waits for it."""
@@ -131,11 +131,9 @@ class CheckpointScheduler:
 
     def behind(self, step: int) -> bool:
         """Return whether the last step is not durable yet."""
-        return self.has_folder and self._lineage.saved_step != step
+        return self.has_folder and self._state.saved_step != step
 
-    def commit(
-        self, step: int, snapshot: Callable[[], Snapshot], *, spare: bool = False, onward: bool = False
-    ) -> None:
+    def save(self, step: int, snapshot: Callable[[], Snapshot], *, spare: bool = False, onward: bool = False) -> None:
         """Begin a checkpoint, after the last one has ended.
 
         With `spare`, retention deletes no older one for it. With `onward`, another step of this attempt follows. The
@@ -144,29 +142,29 @@ class CheckpointScheduler:
         """
         started = time.monotonic()
         self.settle()
-        wanted = self._agent.requests()
-        last = () if onward else wanted.quiesce
-        ids = [*([INTERVAL_ID] if self.due_at(step) or self._timed() else []), *wanted.checkpoint, *last]
+        requests = self._agent.requests()
+        last = () if onward else requests.quiesce
+        ids = [*([INTERVAL_ID] if self.due_at(step) or self._timed() else []), *requests.checkpoint, *last]
         if self._engine is None:
             none = "the job has no checkpoint folder"
-            self._tell(step, SaveResult(committed=False, message=none, cause=FailureCause.NO_FOLDER), ids, 0.0)
-            self._agent.answered(Requests(checkpoint=wanted.checkpoint))
+            self._report(step, SaveResult(committed=False, message=none, cause=FailureCause.NO_FOLDER), ids, 0.0)
+            self._agent.answered(Requests(checkpoint=requests.checkpoint))
             return
-        self._broken_off = True  # until all ranks have written it
+        self._interrupted = True  # until all ranks have written it
         taken, cancel = snapshot(), self._cancel
         waited = time.monotonic() - started
 
         def ended(result: SaveResult) -> None:
             """Report the result on the save's thread at once, and not through a rank in another attempt."""
             if not cancel.is_set():
-                self._tell(step, result, ids, time.monotonic() - started)
+                self._report(step, result, ids, time.monotonic() - started)
             if result.committed and self._coordinator:
-                _say(step, result, waited + result.stalled)
-                self._say_apart(result.apart)
+                _log_durable(step, result, waited + result.stalled)
+                self._log_differing(result.apart)
 
         saving = self._engine.begin(taken, ended, spare=spare, urgent=self._urgent)
         self._urgent = False
-        self._flight = _Flight(step=step, asked=wanted.checkpoint, saving=saving, waited=waited)
+        self._running = _RunningSave(step=step, asked=requests.checkpoint, saving=saving, waited=waited)
         self._saved_at = time.monotonic()
 
     def settle(self) -> None:
@@ -175,16 +173,16 @@ class CheckpointScheduler:
         Raise `PeerLostError` if the attempt ends before. Raise `CheckpointError` if the weights repeatedly are not
         finite.
         """
-        flight = self._flight
-        if flight is not None:
+        running = self._running
+        if running is not None:
             began = time.monotonic()
-            flight.saving.settle(lambda: self._cancel.check_since(began))
-            self._land(flight)
-            if flight.saving.lost:
-                raise PeerLostError(flight.saving.lost)
-        if self._spoiled >= _SPOILED_SAVES:
-            spoiled, self._spoiled = self._spoiled, 0  # a script that corrects the weights may save again
-            raise CheckpointError(f"{spoiled} checkpoints in a row could not be written ({self._message}): {_FREEZE}")
+            running.saving.settle(lambda: self._cancel.check_since(began))
+            self._land(running)
+            if running.saving.lost:
+                raise PeerLostError(running.saving.lost)
+        if self._non_finite >= _NON_FINITE_SAVES:
+            failed, self._non_finite = self._non_finite, 0  # a script that corrects the weights may save again
+            raise CheckpointError(f"{failed} checkpoints in a row could not be written ({self._message}): {_FREEZE}")
 
     def await_retry(self, most: float) -> bool:
         """Wait at most `most` seconds for the retry of a failed checkpoint. Return whether it is due.
@@ -201,10 +199,10 @@ class CheckpointScheduler:
         """Abandon the unfinished checkpoint of an attempt that is over (see `saving.background`), and request
         another.
         """
-        flight, self._flight = self._flight, None
-        if flight is not None and flight.saving.ended:
-            self._land(flight)
-        self._lineage.failures, self._entered = self.failures, time.monotonic()
+        running, self._running = self._running, None
+        if running is not None and running.saving.ended:
+            self._land(running)
+        self._state.failures, self._entered = self.failures, time.monotonic()
 
     def due_now(self, step: int, *, asked: bool) -> list[Tier]:
         """Return the tiers on which every rank saves this step before the next one.
@@ -213,7 +211,7 @@ class CheckpointScheduler:
         """
         return [tier for tier in self._tiers if not tier.in_background and (asked or tier.due_at(step))]
 
-    def commit_now(self, tier: Tier, step: int, snapshot: Callable[[], Snapshot], *, asked: bool = False) -> None:
+    def save_now(self, tier: Tier, step: int, snapshot: Callable[[], Snapshot], *, asked: bool = False) -> None:
         """Save on a tier while training is paused. A failure is reported, and the previous save stays.
 
         With `asked`, also copy to other nodes, whether due or not. Raise `NoRoomError` if there is no capacity for
@@ -226,30 +224,31 @@ class CheckpointScheduler:
         result = self._engine.save_on(tier, snapshot(), asked=asked)
         if result.full and not asked:
             raise NoRoomError(result.message)
-        if result.committed or result.message != self._troubles.get(tier.name):  # repeated messages are logged once
+        # repeated messages are logged once
+        if result.committed or result.message != self._tier_errors.get(tier.name):
             name = PEER_TIER if result.copy_failed else tier.name
-            self._tell(step, result, (), time.monotonic() - started, tier=name)
+            self._report(step, result, (), time.monotonic() - started, tier=name)
             if not result.committed:
                 _log.error(_NOT_ON_TIER, step, tier.name, result.cause, result.message)
-        self._troubles[tier.name] = result.message
+        self._tier_errors[tier.name] = result.message
 
     def writes(self) -> bool:
         """Return whether this rank is writing a checkpoint to any tier."""
-        return (self._flight is not None and not self._flight.saving.ended) or self._writes_beside()
+        return (self._running is not None and not self._running.saving.ended) or self._writes_in_background()
 
-    def due_beside(self, step: int, *, busy: bool) -> Tier | None:
+    def due_in_background(self, step: int, *, busy: bool) -> Tier | None:
         """Return the tier on which every rank begins a background save; None while any rank is `busy`."""
         for tier in self._tiers:
             if tier.in_background and tier.due_at(step):
                 self._due[tier.name] = tier
         return None if busy else next(iter(self._due.values()), None)
 
-    def commit_beside(self, tier: Tier, step: int, snapshot: Callable[[], Snapshot]) -> None:
+    def save_in_background(self, tier: Tier, step: int, snapshot: Callable[[], Snapshot]) -> None:
         """Begin a background save on a tier. A failure is reported, and training continues.
 
         If even the first save does not fit, raise `NoRoomError` on all ranks at the same step.
         """
-        before, self._beside = self._beside, None
+        before, self._background = self._background, None
         self._due.pop(tier.name, None)
         if before is not None and not before.saving.lost and before.saving.result.full:
             raise NoRoomError(before.saving.result.message)
@@ -260,65 +259,69 @@ class CheckpointScheduler:
         def ended(result: SaveResult) -> None:
             """Report the result on the save's thread."""
             if not cancel.is_set():
-                self._tell(step, result, (), time.monotonic() - started, tier=tier.name)
+                self._report(step, result, (), time.monotonic() - started, tier=tier.name)
             if self._coordinator and result.committed:
                 _log.info(_ON_TIER, step, tier.name, result.stalled, result.nbytes / 1e6, result.seconds)
             elif self._coordinator:
                 _log.warning(_NOT_ON_TIER, step, tier.name, result.cause, result.message)
 
         saving = self._engine.begin_on(tier, taken, ended)
-        self._beside = _Flight(step=step, asked=(), saving=saving, waited=0.0)
+        self._background = _RunningSave(step=step, asked=(), saving=saving, waited=0.0)
 
     @property
     def _tiers(self) -> tuple[Tier, ...]:
         return () if self._engine is None else self._engine.tiers
 
-    def _writes_beside(self) -> bool:
-        return self._beside is not None and not self._beside.saving.ended
+    def _writes_in_background(self) -> bool:
+        return self._background is not None and not self._background.saving.ended
 
-    def put_off(self) -> None:
+    def postpone(self) -> None:
         """Request a checkpoint with the next step, as after an interrupted one."""
-        self._broken_off = True
+        self._interrupted = True
 
     def answer_rest(self, step: int) -> None:
         """Answer the requests since the last checkpoint with this checkpoint, because no step followed it."""
-        wanted = self._agent.requests()
-        if self.has_folder and (ids := (*wanted.checkpoint, *wanted.quiesce)):
-            self._tell(step, SaveResult(committed=True), ids, 0.0)
-            self._agent.answered(Requests(checkpoint=wanted.checkpoint))
+        requests = self._agent.requests()
+        if self.has_folder and (ids := (*requests.checkpoint, *requests.quiesce)):
+            self._report(step, SaveResult(committed=True), ids, 0.0)
+            self._agent.answered(Requests(checkpoint=requests.checkpoint))
 
     def _timed(self) -> bool:
         """Return whether the interval is over, by the coordinator's clock only.
 
         The step's vote informs the others.
         """
-        return self._coordinator and self._every is not None and time.monotonic() - self._saved_at >= self._every
+        return (
+            self._coordinator
+            and self._interval_seconds is not None
+            and time.monotonic() - self._saved_at >= self._interval_seconds
+        )
 
     def _choose(self) -> None:
         """Choose the interval from the costs of the last checkpoints and the failures of the job."""
         if not self._interval.auto:
             return
         choice = self._cadence.choose(self.failures.mtbf)
-        self._every = choice.seconds
+        self._interval_seconds = choice.seconds
         if choice.news and self._coordinator:
             _log.info("a commit is due every %.0f s: %s", choice.seconds, choice.reason)
 
-    def _land(self, flight: _Flight) -> None:
-        self._flight = None
-        if flight.saving.lost:
+    def _land(self, running: _RunningSave) -> None:
+        self._running = None
+        if running.saving.lost:
             return  # it still counts as interrupted
-        result, self._broken_off = flight.saving.result, False
+        result, self._interrupted = running.saving.result, False
         if result.committed:
-            self._lineage.saved_step = flight.step
-            self._failed, self._spoiled, self._retry_at, self._tried = 0, 0, 0.0, frozenset()
-            self._agent.answered(Requests(checkpoint=flight.asked))
-            self._cadence.took(stall=flight.waited + result.stalled, write=result.seconds)
+            self._state.saved_step = running.step
+            self._failed, self._non_finite, self._retry_at, self._tried = 0, 0, 0.0, frozenset()
+            self._agent.answered(Requests(checkpoint=running.asked))
+            self._cadence.took(stall=running.waited + result.stalled, write=result.seconds)
             self._choose()
         else:
-            self._tried = frozenset(flight.asked)
-            self._count_failed(flight.step, result)
+            self._tried = frozenset(running.asked)
+            self._count_failed(running.step, result)
 
-    def _tell(
+    def _report(
         self, step: int, result: SaveResult, ids: Sequence[str], seconds: float, tier: str = SHARED_TIER
     ) -> None:
         self._agent.send(
@@ -334,7 +337,7 @@ class CheckpointScheduler:
             **({} if result.committed else {"cause": result.cause}),
         )
 
-    def _say_apart(self, apart: Mapping[str, Sequence[int]]) -> None:
+    def _log_differing(self, apart: Mapping[str, Sequence[int]]) -> None:
         """Log each object once, because its fault is the same in each checkpoint."""
         for name in sorted(apart.keys() - self._apart):
             self._apart.add(name)
@@ -344,15 +347,15 @@ class CheckpointScheduler:
         self._failed += 1
         self._retry_at = time.monotonic() + retry_after(self._failed)
         self._message = result.message
-        self._spoiled = self._spoiled + 1 if result.cause == FailureCause.NON_FINITE else 0
-        if self._spoiled >= _SPOILED_SAVES:
+        self._non_finite = self._non_finite + 1 if result.cause == FailureCause.NON_FINITE else 0
+        if self._non_finite >= _NON_FINITE_SAVES:
             return  # the error that ends the script reports it
-        mend = _FREEZE if self._spoiled else _MAKE_ROOM
-        _log.error(_FAILED, step, result.cause, self._failed, result.message, self._lineage.saved_step, mend)
+        advice = _FREEZE if self._non_finite else _MAKE_ROOM
+        _log.error(_FAILED, step, result.cause, self._failed, result.message, self._state.saved_step, advice)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Flight:
+class _RunningSave:
     """A running checkpoint, and the requests that it answers."""
 
     step: int
@@ -366,7 +369,7 @@ def _copying(result: SaveResult) -> dict[str, float]:
     return {"copying": round(result.copying, 6)} if result.copying else {}
 
 
-def _say(step: int, result: SaveResult, stalled: float) -> None:
+def _log_durable(step: int, result: SaveResult, stalled: float) -> None:
     rate = result.nbytes / result.seconds / 1e9 if result.seconds else 0.0
     _log.info(
         "step %d is durable: training stood still for %.3f s, rank 0 wrote %.1f MB in %.3f s (%.2f GB/s)",

@@ -11,7 +11,7 @@ from typing import Final
 
 from holdfast.core.errors import HoldfastError
 from holdfast.training.checkpointing import final_checkpoint
-from holdfast.training.checkpointing.final_checkpoint import Left
+from holdfast.training.checkpointing.final_checkpoint import FailingRank
 from holdfast.training.checkpointing.hooks import CheckpointHooks
 from holdfast.training.distributed.blocking_call import unless_cancelled
 from holdfast.training.distributed.process_group import store_client
@@ -51,7 +51,7 @@ class ScriptFailure:
             self.agent.stay()
             cancel.check()  # the script may have failed on the way into the next attempt
             over.start()
-            own = Left(step=self.state.step, whole=self._complete(trace), saves=self.hooks.begun)
+            own = FailingRank(step=self.state.step, whole=self._complete(trace), saves=self.hooks.begun)
             left = self._gathered(own)
             if final_checkpoint.alike(left) and (self.hooks.busy or self.hooks.behind):
                 self.agent.send("lastCommit", step=self.state.step)
@@ -66,7 +66,7 @@ class ScriptFailure:
         """Return whether the state is exactly that of the last step."""
         step = self.state.step
         try:
-            complete = self.stepper.rewind() and not final_checkpoint.broken_off(self.state.objects, trace)
+            complete = self.stepper.rewind() and not final_checkpoint.raised_in_update(self.state.objects, trace)
             changed = complete and self.stepper.weights.changed()
         except RuntimeError as error:  # a failed device is the usual reason for an exception
             _log.warning("step %d is not committed: the state cannot be read: %s", step, error)
@@ -75,20 +75,20 @@ class ScriptFailure:
             _log.warning(_CHANGED, step)
         return complete and not changed
 
-    def _gathered(self, own: Left) -> tuple[Left, ...]:
+    def _gathered(self, own: FailingRank) -> tuple[FailingRank, ...]:
         place, size = self.team.place, self.team.group.size
         if size == 1:
             return (own,)
 
-        def look() -> tuple[Left, ...]:
+        def look() -> tuple[FailingRank, ...]:
             seconds = _LAST_CHECKPOINT_SECONDS
             store = store_client(place.host, place.port or 0, f"{place.name}/failing", seconds)
             return final_checkpoint.together(store, own, rank=place.rank, size=size, hurried=self.agent.hurried)
 
-        found: tuple[Left, ...] = unless_cancelled(look, self.team.cancel)
+        found: tuple[FailingRank, ...] = unless_cancelled(look, self.team.cancel)
         return found
 
-    def _save(self, left: Sequence[Left]) -> None:
+    def _save(self, left: Sequence[FailingRank]) -> None:
         """Save the last step, and keep the checkpoint before it, because the script may fail again
         from this state.
         """

@@ -1,4 +1,4 @@
-"""Models that torch's FSDP2 shards over the ranks of a replica group, in changing worlds.
+"""Models that torch's FSDP2 shards over the ranks of a shard group, in changing worlds.
 
 FSDP2 receives a mesh whose process group has only a size and this rank's place. The data is sent over the groups of
 the attempt, which FSDP2 does not know. A lost peer therefore leaves nothing in FSDP2 to rebuild. FSDP2 calls its
@@ -63,7 +63,7 @@ class Sharding:
         # The complete parameters as the script created them, until the first world decides which rank holds which
         # shard.
         self._whole: dict[torch.Tensor, torch.Tensor] | None = {}
-        self._mates: Group | None = None
+        self._shard_group: Group | None = None
         self._watched: set[int] = set()
         self._used: set[torch.Tensor] = set()
 
@@ -88,9 +88,9 @@ class Sharding:
         self._modules.append(module)
         _speak(module, self)
 
-    def attach(self, mates: Group) -> None:
+    def attach(self, shard_group: Group) -> None:
         """Use this group for the shard group."""
-        self._mates = mates
+        self._shard_group = shard_group
 
     def become(self, shard: int) -> None:
         """Hold another shard. Its values are zeros until they are loaded."""
@@ -108,7 +108,7 @@ class Sharding:
         for module in self._roots():
             module.reset_iter_state()
 
-    def begin_anew(self, group: Group) -> None:
+    def start_over(self, group: Group) -> None:
         """Take this rank's rows of rank 0's weights."""
         if self._whole is None:
             raise StateError(
@@ -156,22 +156,22 @@ class Sharding:
 
     def gather(self, output: torch.Tensor, part: torch.Tensor) -> None:
         """Gather the parts of the shard group, in order; zeros if a rank is lost."""
-        mates = self._reachable()
+        shard_group = self._reachable()
         try:
             with self._waiting():
-                mates.launch_gather(output, part.clone()).wait()
+                shard_group.launch_gather(output, part.clone()).wait()
         except PeerLostError as error:
-            mates.cancel.set(str(error))
+            shard_group.cancel.set(str(error))
             output.zero_()
 
     def scatter(self, output: torch.Tensor, parts: torch.Tensor) -> None:
         """Return this rank's part of the sum over the shard group; zeros if a rank is lost."""
-        mates = self._reachable()
+        shard_group = self._reachable()
         try:
             with self._waiting():
-                mates.launch_scatter(output, parts).wait()
+                shard_group.launch_scatter(output, parts).wait()
         except PeerLostError as error:
-            mates.cancel.set(str(error))
+            shard_group.cancel.set(str(error))
             output.zero_()
 
     # Internal
@@ -185,11 +185,11 @@ class Sharding:
         self._used.add(parameter)
 
     def _reachable(self) -> Group:
-        if self._mates is None:
+        if self._shard_group is None:
             raise UsageError(
                 "call job.manage(model=…, optimizer=…) before the model is used: its parts are elsewhere"
             )
-        return self._mates
+        return self._shard_group
 
     def _roots(self) -> Iterator[Any]:
         """Return the modules on which forward was called; none before the first call."""
@@ -246,9 +246,9 @@ def check_sharded(sharding: Sharding | None, trained: Iterable[torch.nn.Paramete
         raise UsageError("a sharded model has no use for a GradScaler: train in bfloat16, with mp_policy")
 
 
-def whole_norm(own: float, mates: Group) -> float:
+def whole_norm(own: float, shard_group: Group) -> float:
     """Return the norm of all shards, with the same bits on every rank of the group; infinite if one norm is NaN."""
-    squares = torch.full((mates.size,), -1.0, dtype=torch.float64, device="cpu")
-    squares[mates.rank] = own * own if math.isfinite(own) else math.inf
-    mates.agree_(squares)
+    squares = torch.full((shard_group.size,), -1.0, dtype=torch.float64, device="cpu")
+    squares[shard_group.rank] = own * own if math.isfinite(own) else math.inf
+    shard_group.agree_(squares)
     return math.sqrt(sum(squares.tolist()))

@@ -95,7 +95,7 @@ class Group:
         self._nccl: nccl.Nccl | None = None
 
     @classmethod
-    def alone(cls, device: torch.device) -> Group:
+    def single_rank(cls, device: torch.device) -> Group:
         """A world of one rank, without communication."""
         return cls(rank=0, size=1, device=device, cancel=CancelToken())
 

@@ -52,7 +52,7 @@ class LauncherClient:
         self._sending = threading.Lock()
         self._state = threading.Condition()  # guards the fields below
         self._next = place
-        self._pair: AttemptId | None = None
+        self._attempt_id: AttemptId | None = None
         self._cancel = CancelToken()
         self._left: AttemptId | None = None
         self._voting = False
@@ -60,7 +60,7 @@ class LauncherClient:
         self._staying = False
         self._awaited: tuple[AttemptId, str] | None = None  # the order to leave that arrived during `stay`
         self._claims: tuple[Claim, ...] | None = None
-        self._requests: dict[str, list[str]] = {"checkpoint": [], "quiesce": [], "pause": [], "near": []}
+        self._requests: dict[str, list[str]] = {"checkpoint": [], "quiesce": [], "pause": [], "node_local": []}
         self._closing = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -88,14 +88,14 @@ class LauncherClient:
 
     # Places
 
-    def stands_by(self) -> bool:
+    def on_standby(self) -> bool:
         """Return whether the process is on standby, before its first world."""
         with self._state:
-            return self._next is None and self._pair is None
+            return self._next is None and self._attempt_id is None
 
     def next_place(self) -> RankPlacement:
         """Wait for a place from the launcher, and return the newest one."""
-        if self.stands_by():
+        if self.on_standby():
             self.send("ready")
         with self._state:
             self._state.wait_for(lambda: self._next is not None)
@@ -106,19 +106,29 @@ class LauncherClient:
 
     def enter(self, place: RankPlacement) -> CancelToken:
         """Take a place. Requests to end the last attempt no longer apply."""
-        pair = place.pair
-        if pair is None:
+        attempt_id = place.attempt_id
+        if attempt_id is None:
             raise LaunchError("a launcher's world has a pair")
         with self._state:
-            if self._pair == pair:
+            if self._attempt_id == attempt_id:
                 return self._cancel
-            self._pair, self._cancel, self._claims = pair, CancelToken(), None
-            self._requests = {"checkpoint": self._requests["checkpoint"], "quiesce": [], "pause": [], "near": []}
-            if self._left is not None and self._left >= pair:
+            self._attempt_id, self._cancel, self._claims = attempt_id, CancelToken(), None
+            self._requests = {
+                "checkpoint": self._requests["checkpoint"],
+                "quiesce": [],
+                "pause": [],
+                "node_local": [],
+            }
+            if self._left is not None and self._left >= attempt_id:
                 self._cancel.set("the launcher ended it before it began")
             cancel = self._cancel
         self.send(
-            "hello", slot=self._slot, rank=place.rank, localRank=place.local_rank, pid=os.getpid(), **pair.to_json()
+            "hello",
+            slot=self._slot,
+            rank=place.rank,
+            localRank=place.local_rank,
+            pid=os.getpid(),
+            **attempt_id.to_json(),
         )
         return cancel
 
@@ -147,7 +157,7 @@ class LauncherClient:
             self._voting = False
             owes, self._owes_left = self._owes_left, False
         if owes:
-            self._say_left()
+            self._send_left()
 
     def stay(self) -> None:
         """Delay orders to leave until `go`."""
@@ -161,7 +171,7 @@ class LauncherClient:
             self._staying = False
             awaited, self._awaited = self._awaited, None
         if awaited is not None:
-            self._told_to_leave(*awaited)
+            self._leave_requested(*awaited)
 
     def hurried(self) -> bool:
         """Return whether the launcher is waiting for this rank to leave."""
@@ -171,39 +181,39 @@ class LauncherClient:
     def leave(self, reason: str) -> None:
         """Leave the attempt on the main thread's own decision."""
         with self._state:
-            pair = self._pair
-            if pair is None or (self._left is not None and self._left >= pair):
+            attempt_id = self._attempt_id
+            if attempt_id is None or (self._left is not None and self._left >= attempt_id):
                 return
-            self._left = pair
+            self._left = attempt_id
             self._cancel.set(reason)
-        self._say_left()
+        self._send_left()
 
     def lose_peers(self, message: str) -> None:
         """Report lost peers before `left`, so that the launcher searches for the lost rank while this one waits."""
         with self._state:
-            told = self._cancel.is_set()
-        if not told:
+            reported = self._cancel.is_set()
+        if not reported:
             self.send("peerLost", step=self.parting().step, message=message[:MAX_TEXT])
         self.leave(message)
 
-    def _told_to_leave(self, pair: AttemptId, reason: str) -> None:
+    def _leave_requested(self, attempt_id: AttemptId, reason: str) -> None:
         with self._state:
             if self._staying:
-                self._awaited = pair, reason
+                self._awaited = attempt_id, reason
                 return
-            self._left = pair if self._left is None else max(self._left, pair)
-            if self._pair is not None and self._pair <= pair:
+            self._left = attempt_id if self._left is None else max(self._left, attempt_id)
+            if self._attempt_id is not None and self._attempt_id <= attempt_id:
                 self._cancel.set(reason)
             self._owes_left = self._voting
             self._state.notify_all()
             if self._owes_left:
                 return
-        self._say_left()
+        self._send_left()
 
-    def _say_left(self) -> None:
-        parting, pair = self.parting(), self._left
-        if pair is not None:
-            self.send("left", **pair.to_json(), step=parting.step, inDoubt=parting.in_doubt, keep=parting.keep)
+    def _send_left(self) -> None:
+        parting, attempt_id = self.parting(), self._left
+        if attempt_id is not None:
+            self.send("left", **attempt_id.to_json(), step=parting.step, inDoubt=parting.in_doubt, keep=parting.keep)
 
     # Requests
 
@@ -238,7 +248,7 @@ class LauncherClient:
         while piece := self._receive():
             *lines, buffer = (buffer + piece).split(b"\n")
             for line in lines:
-                self._hear(line)
+                self._receive_line(line)
         if not self._closing:
             exit_peer_lost("the launcher closed its socket")
 
@@ -248,7 +258,7 @@ class LauncherClient:
         except OSError:
             return b""
 
-    def _hear(self, line: bytes) -> None:
+    def _receive_line(self, line: bytes) -> None:
         try:
             self._handle(json.loads(line))
         except (ValueError, KeyError, TypeError, LaunchError) as error:
@@ -259,13 +269,13 @@ class LauncherClient:
             case "welcome":
                 self._welcomed(message)
             case "checkpoint":
-                self._want("checkpoint", str(message["id"]))
+                self._request("checkpoint", str(message["id"]))
             case "quiesce":
                 if message.get("near"):
-                    self._want("near", str(message["id"]))  # first, so that no vote on the end lacks it
-                self._want("quiesce" if message.get("commit", True) else "pause", str(message["id"]))
+                    self._request("node_local", str(message["id"]))  # first, so that no vote on the end lacks it
+                self._request("quiesce" if message.get("commit", True) else "pause", str(message["id"]))
             case "leave":
-                self._told_to_leave(AttemptId.from_json(message), str(message.get("reason", ""))[:MAX_TEXT])
+                self._leave_requested(AttemptId.from_json(message), str(message.get("reason", ""))[:MAX_TEXT])
             case "world":
                 self._take(places.from_message(message))
             case _:
@@ -274,7 +284,7 @@ class LauncherClient:
     def _welcomed(self, message: Mapping[str, Any]) -> None:
         claims = tuple(Claim.from_json(claim) for claim in message["claims"])
         with self._state:
-            if "generation" in message and AttemptId.from_json(message) != self._pair:
+            if "generation" in message and AttemptId.from_json(message) != self._attempt_id:
                 return  # a welcome to an attempt that is over
             self._claims = claims
             self.reached = int(message.get("reached") or 0)
@@ -284,7 +294,7 @@ class LauncherClient:
             self.tiers = message.get("tiers") or {}
             self._state.notify_all()
 
-    def _want(self, kind: str, request: str) -> None:
+    def _request(self, kind: str, request: str) -> None:
         with self._state:
             if request not in self._requests[kind]:
                 self._requests[kind].append(request)
@@ -292,6 +302,6 @@ class LauncherClient:
     def _take(self, place: RankPlacement) -> None:
         with self._state:
             self._next = place
-            if self._pair is not None and place.pair is not None and self._pair < place.pair:
-                self._cancel.set(f"attempt {place.pair} follows")
+            if self._attempt_id is not None and place.attempt_id is not None and self._attempt_id < place.attempt_id:
+                self._cancel.set(f"attempt {place.attempt_id} follows")
             self._state.notify_all()

@@ -16,13 +16,13 @@ from holdfast.training.launcher_client.placement import RankPlacement
 class Requests:
     """The unanswered requests, by ID. `quiesce` ends the attempt after a checkpoint, `pause` without one.
 
-    With `near`, the checkpoint is also saved in memory and on other nodes, whether due or not.
+    With `node_local`, the checkpoint is also saved in memory and on other nodes, whether due or not.
     """
 
     checkpoint: tuple[str, ...] = ()
     quiesce: tuple[str, ...] = ()
     pause: tuple[str, ...] = ()
-    near: tuple[str, ...] = ()
+    node_local: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class LauncherConnection(Protocol):
     def send(self, kind: str, **body: Any) -> None:
         """Send a message."""
 
-    def stands_by(self) -> bool:
+    def on_standby(self) -> bool:
         """Return whether the launcher has not sent a place yet."""
 
     def next_place(self) -> RankPlacement:

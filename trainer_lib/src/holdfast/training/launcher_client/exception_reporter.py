@@ -69,11 +69,11 @@ class Reporter:
             exit_peer_lost(f"a peer is lost: {message}")
         if any(mark in str(error) for mark in _NO_GROUP):
             _log.error(_NO_GROUP_MEND)
-        tell(self._agent, error, self._step())
+        report(self._agent, error, self._step())
         self._before(kind, error, trace)
 
 
-def tell(agent: LauncherConnection, error: BaseException, step: int) -> None:
+def report(agent: LauncherConnection, error: BaseException, step: int) -> None:
     """Report an exception that ends this rank's part to the launcher."""
     agent.send(
         "exception",
@@ -95,13 +95,13 @@ def ours(error: Exception) -> str:
     return str(error) if isinstance(error, PeerLostError) else ""
 
 
-def lost(error: Exception, *, cancel: CancelToken, alone: bool) -> str:
+def lost(error: Exception, *, cancel: CancelToken, single_rank: bool) -> str:
     """Return the same for the script's own collectives.
 
     Only the launchers can distinguish a lost peer from an error of the script.
     """
     communicates = isinstance(error, torch.distributed.DistError) or _lost_peer(error)
-    if alone or not communicates:
+    if single_rank or not communicates:
         return ours(error)
     end_of_wait = time.monotonic() + _WORD_SECONDS
     while not cancel.is_set() and time.monotonic() < end_of_wait:

@@ -33,7 +33,7 @@ class NoLauncher:
     def send(self, kind: str, **body: Any) -> None:
         """Discard the message."""
 
-    def stands_by(self) -> bool:
+    def on_standby(self) -> bool:
         """Return False: the place is known from the start."""
         return False
 

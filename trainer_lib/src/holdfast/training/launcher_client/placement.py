@@ -21,7 +21,7 @@ class RankPlacement:
     local_world_size: int
     host: str
     port: int | None
-    pair: AttemptId | None = None
+    attempt_id: AttemptId | None = None
     publication: str = ""
     job_uid: str = ""
     run_id: str = ""
@@ -32,7 +32,7 @@ class RankPlacement:
     @property
     def name(self) -> str:
         """The prefix of this attempt's keys in a shared store."""
-        return "holdfast/by-hand" if self.pair is None else f"holdfast/{self.pair}"
+        return "holdfast/by-hand" if self.attempt_id is None else f"holdfast/{self.attempt_id}"
 
 
 def from_environment(environment: Environment) -> RankPlacement | None:
@@ -48,7 +48,7 @@ def from_environment(environment: Environment) -> RankPlacement | None:
         local_world_size=environment.local_world_size,
         host=environment.master_addr,
         port=environment.master_port,
-        pair=_pair(environment),
+        attempt_id=_attempt_id(environment),
         publication=environment.publication,
         job_uid=environment.job_uid,
         run_id=environment.run_id,
@@ -56,7 +56,7 @@ def from_environment(environment: Environment) -> RankPlacement | None:
     )
 
 
-def _pair(environment: Environment) -> AttemptId | None:
+def _attempt_id(environment: Environment) -> AttemptId | None:
     if environment.agent_socket is None:
         return None
     if environment.generation is None or environment.attempt is None:
@@ -74,7 +74,7 @@ def from_message(body: Mapping[str, Any]) -> RankPlacement:
             local_world_size=int(body["localWorldSize"]),
             host=str(body["masterHost"]),
             port=int(body["masterPort"]),
-            pair=AttemptId.from_json(body),
+            attempt_id=AttemptId.from_json(body),
             publication=str(body["publication"]),
             job_uid=str(body["jobUID"]),
             run_id=str(body["runID"]),

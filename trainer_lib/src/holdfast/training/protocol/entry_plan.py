@@ -49,9 +49,9 @@ class EntryPlan:
 
 
 def decide(
-    reports: Sequence[EntryReport], pair: AttemptId, *, shards: int | None, newest: AttemptId | None = None
+    reports: Sequence[EntryReport], attempt_id: AttemptId, *, shards: int | None, newest: AttemptId | None = None
 ) -> EntryPlan:
-    """Decide from all ranks' reports, in order of their ranks in the world of attempt `pair`.
+    """Decide from all ranks' reports, in order of their ranks in the world of attempt `attempt_id`.
 
     `shards` is the number of shards of the model, if it is sharded. `newest` is the attempt of the newest readable
     checkpoint. Find it only if the plan without it `depends_on_newest`.
@@ -66,7 +66,7 @@ def decide(
         resolution=resolution,
         assignment=assignment,
         claimed=fencing.inherits(
-            pair,
+            attempt_id,
             synced=None if resolution.donor is None else states[resolution.donor].synced,
             claimed=[survivor.claimed for survivor in survivors],
             trained=[report.trained for report in reports],

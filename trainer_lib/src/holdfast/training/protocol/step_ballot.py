@@ -24,7 +24,7 @@ _HALF: Final = 32
 class Ballot:
     """One rank's contribution. `loss` is a sum that is already weighted by `weight`.
 
-    - `quiesce` ends the attempt after a checkpoint. With `near`, it is also saved in memory and on other nodes.
+    - `quiesce` ends the attempt after a checkpoint. With `node_local`, it is also saved in memory and on other nodes.
     - `pause` ends the attempt without a checkpoint, unless a rank is `bound`: it cannot take its state into another
       attempt.
     - `busy`: this rank is still writing a checkpoint.
@@ -36,7 +36,7 @@ class Ballot:
     non_finite: bool
     pause: bool = False
     bound: bool = False
-    near: bool = False
+    node_local: bool = False
     busy: bool = False
     urgent: bool = False
     touched: Sequence[bool]
@@ -54,7 +54,7 @@ class Agreed:
     non_finite: bool
     pause: bool
     bound: bool
-    near: bool
+    node_local: bool
     busy: bool
     urgent: bool
     touched: tuple[bool, ...]
@@ -65,7 +65,15 @@ class Agreed:
 
 def encode(ballot: Ballot, *, rank: int, world_size: int) -> list[float]:
     """Return the numbers of which the ranks compute the maximum."""
-    own = [ballot.checkpoint, ballot.quiesce, ballot.non_finite, ballot.pause, ballot.bound, ballot.near, ballot.busy]
+    own = [
+        ballot.checkpoint,
+        ballot.quiesce,
+        ballot.non_finite,
+        ballot.pause,
+        ballot.bound,
+        ballot.node_local,
+        ballot.busy,
+    ]
     flags = [*own, ballot.urgent, *ballot.touched]
     slots = [_NOTHING] * (_SLOT * world_size)
     loss = 0.0 if ballot.non_finite else ballot.loss
@@ -95,7 +103,7 @@ def decode(numbers: Sequence[float], *, world_size: int) -> Agreed:
         non_finite=flags[2],
         pause=flags[3],
         bound=flags[4],
-        near=flags[5],
+        node_local=flags[5],
         busy=flags[6],
         urgent=flags[7],
         touched=tuple(flags[_FLAGS:]),

@@ -24,7 +24,7 @@ checkpoint needs all ranks. A rank then reports the step to its launcher twice.
 
 Callers must ensure four conditions. A member that has sent its rank state to a later attempt does not vote in an
 earlier one. `voted` is set before the vote starts. A newcomer keeps its own state and marks until it has received a
-complete other state. A state that is partly changed is marked as `torn`.
+complete other state. A state that is partly changed is marked with `invalidated`.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from holdfast.core.errors import DocumentError, InvariantError
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedStep:
-    """A step after `step` that was prepared in `pair`. Averages and ballot are kept, and nothing is applied."""
+    """A step after `step` that was prepared in `attempt_id`. Averages and ballot are kept, and nothing is applied."""
 
-    pair: AttemptId
+    attempt_id: AttemptId
     step: int
 
     def to_json(self) -> dict[str, Any]:
-        return {"pair": self.pair.to_json(), "step": self.step}
+        return {"pair": self.attempt_id.to_json(), "step": self.step}
 
     @classmethod
     def from_optional(cls, value: Json | None) -> PreparedStep | None:
         """Parse the wire form, which may be null."""
-        return None if value is None else cls(pair=AttemptId.from_json(value["pair"]), step=int(value["step"]))
+        return None if value is None else cls(attempt_id=AttemptId.from_json(value["pair"]), step=int(value["step"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,21 +60,21 @@ class RankState:
     step: int = 0
     voted: AttemptId | None = None
     synced: AttemptId | None = None
-    doubt: PreparedStep | None = None
+    prepared_step: PreparedStep | None = None
 
     @property
     def in_doubt(self) -> bool:
         """Whether the prepared step counts: it is the next step of the attempt of both marks."""
-        if self.doubt is None or self.synced is None or self.voted != self.synced:
+        if self.prepared_step is None or self.synced is None or self.voted != self.synced:
             return False
-        return self.doubt == PreparedStep(pair=self.synced, step=self.step)
+        return self.prepared_step == PreparedStep(attempt_id=self.synced, step=self.step)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "step": self.step,
             "voted": None if self.voted is None else self.voted.to_json(),
             "synced": None if self.synced is None else self.synced.to_json(),
-            "doubt": None if self.doubt is None else self.doubt.to_json(),
+            "doubt": None if self.prepared_step is None else self.prepared_step.to_json(),
         }
 
     @classmethod
@@ -84,65 +84,69 @@ class RankState:
                 step=int(value["step"]),
                 voted=AttemptId.from_optional(value["voted"]),
                 synced=AttemptId.from_optional(value["synced"]),
-                doubt=PreparedStep.from_optional(value["doubt"]),
+                prepared_step=PreparedStep.from_optional(value["doubt"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise DocumentError(f"not a standing: {value!r}") from error
+            raise DocumentError(f"not a rank state: {value!r}") from error
 
 
 # Transitions of a state
 
 
-def prepared(standing: RankState, pair: AttemptId) -> RankState:
+def prepared(rank_state: RankState, attempt_id: AttemptId) -> RankState:
     """Record that all averages of the next step arrived without error and are kept."""
-    _need(standing.synced == pair, standing, f"prepares in {pair}")
-    _need(standing.doubt is None, standing, "prepares while it is in doubt")
-    return replace(standing, doubt=PreparedStep(pair=pair, step=standing.step))
+    _need(rank_state.synced == attempt_id, rank_state, f"prepares in {attempt_id}")
+    _need(rank_state.prepared_step is None, rank_state, "prepares while it is in doubt")
+    return replace(rank_state, prepared_step=PreparedStep(attempt_id=attempt_id, step=rank_state.step))
 
 
-def voted(standing: RankState, pair: AttemptId) -> RankState:
+def voted(rank_state: RankState, attempt_id: AttemptId) -> RankState:
     """Record that the vote starts next."""
-    _need(standing.synced == pair, standing, f"votes in {pair}")
-    _need(standing.doubt == PreparedStep(pair=pair, step=standing.step), standing, "votes without being prepared")
-    return replace(standing, voted=pair)
+    _need(rank_state.synced == attempt_id, rank_state, f"votes in {attempt_id}")
+    _need(
+        rank_state.prepared_step == PreparedStep(attempt_id=attempt_id, step=rank_state.step),
+        rank_state,
+        "votes without being prepared",
+    )
+    return replace(rank_state, voted=attempt_id)
 
 
-def committed(standing: RankState) -> RankState:
+def committed(rank_state: RankState) -> RankState:
     """Record that the vote returned and the kept averages are applied."""
-    _need(standing.in_doubt, standing, "applies a step that it did not vote on")
-    return replace(standing, step=standing.step + 1, doubt=None)
+    _need(rank_state.in_doubt, rank_state, "applies a step that it did not vote on")
+    return replace(rank_state, step=rank_state.step + 1, prepared_step=None)
 
 
-def synchronised(standing: RankState, pair: AttemptId, step: int, voted: AttemptId | None) -> RankState:
-    """Record that this rank has the common state of `pair`. `step` and `voted` come from the resolution.
+def synchronised(rank_state: RankState, attempt_id: AttemptId, step: int, voted: AttemptId | None) -> RankState:
+    """Record that this rank has the common state of `attempt_id`. `step` and `voted` come from the resolution.
 
     This resolves a survivor's prepared step: its averages were applied or discarded before, as the resolution
     requires. Both are one change, because an applied step with the old marks would contradict a survivor that was not
-    prepared. A newcomer has abandoned its own state with `torn` before another one replaced it. For a checkpoint or a
-    fresh start, `step` is its step and `voted` is None.
+    prepared. A newcomer has abandoned its own state with `invalidated` before another one replaced it. For a
+    checkpoint or a fresh start, `step` is its step and `voted` is None.
     """
-    _need(standing.synced is None or standing.synced < pair, standing, f"synchronises in {pair}")
-    _need(voted is None or voted < pair, standing, f"takes over the votes of {voted} in {pair}")
-    if standing.voted is not None or standing.synced is not None:
-        mine = {standing.step, standing.step + standing.in_doubt}
-        _need(standing.voted == voted and step in mine, standing, f"takes step {step} of {voted} for its own")
-    return RankState(step=step, voted=voted, synced=pair)
+    _need(rank_state.synced is None or rank_state.synced < attempt_id, rank_state, f"synchronises in {attempt_id}")
+    _need(voted is None or voted < attempt_id, rank_state, f"takes over the votes of {voted} in {attempt_id}")
+    if rank_state.voted is not None or rank_state.synced is not None:
+        mine = {rank_state.step, rank_state.step + rank_state.in_doubt}
+        _need(rank_state.voted == voted and step in mine, rank_state, f"takes step {step} of {voted} for its own")
+    return RankState(step=step, voted=voted, synced=attempt_id)
 
 
-def affirmed(standing: RankState, pair: AttemptId) -> RankState:
-    """Record that an empty vote on the common state of `pair` starts next. A step in doubt that was applied may then
-    be saved.
+def affirmed(rank_state: RankState, attempt_id: AttemptId) -> RankState:
+    """Record that an empty vote on the common state of `attempt_id` starts next. A step in doubt that was applied may
+    then be saved.
 
-    Until a vote in `pair`, a rank outside it that has the marks of the previous attempt could continue without the
-    step.
+    Until a vote in `attempt_id`, a rank outside it that has the marks of the previous attempt could continue without
+    the step.
     """
-    _need(standing.synced == pair and standing.doubt is None, standing, f"affirms {pair}")
-    return replace(standing, voted=pair)
+    _need(rank_state.synced == attempt_id and rank_state.prepared_step is None, rank_state, f"affirms {attempt_id}")
+    return replace(rank_state, voted=attempt_id)
 
 
-def torn(standing: RankState) -> RankState:
+def invalidated(rank_state: RankState) -> RankState:
     """Record that the state was partly changed or is lost, so that the rank can only return as a newcomer."""
-    return replace(standing, step=0, voted=None, synced=None, doubt=None)
+    return replace(rank_state, step=0, voted=None, synced=None, prepared_step=None)
 
 
 # The state that continues
@@ -166,35 +170,35 @@ class Resolution:
     message: str = ""
 
 
-def resolve(standings: Sequence[RankState], commit: AttemptId | None = None) -> Resolution:
+def resolve(rank_states: Sequence[RankState], commit: AttemptId | None = None) -> Resolution:
     """Decide from all ranks' states, in order of their ranks in the new world.
 
     `commit` is the attempt ID of the newest readable checkpoint. If it is above the votes of all states in memory,
     the checkpoint continues instead of them.
     """
-    marks = max((_marks(standing) for standing in standings if standing.voted is not None), default=None)
-    everyone = range(len(standings))
+    marks = max((_marks(rank_state) for rank_state in rank_states if rank_state.voted is not None), default=None)
+    everyone = range(len(rank_states))
     if marks is None:
         return Resolution(newcomers=tuple(everyone), message="no rank has a state in memory")
     if commit is not None and commit > marks[0]:
         return Resolution(newcomers=tuple(everyone), message=f"a checkpoint of {commit} is newer than any memory")
-    survivors = tuple(rank for rank in everyone if _marks(standings[rank]) == marks)
+    survivors = tuple(rank for rank in everyone if _marks(rank_states[rank]) == marks)
     newcomers = tuple(rank for rank in everyone if rank not in survivors)
-    apply, step = _settle([standings[rank] for rank in survivors])
+    apply, step = _settle([rank_states[rank] for rank in survivors])
     return Resolution(
         survivors=survivors,
         newcomers=newcomers,
         donor=survivors[0],
         apply=apply,
         step=step,
-        voted=standings[survivors[0]].voted,
-        message=_message(survivors, newcomers, step, [standings[rank].in_doubt for rank in survivors], apply),
+        voted=rank_states[survivors[0]].voted,
+        message=_message(survivors, newcomers, step, [rank_states[rank].in_doubt for rank in survivors], apply),
     )
 
 
-def _marks(standing: RankState) -> tuple[AttemptId, AttemptId]:
+def _marks(rank_state: RankState) -> tuple[AttemptId, AttemptId]:
     """Return the marks, by which states are ordered. A state without any vote is below all others."""
-    return standing.voted or _LOWEST, standing.synced or _LOWEST
+    return rank_state.voted or _LOWEST, rank_state.synced or _LOWEST
 
 
 _LOWEST = AttemptId(-1, -1)
@@ -202,22 +206,23 @@ _LOWEST = AttemptId(-1, -1)
 
 def _settle(survivors: Sequence[RankState]) -> tuple[bool, int]:
     """Return whether the survivors in doubt apply their step, and the survivors' step after that."""
-    before = min(standing.step for standing in survivors)
-    after = max(standing.step for standing in survivors)
-    doubts = any(standing.in_doubt for standing in survivors)
-    apply = doubts and all(standing.in_doubt or standing.step == before + 1 for standing in survivors)
-    if after > before + apply or any(standing.in_doubt and standing.step != before for standing in survivors):
+    before = min(rank_state.step for rank_state in survivors)
+    after = max(rank_state.step for rank_state in survivors)
+    apply = any(rank_state.in_doubt for rank_state in survivors) and all(
+        rank_state.in_doubt or rank_state.step == before + 1 for rank_state in survivors
+    )
+    if after > before + apply or any(rank_state.in_doubt and rank_state.step != before for rank_state in survivors):
         raise InvariantError(f"survivors of one attempt disagree, a defect of Holdfast: {list(survivors)}")
     return apply, before + apply
 
 
 def _message(
-    survivors: Sequence[int], newcomers: Sequence[int], step: int, doubts: Sequence[bool], apply: bool
+    survivors: Sequence[int], newcomers: Sequence[int], step: int, in_doubt: Sequence[bool], apply: bool
 ) -> str:
     said = f"{_ranks(survivors)} on from memory at step {step}"
-    if any(doubts):
-        in_doubt = _names([rank for rank, doubt in zip(survivors, doubts, strict=True) if doubt])
-        said += f"; step {step if apply else step + 1}, in doubt on {in_doubt}, is "
+    if any(in_doubt):
+        names = _names([rank for rank, doubt in zip(survivors, in_doubt, strict=True) if doubt])
+        said += f"; step {step if apply else step + 1}, in doubt on {names}, is "
         said += "applied: every survivor was prepared" if apply else "discarded: a survivor was not prepared"
     return said + (f"; {_names(newcomers)} take the state over" if newcomers else "")
 
@@ -230,6 +235,6 @@ def _names(ranks: Sequence[int]) -> str:
     return ", ".join(str(rank) for rank in ranks)
 
 
-def _need(holds: bool, standing: RankState, what: str) -> None:
+def _need(holds: bool, rank_state: RankState, what: str) -> None:
     if not holds:
-        raise InvariantError(f"a rank {what}, against the protocol of the step, a defect of Holdfast: {standing}")
+        raise InvariantError(f"a rank {what}, against the protocol of the step, a defect of Holdfast: {rank_state}")

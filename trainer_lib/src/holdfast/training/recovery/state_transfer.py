@@ -94,7 +94,7 @@ class Channel(Protocol):
         """Begin to receive the same number of messages in place."""
 
 
-def give(group: Channel, to: Sequence[int], donors: Sequence[int], flat: Flat, side: Json) -> None:
+def send(group: Channel, to: Sequence[int], donors: Sequence[int], flat: Flat, side: Json) -> None:
     """Send this rank's part of the state to newcomers. Each of `donors` calls it; only the first one sends `side`."""
     layout = Layout(flat.here)
     sharing = layout.sharing(donors)
@@ -110,7 +110,9 @@ def give(group: Channel, to: Sequence[int], donors: Sequence[int], flat: Flat, s
     _send_chunks(group, to, layout, flat.tensors, layout.share_of(group.rank, sharing))
 
 
-def receive(group: Channel, donors: Sequence[int], room: ReceiveBuffers) -> tuple[Any, dict[str, torch.Tensor], Any]:
+def receive(
+    group: Channel, donors: Sequence[int], receive_buffers: ReceiveBuffers
+) -> tuple[Any, dict[str, torch.Tensor], Any]:
     """Return the tree, its tensors and the side in new memory.
 
     Raise `CorruptCheckpointError` if any bytes differ from those sent.
@@ -123,7 +125,7 @@ def receive(group: Channel, donors: Sequence[int], room: ReceiveBuffers) -> tupl
     for donor in sharing[1:]:  # gloo ends the process if a message is longer than its target
         if _fetch(group, donor, _HEADER, len(layout.digest)) != layout.digest:
             raise CorruptCheckpointError(f"ranks {first} and {donor} do not hold the same tensors")
-    tensors = {spec.name: room.take(spec) for spec in layout.specs}
+    tensors = {spec.name: receive_buffers.take(spec) for spec in layout.specs}
     _receive_chunks(group, layout, tensors, sharing)
     return header["tree"], tensors, header["side"]
 

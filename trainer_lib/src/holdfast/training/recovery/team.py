@@ -24,14 +24,14 @@ class Team:
     cancel: CancelToken
     attempt: Attempt
     calls: Calls
-    deal: ShardAssignment | None = None
+    assignment: ShardAssignment | None = None
     """Which rank has which shard of the model, if the model is sharded."""
     peers: Group | None = None
-    mates: Group | None = None
+    shard_group: Group | None = None
 
     @property
-    def pair(self) -> AttemptId:
-        return self.attempt.pair
+    def attempt_id(self) -> AttemptId:
+        return self.attempt.attempt_id
 
     def abandon(self) -> None:
         for group in self._groups():
@@ -48,13 +48,17 @@ class Team:
 
     def sharing(self, ranks: Sequence[int]) -> list[int]:
         """Return the ranks that have, or will have, the same state as this rank."""
-        deal, own = self.deal, self.group.rank
-        return [rank for rank in ranks if deal is None or deal.shards[rank] == deal.shards[own]]
+        assignment, own = self.assignment, self.group.rank
+        return [rank for rank in ranks if assignment is None or assignment.shards[rank] == assignment.shards[own]]
 
     def holding(self, names: Iterable[str]) -> Holding | None:
         """Return which rank holds which of the named tensors, for a checkpoint."""
-        deal = self.deal
-        return None if deal is None else Holding(names=frozenset(names), size=deal.size, shards=deal.shards)
+        assignment = self.assignment
+        return (
+            None
+            if assignment is None
+            else Holding(names=frozenset(names), size=assignment.size, shards=assignment.shards)
+        )
 
     def _groups(self) -> list[Group]:
-        return [group for group in (self.peers, self.mates, self.group) if group is not None]
+        return [group for group in (self.peers, self.shard_group, self.group) if group is not None]

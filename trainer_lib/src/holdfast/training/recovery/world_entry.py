@@ -59,7 +59,7 @@ class WorldEntry:
         agent: LauncherConnection,
         engine: CheckpointManager | None,
         config: JobConfig,
-        lineage: TrainState,
+        state: TrainState,
         stepper: Stepper,
         meter: Meter,
         device: Callable[[RankPlacement], torch.device],
@@ -68,14 +68,14 @@ class WorldEntry:
         self._agent = agent
         self._engine = engine
         self._config = config
-        self._lineage = lineage
+        self._state = state
         self._stepper = stepper
         self._meter = meter
         self._device = device
         self._interface = interface
         self._served: TCPStore | None = None
-        self._room = state_transfer.ReceiveBuffers()
-        self._outline = outline(lineage.objects)
+        self._receive_buffers = state_transfer.ReceiveBuffers()
+        self._outline = outline(state.objects)
         self.place: RankPlacement | None = None
         """The place in the current world, or in the one that is being formed."""
 
@@ -85,7 +85,7 @@ class WorldEntry:
         while True:
             if place is None:
                 self._meter.enter(Activity.PARKED)
-                self._make_room()
+                self._prepare_buffers()
                 place = self._agent.next_place()
             try:
                 return self._enter(place)
@@ -97,18 +97,18 @@ class WorldEntry:
                 self._agent.leave("a foreign claim stands on the checkpoint folder")
             place = None
 
-    def _make_room(self) -> None:
+    def _prepare_buffers(self) -> None:
         """Fault in memory for a state while the process is on standby.
 
         Tensors of a shard have other shapes, and are skipped.
         """
-        if self._lineage.sharding is not None:
+        if self._state.sharding is not None:
             return
         try:
-            self._room.prepare(takewhile(lambda _: self._agent.stands_by(), self._lineage.foreseen()))
+            self._receive_buffers.prepare(takewhile(lambda _: self._agent.on_standby(), self._state.foreseen()))
         except Exception as error:  # noqa: BLE001  (a custom optimizer, or no memory: optional work)
             _log.debug("no memory was touched ahead: %s", error)
-            self._room.close()
+            self._receive_buffers.close()
 
     def leave(self, team: Team, reason: str) -> None:
         """Leave a world, and prepare for the next one."""
@@ -121,7 +121,7 @@ class WorldEntry:
         self.place = place
         publish(place.torchrun)
         cancel = self._agent.enter(place)
-        self._meter.enter(Activity.SYNC, self._lineage.step)
+        self._meter.enter(Activity.SYNC, self._state.step)
         if place.world_size > 1 and place.serves_store and place.port is not None:
             self._served = TCPStore(place.host, place.port, is_master=True, wait_for_workers=False)
         group = self._connect(place, cancel)
@@ -132,9 +132,9 @@ class WorldEntry:
             if self._engine is not None:
                 self._engine.enter(team.attempt, group, aside=self._saves(place, cancel), check=cancel.check)
             plan = self._agree(team)
-            team = self._dealt(team, plan.assignment)
+            team = self._assigned(team, plan.assignment)
             self._follow(team, plan.resolution, claimed=plan.claimed)
-            self._stepper.attach(group, team.pair, peers=team.peers, mates=team.mates)
+            self._stepper.attach(group, team.attempt_id, peers=team.peers, shard_group=team.shard_group)
             cancel.waited = calls.waited
         except BaseException:
             (team or group).abandon()
@@ -169,16 +169,16 @@ class WorldEntry:
     def _calls(self, place: RankPlacement) -> Calls:
         return Calls(
             rank=place.rank,
-            step=lambda: self._lineage.step,
+            step=lambda: self._state.step,
             connect=lambda: store_client(place.host, place.port or 0, f"{place.name}/calls", CONNECT_SECONDS),
         )
 
     def _attempt(self, place: RankPlacement, group: Group) -> Attempt:
-        if place.pair is None:
+        if place.attempt_id is None:
             return attempt_by_hand(self._config.checkpoint_dir, group, place.run_id)
         known = self._agent.known_claims()  # waits for the launcher's welcome
         return Attempt(
-            pair=place.pair,
+            attempt_id=place.attempt_id,
             job_uid=place.job_uid,
             publication=place.publication,
             run_id=place.run_id,
@@ -188,12 +188,12 @@ class WorldEntry:
 
     def _agree(self, team: Team) -> EntryPlan:
         """Decide with all ranks whose state to continue from."""
-        lineage, sharding = self._lineage, self._lineage.sharding
+        state, sharding = self._state, self._state.sharding
         own = EntryReport(
-            rank_state=lineage.standing,
+            rank_state=state.rank_state,
             outline=digest(self._outline),
-            claimed=lineage.claimed,
-            saved_step=lineage.saved_step,
+            claimed=state.claimed,
+            saved_step=state.saved_step,
             trained=self._agent.trained,
             shard=None if sharding is None else sharding.shard,
         )
@@ -204,13 +204,15 @@ class WorldEntry:
         if self._engine is not None:
             members = [value["tiers"] for value in told]
             self._engine.enter_tiers(self._agent.tiers, members, team.place.local_rank, team.cancel.check)
-        deciding = partial(entry_plan.decide, reports, team.pair, shards=None if sharding is None else sharding.size)
+        deciding = partial(
+            entry_plan.decide, reports, team.attempt_id, shards=None if sharding is None else sharding.size
+        )
         plan = deciding()
         if plan.depends_on_newest and self._engine is not None:
             newest = self._engine.newest(waits=self._wait_for_storage)
-            plan = deciding(newest=None if newest is None else newest.pair)
+            plan = deciding(newest=None if newest is None else newest.attempt_id)
         if team.group.rank in plan.resolution.survivors:
-            lineage.saved_step = plan.saved_step  # only some ranks may know of a save that a lost peer interrupted
+            state.saved_step = plan.saved_step  # only some ranks may know of a save that a lost peer interrupted
         _log.info("%s", plan.resolution.message)
         return plan
 
@@ -222,21 +224,21 @@ class WorldEntry:
             if reference is not None:
                 raise UsageError(difference(outlines, reference))
 
-    def _follow(self, team: Team, verdict: Resolution, *, claimed: bool) -> None:
+    def _follow(self, team: Team, resolution: Resolution, *, claimed: bool) -> None:
         """Bring every rank to the state that continues."""
         # Before any rank is synchronised: a claim that fails is due again in the next attempt.
-        self._lineage.claimed = team.pair.generation if claimed else None
-        if verdict.donor is None:
-            self._room.close()
+        self._state.claimed = team.attempt_id.generation if claimed else None
+        if resolution.donor is None:
+            self._receive_buffers.close()
             self._from_checkpoint(team)
         else:
-            self._from_memory(team, verdict, claimed=claimed)
-        if verdict.apply:
+            self._from_memory(team, resolution, claimed=claimed)
+        if resolution.apply:
             self._affirm(team)
         else:
             team.group.barrier()
-        if self._lineage.sharding is not None and self._lineage.step:
-            self._lineage.sharding.settled()
+        if self._state.sharding is not None and self._state.step:
+            self._state.sharding.settled()
 
     def _affirm(self, team: Team) -> None:
         """Vote on a prepared step that was applied without its vote.
@@ -245,83 +247,92 @@ class WorldEntry:
         """
         self._agent.begin_vote()
         try:
-            self._lineage.standing = step_commit.affirmed(self._lineage.standing, team.pair)
+            self._state.rank_state = step_commit.affirmed(self._state.rank_state, team.attempt_id)
             team.group.barrier()
         finally:
             self._agent.end_vote()
 
-    def _dealt(self, team: Team, deal: ShardAssignment | None) -> Team:
-        sharding, place = self._lineage.sharding, team.place
-        if deal is None or sharding is None:
+    def _assigned(self, team: Team, assignment: ShardAssignment | None) -> Team:
+        sharding, place = self._state.sharding, team.place
+        if assignment is None or sharding is None:
             return team
-        _log.info("shard %d of %d, replica %d", deal.shards[place.rank], deal.size, deal.replica(place.rank))
-        team = replace(team, deal=deal)
-        peers = self._connect(place, team.cancel, f"/shard-{deal.shards[place.rank]}", deal.peers(place.rank))
+        _log.info(
+            "shard %d of %d, replica %d",
+            assignment.shards[place.rank],
+            assignment.size,
+            assignment.replica(place.rank),
+        )
+        team = replace(team, assignment=assignment)
+        peers = self._connect(
+            place, team.cancel, f"/shard-{assignment.shards[place.rank]}", assignment.peers(place.rank)
+        )
         team = replace(team, peers=peers)
         try:
-            mates = self._connect(place, team.cancel, f"/replica-{deal.replica(place.rank)}", deal.mates(place.rank))
+            shard_group = self._connect(
+                place, team.cancel, f"/replica-{assignment.replica(place.rank)}", assignment.shard_group(place.rank)
+            )
         except BaseException:
             peers.abandon()
             raise
-        sharding.attach(mates)
-        return replace(team, mates=mates)
+        sharding.attach(shard_group)
+        return replace(team, shard_group=shard_group)
 
-    def _from_memory(self, team: Team, verdict: Resolution, *, claimed: bool) -> None:
-        group, lineage = team.group, self._lineage
-        donors, takers = team.sharing(verdict.survivors), team.sharing(verdict.newcomers)
-        if group.rank in verdict.survivors:
-            self._stepper.settle(self._synchronised(team, verdict), apply=verdict.apply)
-            if takers:
-                state_transfer.give(group, takers, donors, lineage.flat(), lineage.side())
-            self._claim_due(team, lineage.step, lineage.origin, claimed=claimed, trained=True)
+    def _from_memory(self, team: Team, resolution: Resolution, *, claimed: bool) -> None:
+        group, state = team.group, self._state
+        donors, receivers = team.sharing(resolution.survivors), team.sharing(resolution.newcomers)
+        if group.rank in resolution.survivors:
+            self._stepper.settle(self._synchronised(team, resolution), apply=resolution.apply)
+            if receivers:
+                state_transfer.send(group, receivers, donors, state.flat(), state.side())
+            self._claim_due(team, state.step, state.origin, claimed=claimed, trained=True)
         else:
             # until it is received, an older state of this rank may still count
             received = self._received(group, donors)
-            self._stepper.settle(step_commit.torn(lineage.standing), apply=False)
+            self._stepper.settle(step_commit.invalidated(state.rank_state), apply=False)
             origin = AttemptId.from_optional(received[2]["origin"])
-            self._claim_due(team, verdict.step, origin, claimed=claimed, trained=True)
+            self._claim_due(team, resolution.step, origin, claimed=claimed, trained=True)
             self._take_shard(team)
-            lineage.take_memory(*received, rank=group.rank)
-            lineage.standing = self._synchronised(team, verdict)
-        self._say_restored("memory", lineage.origin)
+            state.load_from_peer(*received, rank=group.rank)
+            state.rank_state = self._synchronised(team, resolution)
+        self._report_restored("memory", state.origin)
 
     def _received(self, group: Group, donors: Sequence[int]) -> tuple[Any, dict[str, torch.Tensor], Any]:
         """Receive the state. If it is corrupt, raise `PeerLostError`, so that the next attempt requests it again."""
         try:
-            return state_transfer.receive(group, donors, self._room)
+            return state_transfer.receive(group, donors, self._receive_buffers)
         except CorruptCheckpointError as error:
             raise PeerLostError(f"the state did not arrive whole: {error}") from error
         finally:
-            self._room.close()
+            self._receive_buffers.close()
 
     def _take_shard(self, team: Team) -> None:
-        if team.deal is not None and self._lineage.sharding is not None:
-            self._lineage.sharding.become(team.deal.shards[team.group.rank])
+        if team.assignment is not None and self._state.sharding is not None:
+            self._state.sharding.become(team.assignment.shards[team.group.rank])
 
-    def _synchronised(self, team: Team, verdict: Resolution) -> RankState:
-        standing = self._lineage.standing
-        if standing.voted != verdict.voted and standing.synced is not None:
-            standing = step_commit.torn(
-                standing
+    def _synchronised(self, team: Team, resolution: Resolution) -> RankState:
+        rank_state = self._state.rank_state
+        if rank_state.voted != resolution.voted and rank_state.synced is not None:
+            rank_state = step_commit.invalidated(
+                rank_state
             )  # same attempt, according to `shard_assignment.resolve`: only the vote did not return here
-        return step_commit.synchronised(standing, team.pair, verdict.step, verdict.voted)
+        return step_commit.synchronised(rank_state, team.attempt_id, resolution.step, resolution.voted)
 
     def _from_checkpoint(self, team: Team) -> None:
         self._meter.enter(Activity.RESTORE)
-        lineage = self._lineage
+        state = self._state
         found = Restored(loaded=None) if self._engine is None else self._engine.restore(self._select(team))
-        self._stepper.settle(step_commit.torn(lineage.standing), apply=False)
+        self._stepper.settle(step_commit.invalidated(state.rank_state), apply=False)
         self._take_shard(team)
         if found.loaded is None:
-            lineage.begin_anew()
+            state.start_over()
             self._equalise(team.group)
         else:
-            lineage.take_commit(found.loaded, rank=team.group.rank)
+            state.load_checkpoint(found.loaded, rank=team.group.rank)
             if self._engine is not None and not self._engine.is_durable(found.loaded.name):
-                lineage.saved_step = 0
-        self._say_restored("none" if found.loaded is None else "checkpoint", found.pair, found)
-        self._claim_due(team, lineage.step, lineage.origin, claimed=False, trained=False)
-        lineage.standing = step_commit.synchronised(lineage.standing, team.pair, lineage.step, None)
+                state.saved_step = 0
+        self._report_restored("none" if found.loaded is None else "checkpoint", found.attempt_id, found)
+        self._claim_due(team, state.step, state.origin, claimed=False, trained=False)
+        state.rank_state = step_commit.synchronised(state.rank_state, team.attempt_id, state.step, None)
         _log.info(
             "training goes on from step %d of %s" if found.loaded else "training starts at step %d",
             *((found.step, found.loaded.name) if found.loaded else (0,)),
@@ -329,33 +340,33 @@ class WorldEntry:
 
     def _select(self, team: Team) -> Select | None:
         """Return the selection of this rank's rows of sharded tensors; None if the model is not sharded."""
-        sharding, deal = self._lineage.sharding, team.deal
-        if sharding is None or deal is None:
+        sharding, assignment = self._state.sharding, team.assignment
+        if sharding is None or assignment is None:
             return None
-        shard = deal.shards[team.group.rank]
+        shard = assignment.shards[team.group.rank]
         return lambda manifest: sharding.wanted(manifest.objects, shard)
 
     def _equalise(self, group: Group) -> None:
         """Copy rank 0's weights to all ranks."""
-        if self._lineage.sharding is not None:
-            self._lineage.sharding.begin_anew(group)
+        if self._state.sharding is not None:
+            self._state.sharding.start_over(group)
         if group.size == 1:
             return
-        for module in self._lineage.modules():
+        for module in self._state.modules():
             for tensor in (*module.parameters(), *module.buffers()):
                 if not is_sharded(tensor):
                     group.broadcast_(tensor.data, 0)
 
-    def _say_restored(self, source: str, pair: AttemptId | None, found: Restored | None = None) -> None:
+    def _report_restored(self, source: str, attempt_id: AttemptId | None, found: Restored | None = None) -> None:
         tiers = self._engine.read_from(found) if found is not None and self._engine is not None else []
         found = found or Restored(loaded=None)
-        sharding = self._lineage.sharding
+        sharding = self._state.sharding
         shard = {} if sharding is None else {"shard": {"index": sharding.shard, "count": sharding.size}}
         self._agent.send(
             "restored",
-            step=self._lineage.step,
+            step=self._state.step,
             source=source,
-            fromPair=None if pair is None else pair.to_json(),
+            fromPair=None if attempt_id is None else attempt_id.to_json(),
             stores=list(found.stores),
             quarantined=[{"path": bad.path, "reason": bad.reason} for bad in found.quarantined],
             lost=[{"path": gone.path, "reason": gone.reason} for gone in found.lost],
@@ -371,10 +382,10 @@ class WorldEntry:
         """
         if claimed or self._engine is None:
             return
-        claim = self._engine.claim(step=step, pair=origin, waits=self._wait_for_storage if trained else None)
+        claim = self._engine.claim(step=step, attempt_id=origin, waits=self._wait_for_storage if trained else None)
         if trained:
             self._meter.enter(Activity.SYNC)  # again, in case it had to wait
-        self._lineage.claimed = team.pair.generation
+        self._state.claimed = team.attempt_id.generation
         if team.group.rank == 0:
             self._agent.send("claim", claim=claim.to_json())
 

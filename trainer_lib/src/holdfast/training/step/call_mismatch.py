@@ -34,7 +34,7 @@ class Call(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class ReportedCall:
     """The call that one rank reports."""
 
     rank: int
@@ -45,7 +45,7 @@ class Said:
         return json.dumps({"rank": self.rank, "call": self.call, "step": self.step})
 
     @classmethod
-    def from_json(cls, text: bytes) -> Said:
+    def from_json(cls, text: bytes) -> ReportedCall:
         value = json.loads(text)
         return cls(rank=int(value["rank"]), call=Call(value["call"]), step=int(value["step"]))
 
@@ -86,14 +86,14 @@ class Calls:
         """Check regularly during a wait. Raise `UsageError` if another rank waits in another call."""
         if self._call is None or seconds < LONG_SECONDS:
             return
-        own = Said(rank=self.rank, call=self._call, step=self.step())
+        own = ReportedCall(rank=self.rank, call=self._call, step=self.step())
         if self._asked != self._number:
             self._asked, self._answers = self._number, []
             run_aside(self._ask, str(self._number), own.to_json(), self._answers)
         elif self._answers:
-            first = Said.from_json(self._answers.pop())
+            first = ReportedCall.from_json(self._answers.pop())
             if first.call is not own.call:
-                raise UsageError(f"{own}, and {first}: {_mend({own.call, first.call})}")
+                raise UsageError(f"{own}, and {first}: {_advice({own.call, first.call})}")
 
     def _ask(self, key: str, own: str, answers: list[bytes]) -> None:
         try:
@@ -103,7 +103,7 @@ class Calls:
             _log.debug("the attempt's store does not answer", exc_info=True)
 
 
-def _mend(calls: set[Call]) -> str:
+def _advice(calls: set[Call]) -> str:
     if Call.SAVE in calls:
         return "a checkpoint takes all ranks, so call job.save() on every rank at the same step"
     return (

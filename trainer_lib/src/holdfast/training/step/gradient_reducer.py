@@ -72,7 +72,7 @@ class Reducer:
             for index, parameter in enumerate(self.parameters)
         ]
         self._lock = threading.Lock()  # backward has a thread for each device
-        self._group = self._everyone = Group.alone(torch.device("cpu"))
+        self._group = self._everyone = Group.single_rank(torch.device("cpu"))
         self._averaged = False
         self._norms: list[torch.Tensor] = []
         self._forget()
@@ -150,12 +150,12 @@ class Reducer:
         for parameter, view, kept in zip(self.parameters, self._views, touched, strict=True):
             parameter.grad = like(parameter, view) if kept else None
 
-    def norm(self, *, anew: bool = False) -> float:
+    def norm(self, *, recompute: bool = False) -> float:
         """Return the norm of all averages on this rank, which is the same on every rank with the same averages.
 
-        `anew`: compute the norm again, because the averages were changed.
+        `recompute`: compute the norm again, because the averages were changed.
         """
-        norms = [_norm(flat) for flat in self._flats] if anew else self._norms
+        norms = [_norm(flat) for flat in self._flats] if recompute else self._norms
         return float(torch.stack([norm.cpu() for norm in norms]).norm()) if norms else 0.0
 
     def scale(self, factor: float) -> None:

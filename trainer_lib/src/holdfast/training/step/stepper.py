@@ -59,7 +59,7 @@ class StepResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class StepOutcome:
     """A step that was applied or skipped, and the values that the ranks agreed on."""
 
     result: StepResult
@@ -77,14 +77,14 @@ class _Batch:
 
 
 @dataclass(kw_only=True)
-class _Kept:
+class _PreparedStep:
     """The data for applying a prepared step, without the averages. `norm` is set once they became gradients."""
 
     agreed: Agreed
     samples: int | None
     world_size: int
     statistics: torch.Tensor | None
-    spoiled: str = ""
+    non_finite_weight: str = ""
     """For a loss that is not finite: the name of a weight that is not finite either, if there is one."""
     norm: float | None = None
 
@@ -94,47 +94,47 @@ class Stepper:
 
     def __init__(
         self,
-        lineage: TrainState,
+        state: TrainState,
         agent: LauncherConnection,
         meter: Meter,
         *,
-        wants_commit: Callable[[], bool],
+        checkpoint_requested: Callable[[], bool],
         busy: Callable[[], bool],
         max_grad_norm: float | None,
         scaler: Any = None,
     ) -> None:
-        self._lineage = lineage
+        self._state = state
         self._agent = agent
         self._meter = meter
-        self._wants_commit = wants_commit
+        self._checkpoint_requested = checkpoint_requested
         self._busy = busy
         self._max_grad_norm = max_grad_norm
         self._scaler = scaler
-        self._sharding = lineage.sharding
-        self._mates: Group | None = None
-        self._reducer = Reducer(lineage.trained(), optimizer=lineage.optimizer)
-        self._structure = Structure(lineage.objects)
-        self._statistics = Statistics(lineage.modules())
-        self._undo = Undo(lineage.modules(), scaler)
+        self._sharding = state.sharding
+        self._shard_group: Group | None = None
+        self._reducer = Reducer(state.trained(), optimizer=state.optimizer)
+        self._structure = Structure(state.objects)
+        self._statistics = Statistics(state.modules())
+        self._undo = Undo(state.modules(), scaler)
         self._batch = _Batch()
-        self.weights = Weights(lineage.objects)
-        self._kept: _Kept | None = None
+        self.weights = Weights(state.objects)
+        self._prepared: _PreparedStep | None = None
         self._group: Group | None = None
-        self._pair: AttemptId | None = None
-        self.torn = False  # the optimizer failed in a step: no other rank may use this state
+        self._attempt_id: AttemptId | None = None
+        self.optimizer_failed = False  # the optimizer failed in a step: no other rank may use this state
         # the result of the last prepared step that was applied without its vote
-        self.rolled: StepResult | None = None
+        self.applied_in_recovery: StepResult | None = None
 
     def attach(
-        self, group: Group, pair: AttemptId, *, peers: Group | None = None, mates: Group | None = None
+        self, group: Group, attempt_id: AttemptId, *, peers: Group | None = None, shard_group: Group | None = None
     ) -> None:
         """Make the next steps with these ranks.
 
-        For a sharded model, `peers` have our shard, and `mates` the others.
+        For a sharded model, `peers` have our shard, and `shard_group` the others.
         """
-        self._group, self._pair, self._mates = group, pair, mates
+        self._group, self._attempt_id, self._shard_group = group, attempt_id, shard_group
         self._reducer.attach(group, peers)
-        if self._lineage.step:
+        if self._state.step:
             self.weights.remember()
         else:
             self.weights.forget()
@@ -150,7 +150,7 @@ class Stepper:
 
         Raise `PeerLostError` if the attempt ended meanwhile.
         """
-        self._refuse_torn()
+        self._check_optimizer()
         if weight or self._sharding is not None:
             # The mean over no samples is NaN, which would corrupt the step on all ranks. But with shards, ranks wait
             # for each other.
@@ -167,40 +167,40 @@ class Stepper:
         if seen is not None:
             self._batch.seen += seen
 
-    def finish(self, samples: int | None) -> Made:
+    def finish(self, samples: int | None) -> StepOutcome:
         """Average, vote and apply."""
-        if self._group is None or self._pair is None:
+        if self._group is None or self._attempt_id is None:
             raise UsageError("call job.manage(model=…, optimizer=…) first")
-        kept = self._prepare(self._group, self._pair, samples)
-        self._vote(kept, self._group, self._pair)
-        return self._apply(kept)
+        prepared = self._prepare(self._group, self._attempt_id, samples)
+        self._vote(prepared, self._group, self._attempt_id)
+        return self._apply(prepared)
 
     def check(self) -> None:
         """Check before a save that the state is that of the optimizer's parameters."""
-        self._refuse_torn()
+        self._check_optimizer()
         if self._sharding is not None:
             self._sharding.reset()
         self._structure.check_now()
 
     def rewind(self) -> bool:
         """Revert the unfinished next step. Return whether the state is then exactly that of the last step."""
-        if self.torn or self._kept is not None or self._lineage.standing.doubt is not None:
+        if self.optimizer_failed or self._prepared is not None or self._state.rank_state.prepared_step is not None:
             return False
         self._take_back()
         return True
 
-    def settle(self, standing: RankState, *, apply: bool) -> None:
+    def settle(self, rank_state: RankState, *, apply: bool) -> None:
         """After an attempt, apply or discard its prepared step, and set the rank state.
 
         Both are one change: a failure between them would leave marks that do not match the state.
         """
-        lineage, kept = self._lineage, self._kept
-        doubt, lineage.standing = lineage.standing.doubt, standing
-        if apply and doubt is not None and kept is not None:
-            lineage.origin = doubt.pair
-            self.rolled = self._apply(kept).result
+        state, prepared = self._state, self._prepared
+        prepared_step, state.rank_state = state.rank_state.prepared_step, rank_state
+        if apply and prepared_step is not None and prepared is not None:
+            state.origin = prepared_step.attempt_id
+            self.applied_in_recovery = self._apply(prepared).result
             return
-        self._kept = None
+        self._prepared = None
         self._take_back()
 
     # Internal
@@ -211,12 +211,12 @@ class Stepper:
             self._sharding.reset()
         self._undo.restore()
 
-    def _refuse_torn(self) -> None:
-        if self.torn:
+    def _check_optimizer(self) -> None:
+        if self.optimizer_failed:
             raise UsageError("the optimizer failed in an earlier step: let that exception end the script")
 
-    def _prepare(self, group: Group, pair: AttemptId, samples: int | None) -> _Kept:
-        self._structure.check(self._lineage.step)
+    def _prepare(self, group: Group, attempt_id: AttemptId, samples: int | None) -> _PreparedStep:
+        self._structure.check(self._state.step)
         self._meter.enter(Activity.AVERAGE)
         touched = self._touched()
         numbers = step_ballot.encode(self._ballot(touched), rank=group.rank, world_size=group.size)
@@ -224,19 +224,23 @@ class Stepper:
         statistics = self._statistics.collect(group)
         if agreed.weight == 0:
             raise UsageError("no rank had a sample in this step: call job.step(loss, samples=…) only while one has")
-        spoiled = self._spoiled() if agreed.non_finite else ""
-        self._kept = _Kept(
-            agreed=agreed, samples=samples, world_size=group.size, statistics=statistics, spoiled=spoiled
+        non_finite_weight = self._non_finite_weight() if agreed.non_finite else ""
+        self._prepared = _PreparedStep(
+            agreed=agreed,
+            samples=samples,
+            world_size=group.size,
+            statistics=statistics,
+            non_finite_weight=non_finite_weight,
         )
-        if self._mates is not None:
-            self._norm(self._kept)
-        self._lineage.standing = step_commit.prepared(self._lineage.standing, pair)
-        return self._kept
+        if self._shard_group is not None:
+            self._norm(self._prepared)
+        self._state.rank_state = step_commit.prepared(self._state.rank_state, attempt_id)
+        return self._prepared
 
-    def _spoiled(self) -> str:
-        """Return the name of a weight that is not finite; "" if all are finite on all ranks of the replica group."""
+    def _non_finite_weight(self) -> str:
+        """Return the name of a weight that is not finite; "" if all are finite on all ranks of the shard group."""
         own = self.weights.not_finite()
-        if self._mates is None or finite(whole_norm(math.inf if own else 0.0, self._mates)):
+        if self._shard_group is None or finite(whole_norm(math.inf if own else 0.0, self._shard_group)):
             return own
         return own or "a weight of another shard"
 
@@ -246,14 +250,14 @@ class Stepper:
         return self._sharding.used(self._reducer.parameters)
 
     def _ballot(self, touched: list[bool]) -> Ballot:
-        wanted = self._agent.requests()
+        requests = self._agent.requests()
         return Ballot(
-            checkpoint=self._wants_commit(),
-            quiesce=bool(wanted.quiesce),
-            pause=bool(wanted.pause),
-            near=bool(wanted.near),
+            checkpoint=self._checkpoint_requested(),
+            quiesce=bool(requests.quiesce),
+            pause=bool(requests.pause),
+            node_local=bool(requests.node_local),
             busy=self._busy(),
-            urgent=bool(wanted.checkpoint or wanted.quiesce),
+            urgent=bool(requests.checkpoint or requests.quiesce),
             bound=not self._agent.parting().keep,
             non_finite=not math.isfinite(self._batch.loss),
             touched=touched,
@@ -262,7 +266,7 @@ class Stepper:
             seen=self._batch.seen,
         )
 
-    def _vote(self, kept: _Kept, group: Group, pair: AttemptId) -> None:
+    def _vote(self, prepared: _PreparedStep, group: Group, attempt_id: AttemptId) -> None:
         """Vote, and compute the norm meanwhile.
 
         Raise `PeerLostError` if the vote does not return (see `step_commit`).
@@ -270,87 +274,87 @@ class Stepper:
         self._meter.enter(Activity.VOTE)
         self._agent.begin_vote()
         try:
-            self._lineage.standing = step_commit.voted(self._lineage.standing, pair)
+            self._state.rank_state = step_commit.voted(self._state.rank_state, attempt_id)
             vote = torch.ones(1, device="cpu")
             pending = group.launch_sum(vote)
-            self._norm(kept)
+            self._norm(prepared)
             pending.wait()
-            self._lineage.stepped(pair)
+            self._state.stepped(attempt_id)
         finally:
             self._agent.end_vote()
 
-    def _norm(self, kept: _Kept) -> float:
+    def _norm(self, prepared: _PreparedStep) -> float:
         """Set the averages as the gradients, and return their norm, which is the same on every rank.
 
         For a sharded model, this needs the other shards, so it is part of the preparation.
         """
-        if kept.norm is not None:
-            return kept.norm
-        self._reducer.adopt(kept.agreed.touched)
-        weight = kept.agreed.weight
+        if prepared.norm is not None:
+            return prepared.norm
+        self._reducer.adopt(prepared.agreed.touched)
+        weight = prepared.agreed.weight
         if not math.isclose(weight, 1.0, rel_tol=1e-9):
             self._reducer.scale(1.0 / weight)
-        if self._scaler is not None and self._lineage.optimizer is not None:
-            self._scaler.unscale_(self._lineage.optimizer)
-        own = self._reducer.norm(anew=self._scaler is not None)
-        kept.norm = own if self._mates is None else whole_norm(own, self._mates)
-        return kept.norm
+        if self._scaler is not None and self._state.optimizer is not None:
+            self._scaler.unscale_(self._state.optimizer)
+        own = self._reducer.norm(recompute=self._scaler is not None)
+        prepared.norm = own if self._shard_group is None else whole_norm(own, self._shard_group)
+        return prepared.norm
 
-    def _apply(self, kept: _Kept) -> Made:
+    def _apply(self, prepared: _PreparedStep) -> StepOutcome:
         """Apply the step, which is already counted. A lost peer cannot make this fail."""
         self._meter.enter(Activity.APPLY)
-        lineage, agreed, norm = self._lineage, kept.agreed, self._norm(kept)
+        state, agreed, norm = self._state, prepared.agreed, self._norm(prepared)
         good = finite(norm) and not agreed.non_finite
         by_scale = not good and self._overflowed_by_scale(agreed)
         if good or self._scaler is not None:
             try:
-                with lineage.rates.applied(kept.world_size, lineage.step):
+                with state.rates.applied(prepared.world_size, state.step):
                     self._optimize(norm, good=good)
                 self._schedule(agreed)
             except BaseException:
-                self.torn = True  # not before: a rank with a request to leave still ends its step
+                self.optimizer_failed = True  # not before: a rank with a request to leave still ends its step
                 raise
         if good:
             self.weights.remember()
-        self._statistics.take(kept.statistics)  # also after a skipped step, so that all ranks stay equal
+        self._statistics.take(prepared.statistics)  # also after a skipped step, so that all ranks stay equal
         self._reducer.clear()
-        self._kept = None
+        self._prepared = None
         if self._sharding is not None:
             self._sharding.settled()
-        if lineage.position is not None and kept.samples is not None:
-            lineage.position = lineage.position.advanced(kept.samples, agreed.seen)
-        result = self._told(kept, norm) if good else self._passed_over(kept, counts=not by_scale)
+        if state.position is not None and prepared.samples is not None:
+            state.position = state.position.advanced(prepared.samples, agreed.seen)
+        result = self._completed(prepared, norm) if good else self._skipped(prepared, counts=not by_scale)
         self.begin()
-        return Made(result=result, agreed=agreed)
+        return StepOutcome(result=result, agreed=agreed)
 
     def _optimize(self, norm: float, *, good: bool) -> None:
         if self._max_grad_norm is not None and good:
             self._reducer.clip(self._max_grad_norm, norm)
-        optimizer = self._lineage.optimizer
+        optimizer = self._state.optimizer
         if optimizer is not None and good:  # checked here, because a disabled scaler accepts everything
             optimizer.step() if self._scaler is None else self._scaler.step(optimizer)
         if optimizer is not None and self._scaler is not None:
             self._scaler.update()
 
     def _schedule(self, agreed: Agreed) -> None:
-        scheduler = self._lineage.objects.get("scheduler")
+        scheduler = self._state.objects.get("scheduler")
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             scheduler.step(agreed.loss)
         elif scheduler is not None:
             scheduler.step()  # type: ignore[attr-defined]
 
-    def _told(self, kept: _Kept, norm: float) -> StepResult:
-        self._lineage.skipped_in_a_row = 0
-        agreed, step = kept.agreed, self._lineage.step
+    def _completed(self, prepared: _PreparedStep, norm: float) -> StepResult:
+        self._state.skipped_in_a_row = 0
+        agreed, step = prepared.agreed, self._state.step
         self._agent.send(
             "step",
             at=time.monotonic(),
             step=step,
             loss=agreed.loss,
-            samples=kept.samples or agreed.weight,
+            samples=prepared.samples or agreed.weight,
             seconds=round(time.monotonic() - self._batch.started, 6),
-            lr=self._lineage.rates.lr,
-            worldSize=kept.world_size,
+            lr=self._state.rates.lr,
+            worldSize=prepared.world_size,
             gradNorm=norm,
         )
         return StepResult(committed=True, step=step, loss=agreed.loss, grad_norm=norm, reason="Committed")
@@ -362,28 +366,28 @@ class Stepper:
         """
         return not agreed.non_finite and self._scaler is not None and self._scaler.get_scale() > 1.0
 
-    def _passed_over(self, kept: _Kept, *, counts: bool) -> StepResult:
-        lineage = self._lineage
-        lineage.skipped += 1
-        lineage.skipped_in_a_row += counts
-        _log.warning("step %d was not applied: its loss or gradients are not finite", lineage.step)
-        if kept.spoiled:
+    def _skipped(self, prepared: _PreparedStep, *, counts: bool) -> StepResult:
+        state = self._state
+        state.skipped += 1
+        state.skipped_in_a_row += counts
+        _log.warning("step %d was not applied: its loss or gradients are not finite", state.step)
+        if prepared.non_finite_weight:
             self.begin()  # the next step must begin without this one
             raise NonFiniteError(
-                f"{kept.spoiled} holds values that are not finite, so no later step can be finite: this state is not "
-                f"saved, and a restart continues from step {lineage.saved_step}. Lower the learning rate, give "
-                f"max_grad_norm, or look for what else writes to the weights. {_GO_BACK}"
+                f"{prepared.non_finite_weight} holds values that are not finite, so no later step can be finite: "
+                f"this state is not saved, and a restart continues from step {state.saved_step}. Lower the learning "
+                f"rate, give max_grad_norm, or look for what else writes to the weights. {_GO_BACK}"
             )
-        if lineage.skipped_in_a_row >= NON_FINITE_STEPS:
+        if state.skipped_in_a_row >= NON_FINITE_STEPS:
             self.begin()  # the next step must begin without this one
             raise NonFiniteError(
                 f"{NON_FINITE_STEPS} steps in a row were not finite: lower the learning rate, give max_grad_norm, "
                 f"or look for the cause in the data from that step on. {_GO_BACK}"
             )
-        return StepResult(committed=False, step=lineage.step, loss=kept.agreed.loss, reason="NonFinite")
+        return StepResult(committed=False, step=state.step, loss=prepared.agreed.loss, reason="NonFinite")
 
 
-def let_go(loss: torch.Tensor) -> None:
+def free_graph(loss: torch.Tensor) -> None:
     """Free the graph that backward did not free.
 
     The script may still hold the loss, and the repeated step needs memory.

@@ -42,7 +42,7 @@ class TrainState:
 
     def __init__(self, objects: Mapping[str, Stateful]) -> None:
         self.objects = dict(objects)
-        self.standing = RankState()
+        self.rank_state = RankState()
         self.origin: AttemptId | None = None  # the last attempt that voted in this state
         self.skipped = 0
         self.skipped_in_a_row = 0
@@ -57,7 +57,7 @@ class TrainState:
     @property
     def step(self) -> int:
         """The last completed step."""
-        return self.standing.step
+        return self.rank_state.step
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -114,7 +114,7 @@ class TrainState:
             "position": None if self.position is None else self.position.to_json(),
         }
 
-    def take_memory(self, tree: Any, tensors: Mapping[str, torch.Tensor], side: Json, *, rank: int) -> None:
+    def load_from_peer(self, tree: Any, tensors: Mapping[str, torch.Tensor], side: Json, *, rank: int) -> None:
         """Load the state that a survivor sent."""
         self._load(tree, lambda name: tensors[name], lambda name: torch.empty_like(tensors[name], device="meta"))
         self.origin = AttemptId.from_optional(side["origin"])
@@ -128,7 +128,7 @@ class TrainState:
 
     # From a checkpoint
 
-    def take_commit(self, loaded: Loaded, *, rank: int) -> None:
+    def load_checkpoint(self, loaded: Loaded, *, rank: int) -> None:
         """Load the state of a checkpoint."""
         manifest = loaded.manifest
         side = _Side.read(manifest.state, manifest.data, loaded.alone)  # before anything is changed
@@ -139,8 +139,8 @@ class TrainState:
         )
         if rank == 0:
             tell(other)
-        self.standing = RankState(step=manifest.step)
-        self.origin = manifest.pair
+        self.rank_state = RankState(step=manifest.step)
+        self.origin = manifest.attempt_id
         self.skipped, self.rates.ramp, self.position = side.skipped, side.ramp, side.position
         self.metrics = metrics(manifest.state)
         self.failures = Failures.from_optional(manifest.state.get("failures"))
@@ -153,9 +153,9 @@ class TrainState:
         if manifest.numerics != numerics():
             _log.warning("the checkpoint was made under other numerics; results may differ in their last bits")
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Start from the beginning: the objects stay as the script created them."""
-        self.standing, self.origin, self.position, self.rates.ramp = RankState(), None, None, None
+        self.rank_state, self.origin, self.position, self.rates.ramp = RankState(), None, None, None
         self.saved_step = 0
         self.metrics = {}
 
@@ -167,10 +167,10 @@ class TrainState:
 
     # One step
 
-    def stepped(self, pair: AttemptId) -> None:
+    def stepped(self, attempt_id: AttemptId) -> None:
         """Record that the vote on the next step returned, which completes it on this rank."""
-        self.standing = step_commit.committed(self.standing)
-        self.origin = pair
+        self.rank_state = step_commit.committed(self.rank_state)
+        self.origin = attempt_id
 
 
 @dataclass(frozen=True, kw_only=True)

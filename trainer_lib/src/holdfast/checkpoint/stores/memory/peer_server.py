@@ -113,7 +113,7 @@ class PeerServer:
                 self._keepers[owner] = _Keeper(self._folder, owner, self._limit)
             return self._keepers[owner]
 
-    def make_room(self, pair: AttemptId, keep: Collection[CheckpointName], beside: str = "") -> int:
+    def make_room(self, attempt_id: AttemptId, keep: Collection[CheckpointName], beside: str = "") -> int:
         """Free copies whose owners now send them elsewhere, except the checkpoint from which training continues.
 
         Return the bytes that are kept only for that checkpoint, until another one is complete. Copies of `beside`
@@ -123,15 +123,15 @@ class PeerServer:
         for path in sorted(self._folder.glob("for-*.slot-[0-9]")):
             owner = path.name.partition(".")[0].removeprefix("for-")
             if owner != beside:
-                later += self._let_go(path, self.keeper(owner), pair, keep)
+                later += self._let_go(path, self.keeper(owner), attempt_id, keep)
         return later
 
     @staticmethod
-    def _let_go(path: Path, keeper: _Keeper, pair: AttemptId, keep: Collection[CheckpointName]) -> int:
+    def _let_go(path: Path, keeper: _Keeper, attempt_id: AttemptId, keep: Collection[CheckpointName]) -> int:
         if not keeper.lock.acquire(blocking=False):
             return 0  # the slot is being filled
         try:
-            if keeper.newest is not None and keeper.newest >= pair:
+            if keeper.newest is not None and keeper.newest >= attempt_id:
                 return 0
             if _held(path) in keep:
                 return path.stat().st_size
@@ -216,24 +216,24 @@ class _Keeper:
         self._folder = folder
         self._owner = f"for-{owner}"
         self._limit = limit
-        self._pair: SlotSet | None = None
+        self._slots: SlotSet | None = None
         self._writer: tuple[CheckpointName, SlotWriter] | None = None
         self.newest: AttemptId | None = None  # the attempt that last sent copies
         self.lock = threading.Lock()
 
     def begin(self, copy: Copy, promised: int = 0) -> SlotWriter:
-        self._pair = self._pair or SlotSet(self._folder, self._owner, limit=self._limit, populate=False)
-        self._writer, self.newest = None, copy.name.pair
-        writer = self._pair.begin(copy.name, copy.room, keep=copy.keep, job=copy.job, promised=promised)
+        self._slots = self._slots or SlotSet(self._folder, self._owner, limit=self._limit, populate=False)
+        self._writer, self.newest = None, copy.name.attempt_id
+        writer = self._slots.begin(copy.name, copy.room, keep=copy.keep, job=copy.job, promised=promised)
         self._writer = copy.name, writer
         return writer
 
     def forget(self) -> None:
         """Close the slots, whose memory was given to another owner."""
         self._writer = None
-        if self._pair is not None:
-            self._pair.close()
-            self._pair = None
+        if self._slots is not None:
+            self._slots.close()
+            self._slots = None
 
     def seal(self, name: CheckpointName, manifest: Manifest) -> None:
         if self._writer is None or self._writer[0] != name:
@@ -280,7 +280,7 @@ class _Session:
             case "seal":
                 return self._seal(request)
             case "room":
-                return {"bytes": self._server.make_room(_named(request).pair, names(request["keep"]))}
+                return {"bytes": self._server.make_room(_named(request).attempt_id, names(request["keep"]))}
             case other:
                 return {"error": f"{other!r} is nothing that this release does"}
 
@@ -324,7 +324,7 @@ class _Session:
         try:
             return keeper.begin(copy)
         except NoRoomError:
-            return keeper.begin(copy, self._server.make_room(copy.name.pair, copy.keep, beside=copy.owner))
+            return keeper.begin(copy, self._server.make_room(copy.name.attempt_id, copy.keep, beside=copy.owner))
 
     def _take(self, record: FileRecord, target: memoryview | None) -> str:
         """Receive all bytes of a file, even if they are discarded, because the next request follows them."""

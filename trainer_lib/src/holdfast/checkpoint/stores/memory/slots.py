@@ -82,7 +82,7 @@ class SlotSet:
             if content is None or content.void:
                 return (0,)
             sealed = content.manifest is not None
-            return (1, content.name in keep, content.name.pair, content.name.step, sealed, content.number)
+            return (1, content.name in keep, content.name.attempt_id, content.name.step, sealed, content.number)
 
         return min(indices, key=worth)
 

@@ -301,16 +301,16 @@ class ObjectStore:
         pairs = sorted((parsed[0], key) for key, parsed in found if parsed is not None and not parsed[1])
         raw = self._together(lambda entry: self._bucket.read(entry[1], claims.LARGEST), pairs)
         return tuple(
-            parse_document(data, pair, f"{self._bucket.url}/{key}")
-            for (pair, key), data in zip(pairs, raw, strict=True)
+            parse_document(data, attempt_id, f"{self._bucket.url}/{key}")
+            for (attempt_id, key), data in zip(pairs, raw, strict=True)
         )
 
     def keep_claim(self, claim: Claim) -> None:
         """Write a claim exclusively. Writing the same claim again is not an error."""
-        key = f"{self._prefix}{CLAIMS}/{claim_file(claim.pair)}"
+        key = f"{self._prefix}{CLAIMS}/{claim_file(claim.attempt_id)}"
         if not self._bucket.create(key, encode_json(claim.to_json())):
             raise ClaimError(
-                f"{self._bucket.url}/{key} exists: another job has claimed attempt {claim.pair} here; "
+                f"{self._bucket.url}/{key} exists: another job has claimed attempt {claim.attempt_id} here; "
                 "give each job a prefix of its own"
             )
 
@@ -363,7 +363,7 @@ class ObjectStore:
         begun = {key.removeprefix(self._prefix).partition("/")[0] for key in self._bucket.unfinished(self._prefix)}
         committed = set(self.commits())
         for name in map(parse_commit, sorted({*begun, *self._bucket.folders(self._prefix)})):
-            if name is None or name in committed or (name.pair, name.step) >= (below.pair, below.step):
+            if name is None or name in committed or (name.attempt_id, name.step) >= (below.attempt_id, below.step):
                 continue
             _give_up(self._bucket, f"{self._prefix}{name}/")
             _log.info("removed what was never finished of %s", name)

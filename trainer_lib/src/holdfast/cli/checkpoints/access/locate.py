@@ -132,7 +132,7 @@ def fenced(store: CheckpointStore, name: CheckpointName, claims: tuple[Claim, ..
     """Return why the job with the newest claim would not read this checkpoint; empty if it would."""
     if not claims:
         return ""
-    newest = max(claims, key=lambda claim: claim.pair)
+    newest = max(claims, key=lambda claim: claim.attempt_id)
     return fencing.readable(_owned(store, name), claims, job_uid=newest.job_uid).reason
 
 

@@ -71,8 +71,8 @@ def commit(store: Target, values: Mapping[str, Any], *, step: int, made: datetim
     if store.claims():
         raise CheckpointError(f"{store.url} belongs to a job (it has claims): convert into a folder of its own")
     step = step_number(step)
-    older = [name.pair.attempt for name in store.commits() if name.step == step]
-    name = CheckpointName(step=step, pair=AttemptId(0, 1 + max(older, default=0)))
+    older = [name.attempt_id.attempt for name in store.commits() if name.step == step]
+    name = CheckpointName(step=step, attempt_id=AttemptId(0, 1 + max(older, default=0)))
     flat = flatten_values(values)
     plan = plan_shard(map(whole, flat.specs), metadata={"format": "pt", "commit": str(name), "rank": "0"})
     incoming = store.receive(name, uuid4().hex)  # the manifest is complete only after the write
@@ -81,7 +81,7 @@ def commit(store: Target, values: Mapping[str, Any], *, step: int, made: datetim
             record = incoming.write(tensors_file(0), _parts(plan, flat, shown))
         manifest = Manifest(
             step=step,
-            pair=name.pair,
+            attempt_id=name.attempt_id,
             job_uid="",
             publication="",
             run_id="",

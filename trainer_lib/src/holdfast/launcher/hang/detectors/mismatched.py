@@ -22,7 +22,7 @@ def mismatched(ranks: RankDurations) -> tuple[HangVerdict, ...]:
     limit = max(wait.deadline for wait in everyone) if whole else ranks.settings.longest
     seconds, odd = min(wait.seconds for wait in knotted), _odd(knotted)
     slot = next((sight.slot for sight in ranks.seen.sights if sight.rank == odd.rank), None)
-    knot = frozenset((wait.pair, wait.rank, wait.activity, wait.step) for wait in knotted)
+    knot = frozenset((wait.attempt_id, wait.rank, wait.activity, wait.step) for wait in knotted)
     if slot is None or seconds <= limit or knot == ranks.mismatch:
         return ()
     others = [(wait.rank, wait.activity) for wait in knotted if wait is not odd]

@@ -84,7 +84,7 @@ class AbsentRank:
 class Observed:
     """The local ranks that entered the attempt, those that did not yet, and the reports of other launchers."""
 
-    pair: AttemptId
+    attempt_id: AttemptId
     world_size: int
     sights: tuple[Sight, ...]
     strays: tuple[AbsentRank, ...] = ()

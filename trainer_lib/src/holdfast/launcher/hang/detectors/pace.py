@@ -58,7 +58,7 @@ class Pace:
         if not seen.sights:
             return
         leader = min(seen.sights, key=lambda sight: sight.rank)
-        key, at = (seen.pair, leader.slot), leader.reading
+        key, at = (seen.attempt_id, leader.slot), leader.reading
         if self._base is None or self._base[:2] != key:
             self._base = (*key, at.step, None)
         elif at.step > self._base[2]:

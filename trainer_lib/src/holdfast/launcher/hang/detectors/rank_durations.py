@@ -52,7 +52,7 @@ class RankDurations:
         else:
             seconds, limit = self.age(sight), self.limit(sight)
         return Stall(
-            pair=self.seen.pair,
+            attempt_id=self.seen.attempt_id,
             rank=sight.rank,
             activity=reading.activity,
             step=reading.step,

@@ -52,7 +52,7 @@ class Watchdog:
         ranks = self._look(seen, now)
         for detect in _DETECTORS:
             if verdicts := detect(ranks):
-                self._count(seen.pair)
+                self._count(seen.attempt_id)
                 self._mismatch = verdicts[0].waits or self._mismatch
                 return verdicts
         return ()
@@ -70,17 +70,17 @@ class Watchdog:
             mismatch=self._mismatch,
         )
 
-    def hung_elsewhere(self, pair: AttemptId) -> None:
+    def hung_elsewhere(self, attempt_id: AttemptId) -> None:
         """Another launcher reported a hang of its rank in this attempt.
 
         A further hang of any rank before the next step counts as a repetition. Several hangs in one attempt count as
         one.
         """
-        if pair != self._hung_in:
-            self._count(pair)
+        if attempt_id != self._hung_in:
+            self._count(attempt_id)
 
-    def _count(self, pair: AttemptId) -> None:
-        self._hung_in = pair
+    def _count(self, attempt_id: AttemptId) -> None:
+        self._hung_in = attempt_id
         self._repeats, self._hung_at = self._repeats + 1, max(self._step, self._hung_at)
 
     def stalls(self, seen: Observed, now: float) -> tuple[Stall, ...]:
@@ -91,7 +91,7 @@ class Watchdog:
             reading = sight.reading
             key = (sight.slot, reading.activity, reading.since, ranks.stopped(reading))
             known = self._told.get(key)
-            stall = known if known and known.pair == seen.pair else _worth_telling(ranks, sight)
+            stall = known if known and known.attempt_id == seen.attempt_id else _worth_telling(ranks, sight)
             if stall is not None:
                 told[key] = stall
         self._told = told

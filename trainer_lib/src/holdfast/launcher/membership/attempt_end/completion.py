@@ -27,25 +27,30 @@ def complete(turn: Transition) -> None:
     if not attempt.done or not all(_done(turn, attempt, uid) for uid in attempt.world.uids - {turn.state.me}):
         return
     if turn.state.confirmed is None:
-        turn.set(confirmed=attempt.world.pair)
+        turn.set(confirmed=attempt.world.attempt_id)
     waiting = attempt.world.uids - turn.state.confirmations - {turn.state.me}
     if not waiting:
         _announce(turn, attempt)
     elif turn.now >= turn.state.confirm_sent + turn.rules.resend:
         turn.set(confirm_sent=turn.now)
         for uid in sorted(waiting):
-            turn.send(uid, Confirm(pair=attempt.world.pair))
+            turn.send(uid, Confirm(attempt_id=attempt.world.attempt_id))
 
 
 def _done(turn: Transition, attempt: Attempt, uid: str) -> bool:
     hello = turn.hello(uid)
-    return hello is not None and hello.done and hello.world is not None and hello.world.pair == attempt.world.pair
+    return (
+        hello is not None
+        and hello.done
+        and hello.world is not None
+        and hello.world.attempt_id == attempt.world.attempt_id
+    )
 
 
 def _announce(turn: Transition, attempt: Attempt) -> None:
-    pair = attempt.world.pair
-    turn.set(complete=pair)
-    turn.broadcast(Complete(pair=pair))
+    attempt_id = attempt.world.attempt_id
+    turn.set(complete=attempt_id)
+    turn.broadcast(Complete(attempt_id=attempt_id))
     leave(turn, _completed(), linger=LINGER)
 
 
@@ -53,25 +58,25 @@ def _completed() -> Exit:
     return Exit(code=int(ExitCode.COMPLETE), reason="Complete", message="the job is complete", final=True)
 
 
-def confirm(turn: Transition, sender: str, pair: AttemptId) -> None:
+def confirm(turn: Transition, sender: str, attempt_id: AttemptId) -> None:
     """Member: confirm if this launcher is done, still in the attempt, and not leaving it."""
     attempt = turn.attempt
-    if attempt is None or attempt.world.pair != pair or attempt.world.coordinator != sender:
+    if attempt is None or attempt.world.attempt_id != attempt_id or attempt.world.coordinator != sender:
         return
-    if attempt.done and not attempt.failures and turn.state.pending is None and turn.state.accepted == pair:
-        turn.set(confirmed=pair)
-        turn.send(sender, Confirmed(pair=pair))
+    if attempt.done and not attempt.failures and turn.state.pending is None and turn.state.accepted == attempt_id:
+        turn.set(confirmed=attempt_id)
+        turn.send(sender, Confirmed(attempt_id=attempt_id))
 
 
-def confirmed_by(turn: Transition, sender: str, pair: AttemptId) -> None:
+def confirmed_by(turn: Transition, sender: str, attempt_id: AttemptId) -> None:
     """Coordinator: record that a member confirmed."""
-    if turn.attempt is not None and turn.attempt.world.pair == pair and sender in turn.attempt.world.uids:
+    if turn.attempt is not None and turn.attempt.world.attempt_id == attempt_id and sender in turn.attempt.world.uids:
         turn.set(confirmations=turn.state.confirmations | {sender})
 
 
-def completed(turn: Transition, pair: AttemptId) -> None:
+def completed(turn: Transition, attempt_id: AttemptId) -> None:
     """The coordinator announced that the job is complete."""
-    turn.set(complete=pair)
+    turn.set(complete=attempt_id)
     leave(turn, _completed())
 
 
@@ -81,5 +86,5 @@ def left(turn: Transition, sender: str, code: int) -> None:
     if peer is None:
         return
     if code == ExitCode.COMPLETE and turn.attempt is not None and sender in turn.attempt.world.uids:
-        completed(turn, turn.attempt.world.pair)
+        completed(turn, turn.attempt.world.attempt_id)
     turn.set_peer(sender, replace(peer, up=False, since=turn.now, how=How.LEFT))

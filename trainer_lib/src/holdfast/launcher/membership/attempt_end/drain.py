@@ -33,7 +33,7 @@ def _drain(turn: Transition, drain: Drain) -> None:
     attempt = turn.attempt
     if attempt is not None and _has_something_to_lose(attempt) and attempt.quiesce is None:
         turn.set_attempt(quiesce=Quiesce(id=drain.id, reason=drain.reason, until=drain.until))
-        turn.do(QuiesceRanks(pair=attempt.world.pair, id=drain.id, reason=drain.reason, commit=True))
+        turn.do(QuiesceRanks(attempt_id=attempt.world.attempt_id, id=drain.id, reason=drain.reason, commit=True))
 
 
 def postpone_drain(turn: Transition) -> None:
@@ -67,7 +67,12 @@ def would_stay(turn: Transition) -> bool:
 def hear_of_the_end(turn: Transition, incident: Incident | None) -> None:
     """Process the incident of a proposal, which may arrive before the sender's report that the attempt failed."""
     attempt = turn.attempt
-    if turn.state.drain is not None and attempt is not None and incident and incident.pair == attempt.world.pair:
+    if (
+        turn.state.drain is not None
+        and attempt is not None
+        and incident
+        and incident.attempt_id == attempt.world.attempt_id
+    ):
         turn.fail(incident.failure)
         postpone_drain(turn)
 
@@ -91,7 +96,7 @@ def _trains_without_us(turn: Transition) -> bool:
     if membership is not None and membership.member(me) is None:
         return True
     worlds = [hello.world for uid in turn.state.peers if (hello := turn.hello(uid)) and hello.world]
-    return any(me not in world.uids and (last is None or world.pair > last) for world in worlds)
+    return any(me not in world.uids and (last is None or world.attempt_id > last) for world in worlds)
 
 
 def _has_something_to_lose(attempt: Attempt) -> bool:
@@ -130,7 +135,9 @@ def settle_quiesced(turn: Transition) -> None:
 
 
 def _drained(attempt: Attempt, failure: Failure, now: float) -> Incident:
-    return Incident(pair=attempt.world.pair, failure=failure, action=Remedy.SHRINK, detected=failure.at or now)
+    return Incident(
+        attempt_id=attempt.world.attempt_id, failure=failure, action=Remedy.SHRINK, detected=failure.at or now
+    )
 
 
 def settle_drain(turn: Transition) -> None:

@@ -55,11 +55,11 @@ def _not_entered(turn: Transition) -> Failure:
 
 
 def _end(turn: Transition, attempt: Attempt, root: Failure) -> None:
-    pair = attempt.world.pair
+    attempt_id = attempt.world.attempt_id
     again = attempt.step is None and _is_same_mistake(turn.state.failure, root)
-    turn.set(failed=pair, failure=root)
+    turn.set(failed=attempt_id, failure=root)
     _back_off(turn, attempt, root)
-    incident = Incident(pair=pair, failure=root, action=Remedy.WAIT, detected=root.at or turn.now)
+    incident = Incident(attempt_id=attempt_id, failure=root, action=Remedy.WAIT, detected=root.at or turn.now)
     adopt_incident(turn, incident)
     close_attempt(turn, root.message)
     if speaks(turn, attempt):

@@ -22,4 +22,4 @@ def _unknown(turn: Transition, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
     if membership is None:
         return tuple(sorted(set(claims)))
     known = frozenset(membership.claims)
-    return tuple(sorted({c for c in claims if c not in known and c.pair.generation >= membership.generation}))
+    return tuple(sorted({c for c in claims if c not in known and c.attempt_id.generation >= membership.generation}))

@@ -17,7 +17,7 @@ def close_attempt(turn: Transition, reason: str) -> None:
     """End the attempt on this launcher. Its ranks must leave the attempt."""
     if turn.attempt is not None:
         world = turn.attempt.world
-        turn.set(attempt=None, last=world.pair, last_world=world, ended_at=turn.now)
+        turn.set(attempt=None, last=world.attempt_id, last_world=world, ended_at=turn.now)
         turn.set(confirmed=None, confirmations=frozenset())
     turn.stop_ranks(reason)
 
@@ -28,43 +28,43 @@ def adopt_incident(turn: Transition, incident: Incident) -> None:
     It replaces the local incident of this attempt, unless that one names a better cause. A further end that one
     exhaustion of memory causes is recorded as part of that exhaustion, and is not counted.
     """
-    before = next((known for known in turn.state.incidents if known.pair == incident.pair), None)
+    before = next((known for known in turn.state.incidents if known.attempt_id == incident.attempt_id), None)
     incident = replace(incident, failure=better(before.failure if before else None, incident.failure))
     exhausted = noted(turn.state.exhausted, incident)
     turn.set(exhausted=exhausted)
-    incident = replace(incident, part_of=exhausted.whole(incident.pair) if exhausted is not None else None)
+    incident = replace(incident, part_of=exhausted.whole(incident.attempt_id) if exhausted is not None else None)
     _count(turn, incident)
-    if turn.state.failed is None or incident.pair >= turn.state.failed:
-        turn.set(failed=incident.pair, failure=incident.failure)
-    if turn.membership is not None and incident.pair in turn.membership.acknowledged:
+    if turn.state.failed is None or incident.attempt_id >= turn.state.failed:
+        turn.set(failed=incident.attempt_id, failure=incident.failure)
+    if turn.membership is not None and incident.attempt_id in turn.membership.acknowledged:
         return
     if before is not None:
         incident = replace(
             incident, resumed=before.resumed, lost_steps=before.lost_steps, restored_from=before.restored_from
         )
-    others = tuple(known for known in turn.state.incidents if known.pair != incident.pair)
+    others = tuple(known for known in turn.state.incidents if known.attempt_id != incident.attempt_id)
     turn.set(incidents=(*others, incident))
 
 
 def _count(turn: Transition, incident: Incident) -> None:
     """Count an incident once, under the best known cause."""
-    state, pair, cause = turn.state, incident.pair, incident.failure.cause
-    if pair in state.counted:
-        turn.set(history=tuple((known, cause if known == pair else c, at) for known, c, at in state.history))
+    state, attempt_id, cause = turn.state, incident.attempt_id, incident.failure.cause
+    if attempt_id in state.counted:
+        turn.set(history=tuple((known, cause if known == attempt_id else c, at) for known, c, at in state.history))
         return
     counts = incident.part_of is None and not turn.rules.restart.ignores(incident.failure)
-    new = ((pair, cause, turn.now),) if counts else ()
-    turn.set(counted=state.counted | {pair}, history=(*state.history, *new)[-REMEMBERED:])
+    new = ((attempt_id, cause, turn.now),) if counts else ()
+    turn.set(counted=state.counted | {attempt_id}, history=(*state.history, *new)[-REMEMBERED:])
 
 
-def know_better(turn: Transition, pair: AttemptId, failure: Failure) -> None:
+def know_better(turn: Transition, attempt_id: AttemptId, failure: Failure) -> None:
     """Correct the cause of the last attempt's end: memory was exhausted, but launchers that lost a peer reported
     first."""
     state = turn.state
     blind = state.failure is not None and state.failure.priority is Priority.PEER_LOST
-    if state.failed != pair or not blind or failure.priority is not Priority.OOM:
+    if state.failed != attempt_id or not blind or failure.priority is not Priority.OOM:
         return
-    known = next((incident for incident in state.incidents if incident.pair == pair), None)
+    known = next((incident for incident in state.incidents if incident.attempt_id == attempt_id), None)
     if known is not None:
         judged = turn.rules.restart.judged(failure)
         adopt_incident(turn, replace(known, failure=replace(judged, step=known.failure.step)))
@@ -73,7 +73,7 @@ def know_better(turn: Transition, pair: AttemptId, failure: Failure) -> None:
 def resumed(turn: Transition, event: StepMade) -> None:
     """Process a step. The first step of an attempt closes the earlier incidents."""
     attempt = turn.attempt
-    if attempt is None or attempt.world.pair != event.pair:
+    if attempt is None or attempt.world.attempt_id != event.attempt_id:
         return
     first = attempt.step is None
     turn.set_attempt(step=event.step, restored=event.restored, origin=event.origin, entered=True)
@@ -85,7 +85,7 @@ def resumed(turn: Transition, event: StepMade) -> None:
 
 
 def _closed(incident: Incident, incidents: tuple[Incident, ...], event: StepMade, now: float) -> Incident:
-    if incident.resumed is not None or incident.pair >= event.pair:
+    if incident.resumed is not None or incident.attempt_id >= event.attempt_id:
         return incident
     lost_steps = _lost_steps(incident, incidents, event.restored)
     return replace(incident, resumed=now, lost_steps=lost_steps, restored_from=event.origin or None)
@@ -99,5 +99,5 @@ def _lost_steps(incident: Incident, incidents: tuple[Incident, ...], restored: i
     """
     if incident.failure.step is not None:
         return max(incident.failure.step - restored, 0)
-    before = (known for known in incidents if known.resumed is None and known.pair < incident.pair)
+    before = (known for known in incidents if known.resumed is None and known.attempt_id < incident.attempt_id)
     return 0 if any(known.failure.step is not None for known in before) else None

@@ -33,9 +33,9 @@ def root_cause(turn: Transition, attempt: Attempt) -> Failure:
 
 
 def _someone_done(turn: Transition, attempt: Attempt) -> bool:
-    pair = attempt.world.pair
+    attempt_id = attempt.world.attempt_id
     said = [hello for uid in attempt.world.uids if (hello := turn.hello(uid))]
-    return attempt.done or any(hello.done and hello.world and hello.world.pair == pair for hello in said)
+    return attempt.done or any(hello.done and hello.world and hello.world.attempt_id == attempt_id for hello in said)
 
 
 def drain_failure(turn: Transition, attempt: Attempt) -> Failure | None:
@@ -46,7 +46,7 @@ def drain_failure(turn: Transition, attempt: Attempt) -> Failure | None:
     for uid in sorted(attempt.world.uids):
         peer = turn.state.peers.get(uid)
         said = peer.hello if peer else None
-        if said and said.draining and said.failed == attempt.world.pair:
+        if said and said.draining and said.failed == attempt.world.attempt_id:
             return said.failure
     return None
 
@@ -58,7 +58,7 @@ def drain_incident(turn: Transition) -> tuple[AttemptId, Failure] | None:
         return None
     leaving = _leaving(attempt.world, attempt.world.member(turn.state.me), drain)
     names = ", ".join(member.pod or member.pod_uid for member in leaving)
-    return attempt.world.pair, Failure(
+    return attempt.world.attempt_id, Failure(
         cause=drain.cause,
         reason=DRAINED,
         message=f"{names} {'leaves' if len(leaving) == 1 else 'leave'}: {drain.reason}",
@@ -79,7 +79,7 @@ def sent_away(turn: Transition, world: World) -> bool:
     Its ranks end at different times. This is no incident for members that have not received their own drain yet.
     """
     said = [peer.hello for uid in world.uids if (peer := turn.state.peers.get(uid)) and peer.hello]
-    return any(hello.draining and not hello.ready and hello.failed != world.pair for hello in said)
+    return any(hello.draining and not hello.ready and hello.failed != world.attempt_id for hello in said)
 
 
 def drains(turn: Transition, attempt: Attempt) -> bool:

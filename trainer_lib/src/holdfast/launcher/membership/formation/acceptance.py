@@ -38,7 +38,7 @@ def held(turn: Transition) -> Waiting | None:
     if state.foreign:
         claim = max(state.foreign)
         return Phase.WAITING, (
-            f"claim {claim.pair} of job {claim.job_uid}, publication {claim.publication}, is on the checkpoint"
+            f"claim {claim.attempt_id} of job {claim.job_uid}, publication {claim.publication}, is on the checkpoint"
             " folder; waits for a generation above it"
         )
     gap = rules.missing_generation(membership, turn.started())
@@ -52,11 +52,11 @@ def held(turn: Transition) -> Waiting | None:
     return None
 
 
-def known_to_have_failed(turn: Transition, pair: AttemptId) -> bool:
+def known_to_have_failed(turn: Transition, attempt_id: AttemptId) -> bool:
     """Whether this attempt or a later one has failed, here or as live peers report."""
     own = turn.state.failed
-    return (own is not None and own >= pair) or any(
-        hello.failed is not None and hello.failed >= pair and not hello.draining
+    return (own is not None and own >= attempt_id) or any(
+        hello.failed is not None and hello.failed >= attempt_id and not hello.draining
         for uid in turn.state.peers
         if (hello := turn.hello(uid))
     )
@@ -71,7 +71,7 @@ def highest_accepted(turn: Transition) -> AttemptId | None:
 def consider(turn: Transition, sender: str, proposal: Propose) -> None:
     """Process a proposal: refuse it, or begin to accept it."""
     world, state = proposal.world, turn.state
-    if state.accepted == world.pair and state.accepted_world == world:
+    if state.accepted == world.attempt_id and state.accepted_world == world:
         if state.pending is None:
             _answer(turn, world)
         return
@@ -80,13 +80,13 @@ def consider(turn: Transition, sender: str, proposal: Propose) -> None:
     hear_of_the_end(turn, proposal.incident)
     reason = _objection(turn, proposal)
     if reason is not None:
-        turn.refuse(sender, world.pair, reason)
+        turn.refuse(sender, world.attempt_id, reason)
         if sender == state.me:
             give_way(turn, turn.rules.resend)
         return
     turn.set(pending=Pending(world=world, incident=proposal.incident))
     if _must_finish(turn, proposal):
-        _quiesce(turn, f"grow-{world.pair}", "a worker joins")
+        _quiesce(turn, f"grow-{world.attempt_id}", "a worker joins")
     else:
         _promise(turn)
 
@@ -98,9 +98,9 @@ def _objection(turn: Transition, proposal: Propose) -> str | None:
         return "leaving"
     if _confirmed_to_live_coordinator(turn):
         return "all are done; the job completes"
-    if membership is None or membership.generation < world.pair.generation:
-        return f"generation {world.pair.generation} is not known here"
-    if membership.generation > world.pair.generation:
+    if membership is None or membership.generation < world.attempt_id.generation:
+        return f"generation {world.attempt_id.generation} is not known here"
+    if membership.generation > world.attempt_id.generation:
         return f"generation {membership.generation} is published"
     if membership.publication != world.publication:
         turn.set(conflict=membership.generation)
@@ -108,7 +108,7 @@ def _objection(turn: Transition, proposal: Propose) -> str | None:
         return waiting[1]
     if state.me not in world.uids:
         return "not a member of that world"
-    if state.accepted is not None and world.pair <= state.accepted:
+    if state.accepted is not None and world.attempt_id <= state.accepted:
         return f"{state.accepted} is accepted"
     verdict = rules.may_be(membership, world.uids, highest(turn.started(), proposal.started), turn.weakened)
     return verdict.reason if not verdict.ok else _still_training(turn, proposal)
@@ -126,7 +126,7 @@ def _healthy(turn: Transition, proposal: Propose) -> bool:
     attempt = turn.attempt
     if attempt is None or attempt.failures:
         return False
-    return proposal.incident is None or proposal.incident.pair < attempt.world.pair
+    return proposal.incident is None or proposal.incident.attempt_id < attempt.world.attempt_id
 
 
 def _still_training(turn: Transition, proposal: Propose) -> str | None:
@@ -134,11 +134,11 @@ def _still_training(turn: Transition, proposal: Propose) -> str | None:
     if attempt is None or not _healthy(turn, proposal):
         return None
     if attempt.done:
-        return f"{attempt.world.pair} is done here"
+        return f"{attempt.world.attempt_id} is done here"
     if turn.state.saving and proposal.world.coordinator not in attempt.world.uids:  # a non-member proposes
-        return f"{attempt.world.pair} is in a checkpoint"
+        return f"{attempt.world.attempt_id} is in a checkpoint"
     left_out = [uid for uid in attempt.world.uids - proposal.world.uids if not turn.on_its_way_out(uid)]
-    return f"{attempt.world.pair} trains, and {', '.join(sorted(left_out))} is left out" if left_out else None
+    return f"{attempt.world.attempt_id} trains, and {', '.join(sorted(left_out))} is left out" if left_out else None
 
 
 def _must_finish(turn: Transition, proposal: Propose) -> bool:
@@ -154,7 +154,7 @@ def _quiesce(turn: Transition, request: str, reason: str) -> None:
     if attempt is not None and attempt.quiesce is None:
         until = turn.now + turn.rules.checkpoint_deadline
         turn.set_attempt(quiesce=Quiesce(id=request, reason=reason, until=until))
-        turn.do(QuiesceRanks(pair=attempt.world.pair, id=request, reason=reason, commit=False))
+        turn.do(QuiesceRanks(attempt_id=attempt.world.attempt_id, id=request, reason=reason, commit=False))
 
 
 def accept(turn: Transition) -> None:
@@ -183,9 +183,9 @@ def _promise(turn: Transition) -> None:
         return
     if pending.incident is not None:
         adopt_incident(turn, pending.incident)
-    close_attempt(turn, f"{pending.world.pair} follows")
+    close_attempt(turn, f"{pending.world.attempt_id} follows")
     turn.set(
-        accepted=pending.world.pair,
+        accepted=pending.world.attempt_id,
         accepted_world=pending.world,
         pending=replace(pending, promised=True),
         confirmed=None,

@@ -29,7 +29,7 @@ def pursue(turn: Transition) -> None:
     if proposal is None:
         return
     uids = proposal.world.uids
-    overtaken = turn.state.accepted is not None and turn.state.accepted > proposal.world.pair
+    overtaken = turn.state.accepted is not None and turn.state.accepted > proposal.world.attempt_id
     if (
         overtaken
         or turn.state.drain is not None
@@ -78,7 +78,7 @@ def remind(turn: Transition) -> None:
     turn.set_attempt(started_sent=turn.now)
     for uid in sorted(attempt.world.uids):
         hello = turn.hello(uid)
-        if hello is not None and hello.world != attempt.world and hello.accepted == attempt.world.pair:
+        if hello is not None and hello.world != attempt.world and hello.accepted == attempt.world.attempt_id:
             turn.send(uid, Start(world=attempt.world, master=attempt.master))
 
 
@@ -98,9 +98,9 @@ def refused_by(turn: Transition, sender: str, refusal: Refuse) -> None:
     """
     turn.set(refused=highest(turn.state.refused, refusal.highest))
     proposal, peer = turn.state.proposal, turn.state.peers[sender]
-    if proposal is None or proposal.world.pair != refusal.pair:
+    if proposal is None or proposal.world.attempt_id != refusal.attempt_id:
         return
-    overtaken = refusal.highest is not None and refusal.highest >= refusal.pair
+    overtaken = refusal.highest is not None and refusal.highest >= refusal.attempt_id
     refusals = 0 if overtaken else peer.refusals + 1
     mute = turn.now + turn.rules.never_accepted_wait if refusals >= PATIENCE else peer.muted_until
     turn.set_peer(sender, replace(peer, refusals=refusals % PATIENCE, muted_until=mute))
@@ -110,16 +110,16 @@ def refused_by(turn: Transition, sender: str, refusal: Refuse) -> None:
 def enter(turn: Transition, start: Start) -> None:
     """Record the start of a world. Start the local ranks if this launcher is still in the world."""
     state, world = turn.state, start.world
-    turn.set(started=highest(state.started, world.pair))
-    fresh = state.last is None or state.last < world.pair
+    turn.set(started=highest(state.started, world.attempt_id))
+    fresh = state.last is None or state.last < world.attempt_id
     if state.accepted_world != world or state.attempt is not None or not fresh or state.pending is not None:
         return
     if state.leaving is not None or state.ranks is not None:
         return
     turn.set(
         attempt=Attempt(world=world, master=start.master, since=turn.now, started_sent=turn.now),
-        ranks=world.pair,
-        trained=world.pair,
+        ranks=world.attempt_id,
+        trained=world.attempt_id,
         stopping=False,
         idle_since=None,
         confirmed=None,

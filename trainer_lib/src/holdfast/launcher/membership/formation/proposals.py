@@ -30,9 +30,9 @@ def propose(turn: Transition) -> Waiting:
     if membership is None or waiting is not None:
         return waiting or (Phase.WAITING, "waits for the first membership")
     if turn.state.proposal is not None:
-        return Phase.FORMING, f"proposed {turn.state.proposal.world.pair}"
+        return Phase.FORMING, f"proposed {turn.state.proposal.world.attempt_id}"
     if turn.attempt is not None and turn.attempt.failures:  # its budget and back-off are judged first
-        return Phase.FORMING, f"{turn.attempt.world.pair} failed; hears what the others saw of it"
+        return Phase.FORMING, f"{turn.attempt.world.attempt_id} failed; hears what the others saw of it"
     running = _running(turn)
     if running is not None:
         return _grow(turn, membership, running)
@@ -45,8 +45,8 @@ def _running(turn: Transition) -> World | None:
     worlds = [hello.world for uid in state.peers if (hello := turn.hello(uid)) and hello.world]
     if state.attempt is not None:
         worlds.append(state.attempt.world)
-    newest = max(worlds, key=lambda world: world.pair, default=None)
-    return newest if newest is not None and not known_to_have_failed(turn, newest.pair) else None
+    newest = max(worlds, key=lambda world: world.attempt_id, default=None)
+    return newest if newest is not None and not known_to_have_failed(turn, newest.attempt_id) else None
 
 
 def _grow(turn: Transition, membership: Membership, running: World) -> Waiting:
@@ -114,7 +114,7 @@ def _may_start(turn: Transition, membership: Membership) -> bool:
     state, world = turn.state, turn.state.accepted_world
     if world is None or world.coordinator == state.me or turn.on_its_way_out(world.coordinator):
         return False
-    if world.pair != highest_accepted(turn) or known_to_have_failed(turn, world.pair):
+    if world.attempt_id != highest_accepted(turn) or known_to_have_failed(turn, world.attempt_id):
         return False
     return state.idle_since is not None and turn.now < state.idle_since + membership.rules.accept_deadline
 
@@ -192,7 +192,7 @@ def _in_steps(membership: Membership, keep: list[Member], newcomers: list[Member
 def _what_ended_it(turn: Transition) -> Incident | None:
     """Return the incident that ended the last started world; None if that world ended by agreement."""
     last = turn.started()
-    own = next((incident for incident in turn.state.incidents if incident.pair == last), None)
+    own = next((incident for incident in turn.state.incidents if incident.attempt_id == last), None)
     if own is not None or last is None or turn.state.failed == last:
         return own
     failures = [
@@ -205,7 +205,7 @@ def _what_ended_it(turn: Transition) -> Incident | None:
     if not failures:
         return None
     root = min(failures, key=lambda failure: failure.rank_of_root)
-    return Incident(pair=last, failure=root, action=Remedy.WAIT, detected=root.at or turn.now)
+    return Incident(attempt_id=last, failure=root, action=Remedy.WAIT, detected=root.at or turn.now)
 
 
 def _try(
@@ -218,13 +218,13 @@ def _try(
     top = highest_accepted(turn)
     attempt = top.attempt + 1 if top is not None and top.generation == membership.generation else 1
     world = World(
-        pair=AttemptId(membership.generation, attempt),
+        attempt_id=AttemptId(membership.generation, attempt),
         publication=membership.publication,
         members=chosen,
         coordinator=turn.state.me,
     )
     if incident is not None:
-        remedy = Remedy.IN_PLACE if uids_of(chosen) >= _world_of(turn, incident.pair) else Remedy.SHRINK
+        remedy = Remedy.IN_PLACE if uids_of(chosen) >= _world_of(turn, incident.attempt_id) else Remedy.SHRINK
         incident = replace(incident, action=remedy)
     turn.set(
         proposal=Proposal(
@@ -235,15 +235,19 @@ def _try(
             until=turn.now + membership.rules.accept_deadline + patience,
         )
     )
-    turn.do(OpenStore(pair=world.pair, beside=turn.attempt.world.pair if turn.attempt is not None else None))
+    turn.do(
+        OpenStore(
+            attempt_id=world.attempt_id, beside=turn.attempt.world.attempt_id if turn.attempt is not None else None
+        )
+    )
     say(turn, world.uids)
     consider(turn, turn.state.me, Propose(world=world, started=turn.started(), incident=incident))
     return None
 
 
-def _world_of(turn: Transition, pair: AttemptId) -> frozenset[str]:
+def _world_of(turn: Transition, attempt_id: AttemptId) -> frozenset[str]:
     known = (turn.state.accepted_world, turn.state.last_world)
-    return next((world.uids for world in known if world is not None and world.pair == pair), frozenset())
+    return next((world.uids for world in known if world is not None and world.attempt_id == attempt_id), frozenset())
 
 
 def _trains(world: World, membership: Membership) -> str:
