@@ -79,7 +79,7 @@ class Ours:
         self._engine = CheckpointManager(
             self.root, keep_last=1, resume=Resume.ALWAYS, on_foreign=print, full_every=self.full_every
         )
-        self._engine.enter(Attempt(pair=AttemptId(1, 1), job_uid="bench", publication="p", run_id="r"), Alone())
+        self._engine.enter(Attempt(attempt_id=AttemptId(1, 1), job_uid="bench", publication="p", run_id="r"), Alone())
         self._engine.prepare(flatten({"model": self.state}).specs)
         self._engine._arena._settle()
 
@@ -95,7 +95,7 @@ class Ours:
         self._step += 1
         flat = flatten({"model": self.state})
         return Snapshot(
-            name=CheckpointName(step=self._step, pair=AttemptId(1, 1)),
+            name=CheckpointName(step=self._step, attempt_id=AttemptId(1, 1)),
             specs=flat.specs,
             read=flat.read,
             fill=flat.fill,

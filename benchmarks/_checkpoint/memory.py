@@ -235,7 +235,7 @@ class State:
     def snapshot(self) -> Snapshot:
         """Return the snapshot of the state at this step."""
         return Snapshot(
-            name=CheckpointName(step=self._step, pair=PAIR),
+            name=CheckpointName(step=self._step, attempt_id=PAIR),
             specs=self._specs,
             read=lambda piece: self._parts[piece.spec.name],
             state={},
@@ -277,7 +277,7 @@ class State:
     def give(self) -> float:
         """Return the seconds for sending the content of a local slot to the neighbour's slot."""
         file, nbytes = tensors_file(1), self.data.nbytes
-        name = CheckpointName(step=1, pair=PAIR)
+        name = CheckpointName(step=1, attempt_id=PAIR)
         if self._lying is None:
             room = room_for([nbytes], 0)
             self._lying = SlotSet(self._folder, "own-1", count=1).begin(name, room, keep=())

@@ -67,7 +67,7 @@ def one_rank(rank: int, port: int, rounds: int, folder: Path, tell: Callable[[li
     chance = random.Random(1)  # noqa: S311 - an order, the same on both ranks
 
     def ours(number: int) -> None:
-        name = CheckpointName(step=number, pair=AttemptId(1, 1))
+        name = CheckpointName(step=number, attempt_id=AttemptId(1, 1))
         snapshot = Snapshot(
             name=name, specs=flat.specs, read=flat.read, fill=flat.fill, state={}, data=None, alone={}, numerics={}
         )

@@ -110,7 +110,7 @@ def _scene(nbytes: int, part_bytes: int) -> Iterator[Scene]:
 
 def _commit(root: Path, nbytes: int) -> CheckpointName:
     data = memoryview(random.Random(1).randbytes(64 << 20))  # noqa: S311 - not compressible, the same each run
-    name = CheckpointName(step=1, pair=AttemptId(1, 1))
+    name = CheckpointName(step=1, attempt_id=AttemptId(1, 1))
     count = -(-nbytes // len(data))
     specs = [
         TensorSpec(name=f"w{i}", dtype="U8", shape=(min(len(data), nbytes - i * len(data)),)) for i in range(count)

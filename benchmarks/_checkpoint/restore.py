@@ -311,7 +311,7 @@ def reshard(folder: Path, nbytes: int, before: int, after: int) -> bench.Measure
 
 def _snapshot(specs: list[TensorSpec], read: Callable[[Piece], memoryview], holding: Holding) -> Snapshot:
     return Snapshot(
-        name=CheckpointName(step=1, pair=AttemptId(1, 1)),
+        name=CheckpointName(step=1, attempt_id=AttemptId(1, 1)),
         specs=specs,
         read=read,
         state={"objects": {}},

@@ -31,7 +31,7 @@ def snapshot(step: int) -> Snapshot:
     """Return the state that is saved at a step."""
     tensors = contents(step)
     return Snapshot(
-        name=CheckpointName(step=step, pair=AttemptId(1, 1)),
+        name=CheckpointName(step=step, attempt_id=AttemptId(1, 1)),
         specs=[TensorSpec(name=name, dtype="U8", shape=(len(data),)) for name, data in tensors.items()],
         read=lambda piece: tensors[piece.spec.name],
         state={"objects": {}, "counters": {}},
@@ -95,7 +95,7 @@ def one(folder: Path, seed: int, number: int) -> str:
     """Corrupt a checkpoint and restore. Return the failure, or an empty string."""
     rng = random.Random(f"{seed}/{number}")  # noqa: S311
     kind = [*DAMAGES][number % len(DAMAGES)]
-    name = str(CheckpointName(step=NEW, pair=AttemptId(1, 1)))
+    name = str(CheckpointName(step=NEW, attempt_id=AttemptId(1, 1)))
     root = folder / "damaged"
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(folder / "whole", root)

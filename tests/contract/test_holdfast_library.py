@@ -193,7 +193,7 @@ def test_a_script_says_what_the_golden_messages_say(server: Server, tmp_path: Pa
         expected, got = shape(golden[kind]), shape(message)
         for name in OPTIONAL - set(message):
             expected.pop(name, None)
-        if kind == "restored":  # a fresh start: no pair
+        if kind == "restored":  # a fresh start: no attempt ID
             expected["fromPair"] = "NoneType"
         if kind == "claim":
             expected["claim"]["fromPair"] = "NoneType"

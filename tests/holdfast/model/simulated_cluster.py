@@ -351,7 +351,7 @@ class SimulatedCluster:
         for other in self.trainings:
             same = other.world.attempt_id == world.attempt_id and other.world.publication == world.publication
             if same and other.world != world:
-                raise ViolationError(f"two worlds with one pair {world.attempt_id}")
+                raise ViolationError(f"two worlds with one attempt ID {world.attempt_id}")
         if training is None:
             training = Training(world=world)
             self.trainings.append(training)

@@ -80,7 +80,7 @@ def test_no_half_trains_without_the_other() -> None:
 
 
 def test_without_the_majority_both_halves_train() -> None:
-    with pytest.raises(ViolationError, match=r"one pair|two worlds"):
+    with pytest.raises(ViolationError, match=r"one attempt ID|two worlds"):
         halves(weakened=Weakened(majority=True))
 
 

@@ -108,7 +108,7 @@ class LauncherClient:
         """Take a place. Requests to end the last attempt no longer apply."""
         attempt_id = place.attempt_id
         if attempt_id is None:
-            raise LaunchError("a launcher's world has a pair")
+            raise LaunchError("a world of a launcher has an attempt ID")
         with self._state:
             if self._attempt_id == attempt_id:
                 return self._cancel
