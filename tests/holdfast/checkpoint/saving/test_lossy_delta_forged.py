@@ -78,7 +78,10 @@ def test_positions_out_of_range_order_or_repeated_are_refused(
 ) -> None:
     root, _ = lossy
     forge(root, places(*values))
-    with Content(FolderStore(root), CheckpointName(step=3, attempt_id=ONE)) as content, pytest.raises(CorruptCheckpointError):
+    with (
+        Content(FolderStore(root), CheckpointName(step=3, attempt_id=ONE)) as content,
+        pytest.raises(CorruptCheckpointError),
+    ):
         content.tensor("weight")
     (damage,) = verify(FolderStore(root), CheckpointName(step=3, attempt_id=ONE)).damages
     assert damage.tensors == ("weight",)

@@ -1,8 +1,8 @@
 """Starts the local rank processes, moves them between worlds, stops them, and judges their exits.
 
-Invariant: `all_ended(attempt_id)` is called only when no local process can vote in an attempt up to that one. Each was
-reaped, or sent `left` for it and waits in memory (it is *kept*). A process that does not send it in time is killed. A
-kept process gets its place in the next world; new processes fill the other places.
+Invariant: `all_ended(attempt_id)` is called only when no local process can vote in an attempt up to that one. Each
+was reaped, or sent `left` for it and waits in memory (it is *kept*). A process that does not send it in time is
+killed. A kept process gets its place in the next world; new processes fill the other places.
 """
 
 from __future__ import annotations
