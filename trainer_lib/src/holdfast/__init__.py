@@ -24,6 +24,7 @@ from holdfast.core.errors import (
     LaunchError,
     NonFiniteError,
     PeerLostError,
+    ReplicaError,
     StateError,
     UnknownFormatError,
     UsageError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast.training.init import init
     from holdfast.training.job import AuditResult, Job
     from holdfast.training.options.elasticity import Elasticity
+    from holdfast.training.recovery.replica_digest import ReplicaReport
     from holdfast.training.step.stepper import StepResult
     from holdfast.training.trainer import Trainer
 
@@ -51,6 +53,8 @@ __all__ = [
     "LaunchError",
     "NonFiniteError",
     "PeerLostError",
+    "ReplicaError",
+    "ReplicaReport",
     "StateError",
     "StepResult",
     "Trainer",
@@ -59,7 +63,7 @@ __all__ = [
     "init",
 ]
 
-_FROM_JOB = frozenset({"AuditResult", "Job", "StepResult"})
+_FROM_JOB = frozenset({"AuditResult", "Job", "ReplicaReport", "StepResult"})
 
 
 def __getattr__(name: str) -> Any:

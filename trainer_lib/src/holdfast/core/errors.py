@@ -5,6 +5,7 @@ HoldfastError
 ├── StateError               an object of `manage` cannot be saved, or does not fit the saved state
 ├── DataError                the dataset is not the one whose position was saved
 ├── NonFiniteError           loss or gradients were not finite in too many consecutive steps
+├── ReplicaError             the replicas hold different states, and no state has a majority
 ├── PeerLostError            a collective failed: another rank is lost
 ├── InvariantError           a rule that keeps the state correct would be broken: a defect of Holdfast
 ├── DemoError                an event that the demo expects did not happen
@@ -50,6 +51,10 @@ class DataError(HoldfastError):
 
 class NonFiniteError(HoldfastError):
     """Loss or gradients were not finite in too many consecutive steps."""
+
+
+class ReplicaError(HoldfastError):
+    """The replicas hold different states, and no state has a majority."""
 
 
 class PeerLostError(HoldfastError):

@@ -33,6 +33,7 @@ from holdfast.training.loop import Batches, Progress, TrainingLoop, report_done
 from holdfast.training.options.config import JobConfig
 from holdfast.training.options.elasticity import Elasticity, Scaler
 from holdfast.training.options.validation import check_managed, check_run, check_whole
+from holdfast.training.recovery.replica_digest import ReplicaReport
 from holdfast.training.recovery.world_entry import WorldEntry
 from holdfast.training.step.stepper import Stepper, StepResult
 from holdfast.training.step.train_state import TrainState
@@ -297,6 +298,25 @@ class Job:
         """
         self._state.measured(metrics or {})
         return self._managed.save()
+
+    def verify_replicas(self) -> ReplicaReport | None:
+        """Compare the weights and the optimizer state of all replicas bitwise. Every rank calls it at the same step.
+
+        Ranks that differ receive the state of the majority. Raise `ReplicaError` if no state has a majority. Return
+        None if a lost peer interrupted the comparison.
+        """
+        return self._managed.verify_replicas()
+
+    def synchronize(self, *, source: int = 0) -> None:
+        """Copy the complete train state of rank `source` to all other ranks. Every rank calls it at the same step.
+
+        With a sharded model, the ranks of other shards are unchanged. If a lost peer interrupts the copy, no rank
+        keeps a part of it.
+        """
+        check_whole("source", source, least=0)
+        if source >= self.world_size:
+            raise UsageError(f"invalid source {source}: expected a rank from 0 to {self.world_size - 1}")
+        self._managed.synchronize(source)
 
     def close(
         self, *, failed: Callable[[], bool] = lambda: False, trace: Callable[[], TracebackType | None] = lambda: None

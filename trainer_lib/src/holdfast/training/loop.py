@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -26,6 +26,8 @@ from holdfast.training.data.loader import Loader
 from holdfast.training.data.script_batch import ScriptBatch, Taken
 from holdfast.training.launcher_client import exception_reporter
 from holdfast.training.launcher_client.connection import LauncherConnection
+from holdfast.training.recovery.replica_digest import ReplicaReport
+from holdfast.training.recovery.replica_sync import ReplicaSync
 from holdfast.training.recovery.team import Team
 from holdfast.training.recovery.world_entry import WorldEntry
 from holdfast.training.step.call_mismatch import Call
@@ -33,6 +35,7 @@ from holdfast.training.step.stepper import Stepper, StepResult, free_graph
 from holdfast.training.step.train_state import TrainState
 
 _log = logging.getLogger("holdfast.job")
+Result = TypeVar("Result")
 _LAST_STEP_MADE: Final = "the last step of this attempt is made"
 
 
@@ -79,6 +82,7 @@ class TrainingLoop:
         self._hooks = hooks
         self._announce = announce
         self._batch = ScriptBatch()
+        self._replicas = ReplicaSync(agent, state, stepper)
         self.loader: Loader | None = None
         self.team = team
         self.progress = Progress.SET_UP
@@ -221,6 +225,31 @@ class TrainingLoop:
             self._retry(error)
             self._batch.end_world_in_save()
             return False
+
+    def verify_replicas(self) -> ReplicaReport | None:
+        """`job.verify_replicas`."""
+        return self._together(self._verify)
+
+    def synchronize(self, source: int) -> None:
+        """`job.synchronize`."""
+        others = [rank for rank in range(self.team.group.size) if rank != source]
+        self._together(lambda: self._replicas.synchronize(self.team, others))
+
+    def _verify(self) -> ReplicaReport:
+        report = self._replicas.verify(self.team)
+        self._replicas.repair(self.team, report)
+        return report
+
+    def _together(self, call: Callable[[], Result]) -> Result | None:
+        """Make a call between two steps that takes all ranks. Return None if the world ended before it or in it."""
+        if self._batch.world_ended:
+            return None
+        try:
+            with self.team.calls.during(Call.COMPARE):
+                return call()
+        except PeerLostError as error:
+            self._retry(error)
+            return None
 
     def close(self) -> None:
         """Finish, unless the script left its loop early."""

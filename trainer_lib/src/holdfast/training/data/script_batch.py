@@ -48,6 +48,11 @@ class ScriptBatch:
     def held(self) -> bool:
         return self.state is BatchState.HELD
 
+    @property
+    def world_ended(self) -> bool:
+        """Whether the world of the last batch has ended, so that peers may be past what the script calls now."""
+        return self.state in _SAVE_SKIPPED
+
     def give(self, micro: MicroBatch, *, last: bool) -> None:
         """Record that the script receives this micro-batch."""
         self.state, self._taken = BatchState.HELD, Taken(micro=micro, last=last)

@@ -31,6 +31,7 @@ class Call(StrEnum):
     STEP = "step"
     SAVE = "save"
     END = "end"
+    COMPARE = "compare"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,8 @@ class ReportedCall:
                 return f"rank {self.rank} goes on to step {self.step + 1}"
             case Call.SAVE:
                 return f"rank {self.rank} calls job.save() after step {self.step}"
+            case Call.COMPARE:
+                return f"rank {self.rank} compares the replicas after step {self.step}"
             case Call.END:
                 return f"rank {self.rank} has come to its end after step {self.step}"
 
