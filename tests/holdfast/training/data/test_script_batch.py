@@ -14,7 +14,7 @@ MICRO = MicroBatch(data=None, samples=1, seen=Audit())
 
 def held() -> ScriptBatch:
     batch = ScriptBatch()
-    batch.send(MICRO, last=True)
+    batch.give(MICRO, last=True)
     return batch
 
 
@@ -50,7 +50,7 @@ def test_a_world_that_ends_in_the_step_loses_one_save() -> None:
 def test_the_next_batch_ends_the_wait_for_a_save() -> None:
     batch = held()
     batch.take()
-    without_world(batch).send(MICRO, last=False)
+    without_world(batch).give(MICRO, last=False)
     assert not batch.skip_save()
     assert batch.take() == Taken(micro=MICRO, last=False)
 
