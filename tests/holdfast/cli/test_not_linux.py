@@ -19,5 +19,5 @@ def test_everything_imports_and_linux_only_parts_fail_clearly(tmp_path: Path) ->
     assert said == [
         f"holdfast {verb} needs Linux, because it supervises processes with prctl and pidfd, and this is darwin: "
         "run it on a Linux host or in a Linux container"
-        for verb in ("run", "demo", "chaos")
+        for verb in ("run", "demo", "chaos", "resume-check")
     ]

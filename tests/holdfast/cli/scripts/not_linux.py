@@ -64,7 +64,7 @@ for name in holdfast.__all__:
 assert [main(words) for words in ([], ["--help"], ["--version"])] == [0, 0, 0]
 with contextlib.suppress(SystemExit):
     main(["run", "--help"])
-assert [main([verb, "x"]) for verb in ("run", "demo", "chaos")] == [2, 2, 2]
+assert [main([verb, "x"]) for verb in ("run", "demo", "chaos", "resume-check")] == [2, 2, 2, 2]
 
 folder = sys.argv[1]
 job = holdfast.init(checkpoint_dir=folder, checkpoint_interval=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -104,6 +105,20 @@ def test_arguments_override_environment_overrides_defaults() -> None:
         "max_in_flight": "4 (environment)",
         "resume": "Always (default)",
     }
+
+
+def test_environment_overrides_arguments_if_it_says_so() -> None:
+    environ = {"HOLDFAST_CHECKPOINT_OVERRIDE": "1", "HOLDFAST_CHECKPOINT_KEEP": "7"}
+    config = effective(
+        read_environment(environ),
+        checkpoint_dir=Path("/own"),
+        keep_last=2,
+        full_every=4,
+        delta_threshold=1e-5,
+        resume="Never",
+    )
+    assert config.checkpoint_dir is None
+    assert (config.keep_last, config.full_every, config.delta_threshold, str(config.resume)) == (7, 1, 0.0, "Always")
 
 
 @pytest.mark.parametrize("tier", ["CHECKPOINT", "LOCAL", "PEER", "OBJECT"])

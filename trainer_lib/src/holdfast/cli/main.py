@@ -18,7 +18,7 @@ from holdfast.core.errors import HoldfastError, UsageError
 from holdfast.core.protocol import PROTOCOL_VERSION, ExitCode
 from holdfast.launcher.options import RunOptions
 
-_LINUX_ONLY = frozenset({"run", "demo", "chaos"})
+_LINUX_ONLY = frozenset({"run", "demo", "chaos", "resume-check"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,9 +83,19 @@ def _chaos(words: Sequence[str]) -> int:
     return run(plan, rest, process_environment())
 
 
+def _resume_check(words: Sequence[str]) -> int:
+    from holdfast.cli.resume_check.options import parse_plan
+
+    plan = parse_plan(words)
+    from holdfast.cli.resume_check.run import check
+
+    return check(plan, process_environment())
+
+
 _OTHER_VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "demo": _demo,
     "chaos": _chaos,
+    "resume-check": _resume_check,
     "timeline": _timeline,
     "checkpoints": _checkpoints,
 }

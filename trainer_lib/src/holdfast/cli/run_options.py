@@ -22,6 +22,7 @@ _UNUSED = {
     "--start-method": "each rank is a process of its own",
 }
 CHAOS_HELP = "inject faults into a training run, and report what they cost"
+RESUME_CHECK_HELP = "check on a training script that a restart changes no bit of the result"
 DEMO_HELP = "train with three launchers on this host, inject faults, and print the story and a table"
 _EXIT_CODES = """\
 exit codes of 'holdfast run':
@@ -108,6 +109,7 @@ def parser() -> Parser:
     verbs.add_parser("demo", help=DEMO_HELP)
     verbs.add_parser("timeline", help="show the events of a run, as text or as a picture")
     verbs.add_parser("chaos", help=CHAOS_HELP)
+    verbs.add_parser("resume-check", help=RESUME_CHECK_HELP)
     verbs.add_parser("checkpoints", help="list, verify, copy and compare checkpoints")
     run = verbs.add_parser(
         "run",

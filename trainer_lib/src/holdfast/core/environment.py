@@ -111,6 +111,12 @@ class Environment:
         owner=BOTH,
         key="resume",
     )
+    checkpoint_override: bool = setting(
+        False,
+        switch,
+        "`1`: the checkpoint settings of the environment override the arguments of `holdfast.init`",
+        owner=RANK,
+    )
     checkpoint_bytes_per_second: int | None = setting(
         None, whole(1), "maximum that all ranks write to the folder", owner=RANK, key="bytesPerSecond", shown=NO_LIMIT
     )

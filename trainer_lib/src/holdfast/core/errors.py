@@ -9,6 +9,7 @@ HoldfastError
 ├── PeerLostError            a collective failed: another rank is lost
 ├── InvariantError           a rule that keeps the state correct would be broken: a defect of Holdfast
 ├── DemoError                an event that the demo expects did not happen
+├── CheckError               `holdfast resume-check` cannot compare: the script failed or made no checkpoint
 ├── ChaosError               `holdfast chaos` injected this error into the script
 ├── CheckpointError          a checkpoint cannot be written or read
 │   ├── CorruptCheckpointError    ... because its bytes are not those that were written
@@ -67,6 +68,10 @@ class InvariantError(HoldfastError):
 
 class DemoError(HoldfastError):
     """An event that the demo expects did not happen."""
+
+
+class CheckError(HoldfastError):
+    """`holdfast resume-check` cannot compare, because the script failed or made no checkpoint."""
 
 
 class ChaosError(HoldfastError):

@@ -1,4 +1,7 @@
-"""The configuration of a job: arguments override the environment, which overrides defaults. Pure."""
+"""The configuration of a job: arguments override the environment, which overrides defaults. Pure.
+
+`checkpoint_override` reverses the first rule, so that `holdfast resume-check` never touches a job's own checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,7 @@ def effective(
     sources: dict[str, str] = {}
 
     def pick(name: str, argument: Any, setting: str) -> Any:
-        given = argument not in (None, "")
+        given = argument not in (None, "") and not environment.checkpoint_override
         sources[name] = "argument" if given else "environment" if setting in environment.given else "default"
         return argument if given else getattr(environment, setting)
 
