@@ -310,7 +310,7 @@ def test_a_killed_up_is_cleaned_away(moment: str) -> None:
         upping.kill()
         upping.wait()
     state = load_state(folder)
-    with pytest.raises(NoSuchClusterError, match="never came up"):
+    with pytest.raises(NoSuchClusterError, match="did not start completely"):
         Cluster.load(name)
     remove_cluster(name)
     assert traces(state) == []

@@ -112,7 +112,7 @@ def _needed(env: Mapping[str, str], name: str) -> str:
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:
     value = env.get(name) or str(default)
     if not value.isdigit():
-        raise SettingsError(f"{name} must be a whole number, not {value!r}")
+        raise SettingsError(f"{name} must be an integer, not {value!r}")
     return int(value)
 
 

@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         return made
 
     up = command("up", _up, "bring a cluster up")
-    up.add_argument("--nodes", type=int, default=3, help="0 gives the control plane alone (default: %(default)s)")
+    up.add_argument("--nodes", type=int, default=3, help="0 starts only the control plane (default: %(default)s)")
     up.add_argument(
         "--node-monitor-grace-seconds",
         type=_seconds,
@@ -54,9 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         help="silence after which a node counts as lost (default: %(default)s)",
     )
     up.add_argument("--no-images", action="store_true", help="load no images of Holdfast")
-    down = command("down", _down, "remove a cluster without a trace")
+    down = command("down", _down, "remove a cluster and everything that it created")
     down.add_argument("--all", action="store_true", help="remove every cluster of this cache")
-    command("status", _status, "show what runs")
+    command("status", _status, "show which parts of a cluster run")
     node = command("node", _node, "kill (power loss), cut (partition), heal (end of partition) or start a node")
     node.add_argument("what", choices=("kill", "cut", "heal", "start"))
     node.add_argument("node", help="1 or node-1")
@@ -67,18 +67,20 @@ def _parser() -> argparse.ArgumentParser:
     image.add_argument("what", choices=("build", "load"))
     image.add_argument("images", nargs="*", metavar="IMAGE", help=f"default: {' '.join(IMAGES)}")
     command("kubeconfig", _kubeconfig, "print the path of the administrator's kubeconfig")
-    notice = command("notice", _notice, "announce on a node's metadata service that the cloud takes the node away")
+    notice = command("notice", _notice, "announce on a node's metadata service that the cloud reclaims the node")
     notice.add_argument("node", help="1 or node-1")
-    notice.add_argument("--cloud", choices=CLOUDS, help=f"whose instance the node is (default: {AWS})")
-    notice.add_argument("--action", help="the cloud's own word, as rebalance or Freeze (default: its spot notice)")
-    notice.add_argument("--seconds", type=_seconds, help="time until then (default: what the cloud gives)")
-    notice.add_argument("--clear", action="store_true", help="withdraw what was announced")
+    notice.add_argument("--cloud", choices=CLOUDS, help=f"the cloud of the node (default: {AWS})")
+    notice.add_argument(
+        "--action", help="the cloud's name of the event, for example Freeze (default: its spot notice)"
+    )
+    notice.add_argument("--seconds", type=_seconds, help="time until the event (default: the cloud's notice time)")
+    notice.add_argument("--clear", action="store_true", help="withdraw the announcement")
     return parser
 
 
 def _seconds(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 0 < int(text) <= _DAY:
-        raise argparse.ArgumentTypeError(f"invalid value '{text}': expected whole seconds, from 1 to 86400")
+        raise argparse.ArgumentTypeError(f"invalid value '{text}': expected an integer from 1 to 86400")
     return int(text)
 
 

@@ -20,5 +20,5 @@ def wait_for(
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() >= deadline:
-            raise NotReadyError(f"{what}: not so after {seconds:.0f} s. {explain()}".rstrip())
+            raise NotReadyError(f"{what}: not true after {seconds:.0f} s. {explain()}".rstrip())
         time.sleep(every)

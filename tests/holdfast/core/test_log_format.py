@@ -22,7 +22,7 @@ def line(formatter: logging.Formatter, level: int, message: str) -> str:
 
 @pytest.mark.parametrize("formatter", FORMATTERS)
 def test_what_went_well_before_is_no_reason_of_an_end(formatter: logging.Formatter) -> None:
-    said = [USAGE, line(formatter, logging.INFO, "rank 1: goes on from memory at step 10059")]
+    said = [USAGE, line(formatter, logging.INFO, "rank 1 continues from memory at step 10059")]
     assert last_lines(said) == (USAGE,)
 
 

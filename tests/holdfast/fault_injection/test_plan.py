@@ -78,7 +78,7 @@ def test_rates_are_read_in_any_unit() -> None:
     ("words", "parts"),
     [
         (["--kill", "rank=1"], ["--kill", "expected step=N", "step=50", "--rate"]),
-        (["--kill", "rank=one,step=5"], ["--kill", "rank=one", "whole number"]),
+        (["--kill", "rank=one,step=5"], ["--kill", "rank=one", "integer"]),
         (["--kill", "step=0"], ["--kill", "step=0", "at least 1"]),
         (["--kill", "step=5,step=6"], ["--kill", "step=", "once"]),
         (["--kill", "step=5,seconds=3"], ["--kill", "seconds=3", "rank=…"]),

@@ -112,7 +112,7 @@ def test_a_killed_rank_comes_back_from_a_warm_process(cluster: Any, wait_for: Wa
     )
     cluster.publish(1, "a")
     first = cluster.await_world(1, "a")
-    wait_for(lambda: "a warm process stands by" in a.log.read_text(), "a process stands by")
+    wait_for(lambda: "a warm standby process is ready" in a.log.read_text(), "a process stands by")
     wait_for(lambda: a.status.get("checkpoints"), "a first commit")
     (rank,) = a.ranks
     os.kill(rank["pid"], signal.SIGKILL)
@@ -267,7 +267,7 @@ def test_catching_an_error_of_job_step_blocks_nobody(cluster: Any, wait_for: Wai
     (incident,) = a.status["incidents"]
     told = (incident["cause"], incident["reason"], incident["rank"], incident["lostSteps"])
     assert told == ("Application", "Exception", 1, 0), cluster.tail()
-    assert "give the mean over the micro-batch, loss.mean()" in incident["message"]
+    assert "pass the mean over the micro-batch, loss.mean()" in incident["message"]
     wait_for(lambda: a.step > 60 and len(a.ranks) == 2, cluster.tail)
     after = {rank["rank"]: rank["pid"] for rank in a.ranks}
     assert after[0] == before[0]

@@ -121,6 +121,6 @@ def test_another_jobs_key_is_refused(cluster: Any, wait_for: Wait) -> None:
     c.publish(document | {"jobKey": "cd" * 32})  # never the other's: it would be let in with that
     for pod in (a, b):
         pod.publish(document)
-    wait_for(lambda: "does not hold this job's key" in a.log.read_text() + c.log.read_text(), "c is refused")
+    wait_for(lambda: "does not have this job's key" in a.log.read_text() + c.log.read_text(), "c is refused")
     assert c.world is None
     assert "uid-c" not in str(a.status["world"])

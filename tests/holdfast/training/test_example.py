@@ -33,7 +33,7 @@ def test_the_example_fails_once_and_goes_on_from_its_last_step(tmp_path: Path) -
     assert "RuntimeError: asked to fail at step 4" in failed.stderr
     again = run(tmp_path / "tier", "--inject", str(inject))
     assert again.returncode == 0, again.stderr
-    assert "goes on from step 3" in again.stderr  # a checkpoint is due at even steps, and at a failure
+    assert "resumes from step 3" in again.stderr  # a checkpoint is due at even steps, and at a failure
     assert f"audit: exactly once ({6 * 24} samples" in again.stdout
     said = SAID.search(again.stdout)
     assert said is not None

@@ -130,7 +130,7 @@ def test_another_dataset_or_seed_than_was_saved_is_refused(solo: Make, tmp_path:
     again.job.manage(**parts())
     with pytest.raises(DataError, match="Numbers:24"):
         again.job.batches(Numbers(24), global_batch_size=4, micro_batch_size=2, max_steps=9, seed=3)
-    with pytest.raises(DataError, match="give the same seed"):
+    with pytest.raises(DataError, match="pass the same seed"):
         again.job.batches(Numbers(), global_batch_size=4, micro_batch_size=2, max_steps=9, seed=4)
 
 

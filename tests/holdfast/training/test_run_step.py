@@ -169,18 +169,18 @@ def test_a_trainer_evaluates_at_its_steps_and_says_so(solo: Make) -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "mend"),
     [
-        ({"model": 1}, "model is", "give a torch.nn.Module"),
-        ({"optimizer": "adam"}, "optimizer is", "give a torch.optim.Optimizer"),
-        ({"loss": 0.5}, "loss is", "give a function of the model and a batch"),
-        ({"dataset": iter([1])}, "dataset is", "give one with __len__"),
-        ({"global_batch_size": 0}, "global_batch_size is 0", "give a whole number"),
-        ({"micro_batch_size": 1.5}, "micro_batch_size is 1.5", "give a whole number"),
-        ({"max_steps": -1}, "max_steps is -1", "give a whole number"),
-        ({"others": [1]}, "others is", "give a dict"),
-        ({"on_step": 1}, "on_step is", "give a function"),
+        ({"model": 1}, "model is", "expected a torch.nn.Module"),
+        ({"optimizer": "adam"}, "optimizer is", "expected a torch.optim.Optimizer"),
+        ({"loss": 0.5}, "loss is", "expected a function of the model and a batch"),
+        ({"dataset": iter([1])}, "dataset is", "expected one with __len__"),
+        ({"global_batch_size": 0}, "global_batch_size is 0", "expected an integer"),
+        ({"micro_batch_size": 1.5}, "micro_batch_size is 1.5", "expected an integer"),
+        ({"max_steps": -1}, "max_steps is -1", "expected an integer"),
+        ({"others": [1]}, "others is", "expected a dict"),
+        ({"on_step": 1}, "on_step is", "expected a function"),
         ({"evaluate": print}, "evaluate_every is missing", "together"),
         ({"evaluate_every": 3}, "evaluate is missing", "together"),
-        ({"evaluate": print, "evaluate_every": 0}, "evaluate_every is 0", "give a whole number"),
+        ({"evaluate": print, "evaluate_every": 0}, "evaluate_every is 0", "expected an integer"),
     ],
 )
 def test_a_trainer_refuses_what_cannot_work_by_the_fields_name(

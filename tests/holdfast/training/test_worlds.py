@@ -58,9 +58,9 @@ def test_state_that_differs_between_ranks_is_told_once_by_name(launcher: Any, tm
     launcher.start(2, tmp_path / "tier", *(["--own-reader"] if own else []))
     results(launcher)
     assert len({told["step"] for told in launcher.of(0, "checkpoint")}) == 4
-    said = [output.count("is managed, and its state on rank") for output in launcher.output()]
+    said = [output.count("is managed, but its state on rank") for output in launcher.output()]
     assert said == [int(own), 0]
-    assert ("'reader' is managed, and its state on rank 1 is not that of rank 0" in launcher.output()[0]) == own
+    assert ("'reader' is managed, but its state on rank 1 differs from rank 0" in launcher.output()[0]) == own
 
 
 def test_ranks_with_different_models_are_refused_at_the_start(launcher: Any, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_rank_that_leaves_the_loop_early_is_not_done(launcher: Any, tmp_path: 
 @pytest.mark.parametrize(
     ("mode", "apart", "mend"),
     [
-        ("ends", "rank 0 has come to its end after step 3", "samples=0"),
+        ("ends", "rank 0 ended after step 3", "samples=0"),
         ("saves", "rank 0 calls job.save() after step 3", "on every rank"),
     ],
 )
@@ -169,7 +169,7 @@ def test_ranks_that_part_say_where_and_what_mends_it(
     launcher.wait("one of them to find out", lambda: any(launcher.of(slot, "exception") for slot in (0, 1)))
     told = [message for slot in (0, 1) for message in launcher.of(slot, "exception")]
     assert {message["name"] for message in told} == {"UsageError"}
-    for words in (apart, "rank 1 goes on to step 4", mend):
+    for words in (apart, "rank 1 continues to step 4", mend):
         assert words in told[0]["message"]
 
 

@@ -110,7 +110,7 @@ def test_more_than_any_node_has_is_said_with_the_figures() -> None:
     assert too_big(pod("8"), []) == ""
 
 
-MEND = ": fix the template, or give a node what it requests"
+MEND = ": fix the template, or add a node that meets its requests"
 SELECTOR, TAINT = "the labels of its nodeSelector", "a taint that it does not tolerate"
 GPU_ONLY = pod(nodeSelector={"kind": "gpu", "zone": "a"})
 TAINTED = (("dedicated", "ml", "NoSchedule"),)
@@ -137,7 +137,7 @@ def near(*values: str) -> dict[str, Any]:
     ids=["selector", "affinity", "taint", "one each"],
 )
 def test_message_names_the_request_that_fits_no_node(spec: dict[str, Any], nodes: list[NodeView], told: str) -> None:
-    assert no_node(spec, nodes) == f"none of {len(nodes)} nodes takes a worker: {told}{MEND}"
+    assert no_node(spec, nodes) == f"none of {len(nodes)} nodes can run a worker: {told}{MEND}"
 
 
 def test_of_the_nodes_that_it_may_use_the_largest_is_told() -> None:

@@ -118,7 +118,9 @@ def test_a_failed_patch_names_module_and_cause(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "a fault", "the fault, and the fault"])
 def test_a_patch_whose_text_is_not_there_once_is_refused(text: str) -> None:
     patch = Patch(module="example.org/m", file="a.go", was="the fault", becomes="none")
-    with pytest.raises(CommandFailedError, match=r"a\.go of example\.org/m is not what it was"):
+    with pytest.raises(
+        CommandFailedError, match=r"a\.go of example\.org/m differs from the file that the patch was written for"
+    ):
         patch.of(text)
 
 

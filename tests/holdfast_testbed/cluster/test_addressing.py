@@ -65,7 +65,7 @@ def test_a_node_is_named_in_several_ways(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "node", "two", "-1"])
 def test_what_names_no_node_is_refused(text: str) -> None:
-    with pytest.raises(TestbedError, match="names no node"):
+    with pytest.raises(TestbedError, match="invalid node"):
         node_number(text)
 
 

@@ -101,7 +101,7 @@ def test_what_cannot_be_had_is_one_line_and_a_status(
     assert demo.main() == 1
     assert PlayedCluster.removed == 1
     error = capsys.readouterr().err
-    assert "error: the demo was broken off: helm upgrade ended with 1: no such image" in error
+    assert "error: the demo stopped early: helm upgrade ended with 1: no such image" in error
     assert "Traceback" not in error
 
 

@@ -53,7 +53,7 @@ def test_a_watcher_that_has_ended_lets_nobody_wait() -> None:
     with (
         api_server(job({"cause": "OOM"})) as cluster,
         Watcher(cluster, "ml", "gpt") as watcher,
-        pytest.raises(RuntimeError, match="sees nothing any more") as raised,
+        pytest.raises(RuntimeError, match="receives no more changes") as raised,
     ):
         watcher.wait("a count", lambda: False, timeout=60)
     assert isinstance(raised.value.__cause__, KeyError)

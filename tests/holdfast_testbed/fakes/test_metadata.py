@@ -320,7 +320,7 @@ def test_an_announcement_survives_the_file(tmp_path: Path, cloud: str) -> None:
 
 
 def test_what_a_cloud_does_not_say_is_refused_with_what_it_says() -> None:
-    with pytest.raises(NoSuchEventError, match="GCP announces no 'Preempt': it is one of preempted, TERMINATE"):
+    with pytest.raises(NoSuchEventError, match="GCP has no event 'Preempt': expected one of preempted, TERMINATE"):
         Announcement(instance_id=MACHINE, cloud=GCP).announce("Preempt", now=NOW, seconds=30)
 
 

@@ -46,7 +46,7 @@ def test_an_invalid_configuration_fails_with_the_end_of_the_log(tmp_path: Path) 
 def test_a_program_that_is_not_there_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(programs.FOLDERS, "promtool", "nowhere")
     monkeypatch.setattr(programs, "FROM_PATH", frozenset())
-    with pytest.raises(MissingProgramError, match=r"promtool is not there: run 'make setup'.*--with monitoring"):
+    with pytest.raises(MissingProgramError, match=r"promtool is not installed: run 'make setup'.*--with monitoring"):
         programs.program("promtool")
 
 
@@ -56,6 +56,8 @@ def test_without_debian_a_cluster_is_set_up_without_them(
     monkeypatch.setattr(debian_packages, "find", lambda _name: None)
     monkeypatch.setattr(debian_packages, "_on_path", lambda _name: False)
     debian_packages.unpack_for_tests(("monitoring",))
-    assert "need these packages, which are not there: prometheus, prometheus-alertmanager" in capsys.readouterr().err
+    assert (
+        "need these packages, which are not installed: prometheus, prometheus-alertmanager" in capsys.readouterr().err
+    )
     with pytest.raises(MissingProgramError, match=r"please install these packages .*: .*nftables, runc"):
         debian_packages.unpack_missing()

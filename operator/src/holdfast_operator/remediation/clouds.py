@@ -85,7 +85,7 @@ def _advice(error: Exception) -> str:
     if type(error).__name__ not in ("NoCredentialsError", "CredentialRetrievalError"):
         return ""
     return (
-        ": give the operator's ServiceAccount a role, and allow its pod to reach 169.254.170.23 and "
+        ": bind a role to the operator's ServiceAccount, and allow its pod to reach 169.254.170.23 and "
         "169.254.169.254 at port 80, as the chart's NetworkPolicy does with nodeRemediation.provider AWS"
     )
 

@@ -132,5 +132,5 @@ def _number(value: Json, key: str, default: int, most: int = _SECONDS_MAX) -> in
     found = value.get(key, default)
     # Helm passes large numbers as floats.
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= most or found % 1:
-        raise SettingsError(f"nodeRemediation.{key} must be a whole number from 0 to {most}, not {found!r}")
+        raise SettingsError(f"nodeRemediation.{key} must be an integer from 0 to {most}, not {found!r}")
     return int(found)

@@ -253,8 +253,8 @@ def no_node(pod_spec: Json, nodes: Iterable[NodeView]) -> str:
         told = ", ".join(f"{counts[barrier]} {_WORDS[barrier]}" for barrier in sorted(counts))
         asked = "; ".join(filter(None, (_selector(pod_spec, counts), _taints(known, pod_spec, counts))))
         return (
-            f"none of {len(known)} nodes takes a worker: {told}{f' ({asked})' if asked else ''}:"
-            " fix the template, or give a node what it requests"
+            f"none of {len(known)} nodes can run a worker: {told}{f' ({asked})' if asked else ''}:"
+            " fix the template, or add a node that meets its requests"
         )
     open_ = [node for node, barrier in zip(known, barriers, strict=True) if not barrier]
     which = "no node" if len(open_) == len(known) else "no node that it may use"

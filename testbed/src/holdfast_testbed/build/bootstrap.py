@@ -27,7 +27,9 @@ _UPSTREAMS = {"scale": "kwok", "s3": "versitygw"}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Set up the requested parts. A failure is one message and status 1."""
     parser = argparse.ArgumentParser(prog="python3 -m holdfast_testbed.build.bootstrap", description=__doc__)
-    parser.add_argument("--only", choices=("venv", "cluster"), help="the Python environment, or the programs, alone")
+    parser.add_argument(
+        "--only", choices=("venv", "cluster"), help="install only the Python environment or the programs"
+    )
     parser.add_argument(
         "--with",
         dest="extras",
@@ -71,7 +73,7 @@ def _tell(failures: Sequence[TestbedError]) -> int:
 def check_machine() -> None:
     """Raise an error if this machine cannot run a cluster."""
     if os.geteuid() != 0:
-        raise MissingProgramError("the cluster makes namespaces and mounts: please run as root")
+        raise MissingProgramError("the cluster creates namespaces and mounts: run as root")
     programs.check_assets()
     debian_packages.check_needed()
 

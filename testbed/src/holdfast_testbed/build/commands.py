@@ -34,7 +34,7 @@ def run(
     except FileNotFoundError as error:
         raise MissingProgramError(f"{words[0]} is not installed") from error
     except subprocess.TimeoutExpired as error:
-        raise CommandFailedError(f"{' '.join(words)}: not done after {timeout:.0f} s") from error
+        raise CommandFailedError(f"{' '.join(words)}: not finished after {timeout:.0f} s") from error
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip())[-4000:]
         raise CommandFailedError(f"{' '.join(words)} ended with {done.returncode}: {said}")

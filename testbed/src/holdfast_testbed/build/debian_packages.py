@@ -80,7 +80,7 @@ def unpack_for_tests(options: Collection[str]) -> None:
     missing = [part for option, parts in FOR_TESTS.items() if option in options for part in parts if part.missing]
     if missing and not _debian():
         names = ", ".join(part.packages[0] for part in missing)
-        say(f"some tests need these packages, which are not there: {names}")
+        say(f"some tests need these packages, which are not installed: {names}")
         return
     for part in missing:
         _unpack(part)

@@ -49,8 +49,8 @@ class Patch:
         """Return the file's text without the bug. Raises ``CommandFailedError`` if the text to replace is missing."""
         if text.count(self.was) != 1:
             raise CommandFailedError(
-                f"{self.file} of {self.module} is not what it was when its patch was written: "
-                "see whether this release still needs it"
+                f"{self.file} of {self.module} differs from the file that the patch was written for: "
+                "check whether this release still needs the patch"
             )
         return text.replace(self.was, self.becomes)
 

@@ -74,7 +74,7 @@ def program(name: str) -> Path:
     if found is None:
         option = f" --with {OPTIONAL[name]}" if name in OPTIONAL else ""
         raise MissingProgramError(
-            f"{name} is not there: run 'make setup', "
+            f"{name} is not installed: run 'make setup', "
             f"or PYTHONPATH=testbed/src python3 -m holdfast_testbed.build.bootstrap --only cluster{option}"
         )
     return found

@@ -109,5 +109,5 @@ def node_number(text: str) -> int:
     """Return the number in `2`, `node-2` or `n2`, which is 2."""
     digits = text.removeprefix("node-").removeprefix("n")
     if not digits.isdigit():
-        raise TestbedError(f"'{text}' names no node: say 1 or node-1")
+        raise TestbedError(f"invalid node '{text}': expected a number or a name, for example 1 or node-1")
     return int(digits)

@@ -83,7 +83,9 @@ class Cluster:
         """Return the cluster of this name that was started before."""
         state = load_state(_folder(name, state_dir))
         if not state.complete_file.exists():
-            raise NoSuchClusterError(f"cluster '{name}' never came up wholly: remove it with 'down --name {name}'")
+            raise NoSuchClusterError(
+                f"cluster '{name}' did not start completely: remove it with 'down --name {name}'"
+            )
         return cls(state=state)
 
     def _start(self, images: bool) -> None:
@@ -213,7 +215,7 @@ class Cluster:
     ) -> Path:
         """Write a kubeconfig for a user with a client certificate, or for a service account with a token."""
         if bool(user) == bool(service_account):
-            raise TestbedError("say either user or service_account")
+            raise TestbedError("pass either user or service_account")
         stem = f"user-{user}" if user else f"service-account-{namespace}-{service_account}"
         if user:
             credentials = certificate_user(*self.state.pki.issue(stem.replace(":", "-"), user=user, groups=groups))

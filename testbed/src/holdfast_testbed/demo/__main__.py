@@ -46,7 +46,7 @@ def main() -> int:
         return 130
     except (TestbedError, TimeoutError) as error:
         print("\n" + render(verdicts, []))
-        sys.stderr.write(f"error: the demo was broken off: {error}\n")
+        sys.stderr.write(f"error: the demo stopped early: {error}\n")
         return 1
     print("\n" + render(verdicts, checks))
     kept = all(v.held for v in verdicts) and all(check.held for check in checks)
@@ -82,7 +82,7 @@ def _cluster(teller: Teller) -> Iterator[Cluster]:
         teller.say("demo", f"  kubectl -n {NAMESPACE} get ftj,pods -w    kubectl -n {NAMESPACE} describe ftj {JOB}")
         yield cluster
     except KeyboardInterrupt:
-        teller.say("demo", "interrupted: nothing of the cluster stays" if cluster is None else "interrupted")
+        teller.say("demo", "interrupted: the cluster is removed" if cluster is None else "interrupted")
         raise
     finally:
         if cluster is not None and settings().keep:
@@ -165,7 +165,7 @@ def _loss_check(logs: str) -> Check:
         limit *= OTHER_TEXT_MARGIN
     measured = f"{loss:.4f} bits per byte at step {step}, at most {limit:.4f}"
     if not known:
-        measured += f" (this Python's library is another text than the reference's: margin {OTHER_TEXT_MARGIN})"
+        measured += f" (the library of this Python is not the reference text: margin {OTHER_TEXT_MARGIN})"
     return Check(what=what, measured=measured, held=loss <= limit and step == reference["steps"])
 
 

@@ -63,7 +63,7 @@ def complaints(seen: Departure, world: AttemptId, workers: int, told: Iterable[N
     if seen.answered is None or seen.result != COMMITTED:
         found.append(f"the checkpoint was not acknowledged: {seen.result or 'no answer'}")
     elif seen.answered > seen.deadline:
-        found.append(f"the checkpoint came {seen.answered - seen.deadline:.1f} s after the deadline")
+        found.append(f"the checkpoint was acknowledged {seen.answered - seen.deadline:.1f} s after the deadline")
     if seen.shards != workers:
         found.append(f"{seen.shards} of {workers} ranks are in the checkpoint of step {seen.step}")
     last = max((note.step for note in told if note.do == COMMIT and note.attempt_id == world), default=0)

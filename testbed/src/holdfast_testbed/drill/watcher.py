@@ -96,7 +96,7 @@ class Watcher:
         deadline = time.monotonic() + timeout
         while not condition():
             if self._ended_by is not None:
-                raise RuntimeError("the watcher has ended, and sees nothing any more") from self._ended_by
+                raise RuntimeError("the watcher has ended and receives no more changes") from self._ended_by
             if time.monotonic() > deadline:
                 raise TimeoutError(f"after {timeout:.0f} s still waiting for: {what} (job is {self._describe()})")
             self._stop.wait(0.1)

@@ -48,9 +48,9 @@ _GONE: Final = {
 class Mode(Enum):
     """The proxy's handling of requests."""
 
-    PASSING = "they pass"
-    AWAY = "connections are reset, as of a host whose server has ended"
-    SILENT = "nothing is heard in either direction, as behind a partition"
+    PASSING = "requests pass"
+    AWAY = "connections are reset, as by a host without a server"
+    SILENT = "no packet passes in either direction, as in a network partition"
 
 
 class ApiProxy:

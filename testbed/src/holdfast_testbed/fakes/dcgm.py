@@ -123,7 +123,7 @@ class FakeNode:
 
 
 def _head(name: str, kind: str) -> list[str]:
-    return [f"# HELP {name} As the counters file says.", f"# TYPE {name} {kind}"]
+    return [f"# HELP {name} As in the counters file.", f"# TYPE {name} {kind}"]
 
 
 class ExporterServer:

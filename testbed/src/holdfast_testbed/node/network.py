@@ -181,5 +181,5 @@ def _remove_namespace(name: str) -> None:
         except CommandFailedError as error:
             # A kill between the creation of the file and its mount left it, or a process still uses it for a moment.
             if time.monotonic() > deadline:
-                raise LeftBehindError(f"network namespace {name} does not go: {error}") from error
+                raise LeftBehindError(f"cannot remove network namespace {name}: {error}") from error
             time.sleep(0.1)

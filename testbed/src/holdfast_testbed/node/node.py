@@ -195,7 +195,7 @@ class Node:
         """Return the host's path of a path in the node, including its volumes in memory, while it has power."""
         first = self._first_process()
         if first is None:
-            raise NotReadyError(f"{self.name} has no power: nothing of its {path} can be reached")
+            raise NotReadyError(f"{self.name} has no power: {path} on it cannot be reached")
         return Path(f"/proc/{first.pid}/root{path}")
 
     def _import_command(self, path: Path, socket: str) -> list[str]:

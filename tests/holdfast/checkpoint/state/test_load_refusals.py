@@ -54,7 +54,7 @@ def test_other_errors_keep_their_type_and_leave_all_unchanged(error: Exception) 
 
 
 def test_factor_beyond_float_is_refused_before_any_change() -> None:
-    with pytest.raises(StateError, match="counters or its place in the data are none"):
+    with pytest.raises(StateError, match="counters or data position are not valid"):
         _Side.read({"ramp": {"begin": 10**400, "target": 1.0, "since": 1}}, None, None)
 
 

@@ -86,7 +86,7 @@ def test_the_reason_has_the_figures() -> None:
     made = plan([tier("shared", 4.1), tier("object", None, "shared")], 30.0)
     assert made == Plan(
         tiers=("shared", "object"),
-        reason="of 30.0 s, 18.0 s are counted on (shared: done in 4.1 s; object: not measured)",
+        reason="18.0 s of the notice of 30.0 s are usable (shared: done in 4.1 s; object: not measured)",
         certain=True,
     )
 
@@ -229,8 +229,8 @@ def test_choice_with_memory_and_peers_at_a_30_second_notice(
 def test_reason_names_tiers_lost_with_the_node_and_step_time() -> None:
     made = plan([*near(1.0, 2.0), tier("shared", 40.0)], 30.0, wait=0.5, going={OWN})
     assert made.reason == (
-        "of 30.0 s, 18.0 s are counted on, the first 0.5 s for the step that is being made "
-        "(memory: done in 1.5 s, and gone with node-a; peer: done in 3.5 s; shared: done in 43.5 s)"
+        "18.0 s of the notice of 30.0 s are usable, including 0.5 s for the step in progress "
+        "(memory: done in 1.5 s, and lost with node node-a; peer: done in 3.5 s; shared: done in 43.5 s)"
     )
 
 

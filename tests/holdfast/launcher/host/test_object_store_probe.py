@@ -36,7 +36,7 @@ def ask(s3: S3Server, s3_settings: S3Settings, monkeypatch: pytest.MonkeyPatch, 
 def test_a_store_that_does_all_passes_and_keeps_nothing(ask: Ask, s3_settings: S3Settings) -> None:
     check = ask()
     assert (check.result, check.of_the_job) == (Result.PASSED, False), check.message
-    assert check.message == f"s3://{s3_settings.bucket}/team/job lists, takes, gives and deletes"
+    assert check.message == f"s3://{s3_settings.bucket}/team/job can list, write, read and delete objects"
     assert S3Bucket(s3_settings).keys("") == []
 
 
@@ -79,7 +79,7 @@ def test_what_the_store_lacks_is_said_with_the_verdict(ask: Ask, s3: S3Server) -
         proxy.plan = without_conditions
         check = ask(AWS_ENDPOINT_URL_S3=proxy.url)
     assert check.result == Result.PASSED
-    assert "lists, takes, gives and deletes; it does not honour If-None-Match" in check.message
+    assert "can list, write, read and delete objects; it does not honour If-None-Match" in check.message
 
 
 def test_store_creating_a_name_twice_is_unfit(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,12 +63,12 @@ class Slow:
 @pytest.mark.parametrize(
     ("volume", "result", "says"),
     [
-        (Slow(write=0.01, sync=0.02), Result.PASSED, "4 GiB are free, 80 MiB a second are written"),
-        (Slow(write=0.01, free=None), Result.PASSED, "100 MiB a second are written"),
-        (Slow(free=512 << 20), Result.FAILED, "512 MiB are free on the checkpoint volume, 1 GiB are asked for"),
-        (Slow(write=1.5), Result.FAILED, "takes 683 KiB a second, 1 MiB are asked for"),
-        (Slow(sync=16.0), Result.FAILED, "takes 512 KiB a second, 1 MiB are asked for"),
-        (Slow(write=25.0), Result.FAILED, "took 3 MiB in 60 s, and was given up"),
+        (Slow(write=0.01, sync=0.02), Result.PASSED, "4 GiB are free, 80 MiB/s are written"),
+        (Slow(write=0.01, free=None), Result.PASSED, "100 MiB/s are written"),
+        (Slow(free=512 << 20), Result.FAILED, "512 MiB are free on the checkpoint volume, 1 GiB are required"),
+        (Slow(write=1.5), Result.FAILED, "writes 683 KiB/s, 1 MiB/s are required"),
+        (Slow(sync=16.0), Result.FAILED, "writes 512 KiB/s, 1 MiB/s are required"),
+        (Slow(write=25.0), Result.FAILED, "only 3 MiB were written to the checkpoint volume within 60 s"),
     ],
 )
 def test_room_and_pace_are_judged(volume: Slow, result: Result, says: str) -> None:
@@ -88,7 +88,7 @@ def test_a_volume_that_may_not_be_written_is_told_with_the_mend() -> None:
     volume = Broken()
     check = try_volume(volume, NEEDS, volume.monotonic)
     assert check.result is Result.FAILED
-    assert "cannot be written: Permission denied; give the trainer's user the right" in check.message
+    assert "cannot be written: Permission denied; let the trainer's user write there" in check.message
     assert volume.removed
 
 
@@ -108,7 +108,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_is_told_and_left_as_it_was(small: Path) -> None:
     check = try_volume(Folder(small, "gpt-w0"), MODEST, lambda: 0.0)
-    assert (check.result, "No space left on device; free some" in check.message) == (Result.FAILED, True)
+    assert (check.result, "No space left on device; delete files" in check.message) == (Result.FAILED, True)
     assert list(small.iterdir()) == []
 
 
@@ -130,7 +130,7 @@ def test_volume_without_folder_rename_is_reported_at_start(
     check = try_volume(Folder(tmp_path, "gpt-w0"), MODEST, lambda: 0.0)
     assert (check.result, check.message) == (
         Result.FAILED,
-        f"the checkpoint volume cannot be written: it cannot rename a folder: {os.strerror(number)}",
+        f"the checkpoint volume cannot be written: cannot rename a folder: {os.strerror(number)}",
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -210,9 +210,9 @@ def test_the_golden_file_is_what_is_written() -> None:
 @pytest.mark.parametrize(
     ("program", "says"),
     [
-        ("import sys; sys.exit('out of memory')", "the object store cannot be tried: out of memory"),
-        ("print('[1, 2]')", "the object store cannot be tried: it said nothing"),
-        ("pass", "the object store cannot be tried: it said nothing"),
+        ("import sys; sys.exit('out of memory')", "the object store check failed: out of memory"),
+        ("print('[1, 2]')", "the object store check failed: it wrote no error"),
+        ("pass", "the object store check failed: it wrote no error"),
     ],
 )
 def test_a_trial_that_gives_no_verdict_has_failed(program: str, says: str) -> None:

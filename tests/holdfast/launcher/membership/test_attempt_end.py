@@ -126,9 +126,9 @@ def test_too_short_notice_is_logged_and_the_checkpoint_is_tried(cluster: Any, wa
     temporary.rename(pod.run_dir / "emergency_checkpoint")
     assert pod.wait() == 75
     log = pod.log.read_text()
-    assert "the last commit may come too late, and is tried to shared: of" in log
+    assert "the last checkpoint is saved on shared, and may be too late: " in log
     assert "(shared: done in 1000.0 s; object: not measured)" in log
-    assert "it lies on the shared tier only" in log, "a copy that would be late is not waited for"
+    assert "only the shared tier has it" in log, "a copy that would be late is not waited for"
     assert json.loads((pod.run_dir / "emergency_checkpoint.ack").read_text())["result"] == "Committed"
 
 

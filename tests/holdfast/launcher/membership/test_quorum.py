@@ -42,13 +42,13 @@ def membership(generation: int, uids: str, *previous: tuple[int, str], **more: o
     ("uids", "world", "rules", "reason"),
     [
         ("abc", "ab", Rules(), ""),
-        ("abcd", "ab", Rules(), "2 of 4 workers is no majority of generation 1"),
-        ("ab", "a", Rules(), "1 of 2 workers is no majority of generation 1"),
+        ("abcd", "ab", Rules(), "2 of 4 workers are not a majority of generation 1"),
+        ("ab", "a", Rules(), "1 of 2 workers are not a majority of generation 1"),
         ("a", "a", Rules(), ""),
         ("abc", "ab", Rules(may_shrink=False), "c missing, and the job may not shrink"),
         ("abc", "abc", Rules(may_shrink=False), ""),
         ("abc", "ab", Rules(min_replicas=3), "2 workers are fewer than minReplicas 3"),
-        ("abcd", "abc", Rules(replica_step=2), "3 workers are no multiple of replicaStep 2"),
+        ("abcd", "abc", Rules(replica_step=2), "3 workers are not a multiple of replicaStep 2"),
         ("abc", "abd", Rules(), "d not in generation 1"),
     ],
 )

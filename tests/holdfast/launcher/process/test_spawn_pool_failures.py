@@ -20,7 +20,7 @@ BAD = {
     "exits": ("import sys; sys.exit(4)", "SystemExit: 4"),
     "reads the rank": (
         "import os\nRANK = int(os.environ.get('RANK', 0))",
-        "_ReadsPlaceError: it reads RANK as it is imported",
+        "_ReadsPlaceError: it reads RANK during its import",
     ),
     "half a package": ("import bad_inner; raise ImportError", "ImportError"),
 }
@@ -146,7 +146,7 @@ def test_interpreters_are_on_standby_if_an_import_starts_threads(
 
     run(scenario())
     assert [r.getMessage() for r in caplog.records if "busy" in r.getMessage()] == [
-        "busy started 1 threads Thread-1 (wait): forking is not safe, so new interpreters stand by"
+        "busy started 1 threads Thread-1 (wait): forking is not safe, so warm standby processes are new interpreters"
     ]
 
 
@@ -191,7 +191,7 @@ def test_an_import_that_fails_is_left_to_the_script(
 def test_an_import_that_ends_the_process_is_given_up_at_last(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.module("deadly", "import os, sys; sys.stderr.write('no licence\\n'); os._exit(9)")
     argv = bench.script("if 0: import deadly")
-    failed = "a process that was to stand by ended with 9 no licence"
+    failed = "a warm standby process ended with 9 before it was ready: no licence"
 
     def said() -> list[str]:
         return [record.getMessage() for record in caplog.records]
@@ -207,7 +207,7 @@ def test_an_import_that_ends_the_process_is_given_up_at_last(bench: Bench, caplo
             await bench.run(Origin.FRESH)
 
     run(scenario())
-    assert said()[-1] == "no process stands by from now on: ranks start as new interpreters"
+    assert said()[-1] == "warm standby is off from now on: ranks start as new interpreters"
 
 
 def test_a_refill_returns_at_once_and_a_spawn_waits_for_none(bench: Bench) -> None:

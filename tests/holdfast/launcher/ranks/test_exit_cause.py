@@ -218,7 +218,7 @@ def test_huge_error_file_and_its_lines_are_cut_to_the_beginning(tmp_path: Path, 
 
 
 def test_a_machine_without_resources_is_no_fault_of_the_script() -> None:
-    message = f"cannot start 'python': {os.strerror(errno.EAGAIN)}; give a program after '--'"
+    message = f"cannot start 'python': {os.strerror(errno.EAGAIN)}; pass a program after '--'"
     assert not_started("python", message, PLACE).cause is Cause.INFRASTRUCTURE
     missing = not_started("python", f"cannot start 'python': {os.strerror(errno.ENOENT)}", PLACE)
     assert (missing.cause, missing.exit_code) == (Cause.APPLICATION, 127)

@@ -172,7 +172,7 @@ def test_process_dying_on_standby_is_replaced_without_effect(cluster: Any, wait_
     a, b = standing_by(cluster, wait_for)
     (ready,) = said(cluster, 0, "ready", "b")
     os.kill(ready["pid"], signal.SIGKILL)
-    wait_for(lambda: "a process that stood by ended" in b.log.read_text(), "its end is seen")
+    wait_for(lambda: "a standby process ended" in b.log.read_text(), "its end is seen")
     take_in(cluster, wait_for, b)
     assert [rank["pid"] for rank in b.ranks] != [ready["pid"]]
     assert a.status["incidents"] == b.status["incidents"] == []

@@ -125,7 +125,7 @@ async def _listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 def test_another_programs_answer_ends_the_wait_at_once() -> None:
-    with pytest.raises(UsageError, match=r"another program listens there, which is no launcher .* another port"):
+    with pytest.raises(UsageError, match=r"another program listens there, not a launcher .* another port"):
         asyncio.run(_dial(_http, patience=600))
 
 
@@ -133,8 +133,8 @@ def test_another_programs_answer_ends_the_wait_at_once() -> None:
     ("serve", "said"),
     [
         (None, "no program listens there"),
-        (_close, "closes connections and does not answer as a launcher does"),
-        (_listen, "accepts connections and does not answer as a launcher does"),
+        (_close, "closes connections, and does not answer as a launcher"),
+        (_listen, "accepts connections, but does not answer as a launcher"),
     ],
 )
 def test_what_is_at_the_endpoint_is_told_while_it_is_waited_for(

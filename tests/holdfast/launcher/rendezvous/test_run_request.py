@@ -39,7 +39,7 @@ def test_only_a_launcher_that_was_asked_for_the_same_may_join() -> None:
         said = here.refusal(there.asked())
         assert said is not None
         assert said.startswith(option)
-        assert "give the same on every host" in said
+        assert "set the same on every host" in said
     assert here.refusal(replace(here, run_id="run-2").asked()) is None, "a name that nobody gave"
 
 

@@ -225,9 +225,9 @@ def test_notice_copies_the_last_step_to_another_node(cluster: Any, wait_for: Wai
     last = json.loads((c.run_dir / "emergency_checkpoint.ack").read_text())["step"]
     assert last % 200, "not due in memory"
     assert c.status["checkpoints"]["memory"]["step"] == last, cluster.tail()
-    told = re.findall(r"the last commit goes to (.*?): of .*? s are counted on.*?\((.*)\)", c.log.read_text())
+    told = re.findall(r"the last checkpoint is saved on (.*?): .*? s are usable.*?\((.*)\)", c.log.read_text())
     assert [chosen for chosen, _ in told] == ["memory and peer and shared"], cluster.tail()
-    figures = r"memory: done in \d.* s, and gone with node-c; peer: done in \d.* s; shared: done in \d.* s"
+    figures = r"memory: done in \d.* s, and lost with node node-c; peer: done in \d.* s; shared: done in \d.* s"
     assert re.fullmatch(figures, told[0][1]), told
     (there,) = memory_of(cluster, "a").glob("launcher-*")  # the next node by name
     with MemoryStore(there).open(

@@ -210,7 +210,7 @@ def test_unreadable_state_is_not_saved_and_the_end_is_reported(
     monkeypatch.setattr(torch, "equal", lost)
     script.fail(bad_batch)
     assert committed(run) == []
-    assert "step 2 is not committed: the state cannot be read" in caplog.text
+    assert "step 2 is not saved: the state cannot be read" in caplog.text
 
 
 def test_non_finite_numbers_that_are_no_weights_may_be_saved(solo: Make, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_state_with_averaged_weights_in_place_is_not_saved(
 
     script.fail(evaluate)
     assert committed(run) == [2]
-    assert "step 3 is not committed: the script changed the weights" in caplog.text
+    assert "step 3 is not saved: the script changed the weights" in caplog.text
 
 
 @swaps

@@ -195,7 +195,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def chosen(log: str) -> int:
     """Return the interval in seconds that was logged last."""
-    return int(re.findall(r"a commit is due every (\d+) s", log)[-1])
+    return int(re.findall(r"a checkpoint is due every (\d+) s", log)[-1])
 
 
 def test_a_job_commits_when_its_own_choice_says_so(

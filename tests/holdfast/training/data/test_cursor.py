@@ -75,11 +75,11 @@ def test_epochs_have_orders_of_their_own() -> None:
 
 def test_another_dataset_is_refused() -> None:
     saved = Position(fingerprint="Text:100", seed=0, cursor=8)
-    with pytest.raises(DataError, match="give the same dataset, or start in an empty checkpoint folder"):
+    with pytest.raises(DataError, match="pass the same dataset, or start in an empty checkpoint folder"):
         Position(fingerprint="Text:101", seed=0).resumed(saved)
 
 
 def test_another_seed_is_refused() -> None:
     saved = Position(fingerprint="Text:100", seed=0, cursor=8)
-    with pytest.raises(DataError, match="seed 0, and the script gives 1"):
+    with pytest.raises(DataError, match="seed 0, but the script passes 1"):
         Position(fingerprint="Text:100", seed=1).resumed(saved)

@@ -60,9 +60,9 @@ def test_fingerprints_tell_datasets_apart() -> None:
 @pytest.mark.parametrize(
     ("dataset", "batch", "micro", "message"),
     [
-        (Squares(0), 4, 2, "empty dataset"),
+        (Squares(0), 4, 2, "dataset of job.batches is empty"),
         (Squares(9), 4, 5, "micro_batch_size 5 is not between 1 and global_batch_size 4"),
-        (Squares(9), 0, 0, "global_batch_size is 0: give a whole number"),
+        (Squares(9), 0, 0, "global_batch_size is 0: expected an integer"),
         (iter([1, 2]), 4, 2, "map-style dataset"),
     ],
 )

@@ -203,14 +203,16 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
 def test_a_world_that_is_not_made_of_whole_replicas_is_refused(solo: Any) -> None:
     job, model = solo(None).job, layers()
     job.fully_shard(model, size=2)
-    with pytest.raises(UsageError, match=r"a world of 1 is not made of replicas of 2 ranks: .*--replica-step"):
+    with pytest.raises(
+        UsageError, match=r"a world of 1 ranks cannot be divided into replicas of 2: .*--replica-step"
+    ):
         job.manage(model=model, optimizer=sgd(model))
 
 
 def test_a_model_of_which_only_a_part_is_sharded_is_refused(solo: Any) -> None:
     job, model = solo(None).job, layers()
     job.fully_shard(model[0], size=2)
-    with pytest.raises(UsageError, match="on the whole model last"):
+    with pytest.raises(UsageError, match="on the complete model last"):
         job.manage(model=model, optimizer=sgd(model))
 
 

@@ -336,7 +336,7 @@ def test_a_model_that_is_converted_in_mid_run_is_refused() -> None:
 def test_a_model_without_weights_is_refused() -> None:
     with torch.device("meta"):
         layer = torch.nn.Linear(2, 2)
-    with pytest.raises(UsageError, match="real weights"):
+    with pytest.raises(UsageError, match="initialize its weights"):
         Reducer(layer.parameters())
 
 

@@ -56,7 +56,7 @@ def test_missing_default_process_group_is_reported_with_the_fix(
     reporter(raised.type, raised.value, raised.tb)
     (mend,) = [record.getMessage() for record in caplog.records if record.name == "holdfast.job"]
     assert "init_process_group() after job.manage()" in mend
-    assert "leave its destroy_process_group() out" in mend
+    assert "remove destroy_process_group()" in mend
     assert [kind for kind, _ in agent.told] == ["exception"]
 
 

@@ -49,7 +49,7 @@ def test_threads_that_block_the_exit_are_named_once_then_ended(
     assert script.now == min(thread_ends, limit)
     warnings = [text for text in caplog.messages if "flush-metrics (tracker.py:7 in run)" in text]
     assert len(warnings) == (named_at is not None)
-    assert all("ended in 290 s" in text for text in warnings)
+    assert all("exits in 290 s" in text for text in warnings)
 
 
 def test_only_blocking_threads_are_named_by_file_and_line() -> None:

@@ -95,7 +95,7 @@ def test_by_default_batch_and_learning_rate_ignore_the_world(world: int, batch: 
 
 def test_unevenly_divisible_batch_is_refused_by_the_loader() -> None:
     config = Elasticity(batch="scaled", reference_world_size=4)
-    with pytest.raises(UsageError, match="global_batch_size 6 is no multiple of reference_world_size 4"):
+    with pytest.raises(UsageError, match="global_batch_size 6 is not a multiple of reference_world_size 4"):
         make_loader(Numbers(9), global_batch=6, micro_batch=2, device=torch.device("cpu"), elasticity=config)
 
 
@@ -249,15 +249,15 @@ def test_the_log_gets_the_rate_that_was_applied() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"batch": "double"}, "batch is 'double': give 'constant' or 'scaled'"),
-        ({"learning_rate": "cubic"}, "learning_rate is 'cubic': give 'none' or 'linear' or 'square-root'"),
-        ({"warmup_steps": -1}, "warmup_steps is -1: give a whole number of at least 0"),
+        ({"batch": "double"}, "batch is 'double': expected 'constant' or 'scaled'"),
+        ({"learning_rate": "cubic"}, "learning_rate is 'cubic': expected 'none' or 'linear' or 'square-root'"),
+        ({"warmup_steps": -1}, "warmup_steps is -1: expected an integer of at least 0"),
         ({"warmup_steps": 1.5}, "warmup_steps is 1.5"),
-        ({"reference_world_size": 0}, "reference_world_size is 0: give a whole number of at least 1"),
+        ({"reference_world_size": 0}, "reference_world_size is 0: expected an integer of at least 1"),
         ({"reference_world_size": True}, "reference_world_size is True"),
         ({"batch": "scaled"}, "reference_world_size is missing"),
-        ({"learning_rate": "linear"}, "the global batch is constant.*give batch='scaled'"),
-        ({"warmup_steps": 5}, "warmup_steps is 5 and learning_rate is 'none'"),
+        ({"learning_rate": "linear"}, "batch is constant: set batch='scaled'"),
+        ({"warmup_steps": 5}, "warmup_steps is 5, but learning_rate 'none'"),
     ],
 )
 def test_a_bad_field_is_named_with_its_mend(fields: dict[str, Any], message: str) -> None:
@@ -268,6 +268,6 @@ def test_a_bad_field_is_named_with_its_mend(fields: dict[str, Any], message: str
 def test_an_optimizer_without_a_rate_cannot_have_it_scaled() -> None:
     optimizer = Seen()
     optimizer.param_groups[0]["lr"] = None
-    with pytest.raises(UsageError, match="group 0 of the optimizer has no number as its lr"):
+    with pytest.raises(UsageError, match="group 0 of the optimizer has no numeric lr"):
         Scaler(optimizer, LINEAR)
     Scaler(optimizer, Elasticity())

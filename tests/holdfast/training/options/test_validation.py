@@ -88,7 +88,9 @@ def test_parameter_saved_by_another_object_may_be_trained() -> None:
     made, heat = model(), Temperature()
     objects = {"model": made, "optimizer": sgd(made, heat.value), "heat": heat}
     check_managed(objects, list(flatten({"heat": heat}).tensors.values()))
-    with pytest.raises(UsageError, match=r"parameter 6 of its group 0 of shape \(1,\), of no managed model"):
+    with pytest.raises(
+        UsageError, match=r"parameter 6 of its group 0 of shape \(1,\), which belongs to no managed model"
+    ):
         check_managed({"model": made, "optimizer": sgd(made, heat.value)})
 
 
@@ -96,7 +98,7 @@ def test_parameters_that_nobody_steps_are_named(caplog: pytest.LogCaptureFixture
     made = model()
     check_managed({"model": made, "optimizer": sgd(made[2])})
     (message,) = said(caplog)
-    assert message.startswith("model.0.weight, model.0.bias, model.1.weight and 1 more: they require a gradient")
+    assert message.startswith("model.0.weight, model.0.bias, model.1.weight and 1 more: these require a gradient")
 
 
 @pytest.mark.parametrize("hooked", [True, False])
@@ -137,19 +139,25 @@ def frozen() -> dict[str, Any]:
 
 
 REFUSED: list[tuple[Callable[[], dict[str, Any]], str]] = [
-    (lambda: {"model": [1]}, "model is of type list: give a torch.nn.Module"),
-    (lambda: managed(optimizer=Temperature()), "optimizer is of type Temperature.*give a torch.optim.Optimizer"),
-    (lambda: managed(optimizer=torch.optim.LBFGS([torch.ones(1)])), "LBFGS.*give another optimizer"),
+    (lambda: {"model": [1]}, "model is of type list: expected a torch.nn.Module"),
+    (lambda: managed(optimizer=Temperature()), "optimizer is of type Temperature.*expected a torch.optim.Optimizer"),
+    (lambda: managed(optimizer=torch.optim.LBFGS([torch.ones(1)])), "LBFGS.*use another optimizer"),
     (lambda: managed(scheduler=Temperature()), r"scheduler is of type Temperature, which has no step\(\)"),
-    (lambda: managed(scaler=Temperature()), r"scaler is of type Temperature, without scale\(\): give a GradScaler"),
-    (with_scheduler_of_another, "the scheduler was made for another optimizer"),
-    (wrapped, r"model is a DistributedDataParallel: give its \.module"),
-    (lambda: {"model": nn.Embedding(4, 2, sparse=True)}, "model makes sparse gradients.*give it sparse=False"),
+    (
+        lambda: managed(scaler=Temperature()),
+        r"scaler is of type Temperature, without scale\(\): expected a GradScaler",
+    ),
+    (with_scheduler_of_another, "the scheduler belongs to another optimizer"),
+    (wrapped, r"model is a DistributedDataParallel.*: pass its \.module"),
+    (lambda: {"model": nn.Embedding(4, 2, sparse=True)}, "model makes sparse gradients.*set sparse=False"),
     (lambda: {"model": nn.Sequential(nn.EmbeddingBag(4, 2, sparse=True))}, r"model\.0 makes sparse"),
     (lambda: {"model": nn.LazyLinear(3)}, "model.weight has no shape yet: run one batch"),
-    (lambda: {"model": nn.Linear(2, 2, device="meta")}, "model.weight is on the meta device: give the model real"),
+    (lambda: {"model": nn.Linear(2, 2, device="meta")}, "model.weight is on the meta device: initialize its weights"),
     (frozen, "no parameter of the optimizer requires a gradient"),
-    (lambda: managed(optimizer=sgd(model())), "the optimizer trains parameter 0.*and 3 more, of no managed model"),
+    (
+        lambda: managed(optimizer=sgd(model())),
+        "the optimizer trains parameter 0.*and 3 more, which belongs to no managed model",
+    ),
 ]
 
 
@@ -184,11 +192,11 @@ GOOD: dict[str, Any] = {"dataset": [1, 2], "global_batch": 4, "micro_batch": 2}
         ({"dataset": Stream()}, "needs a map-style dataset"),
         ({"dataset": iter([1])}, "needs a map-style dataset"),
         ({"dataset": Endless()}, "length of the dataset is not known .object of type 'Endless'"),
-        ({"dataset": []}, "empty dataset: give one with at least one sample"),
-        ({"global_batch": 4.0}, "global_batch_size is 4.0: give a whole number of at least 1"),
+        ({"dataset": []}, "is empty: expected at least one sample"),
+        ({"global_batch": 4.0}, "global_batch_size is 4.0: expected an integer of at least 1"),
         ({"micro_batch": 0}, "micro_batch_size is 0"),
         ({"micro_batch": 5}, "micro_batch_size 5 is not between 1 and global_batch_size 4"),
-        ({"collate": "list"}, "collate is of type str: give a function"),
+        ({"collate": "list"}, "collate is of type str: expected a function"),
     ],
 )
 def test_batches_that_cannot_be_made_are_refused(given: dict[str, Any], message: str) -> None:
@@ -214,7 +222,7 @@ def test_a_run_without_sense_is_refused(given: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (1.5, r"was given a float: give the loss itself, a tensor"),
+        (1.5, r"received a float: pass the loss itself, a tensor"),
         (torch.ones(3, requires_grad=True), r"the loss has shape \(3,\).*loss.mean\(\)"),
         (torch.ones((), dtype=torch.complex64, requires_grad=True), "the loss is complex"),
         (torch.ones(()), "does not depend on any parameter"),

@@ -59,7 +59,7 @@ def test_every_replica_is_whole_and_nobody_moves_without_need(size: int, replica
 
 def test_world_that_is_no_multiple_of_replicas_is_refused() -> None:
     """The message names the options to set."""
-    with pytest.raises(UsageError, match=r"a world of 3 .* replicas of 2 .*--replica-step .*replicaStep"):
+    with pytest.raises(UsageError, match=r"a world of 3 .* replicas of 2: .*--replica-step .*replicaStep"):
         assign([None] * 3, 2)
 
 

@@ -79,7 +79,7 @@ def test_intervals_are_steps_or_durations_or_the_jobs_choice(text: str, interval
 
 @pytest.mark.parametrize("text", ["0", "-3", "5 minutes", "1.5h", "often", "auto", "٣"])
 def test_other_intervals_are_refused_with_examples(text: str) -> None:
-    with pytest.raises(UsageError, match="give steps like '50' or a duration like '30s'"):
+    with pytest.raises(UsageError, match="expected steps like '50', a duration like '30s'"):
         Interval.parse(text)
 
 
@@ -126,7 +126,7 @@ def test_a_limit_in_flight_is_refused_by_name_and_bounds(tier: str) -> None:
     for value in ("0", "65"):
         with pytest.raises(UsageError, match=f"HOLDFAST_{tier}_IN_FLIGHT: invalid value '{value}': .* 1 to 64"):
             read_environment({f"HOLDFAST_{tier}_IN_FLIGHT": value})
-    with pytest.raises(UsageError, match="max_in_flight is 0: give 1 to 64"):
+    with pytest.raises(UsageError, match="max_in_flight is 0: expected 1 to 64"):
         effective(read_environment({}), max_in_flight=0)
 
 
@@ -145,7 +145,7 @@ def test_a_limit_of_no_bytes_is_refused_by_name() -> None:
         ({"full_every": 4, "delta_threshold": 10}, "at most 1"),
         ({"delta_threshold": 1e-3}, "full_every 1"),
         ({"retention": "monthly=2"}, "retention rule 'monthly=2'"),
-        ({"resume": "Sometimes"}, "give 'Always' or 'Never'"),
+        ({"resume": "Sometimes"}, "expected 'Always' or 'Never'"),
     ],
 )
 def test_bad_settings_say_what_to_give(arguments: dict[str, object], message: str) -> None:

@@ -58,8 +58,8 @@ def test_survivors_all_in_doubt_apply() -> None:
     resolution = resolve([IN_DOUBT, NEWCOMER, IN_DOUBT])
     assert (resolution.apply, resolution.step, resolution.survivors) == (True, 8, (0, 2))
     assert resolution.message == (
-        "ranks 0, 2 go on from memory at step 8; step 8, in doubt on 0, 2, is applied: every survivor was prepared; "
-        "1 take the state over"
+        "ranks 0, 2 continue from memory at step 8; step 8, in doubt on 0, 2, is applied: "
+        "every survivor was prepared; 1 copy the state"
     )
 
 
@@ -124,7 +124,7 @@ def test_a_newcomer_takes_over_the_donors_votes() -> None:
 )
 def test_what_the_protocol_forbids_is_refused(forbidden: object) -> None:
     assert callable(forbidden)
-    with pytest.raises(InvariantError, match="a defect of Holdfast"):
+    with pytest.raises(InvariantError, match="a bug in Holdfast"):
         forbidden()
 
 

@@ -68,7 +68,7 @@ def test_ranks_that_wait_in_the_same_call_go_on_waiting() -> None:
     ("call", "said", "mend"),
     [
         (Call.SAVE, "rank 1 calls job.save() after step 10", "call job.save() on every rank at the same step"),
-        (Call.END, "rank 1 has come to its end after step 10", "call job.step(loss, samples=0) on a rank whose data"),
+        (Call.END, "rank 1 ended after step 10", "call job.step(loss, samples=0) on a rank whose data"),
     ],
 )
 def test_the_second_to_wait_says_what_both_do_and_the_mend(call: Call, said: str, mend: str) -> None:
@@ -76,7 +76,7 @@ def test_the_second_to_wait_says_what_both_do_and_the_mend(call: Call, said: str
     goes_on, other = world(store)
     with goes_on.during(Call.STEP), other.during(call):
         wait_long(other)
-        with pytest.raises(UsageError, match="rank 0 goes on to step 11") as raised:
+        with pytest.raises(UsageError, match="rank 0 continues to step 11") as raised:
             wait_long(goes_on)
     assert said in str(raised.value)
     assert mend in str(raised.value)

@@ -336,8 +336,8 @@ def is_converted(made: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (thaws, "freeze it afterwards"),
-        (trains_more, "the optimizer got a parameter in mid-run"),
-        (is_converted, "changed its dtype or device in mid-run"),
+        (trains_more, "the optimizer got a parameter during the run"),
+        (is_converted, "changed its dtype or device during the run"),
     ],
 )
 def test_change_that_averaging_cannot_follow_is_refused(

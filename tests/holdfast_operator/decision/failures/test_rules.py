@@ -143,13 +143,13 @@ def test_what_passes_the_schema_is_read_and_told_to_launchers(recovery: dict[str
         ({"rules": [rule(onSignals=["SIGNAL"])]}, "no signal 'SIGNAL'"),
         ({"rules": [rule(onSignals=[["x"]])]}, "onSignals"),
         ({"rules": [rule(onExitCodes={"operator": "In"})]}, "onExitCodes.values"),
-        ({"rules": [rule(onExitCodes={"operator": "In", "values": ["2"]})]}, "whole numbers"),
+        ({"rules": [rule(onExitCodes={"operator": "In", "values": ["2"]})]}, "must be integers"),
         ({"rules": [rule(onExitCodes={"operator": "Like", "values": [2]})]}, "operator must be one of In, NotIn"),
         ({"rules": [rule(onGpuErrors=79)]}, "onGpuErrors"),
         ({"rules": [rule(onPodConditions=["DisruptionTarget"])]}, "onPodConditions"),
         ({"escalation": {"actions": []}}, "escalation.actions is empty"),
         ({"escalation": {"actions": ["Ignore", "FailJob"]}}, "escalation.actions must be some of"),
-        ({"escalation": {"actions": ["InPlace"], "failures": 0}}, "failures must be a whole number"),
+        ({"escalation": {"actions": ["InPlace"], "failures": 0}}, "failures must be an integer"),
     ],
 )
 def test_what_cannot_be_read_is_named(recovery: dict[str, Any], says: str) -> None:

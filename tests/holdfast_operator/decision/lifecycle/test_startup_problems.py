@@ -77,7 +77,7 @@ def test_selector_without_a_node_is_reported_at_once(make_sim: Make) -> None:
     sim.settle()
     assert sim.status.summary == "Unschedulable"
     assert (
-        "none of 4 nodes takes a worker: 4 without the labels of its nodeSelector (pool=gpu)"
+        "none of 4 nodes can run a worker: 4 without the labels of its nodeSelector (pool=gpu)"
         in sim.status.condition("Degraded").message
     )
     for node in sim.nodes.values():

@@ -327,7 +327,7 @@ def test_without_the_group_nothing_is_asked() -> None:
         ({"checks": ["Moon"]}, "checks must be some of GPU, Storage, ObjectStore, Network, Clock, not 'Moon'"),
         ({"checks": "GPU"}, "spec.preflight.checks"),
         ({"onFailure": "Pray"}, "onFailure must be one of AvoidNode, Fail, Ignore"),
-        ({"timeoutSeconds": 0}, "timeoutSeconds must be a whole number"),
+        ({"timeoutSeconds": 0}, "timeoutSeconds must be an integer"),
         ({"storage": {"minFreeBytes": "much"}}, "storage.minFreeBytes must be a quantity above 0"),
         ({"storage": {"minWriteBytesPerSecond": "0Mi"}}, "storage.minWriteBytesPerSecond must be a quantity"),
         ({"clock": {"maxSkewSeconds": -1}}, "clock.maxSkewSeconds"),

@@ -133,7 +133,7 @@ def whole(least: int = 0, most: int | None = None) -> Callable[[str], int]:
         number = int(text) if text.isascii() and text.isdecimal() else -1
         if number < least or (most is not None and number > most):
             bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-            raise ValueError(f"expected a whole number {bounds}")
+            raise ValueError(f"expected an integer {bounds}")
         return number
 
     return read

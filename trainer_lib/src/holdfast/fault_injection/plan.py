@@ -177,7 +177,7 @@ def _read_pairs(kind: Kind, text: str) -> dict[str, str]:
 
 def _count(text: str, name: str, *, least: int) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) < least:
-        raise ValueError(f"{name}={text}: expected a whole number of at least {least}")
+        raise ValueError(f"{name}={text}: expected an integer of at least {least}")
     return int(text)
 
 

@@ -34,12 +34,12 @@ def check(argv: Sequence[str], *, nested: bool) -> None:
     launcher = nested_launcher(argv)
     if launcher and not nested:
         raise UsageError(
-            f"holdfast run: the command starts another launcher ({launcher}), whose ranks would all claim one place: "
-            f"give the script itself, for example: {_suggestion(argv)}; nothing was started "
+            f"holdfast run: the command starts another launcher ({launcher}), whose ranks would all get the same "
+            f"rank number; nothing was started. Pass the script itself, for example: {_suggestion(argv)} "
             "(--allow-nested-launcher starts it anyway)"
         )
     if shutil.which(argv[0]) is None:
-        raise UsageError(f"holdfast run: program {argv[0]!r} was not found; give a program after '--'")
+        raise UsageError(f"holdfast run: program {argv[0]!r} was not found; pass a program after '--'")
     script = parse(argv)
     if script is not None and not script.is_module and not Path(script.target).exists():
         where = "" if Path(script.target).is_absolute() else f" in {Path.cwd()}"

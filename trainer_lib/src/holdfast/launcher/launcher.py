@@ -185,7 +185,7 @@ class Launcher:
             termination.write(self._config.termination_log, ending)
         self._status.flush()
         fields = {"code": ending.code, "reason": ending.reason}
-        _log.info("launcher leaves: %s", ending.message or ending.reason, extra={"fields": fields})
+        _log.info("launcher exits: %s", ending.message or ending.reason, extra={"fields": fields})
         self._pool.close()
         await self._supervisor.close(self._actions.grace(0.0))
         await self.peers.control.close()

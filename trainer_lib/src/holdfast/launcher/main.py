@@ -81,7 +81,7 @@ async def _under_operator(options: RunOptions, environment: Environment, context
     context.update(pod=pod, job=environment.job_name)
     preflight.start(environment, environment.object_url)
     if options.endpoint is not None or options.max_nodes > 1:
-        _log.warning("under the operator --nnodes and --rdzv-endpoint do nothing: the resource says who trains")
+        _log.warning("--nnodes and --rdzv-endpoint are ignored: the operator sets the workers from the resource")
     config = LauncherConfig(
         run_dir=environment.run_dir or Path(),
         identity=Identity(pod_uid=environment.pod_uid, pod=pod, node=environment.node_name, gpus=gpus.visible()),
@@ -108,9 +108,7 @@ def _upload(environment: Environment) -> UploadSettings | None:
     if not url:
         return None
     if environment.checkpoint_dir is None:
-        raise UsageError(
-            f"holdfast run: {url} gets copies of a checkpoint folder: set {variable('checkpoint_dir')} to it"
-        )
+        raise UsageError(f"holdfast run: {url} needs a checkpoint folder to copy: set {variable('checkpoint_dir')}")
     return UploadSettings(
         url=url,
         interval_seconds=environment.object_interval_seconds,

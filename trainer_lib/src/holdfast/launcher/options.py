@@ -40,7 +40,7 @@ def _endpoint(text: str) -> tuple[str, int]:
 
 def _hang_timeout(text: str) -> str:
     if text not in {"Auto", "Off"} and re.fullmatch(r"[1-9]\d*", text, re.ASCII) is None:
-        raise ValueError("expected whole seconds, Auto, or Off")
+        raise ValueError("expected an integer number of seconds, Auto, or Off")
     return text
 
 
@@ -102,8 +102,8 @@ class RunOptions:
     hang_timeout: str = setting(
         "Auto",
         _hang_timeout,
-        "how long the other ranks wait for a rank in a step before it counts as a hang: whole seconds, `Auto` (5 × "
-        "the median step, at least 1 s), or `Off` ([hang detection](../explanation/hang-detection.md))",
+        "how long the other ranks wait for a rank in a step before it counts as a hang: seconds (an integer), `Auto` "
+        "(5 × the median step, at least 1 s), or `Off` ([hang detection](../explanation/hang-detection.md))",
         flag="--hang-timeout SECONDS",
     )
     warm_processes: int | None = setting(

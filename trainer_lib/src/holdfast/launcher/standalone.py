@@ -81,7 +81,7 @@ def _secret(environment: Environment, host: str, address: str) -> bytes:
     except OSError as error:
         raise UsageError(f"{variable('job_key_file')} cannot be read: {error}") from error
     if len(secret) < 16:
-        raise UsageError(f"{variable('job_key_file')} holds fewer than 16 bytes: make it with 'openssl rand -hex 32'")
+        raise UsageError(f"{variable('job_key_file')} has fewer than 16 bytes: create it with 'openssl rand -hex 32'")
     return secret
 
 
@@ -112,7 +112,7 @@ class Standalone:
         error = meeting.exception()
         await asyncio.wait([agent], timeout=0.0 if error else _LOST_ENDPOINT_SECONDS)
         if not agent.done():
-            self._agent.fault(str(error) if error else "the launcher at --rdzv-endpoint is lost, and the run with it")
+            self._agent.fault(str(error) if error else "the launcher at --rdzv-endpoint is lost: the run ends")
 
     async def _rendezvous(self) -> None:
         await self._agent.listening.wait()

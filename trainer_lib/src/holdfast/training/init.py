@@ -119,7 +119,7 @@ def _label(context: LogContext, job: Job, config: JobConfig) -> None:
     context.update(rank=job.rank, generation=job.generation, attempt=job.attempt)
     if job.is_coordinator:
         if config.checkpoint_dir is None:
-            _log.warning("no checkpoint folder is given: nothing outlives this world (checkpoint_dir=…)")
+            _log.warning("checkpoint_dir is not set: if all ranks are lost, training starts from the beginning")
         elif config.checkpoint_dir.exists() and (wrong := catalog.what_is_wrong(config.checkpoint_dir)):
             _log.warning("training starts from the beginning unless a copy is found: %s", wrong)
         _log.info("configuration", extra={"fields": {"world_size": job.world_size, **config.described()}})

@@ -186,7 +186,7 @@ class Job:
         `state_dict` and `load_state_dict` may have any names.
         """
         if self._entry is not None:
-            raise UsageError("job.manage() was called twice: give it everything at once")
+            raise UsageError("job.manage() was called twice: pass all objects in one call")
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **stateful}
         objects = _objects(self._sharding, named)
         self._elasticity = elasticity or self._elasticity
@@ -253,8 +253,8 @@ class Job:
         loop = self._managed
         if loop.progress is Progress.DONE and max_steps > self.committed_step:
             raise UsageError(
-                "job.batches() was called again after its loop had ended, which told the launcher that all is done: "
-                "train all steps in one loop, and give its end as max_steps"
+                "job.batches() was called again after its loop had ended, which reported this rank as finished: "
+                "train all steps in one loop, and set its end with max_steps"
             )
         check_run(max_steps=max_steps, seed=seed)
         loop.loader = make_loader(
@@ -423,7 +423,7 @@ def _checked(name: str, thing: Any) -> Stateful:
     if not isinstance(thing, Stateful):
         raise StateError(
             f"{name!r} is of type {type(thing).__name__}, which has no state_dict() and load_state_dict(): "
-            "give it both, or leave it out of manage()"
+            "add both, or leave the object out of manage()"
         )
     return thing
 
@@ -433,4 +433,4 @@ def _activity(name: str) -> Activity:
         return Activity(name)
     except ValueError:
         known = ", ".join(repr(str(activity)) for activity in Activity)
-        raise UsageError(f"phase {name!r} is none that the launcher knows: give one of {known}") from None
+        raise UsageError(f"phase {name!r} is not valid: expected one of {known}") from None

@@ -36,14 +36,14 @@ from holdfast.training.step.train_state import TrainState
 
 _log = logging.getLogger("holdfast.job")
 Result = TypeVar("Result")
-_LAST_STEP_MADE: Final = "the last step of this attempt is made"
+_LAST_STEP_MADE: Final = "the last step of this attempt is finished"
 
 
 class Progress(Enum):
     """The phase of the script."""
 
-    SET_UP = "it has not begun a loop over `job.batches`; a script with a loader of its own never does"
-    IN_LOOP = "it is in the loop, or has left it half way"
+    SET_UP = "no loop over `job.batches` has started; a script with its own loader never starts one"
+    IN_LOOP = "the loop is running, or ended early"
     DONE = "the last step is durable, and the launcher knows that this rank is done"
 
 
@@ -105,7 +105,7 @@ class TrainingLoop:
         if self.progress is Progress.SET_UP:
             self.progress = Progress.IN_LOOP
         if self._state.step > batches.max_steps:
-            _log.warning("step %d is past max_steps %d: no step is made", self._state.step, batches.max_steps)
+            _log.warning("step %d is past max_steps %d: the loop makes no step", self._state.step, batches.max_steps)
         while True:
             while self._state.step < batches.max_steps:
                 yield from self._one_step(batches)

@@ -53,17 +53,17 @@ class Trainer:
         _check_call("loss", self.loss, "a function of the model and a batch, which returns the mean over the batch")
         if not (hasattr(self.dataset, "__len__") and hasattr(self.dataset, "__getitem__")):
             raise UsageError(
-                f"dataset is of type {type(self.dataset).__name__}: give one with __len__ and __getitem__"
+                f"dataset is of type {type(self.dataset).__name__}: expected one with __len__ and __getitem__"
             )
         check_whole("global_batch_size", self.global_batch_size, least=1)
         check_whole("micro_batch_size", self.micro_batch_size, least=1)
         check_run(max_steps=self.max_steps, seed=self.seed)
         _check_type("others", self.others, Mapping, "a dict of objects by their names")
         if self.on_step is not None:
-            _check_call("on_step", self.on_step, "a function of a StepResult, or leave it out")
+            _check_call("on_step", self.on_step, "a function of a StepResult, or None")
         if (self.evaluate is None) != (self.evaluate_every is None):
             missing = "evaluate" if self.evaluate is None else "evaluate_every"
-            raise UsageError(f"{missing} is missing: give evaluate and evaluate_every together, or neither")
+            raise UsageError(f"{missing} is missing: set evaluate and evaluate_every together, or neither")
         if self.evaluate is not None:
             _check_call("evaluate", self.evaluate, "a function of the model")
             check_whole("evaluate_every", self.evaluate_every, least=1)
@@ -106,9 +106,9 @@ class Trainer:
 
 def _check_type(name: str, thing: Any, kind: type, wanted: str) -> None:
     if not isinstance(thing, kind):
-        raise UsageError(f"{name} is of type {type(thing).__name__}: give {wanted}")
+        raise UsageError(f"{name} is of type {type(thing).__name__}: expected {wanted}")
 
 
 def _check_call(name: str, thing: Any, wanted: str) -> None:
     if not callable(thing):
-        raise UsageError(f"{name} is of type {type(thing).__name__}, which cannot be called: give {wanted}")
+        raise UsageError(f"{name} is of type {type(thing).__name__}, which cannot be called: expected {wanted}")

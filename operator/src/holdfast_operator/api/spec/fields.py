@@ -32,7 +32,7 @@ def integer(
     whole = isinstance(found, int) and not isinstance(found, bool)
     if not whole or found < minimum or (maximum is not None and found > maximum):
         bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-        raise UnreadableError(f"{path}.{key} must be a whole number {bounds}, not {found!r}")
+        raise UnreadableError(f"{path}.{key} must be an integer {bounds}, not {found!r}")
     return int(found)
 
 

@@ -30,7 +30,7 @@ def check(pod_spec: Json, path: str) -> None:
         _text(toleration, "key", where)
     grace = pod_spec.get("terminationGracePeriodSeconds")
     if grace is not None and (not isinstance(grace, int) or isinstance(grace, bool)):
-        raise UnreadableError(f"{path}.terminationGracePeriodSeconds is no whole number")
+        raise UnreadableError(f"{path}.terminationGracePeriodSeconds must be an integer, not {grace!r}")
     _affinity(pod_spec, path)
 
 

@@ -22,7 +22,7 @@ def processes(value: Any, trainer: Json, path: str) -> int:
         return _one_a_gpu(trainer.get("resources") or {}, path)
     known = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= c.MAX_PROCESSES
     if not known:
-        raise UnreadableError(f"{path} must be a whole number from 1 to {c.MAX_PROCESSES}, not {value!r}")
+        raise UnreadableError(f"{path} must be an integer from 1 to {c.MAX_PROCESSES}, not {value!r}")
     return int(value)
 
 
@@ -34,7 +34,7 @@ def _one_a_gpu(resources: Json, path: str) -> int:
     parts = [f"{limits[name]} {name}" for name in limits if name.startswith(c.GPU_RESOURCES)]
     if parts:
         raise UnreadableError(
-            f"{path} is absent, and the trainer's limits have {', '.join(parts)}, not whole GPUs: {_FIX}"
+            f"{path} is absent, and the trainer's limits have {', '.join(parts)}, which are parts of GPUs: {_FIX}"
         )
     if resources.get("claims"):
         raise UnreadableError(
@@ -56,7 +56,7 @@ def _count(name: str, asked: Any, path: str) -> int:
     number = quantity(asked)
     if str(asked) != "0" and (number != number.to_integral_value() or not 1 <= number <= c.MAX_PROCESSES):
         raise UnreadableError(
-            f"{path} is absent, and the trainer's limits have {asked!r} {name}: expected a whole number"
+            f"{path} is absent, and the trainer's limits have {asked!r} {name}: expected an integer"
             f" from 0 to {c.MAX_PROCESSES}; fix the limit, or {_FIX}"
         )
     return int(number)

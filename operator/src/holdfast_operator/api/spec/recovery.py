@@ -205,7 +205,7 @@ def _signal(name: Any) -> int:
 
 def _number(value: Any, path: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise UnreadableError(f"{path} must be whole numbers, not {value!r}")
+        raise UnreadableError(f"{path} must be integers, not {value!r}")
     return value
 
 

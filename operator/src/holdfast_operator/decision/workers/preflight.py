@@ -38,9 +38,9 @@ _SHARED = frozenset({STORAGE, OBJECT_STORE, CLOCK})
 
 class _FailureScope(Enum):
     NODE = "the node"
-    SHARED = "what all nodes share"
-    JOB = "what the job says"
-    UNKNOWN = "others are still at it"
+    SHARED = "the part that all nodes share"
+    JOB = "the job's settings"
+    UNKNOWN = "other checks are still running"
 
 
 @dataclass(frozen=True, kw_only=True)

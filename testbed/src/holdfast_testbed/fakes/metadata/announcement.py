@@ -87,7 +87,9 @@ class Announcement:
     ) -> Announcement:
         """Return a copy with one more event, `seconds` from now. It replaces an older one with the same identity."""
         if kind not in KINDS[self.cloud]:
-            raise NoSuchEventError(f"{self.cloud} announces no {kind!r}: it is one of {', '.join(KINDS[self.cloud])}")
+            raise NoSuchEventError(
+                f"{self.cloud} has no event {kind!r}: expected one of {', '.join(KINDS[self.cloud])}"
+            )
         event = Event(
             id=identity or str(uuid.uuid4()).upper(),
             kind=kind,

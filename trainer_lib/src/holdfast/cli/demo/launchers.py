@@ -20,7 +20,7 @@ from holdfast.launcher.process.child import own_program
 
 COUNT = 3
 PACE_FILE = "pace"
-_STANDS_BY = "a warm process stands by"
+_STANDS_BY = "a warm standby process is ready"
 _PASSED_ON = ("HOLDFAST_", "TORCH", "MASTER_", "RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_")
 
 

@@ -48,11 +48,11 @@ class LastCheckpoint:
         self._plan = made = plan(self._tiers(after), drain.until - self._now(), wait=step, going=self._going(after))
         chosen = " and ".join(made.tiers)
         if SHARED_TIER not in made.tiers:
-            chosen += f" (and then to {SHARED_TIER}, though late)"
+            chosen += f" (and then on {SHARED_TIER}, too late)"
         if made.certain:
-            _log.info("the last commit goes to %s: %s", chosen, made.reason)
+            _log.info("the last checkpoint is saved on %s: %s", chosen, made.reason)
         else:
-            _log.warning("the last commit may come too late, and is tried to %s: %s", chosen, made.reason)
+            _log.warning("the last checkpoint is saved on %s, and may be too late: %s", chosen, made.reason)
 
     def _tiers(self, state: State) -> list[TierEstimate]:
         """Return the tiers in the order in which a last checkpoint fills them."""

@@ -41,7 +41,8 @@ class TierEstimate:
 
     def __post_init__(self) -> None:
         if self.nbytes < 0 or (self.bytes_per_second is not None and self.bytes_per_second <= 0):
-            raise UsageError(f"tier {self.name}: {self.nbytes} bytes at {self.bytes_per_second} a second")
+            size, pace = self.nbytes, self.bytes_per_second
+            raise UsageError(f"tier {self.name}: {size} bytes at {pace} bytes/s: expected positive numbers")
 
     @property
     def seconds(self) -> float | None:
@@ -196,13 +197,13 @@ def _plus(at: float | None, seconds: float | None) -> float | None:
 
 def _reason(case: _Case, notice: float, ends: Mapping[str, float | None]) -> str:
     told = "; ".join(f"{name}: {_told(case, name, end)}" for name, end in ends.items()) or "there is no tier"
-    step = f", the first {case.wait:.1f} s for the step that is being made" if round(case.wait, 1) else ""
-    return f"of {notice:.1f} s, {case.budget:.1f} s are counted on{step} ({told})"
+    step = f", including {case.wait:.1f} s for the step in progress" if round(case.wait, 1) else ""
+    return f"{case.budget:.1f} s of the notice of {notice:.1f} s are usable{step} ({told})"
 
 
 def _told(case: _Case, name: str, end: float | None) -> str:
     done = "not measured" if end is None else f"done in {end:.1f} s"
-    return done if case.worth(name) else f"{done}, and gone with {case.tiers[name].node}"
+    return done if case.worth(name) else f"{done}, and lost with node {case.tiers[name].node}"
 
 
 @dataclass

@@ -39,7 +39,7 @@ class Requests:
 
     def _requested(self, request: Request) -> None:
         fields = {"id": request.id, "drain": request.drain, "source": request.source}
-        _log.info("checkpoint asked for: %s", request.reason, extra={"fields": fields})
+        _log.info("checkpoint requested: %s", request.reason, extra={"fields": fields})
         if request.document:
             self.notices.append(_notice(request, self._pump.now()))
         self._local.expect_answer(request.id)

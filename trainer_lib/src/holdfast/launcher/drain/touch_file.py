@@ -46,7 +46,7 @@ class Request:
         try:
             moment = datetime.fromisoformat(self.deadline)
         except ValueError:
-            _log.warning("the deadline of %s is no time and is ignored: %.40r", self.id, self.deadline)
+            _log.warning("the deadline of %s is not a time and is ignored: %.40r", self.id, self.deadline)
             return None
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
@@ -66,7 +66,7 @@ class TouchFile:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._complain(f"cannot take {self._file}: {error.strerror}")
+            self._complain(f"cannot rename {self._file}: {error.strerror}")
             return None
         number = f"touch-{os.getpid()}-{next(self._numbers)}"
         if self._taken.stat().st_size == 0:

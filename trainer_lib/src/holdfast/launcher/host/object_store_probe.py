@@ -26,12 +26,12 @@ def rehearse(url: str, name: str) -> Check:
     try:
         store = open_store(url, attempts=_ATTEMPTS)
         if not isinstance(store, ObjectStore):
-            return Check(result=Result.SKIPPED, message=f"{store.url} is a folder")
+            return Check(result=Result.SKIPPED, message=f"{store.url} is a folder, not an object store")
         lacks = store.rehearse(name)
     except HoldfastError as error:
         words = str(error).removesuffix("; nothing was concluded")
         return Check(result=Result.FAILED, message=words, of_the_job=of_the_job(error))
-    words = "; ".join([f"{store.url} lists, takes, gives and deletes", *lacks])
+    words = "; ".join([f"{store.url} can list, write, read and delete objects", *lacks])
     return Check(result=Result.PASSED, message=words)
 
 

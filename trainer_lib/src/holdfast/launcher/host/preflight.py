@@ -122,7 +122,7 @@ class Folder:
         steps: dict[str, Callable[[], object]] = {
             "make a folder": lambda: make_folder(before),
             "write a file": lambda: create_durably(before / "new", b""),
-            "give a file a name that nobody else has": lambda: move_exclusively(before / "new", before / "claim"),
+            "give a file a name that no other file has": lambda: move_exclusively(before / "new", before / "claim"),
             "fsync a folder": lambda: sync_folder(before),
             "rename a folder": lambda: before.rename(after),
         }
@@ -152,7 +152,7 @@ def _naming(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OSError(error.errno, f"it cannot {what}: {os.strerror(error.errno or 0)}") from error
+        raise OSError(error.errno, f"cannot {what}: {os.strerror(error.errno or 0)}") from error
 
 
 def try_volume(volume: Volume, needs: Needs, monotonic: Callable[[], float]) -> Check:
@@ -161,8 +161,8 @@ def try_volume(volume: Volume, needs: Needs, monotonic: Callable[[], float]) -> 
         free = volume.free_bytes()
         if free is not None and free < needs.free_bytes:
             return _failed(
-                f"{format_size(free)} are free on the checkpoint volume, {format_size(needs.free_bytes)} are asked"
-                " for: free some, or lower preflight.storage.minFreeBytes"
+                f"{format_size(free)} are free on the checkpoint volume, {format_size(needs.free_bytes)} are"
+                " required: delete files, or lower preflight.storage.minFreeBytes"
             )
         try:
             return _timed(volume, needs, monotonic, free)
@@ -176,7 +176,7 @@ def _timed(volume: Volume, needs: Needs, monotonic: Callable[[], float], free: i
     piece, begun = os.urandom(PIECE_BYTES), monotonic()
     for written in range(0, TRIAL_BYTES, PIECE_BYTES):
         if monotonic() - begun > needs.seconds:
-            told = f"the checkpoint volume took {format_size(written)} in {needs.seconds:.0f} s, and was given up"
+            told = f"only {format_size(written)} were written to the checkpoint volume within {needs.seconds:.0f} s"
             return _failed(told)
         volume.write(piece)
     volume.sync()
@@ -184,11 +184,11 @@ def _timed(volume: Volume, needs: Needs, monotonic: Callable[[], float], free: i
     volume.use_names()
     if pace < needs.write_bytes:
         return _failed(
-            f"the checkpoint volume takes {format_size(pace)} a second, {format_size(needs.write_bytes)} are asked"
-            " for (preflight.storage.minWriteBytesPerSecond)"
+            f"the checkpoint volume writes {format_size(pace)}/s, {format_size(needs.write_bytes)}/s are required"
+            " (preflight.storage.minWriteBytesPerSecond)"
         )
     room = "" if free is None else f"{format_size(free)} are free, "
-    return Check(result=Result.PASSED, message=f"{room}{format_size(pace)} a second are written")
+    return Check(result=Result.PASSED, message=f"{room}{format_size(pace)}/s are written")
 
 
 def _failed(message: str) -> Check:
@@ -196,7 +196,7 @@ def _failed(message: str) -> Check:
 
 
 def _why(error: OSError) -> str:
-    mend = {errno.EACCES: "; give the trainer's user the right to write there", errno.ENOSPC: "; free some"}
+    mend = {errno.EACCES: "; let the trainer's user write there", errno.ENOSPC: "; delete files"}
     return f"{error.strerror}{mend.get(error.errno or 0, '')}"
 
 
@@ -216,7 +216,7 @@ def try_store(command: Sequence[str], seconds: float) -> Check:
     except subprocess.TimeoutExpired:
         return _failed(f"the object store has not answered within {seconds:.0f} s")
     except OSError as error:
-        return _failed(f"the object store cannot be tried: {error.strerror}")
+        return _failed(f"the object store check cannot start: {error.strerror}")
     return _told_by(ended)
 
 
@@ -227,8 +227,8 @@ def _told_by(ended: subprocess.CompletedProcess[bytes]) -> Check:
         result = Result(told["result"])
         return Check(result=result, message=str(told["message"]), of_the_job=bool(told["ofTheJob"]))
     except (ValueError, LookupError, TypeError):
-        said = (ended.stderr.decode(errors="replace").splitlines() or ["it said nothing"])[-1]
-        return _failed(f"the object store cannot be tried: {said}")
+        said = (ended.stderr.decode(errors="replace").splitlines() or ["it wrote no error"])[-1]
+        return _failed(f"the object store check failed: {said}")
 
 
 class Board:
@@ -250,7 +250,7 @@ class Board:
             try:
                 write_json(self._path, document(checks))
             except OSError as error:
-                _log.error("cannot write %s: %s; the operator waits for it in vain", self._path, error.strerror)
+                _log.error("cannot write %s: %s; the operator does not get the result", self._path, error.strerror)
                 return False
             self._checks = checks
             return True
@@ -322,7 +322,7 @@ def _start_volume(board: Board, environment: Environment, needs: Needs) -> None:
         board.tell(STORAGE, Check(result=Result.SKIPPED, message="there is no checkpoint volume"))
         return
     volume = Folder(environment.checkpoint_dir, environment.pod_name or environment.pod_uid)
-    Trial(board, STORAGE, lambda: try_volume(volume, needs, time.monotonic)).begin("the checkpoint volume is tried")
+    Trial(board, STORAGE, lambda: try_volume(volume, needs, time.monotonic)).begin("checking the checkpoint volume")
 
 
 def _start_store(board: Board, environment: Environment, url: str) -> None:
@@ -332,4 +332,4 @@ def _start_store(board: Board, environment: Environment, url: str) -> None:
     name = environment.pod_name or environment.pod_uid
     command = own_program("holdfast.launcher.host.object_store_probe", url, name)
     attempt = partial(try_store, command, environment.preflight_seconds)
-    Trial(board, OBJECT_STORE, attempt).begin("the object store is tried")
+    Trial(board, OBJECT_STORE, attempt).begin("checking the object store")

@@ -66,14 +66,14 @@ def _phase(turn: Transition, waiting: acceptance.Waiting) -> acceptance.Waiting:
             return Phase.COMPLETE, state.leaving.message
         return (Phase.FAILED if state.leaving.final else Phase.DRAINING), state.leaving.message
     if state.drain is not None:
-        return Phase.DRAINING, f"commits and leaves: {state.drain.reason}"
+        return Phase.DRAINING, f"writes a checkpoint and leaves: {state.drain.reason}"
     if state.pending is not None:
-        return Phase.FORMING, f"goes over to {state.pending.world.attempt_id}"
+        return Phase.FORMING, f"changes to {state.pending.world.attempt_id}"
     if state.attempt is None and state.postponed is not None:
-        return waiting[0], f"{waiting[1]}; then commits and leaves: {state.postponed.reason}"
+        return waiting[0], f"{waiting[1]}; then writes a checkpoint and leaves: {state.postponed.reason}"
     if state.attempt is None:
         return waiting
     if state.attempt.done:
-        return Phase.RUNNING, "done here; waits for the others"
+        return Phase.RUNNING, "finished; waits for the others"
     size = len(state.membership.members) if state.membership else len(state.attempt.world.members)
     return Phase.RUNNING, f"training with {len(state.attempt.world.members)} of {size} workers"

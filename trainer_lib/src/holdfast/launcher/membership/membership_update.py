@@ -24,7 +24,7 @@ def see(turn: Transition, membership: Membership) -> None:
     if membership.checkpoint is not None:
         ask(turn, membership.checkpoint.id, membership.checkpoint.reason)
     if turn.state.me in membership.drain:
-        reason = f"the operator asked in revision {membership.revision}"
+        reason = f"the operator requested it in revision {membership.revision}"
         drain.begin_drain(turn, events.DrainAsked(id=f"drain-{membership.revision}", reason=reason, cause=None))
 
 

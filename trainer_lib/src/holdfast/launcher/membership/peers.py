@@ -150,7 +150,7 @@ def _moved_on(members: tuple[Member, ...], sender: str) -> Failure:
     return Failure(
         cause=Cause.INFRASTRUCTURE,
         reason=failures.MOVED_ON,
-        message=f"{member.pod or sender} is in this attempt no more",
+        message=f"{member.pod or sender} is no longer in this attempt",
         priority=Priority.PEER_LOST,
         pod=member.pod,
         node=member.node,

@@ -55,12 +55,12 @@ def right_size(membership: Membership, world: frozenset[str], weakened: Weakened
         return QuorumDecision(False, f"{_names(world - members)} not in generation {membership.generation}")
     if 2 * len(world) <= len(members) and not weakened.majority:
         return QuorumDecision(
-            False, f"{len(world)} of {len(members)} workers is no majority of generation {membership.generation}"
+            False, f"{len(world)} of {len(members)} workers are not a majority of generation {membership.generation}"
         )
     if len(world) < rules.min_replicas:
         return QuorumDecision(False, f"{len(world)} workers are fewer than minReplicas {rules.min_replicas}")
     if len(world) % rules.replica_step:
-        return QuorumDecision(False, f"{len(world)} workers are no multiple of replicaStep {rules.replica_step}")
+        return QuorumDecision(False, f"{len(world)} workers are not a multiple of replicaStep {rules.replica_step}")
     if world != members and not rules.may_shrink:
         return QuorumDecision(False, f"{_names(members - world)} missing, and the job may not shrink")
     return OK
@@ -77,8 +77,8 @@ def no_older_world(membership: Membership, world: frozenset[str], started: Attem
         if previous.generation >= first and 2 * len(left) > len(previous.members):
             return QuorumDecision(
                 False,
-                f"{_names(left)} of generation {previous.generation} may still train; it goes on when they report,"
-                " or are proved gone (delete the Node object, or taint it with"
+                f"{_names(left)} of generation {previous.generation} may still train; training resumes when they"
+                " report, or are confirmed gone (delete the Node object, or taint it with"
                 " node.kubernetes.io/out-of-service:NoExecute, once the machine is off)",
                 frozenset(left),
             )

@@ -238,10 +238,10 @@ def check_invariants(before: State, after: State, actions: list[Action]) -> None
     if before.membership and after.membership and after.membership.newness < before.membership.newness:
         raise AssertionError("the membership became older")
     if after.exit is not None and actions[-1] != after.exit:
-        raise AssertionError("something was done after the exit")
+        raise AssertionError("an action follows the exit")
     for action in actions:
         if isinstance(action, StartRanks) and after.ranks != action.world.attempt_id:
-            raise AssertionError(f"ranks of {action.world.attempt_id} start beside {after.ranks}")
+            raise AssertionError(f"ranks of {action.world.attempt_id} start while ranks of {after.ranks} run")
         if isinstance(action, Send) and isinstance(action.message, messages.Accept):
             attempt_id = action.message.world.attempt_id
             if after.accepted is None or after.accepted < attempt_id or (after.ranks or attempt_id) < attempt_id:

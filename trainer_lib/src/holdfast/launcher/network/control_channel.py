@@ -306,7 +306,7 @@ class ControlChannel:
         while True:
             stalled = self._clock.beat(loop.time())
             if stalled > self._dead_after:
-                _log.warning("this launcher stood still for %.1f s; no peer is blamed for that", stalled)
+                _log.warning("this launcher was suspended for %.1f s; no peer counts as lost for that time", stalled)
             if loop.time() >= next_beat:
                 next_beat = loop.time() + self._heartbeat - tick / 2
                 for uid in list(self._peers):

@@ -131,7 +131,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, 
         check_version(first, "the greeting of a launcher")
         peer, mine = first["podUID"], secrets.token_hex(16)
         if first["to"] != me:
-            raise ControlError(f"{peer} looks for {first['to']}, this is {me}")
+            raise ControlError(f"{peer} connected to {first['to']}, but this is {me}")
         talk = (peer, me, first["nonce"], mine)
         writer.write(encode({"nonce": mine, "mac": proof(key, _PROTOCOL, "accept", *talk)}))
         theirs = await _expect(reader, "mac")
@@ -157,5 +157,5 @@ def _greeting(body: dict[str, Any] | None, *names: str) -> dict[str, Any]:
 def _check(given: str, key: bytes, role: str, *talk: str, peer: str) -> None:
     if not is_proof(given, key, _PROTOCOL, role, *talk):
         raise AuthenticationError(
-            f"{peer} does not hold this job's key; if it belongs to the job, both must get the same key"
+            f"{peer} does not have this job's key; if it belongs to the job, set the same key on both"
         )

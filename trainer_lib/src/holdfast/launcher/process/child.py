@@ -320,7 +320,7 @@ def _start(
             preexec_fn=before_exec,  # noqa: PLW1509  (three calls into libc, prepared before the fork)
         )
     except OSError as error:
-        raise SpawnError(f"cannot start {argv[0]!r}: {error.strerror}; give a program after '--'") from error
+        raise SpawnError(f"cannot start {argv[0]!r}: {error.strerror}; pass a program after '--'") from error
 
 
 def _copy(source: io.BufferedReader, target: int | None, prefix: str, tail: deque[str] | None) -> None:

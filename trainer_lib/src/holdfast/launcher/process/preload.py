@@ -262,7 +262,7 @@ def _place_hidden() -> Iterator[None]:
     class Watched(type(os.environ)):  # type: ignore[misc]
         def __getitem__(self, name: str) -> str:
             if of_place(name):
-                raise _ReadsPlaceError(f"it reads {name} as it is imported")
+                raise _ReadsPlaceError(f"it reads {name} during its import")
             return str(super().__getitem__(name))
 
     plain = type(os.environ)

@@ -112,7 +112,7 @@ class Pool:
                 elif not self._forks:
                     self._start_warm(self._script)
         except (OSError, SpawnError) as error:
-            _log.warning("no process can stand by: %s", error)
+            _log.warning("cannot start a warm standby process: %s", error)
 
     def close(self) -> None:
         """End all processes without an order, and create no more."""
@@ -179,7 +179,7 @@ class Pool:
 
     def _late(self, standing: _Standing) -> None:
         if standing in self._standing:
-            _log.warning("the zygote did not fork within %.1f s: a new interpreter starts", _FORK_SECONDS)
+            _log.warning("the zygote did not fork within %.1f s; the rank starts as a new interpreter", _FORK_SECONDS)
             self._drop_zygote()
             self._gone(standing)
 
@@ -201,7 +201,7 @@ class Pool:
     def _hear(self, standing: _Standing, message: bytes) -> None:
         if message == READY:
             standing.ready = True
-            _log.info("a warm process stands by", extra=_fields(standing.child))
+            _log.info("a warm standby process is ready", extra=_fields(standing.child))
         elif message:
             with contextlib.suppress(OSError):  # it has ended, and its socket will close
                 self._there(standing, *message.decode().split())
@@ -241,7 +241,7 @@ class Pool:
         zygote.ready = said["state"] == IS_READY
         self._failures = 0
         if said["state"] == IS_UNSAFE:
-            _log.warning("%s: forking is not safe, so new interpreters stand by", said["why"])
+            _log.warning("%s: forking is not safe, so warm standby processes are new interpreters", said["why"])
             self._forks = False
         elif not zygote.ready:
             self._script = None
@@ -264,9 +264,9 @@ class Pool:
         """A preparation failed. The next refill retries, up to a limit."""
         self._failures += 1
         tail = ended.stderr_tail[-1] if ended.stderr_tail else ""
-        _log.warning("a process that was to stand by ended with %d %s", ended.exit_code, tail)
+        _log.warning("a warm standby process ended with %d before it was ready: %s", ended.exit_code, tail)
         if self._failures >= _MAX_FAILURES:
-            _log.warning("no process stands by from now on: ranks start as new interpreters")
+            _log.warning("warm standby is off from now on: ranks start as new interpreters")
             self.close()
 
     def _forget(self, standing: _Standing) -> None:

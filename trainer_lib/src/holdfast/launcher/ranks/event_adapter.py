@@ -298,7 +298,7 @@ class LocalRanks:
         cause = self.progress.tallies.failed(attempt_id, body, self._now())
         if cause:
             fields = {"step": body["step"], "tier": body["tier"], "cause": cause}
-            said = "the commit of step %s on the %s tier failed (%s): %s"
+            said = "the checkpoint of step %s on the %s tier failed (%s): %s"
             _log.error(said, body["step"], body["tier"], cause, body["message"], extra={"fields": fields})
 
     def _measure(self, body: Mapping[str, Any]) -> None:
@@ -344,7 +344,7 @@ class LocalRanks:
 
     def standby_ended(self) -> None:
         """A standby process ended. Another one starts, and is judged, when there is a world."""
-        _log.warning("a process that stood by ended; another is started when there is a world for it")
+        _log.warning("a standby process ended; another one starts when a world needs it")
         self._may_stand_by = False
         self.tell_prepared()
 
@@ -366,7 +366,7 @@ class LocalRanks:
     def _left(self, rank: Rank) -> None:
         """A rank left by itself. This ends its attempt, unless the end was agreed."""
         if not self._stopping and not rank.quiesced:
-            text = "it left the attempt by itself"
+            text = "it left the attempt without a request"
             self._fail(rank, exit_cause.peer_lost(rank.number, text, self._place(), step=rank.step))
 
     def _fail(self, rank: Rank, failure: Failure) -> None:
@@ -395,7 +395,7 @@ class LocalRanks:
 
     def _terminate_plain(self, attempt_id: AttemptId) -> None:
         if self.supervisor.attempt_id == attempt_id and not self.supervisor.speaks_holdfast:
-            _log.info("the script has no Holdfast loop; SIGTERM tells it to end")
+            _log.info("the script has no Holdfast loop; SIGTERM ends it")
             self.supervisor.terminate(self.supervisor.ranks)
 
     def _enter_plain(self, attempt_id: AttemptId) -> None:

@@ -89,7 +89,7 @@ def judge(end: RankEnd, place: FailureContext) -> Failure | None:
     who = f"rank {end.rank} (pid {end.pid})"
     if end.oom and end.returncode == -signal.SIGKILL:  # even if this launcher was about to kill it
         return _failure(
-            end, place, Cause.OOM, "OutOfMemory", Priority.OOM, f"{who} was ended by the kernel: out of memory"
+            end, place, Cause.OOM, "OutOfMemory", Priority.OOM, f"{who} was killed by the kernel: out of memory"
         )
     if end.ended_by_us or end.ended_well:
         return None
@@ -98,14 +98,14 @@ def judge(end: RankEnd, place: FailureContext) -> Failure | None:
             end, place, Cause.INFRASTRUCTURE, "RankKilled", Priority.KILLED, f"{who} was ended by SIGKILL"
         )
     if end.returncode == 0:
-        text = f"{who} ended with 0 at step {end.step or 0} while others still have steps to make"
+        text = f"{who} ended with 0 at step {end.step or 0} while others still have steps to do"
         return _failure(end, place, Cause.APPLICATION, "EndedEarly", Priority.ENDED_EARLY, text)
     return _died(end, place, who)
 
 
 def _died(end: RankEnd, place: FailureContext, who: str) -> Failure:
     if end.peer_lost or end.returncode == EXIT_PEER_LOST:
-        return peer_lost(end.rank, end.peer_lost or "it ended by itself", place, step=end.step)
+        return peer_lost(end.rank, end.peer_lost or "its process exited", place, step=end.step)
     last = end.exception or (end.traceback[-1].strip() if end.traceback else "")
     if end.returncode < 0:
         name = _signal_name(-end.returncode)

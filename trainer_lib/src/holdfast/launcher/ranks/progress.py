@@ -57,6 +57,6 @@ def set_aside(bad: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, str]
     """Return the path of a corrupt checkpoint, why it is corrupt, and what happened to its step."""
     stores = ", ".join(map(str, body.get("stores", ())))
     lost = any(gone["path"] == bad["path"] for gone in body.get("lost", ()))
-    since = f"training went on from step {body['step']}{stores and f' of {stores}'}"
-    instead = f"no good copy of it was left, {since}" if lost else "another copy was good"
+    since = f"training resumed from step {body['step']}{stores and f' of {stores}'}"
+    instead = f"no intact copy was left; {since}" if lost else "another copy was intact"
     return {"path": str(bad["path"]), "reason": f"{bad['reason']}; {instead}"}

@@ -107,7 +107,7 @@ class AgentSocket:
                 self._take(connection, body)
                 body = await _read(reader)
         except (ValueError, KeyError, TypeError, RecursionError, DocumentError) as error:
-            _log.warning("a rank process sent what this launcher cannot read: %r; its connection is closed", error)
+            _log.warning("the message of a rank process cannot be read: %r; its connection is closed", error)
         finally:
             self._connections.discard(connection)
             connection.over_at = time.monotonic()

@@ -346,7 +346,7 @@ class Supervisor:
             try:
                 await asyncio.wait_for(rank.connection.over.wait(), _LAST_WORDS_SECONDS)
             except TimeoutError:
-                _log.debug("something holds the connection of rank %d open", rank.number)
+                _log.debug("another process keeps the connection of rank %d open", rank.number)
         elif ended.returncode != -signal.SIGKILL:  # it may have sent hello a moment ago
             await asyncio.sleep(_LAST_WORDS_SECONDS)
         self._ended(rank, ended)
@@ -402,7 +402,7 @@ class Supervisor:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            context = {"message": "a rank process could not be followed", "exception": error}
+            context = {"message": "a rank process could not be supervised", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
 
 

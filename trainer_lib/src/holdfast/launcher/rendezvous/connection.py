@@ -84,7 +84,7 @@ class Endpoint:
             connection = await handshake.answer(reader, writer, me=ENDPOINT, key=rendezvous_key(self._secret))
             first = await connection.receive()
             if first is None or first.get("type") != "join":
-                raise ControlError("a launcher must begin with join")
+                raise ControlError("the first message of a launcher must be join")
             member = Joined(uid=connection.peer, entry=first["member"])
             if self._refuses(connection, first.get("asked")):
                 return
@@ -157,7 +157,7 @@ async def _hear(connection: handshake.Connection, heard: Callable[[dict[str, Any
             quiet = 0
             heard(body)
     except ControlError as error:
-        _log.warning("the connection to %s broke a rule: %s", connection.peer, error)
+        _log.warning("the connection to %s broke the protocol: %s", connection.peer, error)
     finally:
         beating.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -194,8 +194,7 @@ async def dial(
             raise
         except ControlError as error:
             raise UsageError(
-                f"--rdzv-endpoint {where}: another program listens there, which is no launcher ({error}): give "
-                "another port"
+                f"--rdzv-endpoint {where}: another program listens there, not a launcher ({error}): use another port"
             ) from error
         if found != told:
             told = found
@@ -205,9 +204,9 @@ async def dial(
 
 def _found(error: Exception) -> str:
     if isinstance(error, handshake.NoAnswerError):
-        return "what listens there accepts connections and does not answer as a launcher does"
+        return "the program there accepts connections, but does not answer as a launcher"
     if isinstance(error, handshake.HungUpError):
-        return "what listens there closes connections and does not answer as a launcher does"
+        return "the program there closes connections, and does not answer as a launcher"
     if isinstance(error, ConnectionRefusedError):
         return "no program listens there"
     if isinstance(error, TimeoutError):

@@ -67,8 +67,8 @@ def remarks(host: str, addresses: Sequence[str]) -> list[str]:
         said.append(f"--rdzv-endpoint {host} has {len(addresses)} addresses ({listed}): all launchers use {address}")
     if ipaddress.ip_address(address).is_loopback and not _names_loopback(host):
         said.append(
-            f"--rdzv-endpoint {host} is {address} on this host, which other hosts cannot reach: give the host's "
-            "address in the network, or correct the hosts file"
+            f"--rdzv-endpoint {host} is {address} on this host, which other hosts cannot reach: pass the host's "
+            "network address, or correct the hosts file"
         )
     return said
 

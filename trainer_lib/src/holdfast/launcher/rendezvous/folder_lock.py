@@ -66,8 +66,8 @@ async def _take(lock: int, folder: Path, patience: float) -> None:
             other = os.pread(lock, _MOST_TOLD, 0).decode(errors="replace") or "another run"
         if loop.time() >= deadline:
             raise UsageError(
-                f"holdfast run: {other} has its checkpoints in {folder}: stop it, or give this run a folder of its"
-                f" own ({variable('checkpoint_dir')})"
+                f"holdfast run: {other} has its checkpoints in {folder}: stop it, or use another folder for"
+                f" this run ({variable('checkpoint_dir')})"
             )
         if not told:
             _log.warning("%s has its checkpoints in %s: waiting %.0f s for its end", other, folder, patience)

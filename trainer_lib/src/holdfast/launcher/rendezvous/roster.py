@@ -77,7 +77,7 @@ class RunRequest:
         own = {**self.asked(), "--rdzv-id": self.run_id}
         for option, value in asked.items():
             if option in own and value != own[option]:
-                return f"{option} is {value} here and {own[option]} at --rdzv-endpoint: give the same on every host"
+                return f"{option} is {value} here and {own[option]} at --rdzv-endpoint: set the same on every host"
         return None
 
 

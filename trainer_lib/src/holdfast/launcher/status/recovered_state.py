@@ -51,7 +51,7 @@ def _unexplained(before: dict[str, Any], identity: Identity, last_sign: float) -
     failure = Failure(
         cause=Cause.INFRASTRUCTURE,
         reason="LauncherEnded",
-        message=f"the launcher of {identity.pod} ended without a word",
+        message=f"the launcher of {identity.pod} ended without a report",
         priority=Priority.MEMBER_LOST,
         at=last_sign,
         pod=identity.pod,

@@ -70,7 +70,7 @@ class StatusFile:
         except OSError as error:
             if not self._failed:
                 _log.error(
-                    "cannot write %s: %s; the operator sees nothing of this worker", self._path, error.strerror
+                    "cannot write %s: %s; the operator gets no reports of this worker", self._path, error.strerror
                 )
             self._failed = True
             return

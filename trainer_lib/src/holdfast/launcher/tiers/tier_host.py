@@ -47,10 +47,10 @@ class TierHost(ABC):
             self._server = self._serve(self._folder, self._host or None)
         except OSError as error:
             raise UsageError(
-                f"the {self.name} tier at {self._root} cannot be used: {error.strerror}; give a folder on "
-                f"{self.place} that this process may write (checkpoint.{self.name}, or --{self.name}-tier PATH)"
+                f"the {self.name} tier at {self._root} cannot be used: {error.strerror}; set a folder on "
+                f"{self.place} that this process can write (checkpoint.{self.name}, or --{self.name}-tier PATH)"
             ) from error
-        _log.info("commits are kept on the %s tier", self.name, extra={"fields": {"folder": str(self._folder)}})
+        _log.info("checkpoints are kept on the %s tier", self.name, extra={"fields": {"folder": str(self._folder)}})
 
     def admit(self, job_key: bytes) -> None:
         """Serve connections that have the job's key."""
@@ -114,4 +114,4 @@ def _own_folder(root: Path) -> tuple[Path, int]:
             os.close(lock)
             continue
         return folder, lock
-    raise UsageError(f"{root} has {_FOLDERS} launchers already: give another folder")
+    raise UsageError(f"{root} has {_FOLDERS} launchers already: set another folder")

@@ -96,7 +96,7 @@ class Uploads:
             alive()
         self._hear(line)
         if self._newest != self._done:
-            _log.warning("%s is not in %s: it lies on the shared tier only", self._newest, self._url)
+            _log.warning("%s is not in %s: only the shared tier has it", self._newest, self._url)
         self._ends = _MOST_RESTARTS
         child.kill()
 
@@ -109,7 +109,7 @@ class Uploads:
             line = self._line or self._start()
             line.sendall(f"{name}\n".encode())
         except (OSError, SpawnError) as error:
-            self._failed(FailureCause.PROCESS, f"the process that uploads cannot be told of {name}: {error}")
+            self._failed(FailureCause.PROCESS, f"{name} cannot be passed to the uploader process: {error}")
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -141,11 +141,11 @@ class Uploads:
         if answer["cause"]:
             self._failed(str(answer["cause"]), f"{name} could not be uploaded: {answer['message']}")
         elif answer["gone"]:
-            _log.info("%s was deleted before it was uploaded whole; the next commit makes up for it", name)
+            _log.info("%s was deleted before its upload was complete; the next checkpoint is uploaded instead", name)
         elif name is not None:
             self._count(name, int(answer["bytes"]), float(answer["seconds"]))
         if answer["untidy"]:
-            _log.warning("%s: old commits could not be deleted: %s", self._url, answer["untidy"])
+            _log.warning("%s: old checkpoints could not be deleted: %s", self._url, answer["untidy"])
 
     def _count(self, name: CheckpointName, nbytes: int, seconds: float) -> None:
         self.counts.commits += 1
@@ -161,7 +161,7 @@ class Uploads:
         """Count each failure. Log consecutive failures with the same cause once."""
         self.counts.failures[cause] += 1
         if cause != self._troubled:
-            _log.error("%s; the newest commit is tried next, and training goes on", message)
+            _log.error("%s; training continues, and the newest checkpoint is tried next", message)
         self._troubled = cause
 
     def _ended(self, ended: ProcessExit) -> None:
@@ -175,4 +175,4 @@ class Uploads:
             return
         self._ends += 1
         said = ended.stderr_tail[-1] if ended.stderr_tail else f"exit code {ended.exit_code}"
-        self._failed(FailureCause.PROCESS, f"the process that uploads ended: {said}")
+        self._failed(FailureCause.PROCESS, f"the uploader process ended: {said}")

@@ -37,7 +37,7 @@ _CHANGED: Final = (
 )
 _CHANGED_IN_EVALUATION: Final = (
     'job.save() was called in job.phase("evaluation") while the model does not hold the weights of step {step}: '
-    "averaged weights may stand in their place. Put the trained weights back first, or call job.save() before the "
+    "it may hold averaged weights. Put the trained weights back first, or call job.save() before the "
     "phase"
 )
 

@@ -36,14 +36,14 @@ _FAILED: Final = (
     "step %d could not be saved (%s, %d in a row): %s. Training continues, and the checkpoint is tried again; if all "
     "workers are lost before one succeeds, training resumes from step %d: %s"
 )
-_MAKE_ROOM: Final = "make room in the checkpoint folder or make it writable"
+_MAKE_ROOM: Final = "free space in the checkpoint folder or make it writable"
 _FREEZE: Final = "freeze the parameters that are meant to hold such values, with requires_grad_(False)"
 _NON_FINITE_SAVES: Final = 3
 _UNLIKE: Final = (
-    "%r is managed, and its state on rank %s is not that of rank 0: a restore, and a rank that takes a lost one's "
-    "place, get numbers of one rank and tensors of any. Have its state_dict() say what is true of the whole job, "
-    "such as a position in all of the data from which each rank finds its own (job.batches does), or keep it out of "
-    "job.manage() and make it anew from job.committed_step and job.rank"
+    "%r is managed, but its state on rank %s differs from rank 0. A restored or replaced rank gets the numbers of "
+    "one rank and the tensors of any rank. Return the same state_dict() on every rank, such as one position in all "
+    "of the data (job.batches does this). Or leave the object out of job.manage(), and create it again from "
+    "job.committed_step and job.rank"
 )
 
 
@@ -304,7 +304,7 @@ class CheckpointScheduler:
         choice = self._cadence.choose(self.failures.mtbf)
         self._interval_seconds = choice.seconds
         if choice.news and self._coordinator:
-            _log.info("a commit is due every %.0f s: %s", choice.seconds, choice.reason)
+            _log.info("a checkpoint is due every %.0f s: %s", choice.seconds, choice.reason)
 
     def _land(self, running: _RunningSave) -> None:
         self._running = None

@@ -24,8 +24,8 @@ _log = logging.getLogger("holdfast.job")
 # The limit for jobs without another one: launchers wait for `checkpoint.deadlineSeconds`.
 _LAST_CHECKPOINT_SECONDS: Final = 60.0
 _CHANGED: Final = (
-    "step %d is not committed: the script changed the weights after that step, outside of the optimizer. Averaged "
-    "weights may stand in the model. Training resumes from the checkpoint before it"
+    "step %d is not saved: the script changed the weights after that step, outside of the optimizer. The model may "
+    "hold averaged weights. Training resumes from the checkpoint before it"
 )
 
 
@@ -45,7 +45,7 @@ class ScriptFailure:
         The launcher knows that this rank has failed, and waits while there is something to save.
         """
         cancel = self.team.cancel
-        over = Timer(_LAST_CHECKPOINT_SECONDS, cancel.set, ["the last step could not be committed in time"])
+        over = Timer(_LAST_CHECKPOINT_SECONDS, cancel.set, ["the last step could not be saved in time"])
         over.daemon = True
         try:
             self.agent.stay()
@@ -69,7 +69,7 @@ class ScriptFailure:
             complete = self.stepper.rewind() and not final_checkpoint.raised_in_update(self.state.objects, trace)
             changed = complete and self.stepper.weights.changed()
         except RuntimeError as error:  # a failed device is the usual reason for an exception
-            _log.warning("step %d is not committed: the state cannot be read: %s", step, error)
+            _log.warning("step %d is not saved: the state cannot be read: %s", step, error)
             return False
         if changed:
             _log.warning(_CHANGED, step)
@@ -95,8 +95,8 @@ class ScriptFailure:
         hooks = self.hooks
         hooks.wait()
         if not final_checkpoint.can_be_saved(left):
-            _log.warning("the state after step %d is not whole on every rank: it is not committed", left[0].step)
+            _log.warning("step %d is not saved: the state after it is not complete on every rank", left[0].step)
         elif hooks.behind:
-            _log.info("every rank failed: step %d is committed before they leave", self.state.step)
+            _log.info("every rank failed: step %d is saved before they leave", self.state.step)
             hooks.begin(spare=True)
             hooks.wait()

@@ -51,13 +51,13 @@ class Position:
         """Return the saved position. Raise `DataError` for other data or another order."""
         if saved.fingerprint != self.fingerprint:
             raise DataError(
-                f"the checkpoint stands in dataset {saved.fingerprint}, and the script gives {self.fingerprint}: "
-                "give the same dataset, or start in an empty checkpoint folder"
+                f"the checkpoint is of dataset {saved.fingerprint}, but the script passes {self.fingerprint}: "
+                "pass the same dataset, or start in an empty checkpoint folder"
             )
         if saved.seed != self.seed:
             raise DataError(
-                f"the checkpoint's order of samples has seed {saved.seed}, and the script gives {self.seed}: "
-                "give the same seed, or start in an empty checkpoint folder"
+                f"the checkpoint's order of samples has seed {saved.seed}, but the script passes {self.seed}: "
+                "pass the same seed, or start in an empty checkpoint folder"
             )
         return saved
 

@@ -16,11 +16,11 @@ from holdfast.training.data.loader import MicroBatch
 class BatchState(Enum):
     """The state of the last micro-batch."""
 
-    NONE = "its step was made, or there was none yet"
-    HELD = "the script has it, and its step is still to come"
-    STEP_LOST = "its world has ended: its step is not made"
-    SAVE_LOST = "its world has ended in its step: a save before the next batch is not made"
-    BOTH_LOST = "its world has ended: neither its step nor a save before that is made"
+    NONE = "its step is finished, or there was no batch yet"
+    HELD = "the script has it, and its step is not finished"
+    STEP_LOST = "its world has ended: its step is skipped"
+    SAVE_LOST = "its world has ended in its step: a save before the next batch is skipped"
+    BOTH_LOST = "its world has ended: its step and a save before it are skipped"
 
 
 # After a world has ended. Peers may have completed the step before the end: their next call is a step and not a save.

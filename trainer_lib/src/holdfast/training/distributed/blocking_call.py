@@ -38,7 +38,7 @@ class BlockingCall:
         while not self._done.wait(SLICE_SECONDS):
             self._cancel.check()
             if time.monotonic() > end:
-                raise PeerLostError(f"the ranks did not all meet within {timeout:g} s")
+                raise PeerLostError(f"not every rank arrived within {timeout:g} s")
         error = self._outcome.pop("error", None)
         if isinstance(error, RuntimeError | OSError):
             raise peer_lost(error) from error

@@ -80,7 +80,7 @@ class Sharding:
             raise UsageError("call job.fully_shard before job.manage()")
         before = [(part, name, one) for part in module.modules() for name, one in part._parameters.items()]
         if any(one is not None and one.is_meta for _, _, one in before):
-            raise UsageError("a parameter is on the meta device: give the model real weights before job.fully_shard")
+            raise UsageError("a parameter is on the meta device: initialize its weights before job.fully_shard")
         fully_shard(module, mesh=self.mesh, **options)
         for part, name, one in before:
             if one is not None and not is_sharded(one):
@@ -112,8 +112,8 @@ class Sharding:
         """Take this rank's rows of rank 0's weights."""
         if self._whole is None:
             raise StateError(
-                "the state of a shard is gone with all ranks that held it, and there is no checkpoint: this process "
-                "cannot begin anew; start it again, and give a checkpoint_dir"
+                "all ranks that held the state of a shard are lost, and there is no checkpoint: this process "
+                "cannot start over. Start it again, and set checkpoint_dir"
             )
         with torch.no_grad():
             for parameter, whole in self._whole.items():
@@ -187,7 +187,7 @@ class Sharding:
     def _reachable(self) -> Group:
         if self._shard_group is None:
             raise UsageError(
-                "call job.manage(model=…, optimizer=…) before the model is used: its parts are elsewhere"
+                "the model has only one shard of its weights: call job.manage(model=…, optimizer=…) before you use it"
             )
         return self._shard_group
 
@@ -239,11 +239,11 @@ def check_sharded(sharding: Sharding | None, trained: Iterable[torch.nn.Paramete
         return
     if None in meshes:
         raise UsageError(
-            "some parameters are sharded and others are not: call job.fully_shard on the whole model last, before "
-            "the optimizer is made"
+            "some parameters are sharded and others are not: call job.fully_shard on the complete model last, "
+            "before you create the optimizer"
         )
     if scaler is not None:
-        raise UsageError("a sharded model has no use for a GradScaler: train in bfloat16, with mp_policy")
+        raise UsageError("a sharded model cannot have a GradScaler: train in bfloat16, with mp_policy")
 
 
 def whole_norm(own: float, shard_group: Group) -> float:

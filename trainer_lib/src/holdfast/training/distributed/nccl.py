@@ -44,7 +44,7 @@ class Flight:
         """
         done = self._work.is_completed()
         if self._owner.lost:
-            raise RuntimeError("the communicator was given up")
+            raise RuntimeError("the communicator was aborted")
         if not done:
             time.sleep(POLL)
             return False

@@ -101,14 +101,14 @@ class LauncherClient:
             self._state.wait_for(lambda: self._next is not None)
             place, self._next = self._next, None
         if place is None:
-            raise LaunchError("no place was given")
+            raise LaunchError("the launcher sent no place for this process")
         return place
 
     def enter(self, place: RankPlacement) -> CancelToken:
         """Take a place. Requests to end the last attempt no longer apply."""
         attempt_id = place.attempt_id
         if attempt_id is None:
-            raise LaunchError("a world of a launcher has an attempt ID")
+            raise LaunchError("the world of a launcher must have an attempt ID")
         with self._state:
             if self._attempt_id == attempt_id:
                 return self._cancel
@@ -120,7 +120,7 @@ class LauncherClient:
                 "node_local": [],
             }
             if self._left is not None and self._left >= attempt_id:
-                self._cancel.set("the launcher ended it before it began")
+                self._cancel.set("the launcher ended the attempt before its start")
             cancel = self._cancel
         self.send(
             "hello",
@@ -139,7 +139,7 @@ class LauncherClient:
             if self._cancel.is_set():
                 raise PeerLostError(self._cancel.reason)
             if self._claims is None:
-                raise LaunchError(f"the launcher said no welcome within {_WELCOME_SECONDS:.0f} s: see its log")
+                raise LaunchError(f"the launcher sent no welcome within {_WELCOME_SECONDS:.0f} s: check its log")
             return self._claims
 
     # Leaving
@@ -262,7 +262,7 @@ class LauncherClient:
         try:
             self._handle(json.loads(line))
         except (ValueError, KeyError, TypeError, LaunchError) as error:
-            _log.error("the launcher sent what this release cannot read: %s", error)
+            _log.error("a message of the launcher cannot be read by this release: %s", error)
 
     def _handle(self, message: Mapping[str, Any]) -> None:
         match message["type"]:

@@ -26,9 +26,9 @@ _PEER_GONE: Final = ("gloo/transport", "Connection closed by peer", "Connection 
 # Error texts of torch if the script calls torch.distributed without a group: a collective, destroy_process_group().
 _NO_GROUP: Final = ("Default process group has not been initialized", "Process group cannot be None")
 _NO_GROUP_MEND: Final = (
-    "Holdfast makes no default process group, because none outlives a lost peer: call "
-    "torch.distributed.init_process_group() after job.manage() to have one; each lost peer then costs a restart. "
-    "Where the script needs none, leave its destroy_process_group() out"
+    "Holdfast creates no default process group, because a lost peer breaks it. If the script needs one, call "
+    "torch.distributed.init_process_group() after job.manage(); each lost peer then costs a restart. "
+    "If not, remove destroy_process_group() from the script"
 )
 
 _WORD_SECONDS: Final = 10.0

@@ -25,8 +25,8 @@ WARN_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 1.0
 _MOST_NAMED: Final = 10
 _TEXT: Final = (
-    "the script has ended, and %d of its threads or children keep this process: %s; it is ended in %.0f s "
-    "(HOLDFAST_EXIT_SECONDS), its work is saved: end them in the script, or make them daemons"
+    "the script has ended, but %d of its threads or child processes still run: %s; this process exits in %.0f s "
+    "(HOLDFAST_EXIT_SECONDS), and its work is saved: end them in the script, or make them daemons"
 )
 
 
@@ -43,7 +43,7 @@ def exit_peer_lost(why: str) -> NoReturn:
 
     A regular exit would wait for communicators that never answer.
     """
-    logging.getLogger("holdfast.rank_agent").warning("this process ends: %s", why)
+    logging.getLogger("holdfast.rank_agent").warning("this process exits: %s", why)
     exit_now(EXIT_PEER_LOST)
 
 
@@ -79,7 +79,7 @@ def outlast(
             _log.warning(_TEXT, len(found), named, max(0.0, limit - waited))
         if waited >= limit:
             _log.warning(
-                "this process is ended: its threads or children did not end within %.0f s of the script", limit
+                "this process exits: its threads or child processes did not end within %.0f s of the script", limit
             )
             return True
         sleep(_LOOK_SECONDS)
@@ -108,4 +108,4 @@ def _place(frame: FrameType | None) -> str:
     while own is not None and own.f_code.co_filename == threading.__file__:
         own = own.f_back
     found = own or frame
-    return "ends now" if found is None else f"{found.f_code.co_filename}:{found.f_lineno} in {found.f_code.co_name}"
+    return "just ended" if found is None else f"{found.f_code.co_filename}:{found.f_lineno} in {found.f_code.co_name}"

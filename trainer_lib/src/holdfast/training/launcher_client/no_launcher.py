@@ -41,7 +41,7 @@ class NoLauncher:
         """Return the only place. On the second call, exit, because no other world can form."""
         place, self._place = self._place, None
         if place is None:
-            exit_peer_lost(f"a peer is lost, and nobody forms another world: {self._cancel.reason}")
+            exit_peer_lost(f"a peer is lost, and without a launcher no other world can form: {self._cancel.reason}")
         return place
 
     def enter(self, place: RankPlacement) -> CancelToken:

@@ -40,7 +40,7 @@ class Interval:
         match = _DURATION.fullmatch(text.strip())
         if match is None:
             raise UsageError(
-                f"checkpoint interval {text!r}: give steps like '50' or a duration like '30s' or '5m', or '{AUTO}'"
+                f"checkpoint interval {text!r}: expected steps like '50', a duration like '30s' or '5m', or '{AUTO}'"
             )
         number, unit = int(match[1]), match[2]
         return cls(steps=number) if unit is None else cls(seconds=number * _SECONDS[unit])
@@ -108,14 +108,14 @@ def effective(
 
     keep = int(pick("keep_last", keep_last, "checkpoint_keep"))
     if keep < 1:
-        raise UsageError(f"keep_last is {keep}: keep at least one commit")
+        raise UsageError(f"keep_last is {keep}: keep at least one checkpoint")
     full = int(pick("full_every", full_every, "checkpoint_full_every"))
     if not 1 <= full <= MOST_FULL_EVERY:
-        raise UsageError(f"full_every is {full}: give 1 (every commit is a full one) to {MOST_FULL_EVERY}")
+        raise UsageError(f"full_every is {full}: expected 1 (every checkpoint is full) to {MOST_FULL_EVERY}")
     threshold = pick("delta_threshold", delta_threshold, "checkpoint_delta_threshold")
     in_flight = pick("max_in_flight", max_in_flight, "checkpoint_in_flight")
     if in_flight is not None and not 1 <= in_flight <= MOST_IN_FLIGHT:
-        raise UsageError(f"max_in_flight is {in_flight}: give 1 to {MOST_IN_FLIGHT}, or leave it out for the default")
+        raise UsageError(f"max_in_flight is {in_flight}: expected 1 to {MOST_IN_FLIGHT}, or None for the default")
     return JobConfig(
         checkpoint_dir=pick("checkpoint_dir", checkpoint_dir, "checkpoint_dir"),
         interval=Interval.parse(str(pick("checkpoint_interval", checkpoint_interval, "checkpoint_interval"))),
@@ -137,7 +137,7 @@ def checked_threshold(threshold: float, full_every: int) -> float:
     """
     if lossy_delta.threshold(threshold) and full_every == 1:
         raise UsageError(
-            f"delta_threshold is {threshold}, and full_every 1: where every commit is a full one nothing is left out"
+            f"delta_threshold is {threshold}, and full_every 1 makes every checkpoint full: set full_every above 1"
         )
     return threshold
 
@@ -146,4 +146,4 @@ def _resume(text: str) -> Resume:
     try:
         return Resume(text)
     except ValueError:
-        raise UsageError(f"resume is {text!r}: give 'Always' or 'Never'") from None
+        raise UsageError(f"resume is {text!r}: expected 'Always' or 'Never'") from None

@@ -72,17 +72,17 @@ class Elasticity:
         if self.batch == Batch.SCALED and self.reference_world_size is None:
             raise UsageError(
                 "batch is 'scaled' and reference_world_size is missing: "
-                "say for how many ranks global_batch_size and the learning rate are meant"
+                "set the number of ranks that global_batch_size and the learning rate are for"
             )
         if self.batch == Batch.CONSTANT and self.learning_rate != Rule.NONE:
             raise UsageError(
-                f"learning_rate is {str(self.learning_rate)!r} and the global batch is constant, so there is nothing "
-                "that it could follow: give batch='scaled', or leave learning_rate at 'none'"
+                f"learning_rate is {str(self.learning_rate)!r} needs a global batch that changes, but "
+                "batch is constant: set batch='scaled' or learning_rate='none'"
             )
         if self.learning_rate == Rule.NONE and self.warmup_steps:
             raise UsageError(
-                f"warmup_steps is {self.warmup_steps} and learning_rate is 'none', which never rises: "
-                "give learning_rate='linear' or 'square-root', or leave warmup_steps out"
+                f"warmup_steps is {self.warmup_steps}, but learning_rate 'none' never rises: "
+                "set learning_rate='linear' or 'square-root', or leave warmup_steps out"
             )
 
     def factor(self, world_size: int) -> float:
@@ -99,7 +99,7 @@ def global_batch(config: Elasticity, requested: int, world_size: int) -> int:
     share, rest = divmod(requested, config.reference_world_size)
     if rest or not share:
         raise UsageError(
-            f"global_batch_size {requested} is no multiple of reference_world_size {config.reference_world_size}: "
+            f"global_batch_size {requested} is not a multiple of reference_world_size {config.reference_world_size}: "
             "a scaled batch needs shares of the same size, so change one of them"
         )
     return share * world_size
@@ -216,12 +216,12 @@ def _check_rates(groups: Sequence[ParamGroup]) -> None:
     for number, group in enumerate(groups):
         if not isinstance(group.get("lr"), (int, float, torch.Tensor)):
             raise UsageError(
-                f"group {number} of the optimizer has no number as its lr, so no rule can scale it: "
-                "give it one, or learning_rate='none'"
+                f"group {number} of the optimizer has no numeric lr, so no rule can scale it: "
+                "set its lr, or set learning_rate='none'"
             )
 
 
 def _one_of(field: str, value: Any, known: type[StrEnum]) -> None:
     if value not in list(known):
         names = " or ".join(repr(str(one)) for one in known)
-        raise UsageError(f"{field} is {value!r}: give {names}")
+        raise UsageError(f"{field} is {value!r}: expected {names}")

@@ -45,31 +45,35 @@ def check_managed(objects: Mapping[str, Any], saved: Sequence[torch.Tensor] = ()
 def _check_kinds(objects: Mapping[str, Any]) -> None:
     model, optimizer, scheduler = objects.get("model"), objects.get("optimizer"), objects.get("scheduler")
     if model is not None and not isinstance(model, torch.nn.Module):
-        raise UsageError(f"model is of type {type(model).__name__}: give a torch.nn.Module")
+        raise UsageError(f"model is of type {type(model).__name__}: expected a torch.nn.Module")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
-            f"optimizer is of type {type(optimizer).__name__}, and job.step could not step it: "
-            "give a torch.optim.Optimizer (what it is made of, if it wraps one)"
+            f"optimizer is of type {type(optimizer).__name__}, which job.step cannot step: "
+            "expected a torch.optim.Optimizer (pass the inner one of a wrapper)"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError(
-            "LBFGS evaluates the model inside its step, where no rank could be replaced: give another optimizer"
+            "LBFGS evaluates the model inside its step, where no rank can be replaced: use another optimizer"
         )
     if scheduler is not None and not callable(getattr(scheduler, "step", None)):
-        raise UsageError(f"scheduler is of type {type(scheduler).__name__}, which has no step(): give one that has")
+        raise UsageError(
+            f"scheduler is of type {type(scheduler).__name__}, which has no step(): pass a scheduler with step()"
+        )
 
 
 def _check_module(name: str, module: torch.nn.Module) -> None:
     for path, part in module.named_modules(prefix=name):
         if isinstance(part, DistributedDataParallel):
-            raise UsageError(f"{path} is a DistributedDataParallel: give its .module, Holdfast averages by itself")
+            raise UsageError(
+                f"{path} is a DistributedDataParallel, but Holdfast averages gradients itself: pass its .module"
+            )
         if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse:
-            raise UsageError(f"{path} makes sparse gradients, and those are not averaged: give it sparse=False")
+            raise UsageError(f"{path} makes sparse gradients, which cannot be averaged: set sparse=False")
     for path, parameter in module.named_parameters(prefix=name):
         if is_lazy(parameter):
             raise UsageError(f"{path} has no shape yet: run one batch through the model before job.manage()")
         if parameter.is_meta:
-            raise UsageError(f"{path} is on the meta device: give the model real weights before job.manage()")
+            raise UsageError(f"{path} is on the meta device: initialize its weights before job.manage()")
 
 
 def _check_optimizer(
@@ -87,15 +91,15 @@ def _check_optimizer(
     ]
     if strangers:
         raise UsageError(
-            f"the optimizer trains {_some(strangers)}, of no managed model, so it would never be saved: "
-            "give the module it belongs to to job.manage(), under any name"
+            f"the optimizer trains {_some(strangers)}, which belongs to no managed model and would not be saved: "
+            "pass its module to job.manage(), under any name"
         )
     trained = {id(parameter) for _, parameter in stepped}
     idle = [name for name, one in named.items() if one.requires_grad and id(one) not in trained]
     if idle:
         _log.warning(
-            "%s: they require a gradient, and the optimizer does not have them, so they stay as they are; "
-            "requires_grad_(False) before job.manage() saves averaging them",
+            "%s: these require a gradient, but the optimizer does not have them, so they do not change; "
+            "call requires_grad_(False) on them before job.manage() to save their averaging",
             _some(idle),
         )
 
@@ -103,10 +107,12 @@ def _check_optimizer(
 def _check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
     of = getattr(scheduler, "optimizer", None)
     if isinstance(of, torch.optim.Optimizer) and of is not optimizer:
-        raise UsageError("the scheduler was made for another optimizer than the one given to job.manage()")
+        raise UsageError(
+            "the scheduler belongs to another optimizer: create it with the optimizer that you pass to job.manage()"
+        )
     missing = [name for name in ("scale", "unscale_", "step", "update", "get_scale") if not hasattr(scaler, name)]
     if scaler is not None and missing:
-        raise UsageError(f"scaler is of type {type(scaler).__name__}, without {missing[0]}(): give a GradScaler")
+        raise UsageError(f"scaler is of type {type(scaler).__name__}, without {missing[0]}(): expected a GradScaler")
 
 
 def _check_averages(modules: Mapping[str, torch.nn.Module], optimizer: torch.optim.Optimizer) -> None:
@@ -147,24 +153,24 @@ def check_batches(dataset: Any, *, global_batch: Any, micro_batch: Any, collate:
         hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     ):
         raise UsageError(
-            "job.batches needs a map-style dataset, with __len__ and __getitem__; for another one write the loop "
-            "yourself, and give its state to job.manage()"
+            "job.batches needs a map-style dataset, with __len__ and __getitem__; for another one, write the "
+            "loop yourself, and pass its state to job.manage()"
         )
     try:
         samples = len(dataset)
     except TypeError as error:  # a wrapper of a dataset without a length raises it
         raise UsageError(
-            f"the length of the dataset is not known ({error}): give job.batches one with __len__, or write the loop "
-            "yourself, and give its state to job.manage()"
+            f"the length of the dataset is not known ({error}): add __len__, or write the loop yourself, "
+            "and pass its state to job.manage()"
         ) from error
     if samples < 1:
-        raise UsageError("job.batches was given an empty dataset: give one with at least one sample")
+        raise UsageError("the dataset of job.batches is empty: expected at least one sample")
     check_whole("global_batch_size", global_batch, least=1)
     check_whole("micro_batch_size", micro_batch, least=1)
     if micro_batch > global_batch:
         raise UsageError(f"micro_batch_size {micro_batch} is not between 1 and global_batch_size {global_batch}")
     if collate is not None and not callable(collate):
-        raise UsageError(f"collate is of type {type(collate).__name__}: give a function of a list of samples")
+        raise UsageError(f"collate is of type {type(collate).__name__}: expected a function of a list of samples")
 
 
 def check_run(*, max_steps: Any, seed: Any) -> None:
@@ -176,23 +182,23 @@ def check_run(*, max_steps: Any, seed: Any) -> None:
 def check_whole(field: str, value: Any, *, least: int) -> None:
     """Raise `UsageError` unless `value` is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise UsageError(f"{field} is {value!r}: give a whole number of at least {least}")
+        raise UsageError(f"{field} is {value!r}: expected an integer of at least {least}")
 
 
 def check_loss(loss: Any) -> None:
     """Check the argument of `job.step`: one real number with a graph for backward."""
     if not isinstance(loss, torch.Tensor):
         raise UsageError(
-            f"job.step was given a {type(loss).__name__}: give the loss itself, a tensor (not loss.item())"
+            f"job.step received a {type(loss).__name__}: pass the loss itself, a tensor (not loss.item())"
         )
     if loss.numel() != 1:
-        raise UsageError(f"the loss has shape {tuple(loss.shape)}: give the mean over the micro-batch, loss.mean()")
+        raise UsageError(f"the loss has shape {tuple(loss.shape)}: pass the mean over the micro-batch, loss.mean()")
     if loss.is_complex():
-        raise UsageError("the loss is complex: give a real number, such as loss.abs().mean()")
+        raise UsageError("the loss is complex: pass a real number, such as loss.abs().mean()")
     if not loss.requires_grad:
         raise UsageError(
             "the loss does not depend on any parameter that requires a gradient: "
-            "compute it outside torch.no_grad() and detach(), with the model that job.manage() was given"
+            "compute it outside torch.no_grad() and detach(), with the model that you passed to job.manage()"
         )
 
 
@@ -226,7 +232,9 @@ class Structure:
                 raise UsageError(difference)
             self._remember()  # a part without parameters may be added or removed
         if [parameter.shape for parameter in self._known.values()] != self._shapes:
-            raise UsageError("a parameter changed its shape in mid-run: build the model whole before job.manage()")
+            raise UsageError(
+                "a parameter changed its shape during the run: build the complete model before job.manage()"
+            )
 
     def _remember(self) -> None:
         # Iterating `parameters()` costs three times as much as reading these dictionaries, which always have the
@@ -248,6 +256,6 @@ class Structure:
         if not found:
             return None
         return (
-            f"the model's parameters changed after job.manage() ({found}), and the optimizer still has those of "
-            "before: build the model whole before job.manage(), and write new values with torch.no_grad() and copy_()"
+            f"the model's parameters changed after job.manage() ({found}), but the optimizer still has the old "
+            "ones: build the complete model before job.manage(), and set new values with torch.no_grad() and copy_()"
         )

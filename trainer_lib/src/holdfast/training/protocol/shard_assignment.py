@@ -44,8 +44,8 @@ def check_world(world_size: int, size: int) -> None:
     """Raise `UsageError` if the world size is not a multiple of the replica size."""
     if world_size % size:
         raise UsageError(
-            f"a world of {world_size} is not made of replicas of {size} ranks: give --nproc-per-node (or "
-            f"processesPerWorker) a multiple of {size}, or --replica-step (or elasticity.replicaStep) one"
+            f"a world of {world_size} ranks cannot be divided into replicas of {size}: set a multiple of {size} "
+            "with --nproc-per-node (or processesPerWorker), or set --replica-step (or elasticity.replicaStep)"
         )
 
 
@@ -104,7 +104,7 @@ def _widened(rank_states: Sequence[RankState], resolution: Resolution) -> Resolu
         survivors=members,
         apply=False,
         step=rank_states[members[0]].step,
-        message=f"{resolution.message}, but not with every shard: all members of {synced} go on from its beginning",
+        message=f"{resolution.message}, but not with every shard: all members of {synced} continue from its start",
     )
 
 

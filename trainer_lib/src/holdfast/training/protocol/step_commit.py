@@ -212,23 +212,23 @@ def _settle(survivors: Sequence[RankState]) -> tuple[bool, int]:
         rank_state.in_doubt or rank_state.step == before + 1 for rank_state in survivors
     )
     if after > before + apply or any(rank_state.in_doubt and rank_state.step != before for rank_state in survivors):
-        raise InvariantError(f"survivors of one attempt disagree, a defect of Holdfast: {list(survivors)}")
+        raise InvariantError(f"survivors of one attempt disagree, which is a bug in Holdfast: {list(survivors)}")
     return apply, before + apply
 
 
 def _message(
     survivors: Sequence[int], newcomers: Sequence[int], step: int, in_doubt: Sequence[bool], apply: bool
 ) -> str:
-    said = f"{_ranks(survivors)} on from memory at step {step}"
+    said = f"{_ranks(survivors)} from memory at step {step}"
     if any(in_doubt):
         names = _names([rank for rank, doubt in zip(survivors, in_doubt, strict=True) if doubt])
         said += f"; step {step if apply else step + 1}, in doubt on {names}, is "
         said += "applied: every survivor was prepared" if apply else "discarded: a survivor was not prepared"
-    return said + (f"; {_names(newcomers)} take the state over" if newcomers else "")
+    return said + (f"; {_names(newcomers)} copy the state" if newcomers else "")
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {_names(ranks)} goes" if len(ranks) == 1 else f"ranks {_names(ranks)} go"
+    return f"rank {_names(ranks)} continues" if len(ranks) == 1 else f"ranks {_names(ranks)} continue"
 
 
 def _names(ranks: Sequence[int]) -> str:
@@ -237,4 +237,4 @@ def _names(ranks: Sequence[int]) -> str:
 
 def _need(holds: bool, rank_state: RankState, what: str) -> None:
     if not holds:
-        raise InvariantError(f"a rank {what}, against the protocol of the step, a defect of Holdfast: {rank_state}")
+        raise InvariantError(f"a rank {what}, against the step protocol, which is a bug in Holdfast: {rank_state}")

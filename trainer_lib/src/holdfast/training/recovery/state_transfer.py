@@ -313,7 +313,7 @@ def _receive_chunks(
     for index in range(len(layout.chunks)):
         if not ahead.popleft().land(layout.seed(index)):
             raise CorruptCheckpointError(
-                f"chunk {index} of the state from rank {donor(index)} is not what this rank asked for"
+                f"chunk {index} of the state from rank {donor(index)} is not what this rank requested"
             )
         if index + WINDOW < len(layout.chunks):
             ahead.append(launch(index + WINDOW))

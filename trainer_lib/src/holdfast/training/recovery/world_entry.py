@@ -94,7 +94,7 @@ class WorldEntry:
             except ForeignClaimError:
                 if not self._agent.connected:
                     raise
-                self._agent.leave("a foreign claim stands on the checkpoint folder")
+                self._agent.leave("the checkpoint folder has a foreign claim")
             place = None
 
     def _prepare_buffers(self) -> None:
@@ -107,7 +107,7 @@ class WorldEntry:
         try:
             self._receive_buffers.prepare(takewhile(lambda _: self._agent.on_standby(), self._state.foreseen()))
         except Exception as error:  # noqa: BLE001  (a custom optimizer, or no memory: optional work)
-            _log.debug("no memory was touched ahead: %s", error)
+            _log.debug("memory for the state was not allocated in advance: %s", error)
             self._receive_buffers.close()
 
     def leave(self, team: Team, reason: str) -> None:
@@ -301,7 +301,7 @@ class WorldEntry:
         try:
             return state_transfer.receive(group, donors, self._receive_buffers)
         except CorruptCheckpointError as error:
-            raise PeerLostError(f"the state did not arrive whole: {error}") from error
+            raise PeerLostError(f"the received state is not complete: {error}") from error
         finally:
             self._receive_buffers.close()
 
@@ -334,7 +334,7 @@ class WorldEntry:
         self._claim_due(team, state.step, state.origin, claimed=False, trained=False)
         state.rank_state = step_commit.synchronised(state.rank_state, team.attempt_id, state.step, None)
         _log.info(
-            "training goes on from step %d of %s" if found.loaded else "training starts at step %d",
+            "training resumes from step %d of %s" if found.loaded else "training starts at step %d",
             *((found.step, found.loaded.name) if found.loaded else (0,)),
         )
 

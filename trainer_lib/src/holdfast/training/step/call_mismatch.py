@@ -53,13 +53,13 @@ class ReportedCall:
     def __str__(self) -> str:
         match self.call:
             case Call.STEP:
-                return f"rank {self.rank} goes on to step {self.step + 1}"
+                return f"rank {self.rank} continues to step {self.step + 1}"
             case Call.SAVE:
                 return f"rank {self.rank} calls job.save() after step {self.step}"
             case Call.COMPARE:
                 return f"rank {self.rank} compares the replicas after step {self.step}"
             case Call.END:
-                return f"rank {self.rank} has come to its end after step {self.step}"
+                return f"rank {self.rank} ended after step {self.step}"
 
 
 @dataclass
@@ -108,8 +108,8 @@ class Calls:
 
 def _advice(calls: set[Call]) -> str:
     if Call.SAVE in calls:
-        return "a checkpoint takes all ranks, so call job.save() on every rank at the same step"
+        return "a checkpoint needs all ranks: call job.save() on every rank at the same step"
     return (
-        "all ranks must make the same steps, so call job.step(loss, samples=0) on a rank whose data ends early, "
-        "or let job.batches() share the data out"
+        "all ranks must make the same steps: call job.step(loss, samples=0) on a rank whose data ends early, "
+        "or let job.batches() distribute the data"
     )

@@ -235,10 +235,10 @@ class Reducer:
         if bucket < self._next:
             raise UsageError(
                 "a parameter got its gradient twice in one backward, as checkpoint(use_reentrant=True) does: "
-                "give it use_reentrant=False"
+                "pass use_reentrant=False"
             )
         if gradient is not None and gradient.layout is not torch.strided:
-            raise UsageError("a gradient is sparse, and those are not averaged: give the embedding sparse=False")
+            raise UsageError("a gradient is sparse, and cannot be averaged: set sparse=False on the embedding")
         self._put(index, gradient)
         parameter.grad = None
         if not self._copied[index]:
@@ -269,14 +269,14 @@ class Reducer:
     def _check_unchanged(self) -> None:
         if any(parameter.requires_grad for parameter in self._frozen):
             raise UsageError(
-                "a parameter requires a gradient that did not when job.manage() was called: "
-                "let it require one before that call, and freeze it afterwards until it is wanted"
+                "a parameter requires a gradient now, but did not when job.manage() was called: "
+                "unfreeze it before that call, and freeze it afterwards until it is needed"
             )
         if self._kinds_now() != self._kinds:
-            raise UsageError("a parameter changed its dtype or device in mid-run: convert before job.manage()")
+            raise UsageError("a parameter changed its dtype or device during the run: convert it before job.manage()")
         groups = self._optimizer.param_groups if self._optimizer is not None else []
         if any(id(parameter) not in self._known for group in groups for parameter in group["params"]):
-            raise UsageError("the optimizer got a parameter in mid-run: make all of them before job.manage()")
+            raise UsageError("the optimizer got a parameter during the run: add all parameters before job.manage()")
 
     def _kinds_now(self) -> list[tuple[torch.dtype, torch.device]]:
         return [(parameter.dtype, parameter.device) for parameter in self.parameters]
@@ -286,10 +286,10 @@ def check_devices(devices: Iterable[torch.device]) -> None:
     """Raise `UsageError` for parameters on the meta device or on several accelerators. The CPU is always valid."""
     others = {device for device in devices if device.type != "cpu"}
     if any(device.type == "meta" for device in others):
-        raise UsageError("a parameter is on the meta device: give the model real weights before job.manage()")
+        raise UsageError("a parameter is on the meta device: initialize its weights before job.manage()")
     if len(others) > 1:
         names = ", ".join(sorted(map(str, others)))
-        raise UsageError(f"parameters are on {names}: keep those of one rank on job.device (and the CPU)")
+        raise UsageError(f"parameters are on {names}: keep the parameters of a rank on job.device or the CPU")
 
 
 def _plans(parameters: Sequence[torch.nn.Parameter], bucket_bytes: int) -> tuple[_Plan, ...]:

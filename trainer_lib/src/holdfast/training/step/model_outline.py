@@ -49,7 +49,7 @@ def difference(outlines: Sequence[Sequence[str]], reference: int) -> str:
                 return (
                     f"the ranks have different models: rank {reference} has {theirs}, where rank {rank} has {own}. "
                     "Build the same model and optimizer in the same order on every rank: the same version of the "
-                    "script, nothing that depends on the rank, and no order of a set"
+                    "script, nothing that depends on the rank or on the order of a set"
                 )
     return ""
 

@@ -376,12 +376,12 @@ class Stepper:
             raise NonFiniteError(
                 f"{prepared.non_finite_weight} holds values that are not finite, so no later step can be finite: "
                 f"this state is not saved, and a restart continues from step {state.saved_step}. Lower the learning "
-                f"rate, give max_grad_norm, or look for what else writes to the weights. {_GO_BACK}"
+                f"rate, set max_grad_norm, or find out what else writes to the weights. {_GO_BACK}"
             )
         if state.skipped_in_a_row >= NON_FINITE_STEPS:
             self.begin()  # the next step must begin without this one
             raise NonFiniteError(
-                f"{NON_FINITE_STEPS} steps in a row were not finite: lower the learning rate, give max_grad_norm, "
+                f"{NON_FINITE_STEPS} steps in a row were not finite: lower the learning rate, set max_grad_norm, "
                 f"or look for the cause in the data from that step on. {_GO_BACK}"
             )
         return StepResult(committed=False, step=state.step, loss=prepared.agreed.loss, reason="NonFinite")

@@ -92,7 +92,7 @@ class TrainState:
         """Record the script's metrics of the current state. Only the newest are kept."""
         for name, value in values.items():
             if not isinstance(value, (int, float)) or not finite(value):
-                raise UsageError(f"metric {name!r} is {value!r}: give finite numbers, such as loss.item()")
+                raise UsageError(f"metric {name!r} is {value!r}: expected a finite number, such as loss.item()")
         if not values:
             return
         self.metrics[self.step] = self.metrics.get(self.step, {}) | {name: float(v) for name, v in values.items()}
@@ -151,7 +151,9 @@ class TrainState:
         else:
             side.generators.apply()
         if manifest.numerics != numerics():
-            _log.warning("the checkpoint was made under other numerics; results may differ in their last bits")
+            _log.warning(
+                "the checkpoint was written with other numeric settings; results may differ in their last bits"
+            )
 
     def start_over(self) -> None:
         """Start from the beginning: the objects stay as the script created them."""
@@ -194,7 +196,7 @@ class _Side:
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise StateError(
-                f"the commit's counters or its place in the data are none ({error!r}): use an older commit"
+                f"the checkpoint's counters or data position are not valid ({error!r}): use an older checkpoint"
             ) from error
 
 

@@ -53,5 +53,5 @@ def _late(ranks: RankDurations, sight: Sight, limit: float, waits: str) -> HangV
     if ranks.by_beat(sight):
         did = "has shown no sign of life"
     elif ranks.repeats and sight.reading.activity is Activity.COMPUTE:
-        waits += "; what is not a step belongs into 'with job.phase(\"evaluation\")'"
+        waits += "; put work that is not a step into 'with job.phase(\"evaluation\")'"
     return blame(ranks, sight, (ranks.age(sight), limit), did, waits)

@@ -9,7 +9,7 @@ from holdfast.launcher.hang.detectors.observation import HangVerdict, Sight
 from holdfast.launcher.hang.detectors.rank_durations import RankDurations
 from holdfast.telemetry.activity import Activity
 
-_WANTED: Final = {
+_AWAITED: Final = {
     Activity.AVERAGE: "its gradients",
     Activity.VOTE: "its vote",
     Activity.SYNC: "it to form the world",
@@ -52,7 +52,7 @@ def waits(waiters: Sequence[tuple[int, Activity]], *, known: bool) -> str:
     by_activity: dict[Activity, list[int]] = {}
     for rank, activity in waiters:
         by_activity.setdefault(activity, []).append(rank)
-    parts = [f"{_ranks(ranks)} for {_WANTED[activity]}" for activity, ranks in by_activity.items()]
+    parts = [f"{_ranks(ranks)} for {_AWAITED[activity]}" for activity, ranks in by_activity.items()]
     return f"waiting: {', '.join(parts)}" + ("" if known else ", and others")
 
 

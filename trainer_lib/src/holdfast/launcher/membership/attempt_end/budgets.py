@@ -34,7 +34,7 @@ def give_up_if_due(turn: Transition, incident: Incident, *, again: bool) -> None
 def _forbidden(turn: Transition, failure: Failure) -> str:
     """Return why a restart rule of the job forbids another attempt; "" if none does."""
     rule = turn.rules.restart.match(failure)
-    return f"rule {rule.name} says {FAIL_JOB}" if rule is not None and rule.action == FAIL_JOB else ""
+    return f"rule {rule.name} has the action {FAIL_JOB}" if rule is not None and rule.action == FAIL_JOB else ""
 
 
 def _made_again(turn: Transition, failure: Failure) -> str:
@@ -42,7 +42,7 @@ def _made_again(turn: Transition, failure: Failure) -> str:
     restart = turn.rules.restart
     if restart.elsewhere or restart.match(failure) is not None:
         return ""
-    return "the attempt before ended with the same error at the same place, and no step was made since: correct it"
+    return "the previous attempt ended with the same error at the same line, with no step in between: fix the error"
 
 
 def _spent(turn: Transition, cause: Cause) -> str:

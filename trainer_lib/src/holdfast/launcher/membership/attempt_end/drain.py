@@ -51,7 +51,7 @@ def postpone_drain(turn: Transition) -> None:
     if root.priority is not Priority.PEER_LOST and root.pod and root.pod != me.pod:
         turn.set(drain=None, postponed=drain)
         left = drain.until - turn.now
-        message = f"stays for the next attempt, at most {left:.0f} s, and commits there: {root.message}"
+        message = f"stays for the next attempt, at most {left:.0f} s, to write a checkpoint: {root.message}"
         turn.do(Note(phase=turn.state.phase, message=message))
 
 

@@ -12,7 +12,7 @@ from holdfast.launcher.membership.state import Attempt
 from holdfast.launcher.membership.transition import Transition
 
 MOVED_ON = "MemberMovedOn"
-_SENT_AWAY = "a worker of the attempt was told to leave"
+_SENT_AWAY = "a worker of the attempt was asked to leave"
 
 
 def settle_failures(turn: Transition) -> None:

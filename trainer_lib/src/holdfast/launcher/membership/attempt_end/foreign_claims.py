@@ -6,7 +6,7 @@ from holdfast.core.attempt import Claim
 from holdfast.launcher.membership.attempt_end.incidents import close_attempt
 from holdfast.launcher.membership.transition import Transition
 
-FOREIGN = "there are claims that the membership does not know"
+FOREIGN = "the checkpoint folder has claims of a generation that the membership does not list"
 
 
 def stop_for(turn: Transition, claims: tuple[Claim, ...]) -> None:

@@ -26,7 +26,7 @@ def root_cause(turn: Transition, attempt: Attempt) -> Failure:
             root,
             cause=Cause.APPLICATION,
             reason="EndedEarly",
-            message=f"a rank ended normally while others still had steps to make ({root.message})",
+            message=f"a rank ended normally while others still had steps to do ({root.message})",
         )
     steps = [step for step in (root.step, attempt.step) if step is not None]
     return replace(root, step=max(steps, default=None))

@@ -48,7 +48,7 @@ def held(turn: Transition) -> Waiting | None:
     if top is not None and top.generation > membership.generation:
         return Phase.WAITING, f"{top} is accepted; waits for the membership of generation {top.generation}"
     if membership.member(state.me) is None:
-        return Phase.WAITING, f"stands by: not a member of generation {membership.generation}"
+        return Phase.WAITING, f"on standby: not a member of generation {membership.generation}"
     return None
 
 
@@ -97,9 +97,9 @@ def _objection(turn: Transition, proposal: Propose) -> str | None:
     if state.drain is not None or state.leaving is not None:
         return "leaving"
     if _confirmed_to_live_coordinator(turn):
-        return "all are done; the job completes"
+        return "all workers are finished; the job completes"
     if membership is None or membership.generation < world.attempt_id.generation:
-        return f"generation {world.attempt_id.generation} is not known here"
+        return f"generation {world.attempt_id.generation} is not known to this worker"
     if membership.generation > world.attempt_id.generation:
         return f"generation {membership.generation} is published"
     if membership.publication != world.publication:
@@ -134,11 +134,13 @@ def _still_training(turn: Transition, proposal: Propose) -> str | None:
     if attempt is None or not _healthy(turn, proposal):
         return None
     if attempt.done:
-        return f"{attempt.world.attempt_id} is done here"
+        return f"{attempt.world.attempt_id} is finished on this worker"
     if turn.state.saving and proposal.world.coordinator not in attempt.world.uids:  # a non-member proposes
-        return f"{attempt.world.attempt_id} is in a checkpoint"
+        return f"{attempt.world.attempt_id} is writing a checkpoint"
     left_out = [uid for uid in attempt.world.uids - proposal.world.uids if not turn.on_its_way_out(uid)]
-    return f"{attempt.world.attempt_id} trains, and {', '.join(sorted(left_out))} is left out" if left_out else None
+    if not left_out:
+        return None
+    return f"{attempt.world.attempt_id} is training, and the proposal excludes {', '.join(sorted(left_out))}"
 
 
 def _must_finish(turn: Transition, proposal: Propose) -> bool:

@@ -32,7 +32,7 @@ def propose(turn: Transition) -> Waiting:
     if turn.state.proposal is not None:
         return Phase.FORMING, f"proposed {turn.state.proposal.world.attempt_id}"
     if turn.attempt is not None and turn.attempt.failures:  # its budget and back-off are judged first
-        return Phase.FORMING, f"{turn.attempt.world.attempt_id} failed; hears what the others saw of it"
+        return Phase.FORMING, f"{turn.attempt.world.attempt_id} failed; collects the reports of the other workers"
     running = _running(turn)
     if running is not None:
         return _grow(turn, membership, running)
@@ -86,7 +86,7 @@ def _form(turn: Transition, membership: Membership) -> Waiting:
     if not verdict.ok:
         return (Phase.AWAITING_FENCE if verdict.fence else Phase.WAITING), verdict.reason
     if _first_attempt(turn, membership) and _worth_waiting(turn, membership, usable):
-        return Phase.FORMING, f"{len(usable)} of {len(membership.members)} workers are here; waits for the others"
+        return Phase.FORMING, f"{len(usable)} of {len(membership.members)} workers are ready; waits for the others"
     if _replacement_may_come(turn, membership, chosen):
         wait = membership.rules.shrink_after
         return Phase.FORMING, f"{len(chosen)} workers wait up to {wait:.0f} s for a replacement (shrinkAfterSeconds)"
