@@ -17,6 +17,7 @@ from holdfast.core.protocol import Cause
 from holdfast.launcher.accounting.checkpoint_counters import CheckpointCounters, Failing, Written
 from holdfast.launcher.accounting.goodput import GoodputAccounts
 from holdfast.launcher.drain.touch_file import TouchFile
+from holdfast.launcher.hang.detectors.observation import HangSettings
 from holdfast.launcher.host.termination_log import Ending
 from holdfast.launcher.membership.document import Membership
 from holdfast.launcher.membership.events import How
@@ -199,6 +200,11 @@ def test_the_membership_is_read() -> None:
 def test_the_rules_of_retention_are_read() -> None:
     said = golden("membership.json")["settings"]["checkpoint"]["retention"]
     assert Rules.parse(said) == Rules(every=10000, best=(Best(metric="val_loss", count=3),))
+
+
+def test_hang_detection_settings_are_read() -> None:
+    found = HangSettings.from_settings(golden("membership.json")["settings"])
+    assert found == HangSettings(step=120.0, startup=300.0)
 
 
 def test_unknown_fields_are_ignored_and_unknown_versions_refused() -> None:

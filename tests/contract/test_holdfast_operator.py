@@ -60,6 +60,7 @@ def golden_job() -> dict[str, Any]:
                 "resume": "Always",
             },
             "startupDeadlineSeconds": 300,
+            "hangDetection": {"stepTimeoutSeconds": 120},
             "interruption": {"checkpointDeadlineSeconds": 25},
         },
     }

@@ -211,11 +211,15 @@ def test_the_end_of_a_long_message_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "step"),
-    [({}, "Auto"), ({"stepTimeoutSeconds": 60}, "60"), ({"mode": "Disabled", "stepTimeoutSeconds": 60}, "Off")],
+    ("given", "hang"),
+    [
+        ({}, HangSpec()),
+        ({"stepTimeoutSeconds": 60}, HangSpec(step=60)),
+        ({"mode": "Disabled", "stepTimeoutSeconds": 60}, HangSpec(enabled=False, step=60)),
+    ],
 )
-def test_hang_detection_has_defaults_where_it_is_given(given: Any, step: str) -> None:
-    assert parse_spec({**SMALLEST, "hangDetection": given}).hang == HangSpec(step=step)
+def test_hang_detection_has_defaults_where_it_is_given(given: Any, hang: HangSpec) -> None:
+    assert parse_spec({**SMALLEST, "hangDetection": given}).hang == hang
     assert parse_spec(SMALLEST).hang is None
 
 

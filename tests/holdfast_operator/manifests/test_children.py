@@ -271,6 +271,7 @@ def test_settings_are_those_of_the_contract(observed: Observed) -> None:
                 "retention": {"keepEvery": 10000, "keepBest": [{"metric": "val_loss", "count": 3}]},
             },
             "startupDeadlineSeconds": 300,
+            "hangDetection": {"stepTimeoutSeconds": 120},
         },
     }
     spec = parse_job(body).spec
@@ -282,13 +283,11 @@ def test_hang_detection_is_a_setting_only_where_it_was_asked_for(observed: Obser
     spec = observed.job.spec
     assert spec is not None
     assert "hangDetection" not in settings(spec)
-    asked = replace(spec, hang=HangSpec(step="60"))
-    assert settings(asked)["hangDetection"] == {
-        "stepTimeout": "60",
-        "dataTimeoutSeconds": 900.0,
-        "checkpointTimeoutSeconds": 900.0,
-        "evaluationTimeoutSeconds": 3600.0,
-    }
+    limits = {"dataTimeoutSeconds": 900.0, "checkpointTimeoutSeconds": 900.0, "evaluationTimeoutSeconds": 3600.0}
+    asked = replace(spec, hang=HangSpec(step=60))
+    assert settings(asked)["hangDetection"] == {"mode": "Enabled", "stepTimeoutSeconds": 60, **limits}
+    off = replace(spec, hang=HangSpec(enabled=False))
+    assert settings(off)["hangDetection"] == {"mode": "Disabled", **limits}
 
 
 def test_a_digest_names_a_content() -> None:

@@ -91,7 +91,8 @@ def _rule(rule: Rule) -> Manifest:
 
 def _hang(hang: HangSpec) -> Manifest:
     return {
-        "stepTimeout": hang.step,
+        "mode": "Enabled" if hang.enabled else "Disabled",
+        **({} if hang.step is None else {"stepTimeoutSeconds": hang.step}),
         "dataTimeoutSeconds": float(hang.data),
         "checkpointTimeoutSeconds": float(hang.checkpoint),
         "evaluationTimeoutSeconds": float(hang.evaluation),

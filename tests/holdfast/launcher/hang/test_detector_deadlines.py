@@ -129,24 +129,25 @@ def test_time_without_a_running_launcher_does_not_count(scene: Scene) -> None:
 
 
 def test_a_deadline_of_the_users_replaces_the_measured_one(scene: Scene) -> None:
-    scene.watchdog.settings = HangSettings.from_settings({"hangDetection": {"stepTimeout": 60}})
+    scene.watchdog.settings = HangSettings.from_settings({"hangDetection": {"stepTimeoutSeconds": 60}})
     scene.enter(A.AVERAGE, 0, 2)
     assert scene.wait(60) == ()
     assert scene.wait(1)[0].rank == 1
 
 
 def test_it_can_be_switched_off(scene: Scene) -> None:
-    scene.watchdog.settings = HangSettings.from_settings({"hangDetection": {"stepTimeout": "Off"}})
+    scene.watchdog.settings = HangSettings.from_settings({"hangDetection": {"mode": "Disabled"}})
     scene.enter(A.AVERAGE, 0, 2)
     assert scene.wait(100) == ()
 
 
 def test_settings_have_defaults_and_bad_ones_are_named() -> None:
     assert HangSettings.from_settings({}) == HangSettings()
-    read = HangSettings.from_settings({"hangDetection": {"stepTimeout": "Auto", "startupTimeoutSeconds": 30}})
+    read = HangSettings.from_settings({"hangDetection": {"mode": "Enabled", "startupTimeoutSeconds": 30}})
     assert (read.step, read.startup, read.enabled) == (None, 30.0, True)
-    with pytest.raises(DocumentError, match="hangDetection"):
-        HangSettings.from_settings({"hangDetection": {"stepTimeout": "soon"}})
+    for bad in ({"stepTimeoutSeconds": "soon"}, {"mode": "Off"}):
+        with pytest.raises(DocumentError, match="hangDetection"):
+            HangSettings.from_settings({"hangDetection": bad})
 
 
 @settings(deadline=None, max_examples=50)

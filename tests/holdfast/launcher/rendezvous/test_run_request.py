@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.launcher.membership.document import Membership
 from holdfast.launcher.membership.quorum import missing_generation
@@ -41,6 +43,19 @@ def test_only_a_launcher_that_was_asked_for_the_same_may_join() -> None:
         assert said.startswith(option)
         assert "set the same on every host" in said
     assert here.refusal(replace(here, run_id="run-2").asked()) is None, "a name that nobody gave"
+
+
+@pytest.mark.parametrize(
+    ("timeout", "expected"),
+    [
+        ("Auto", {"mode": "Enabled"}),
+        ("90", {"mode": "Enabled", "stepTimeoutSeconds": 90}),
+        ("Off", {"mode": "Disabled"}),
+    ],
+)
+def test_hang_timeout_becomes_hang_detection_settings(timeout: str, expected: dict[str, Any]) -> None:
+    found = RunRequest(options=RunOptions(hang_timeout=timeout), run_id="run").settings()["hangDetection"]
+    assert found == {**expected, "startupTimeoutSeconds": 1200.0}
 
 
 def test_a_roster_waits_for_all_then_for_the_last_call() -> None:

@@ -16,7 +16,8 @@ _PATH = "spec.hangDetection"
 class HangSpec:
     """The time limits after which a rank counts as hung."""
 
-    step: str = "Auto"  # as launchers read it: Auto, Off or seconds
+    enabled: bool = True
+    step: int | None = None  # None: the launchers measure the steps
     data: int = 900
     checkpoint: int = 900
     evaluation: int = 3600
@@ -27,10 +28,9 @@ def parse_hang(spec: Json) -> HangSpec | None:
     if spec.get("hangDetection") is None:
         return None
     value = mapping(spec["hangDetection"], _PATH)
-    seconds = optional_integer(value, "stepTimeoutSeconds", _PATH, minimum=1)
-    disabled = choice(value, "mode", _PATH, ("Enabled", "Disabled"), "Enabled") == "Disabled"
     return HangSpec(
-        step="Off" if disabled else str(seconds or "Auto"),
+        enabled=choice(value, "mode", _PATH, ("Enabled", "Disabled"), "Enabled") == "Enabled",
+        step=optional_integer(value, "stepTimeoutSeconds", _PATH, minimum=1),
         data=integer(value, "dataTimeoutSeconds", _PATH, 900, minimum=1),
         checkpoint=integer(value, "checkpointTimeoutSeconds", _PATH, 900, minimum=1),
         evaluation=integer(value, "evaluationTimeoutSeconds", _PATH, 3600, minimum=1),

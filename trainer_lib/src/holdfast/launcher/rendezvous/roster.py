@@ -25,6 +25,13 @@ LAST_CALL_SECONDS = 30.0
 LAUNCHED_INTERVAL = "50"
 
 
+def _hang_detection(timeout: str) -> dict[str, Any]:
+    """Return `--hang-timeout` as settings of a membership."""
+    if timeout == "Off":
+        return {"mode": "Disabled"}
+    return {"mode": "Enabled"} if timeout == "Auto" else {"mode": "Enabled", "stepTimeoutSeconds": int(timeout)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
     """The settings of a run from the command line."""
@@ -56,7 +63,7 @@ class RunRequest:
             "deadAfterSeconds": 1.0,
             "firstAttemptWaitSeconds": 30.0,
             "startupDeadlineSeconds": 300.0,
-            "hangDetection": {"stepTimeout": options.hang_timeout, "startupTimeoutSeconds": 1200.0},
+            "hangDetection": {**_hang_detection(options.hang_timeout), "startupTimeoutSeconds": 1200.0},
             "checkpoint": {**{key: value for key, value in checkpoint.items() if value}, "deadlineSeconds": 25.0},
             "budgets": [
                 {"cause": cause, "maxRestarts": options.max_restarts, "windowSeconds": 21600.0}

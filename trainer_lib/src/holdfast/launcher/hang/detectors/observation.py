@@ -36,11 +36,13 @@ class HangSettings:
         """Read `settings.hangDetection` of a membership; missing values have their defaults."""
         given: Json = settings.get("hangDetection") or {}
         startup = settings.get("startupDeadlineSeconds", cls.startup)
-        step = given.get("stepTimeout", "Auto")
+        mode, step = given.get("mode", "Enabled"), given.get("stepTimeoutSeconds")
+        if mode not in ("Enabled", "Disabled"):
+            raise DocumentError(f"invalid hangDetection.mode {mode!r}: expected Enabled or Disabled")
         try:
             return cls(
-                enabled=step != "Off",
-                step=None if step in ("Auto", "Off") else float(step),
+                enabled=mode == "Enabled",
+                step=None if step is None else float(step),
                 startup=float(given.get("startupTimeoutSeconds", startup)),
                 data=float(given.get("dataTimeoutSeconds", cls.data)),
                 checkpoint=float(given.get("checkpointTimeoutSeconds", cls.checkpoint)),
