@@ -18,7 +18,7 @@ import pytest
 from holdfast.core.attempt import AttemptId
 from holdfast.core.protocol import Cause
 from holdfast.launcher.hang import stack_dumps
-from holdfast.launcher.hang.activity_pages import Boards
+from holdfast.launcher.hang.activity_pages import ActivityPages
 from holdfast.launcher.hang.monitor import HangWatch, Scene
 from holdfast.launcher.host.run_dir import STACKS_DIR
 from holdfast.telemetry.activity import Activity
@@ -52,7 +52,7 @@ class World:
 
     found: list[tuple[AttemptId, str]] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)
-    strays: list[tuple[Process, float, bool]] = field(default_factory=list)
+    absent: list[tuple[Process, float, bool]] = field(default_factory=list)
 
     def hung(self, slot: int, message: str, cause: Cause, *, kill: bool) -> None:
         self.verdicts.append((slot, message, cause))
@@ -69,8 +69,8 @@ class World:
 
     def look(self, *, world_size: int | None = None) -> None:
         size = world_size or len(self.ranks)
-        ranks = [rank for rank in self.ranks if rank not in [stray for stray, _, _ in self.strays]]
-        self.watch.look(Scene(attempt_id=AttemptId(1, 1), world_size=size, ranks=ranks, strays=self.strays))
+        ranks = [rank for rank in self.ranks if rank not in [absent_rank for absent_rank, _, _ in self.absent]]
+        self.watch.look(Scene(attempt_id=AttemptId(1, 1), world_size=size, ranks=ranks, absent=self.absent))
 
     async def look_until(self, condition: Callable[[], object], *, world_size: int | None = None) -> None:
         end = time.monotonic() + DEADLINE
@@ -87,17 +87,17 @@ class World:
         """Wait until this rank has completed its steps and waits."""
 
         def waits() -> bool:
-            reading = self.boards.read(slot)
+            reading = self.activity_pages.read(slot)
             return reading is not None and reading.made >= 30 and reading.activity.waiting
 
         await self.look_until(waits, world_size=world_size)
 
     @property
-    def boards(self) -> Boards:
-        return self.watch.boards
+    def activity_pages(self) -> ActivityPages:
+        return self.watch.activity_pages
 
     @property
-    def story(self) -> str:
+    def dump(self) -> str:
         (path,) = (self.run_dir / STACKS_DIR).iterdir()
         return path.read_text()
 
@@ -125,11 +125,11 @@ def test_rank_that_blocks_others_hangs_and_its_stacks_are_kept(world: World, fau
     assert message.startswith("rank 1 has been busy for ")
     assert "in compute after step 30" in message
     assert message.endswith("; waiting: rank 0 for its gradients")
-    story = world.story
-    assert message in story
-    assert f"in {function}" in story
-    assert "holdfast-beat" in story or "activity_page.py" in story  # every thread, not only the main thread
-    assert "== rank 0" in story  # and those of the other rank of its shard group
+    dump = world.dump
+    assert message in dump
+    assert f"in {function}" in dump
+    assert "holdfast-beat" in dump or "activity_page.py" in dump  # every thread, not only the main thread
+    assert "== rank 0" in dump  # and those of the other rank of its shard group
     assert world.found == [(AttemptId(1, 1), message)]  # the other launchers keep their own
 
 
@@ -138,15 +138,15 @@ def test_remote_hang_collects_local_stacks_and_continues(world: World) -> None:
         world.start("wait", "wait")
         await world.settle(10)
         await world.settle(11)
-        world.watch.witness(AttemptId(1, 1), world.ranks, "rank 2 has been busy for 1.0 s")
-        world.watch.witness(AttemptId(1, 1), world.ranks, "once is enough")
+        world.watch.save_stacks(AttemptId(1, 1), world.ranks, "rank 2 has been busy for 1.0 s")
+        world.watch.save_stacks(AttemptId(1, 1), world.ranks, "once is enough")
         await world.look_until(lambda: world.watch.idle)
 
     asyncio.run(scene())
-    assert world.story.startswith("rank 2 has been busy for 1.0 s\n")
-    assert "== rank 0" in world.story
-    assert "== rank 1" in world.story
-    assert world.story.count('steps.py", line') == 4, "two calls of each"
+    assert world.dump.startswith("rank 2 has been busy for 1.0 s\n")
+    assert "== rank 0" in world.dump
+    assert "== rank 1" in world.dump
+    assert world.dump.count('steps.py", line') == 4, "two calls of each"
     assert (world.verdicts, world.found) == ([], [])
     assert [rank.popen.poll() for rank in world.ranks] == [None, None]
 
@@ -164,9 +164,9 @@ def test_a_stopped_rank_in_a_collective_hangs_and_has_no_stacks(world: World) ->
     assert message.startswith("rank 1 has shown no sign of life for ")
     assert "in average after step 30" in message
     assert message.endswith("; waiting: rank 0 for its gradients, and others")
-    assert "== rank 1" in world.story
-    assert "stopped" in world.story
-    assert "(it wrote no stacks)" in world.story
+    assert "== rank 1" in world.dump
+    assert "stopped" in world.dump
+    assert "(it wrote no stacks)" in world.dump
 
 
 def test_mismatched_ranks_are_distinguished_and_not_killed(world: World) -> None:
@@ -182,14 +182,14 @@ def test_rank_that_left_its_attempt_and_computes_hangs(world: World) -> None:
     async def scene() -> tuple[int, str, Cause]:
         world.start("wait", "sleep")
         # From the start, since it may be the first to fall asleep.
-        world.strays = [(world.ranks[1], time.monotonic(), True)]
+        world.absent = [(world.ranks[1], time.monotonic(), True)]
         return await world.verdict()
 
     slot, message, _ = asyncio.run(scene())
     assert (slot, world.killed) == (11, [11])
     assert message.startswith("rank 1 left its attempt and has been busy for ")
     assert message.endswith("; the others wait for it to form the world")
-    assert "in asleep_in_the_loss" in world.story
+    assert "in asleep_in_the_loss" in world.dump
 
 
 def test_remote_hang_is_not_blamed_on_local_waiting_ranks(world: World) -> None:
@@ -197,7 +197,7 @@ def test_remote_hang_is_not_blamed_on_local_waiting_ranks(world: World) -> None:
         world.start("wait", "wait")
         await world.settle(10)
         await world.settle(11)
-        since = world.boards.read(10).since  # type: ignore[union-attr]
+        since = world.activity_pages.read(10).since  # type: ignore[union-attr]
         await world.look_until(lambda: time.monotonic() > since + 2, world_size=3)
 
     asyncio.run(scene())
@@ -209,7 +209,7 @@ def test_a_straggler_is_no_hang(world: World) -> None:
 
     async def scene() -> None:
         world.start("straggle")
-        await world.look_until(lambda: (seen := world.boards.read(10)) and seen.made > 8)
+        await world.look_until(lambda: (seen := world.activity_pages.read(10)) and seen.made > 8)
 
     asyncio.run(scene())
     assert world.verdicts == []
@@ -218,11 +218,11 @@ def test_a_straggler_is_no_hang(world: World) -> None:
 def test_rank_leaving_while_its_stacks_are_collected_is_spared(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    async def leave_meanwhile(sources: Sequence[stack_dumps.Source]) -> list[stack_dumps.Story]:
+    async def leave_meanwhile(sources: Sequence[stack_dumps.Source]) -> list[stack_dumps.StackDump]:
         asked.extend(source.rank for source in sources)
         os.kill(world.ranks[1].pid, signal.SIGUSR1)
         async with asyncio.timeout(DEADLINE):
-            while world.boards.read(11).activity is not Activity.PARKED:  # type: ignore[union-attr]
+            while world.activity_pages.read(11).activity is not Activity.PARKED:  # type: ignore[union-attr]
                 await asyncio.sleep(0.01)
         return []
 
@@ -244,7 +244,7 @@ def test_rank_entering_an_attempt_during_collection_is_spared(
 ) -> None:
     """The stacks of the rank were requested in its previous attempt."""
 
-    async def come_meanwhile(_: Sequence[stack_dumps.Source]) -> list[stack_dumps.Story]:
+    async def come_meanwhile(_: Sequence[stack_dumps.Source]) -> list[stack_dumps.StackDump]:
         world.ranks[1].attempt_id, world.ranks[1].greeted = AttemptId(1, 2), greeted
         return []
 
@@ -257,7 +257,7 @@ def test_rank_entering_an_attempt_during_collection_is_spared(
         await world.watch._ending
 
     asyncio.run(scene())
-    assert "rank 1 has been busy for " in world.story
+    assert "rank 1 has been busy for " in world.dump
     assert world.killed == ([] if greeted else [11])  # a rank that only has a place there still hangs
 
 
@@ -265,21 +265,21 @@ def test_launcher_pause_takes_no_time_from_stack_collection(tmp_path: Path, monk
     monkeypatch.setattr(stack_dumps, "_ask", lambda _: True)
     source = stack_dumps.Source(rank=0, leader=os.getpid(), pid=os.getpid(), signal=1, file=tmp_path / "stacks")
 
-    async def scene() -> list[stack_dumps.Story]:
+    async def scene() -> list[stack_dumps.StackDump]:
         loop = asyncio.get_running_loop()
         loop.call_soon(time.sleep, 0.5)
         loop.call_later(0.55, source.file.write_text, "Current thread")
         return await stack_dumps.gather([source])
 
-    assert [story.text for story in asyncio.run(scene())] == ["Current thread"]
+    assert [dump.text for dump in asyncio.run(scene())] == ["Current thread"]
 
 
 def test_boards_of_the_dead_go(tmp_path: Path) -> None:
-    boards = Boards(tmp_path)
-    assert boards.read(10) is None
+    activity_pages = ActivityPages(tmp_path)
+    assert activity_pages.read(10) is None
     (tmp_path / BOARD_DIR / "10").write_bytes(b"short")
-    assert boards.read(10) is None
-    boards.keep_only([10])
+    assert activity_pages.read(10) is None
+    activity_pages.keep_only([10])
     assert (tmp_path / BOARD_DIR / "10").exists()
-    boards.keep_only([])
+    activity_pages.keep_only([])
     assert list((tmp_path / BOARD_DIR).iterdir()) == []

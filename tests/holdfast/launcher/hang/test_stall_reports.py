@@ -35,7 +35,7 @@ class Launcher:
     watchdog: Watchdog = field(default_factory=Watchdog)
     said: tuple[Stall, ...] = ()
     heard: dict[int, tuple[Stall, ...]] = field(default_factory=dict)
-    unheard: bool = False
+    outdated: bool = False
 
 
 class World:
@@ -75,7 +75,7 @@ class World:
             attempt_id=PAIR,
             world_size=self.size,
             sights=tuple(Sight(slot=100 + rank, rank=rank, reading=self.board(rank)) for rank in launcher.ranks),
-            elsewhere=Elsewhere(stalls=told, unheard=launcher.unheard),
+            elsewhere=Elsewhere(stalls=told, outdated=launcher.outdated),
         )
         verdicts = launcher.watchdog.judge(seen, self.now + launcher.clock)
         stalls = launcher.watchdog.stalls(seen, self.now + launcher.clock)
@@ -175,9 +175,9 @@ def test_a_launcher_that_is_not_heard_is_unknown(world: World) -> None:
     world.enter(A.AVERAGE)
     world.enter(A.VOTE, 1)
     for launcher in world.launchers:
-        launcher.unheard = True
+        launcher.outdated = True
     assert world.wait(100) == []
-    world.launchers[1].unheard = False
+    world.launchers[1].outdated = False
     assert [verdict.rank for _, verdict in world.wait(1)] == [1]
 
 
@@ -218,7 +218,7 @@ def test_ranks_stopped_under_every_launcher_are_ended(world: World) -> None:
 
 def test_a_silent_launcher_saves_only_who_shows_signs_of_life(world: World) -> None:
     world.enter(A.AVERAGE, 1, 2, 3)
-    world.launchers[0].unheard = True
+    world.launchers[0].outdated = True
     assert world.wait(100) == []
     world.stopped.add(0)
     assert [verdict.rank for _, verdict in world.wait(2)] == [0]
@@ -273,7 +273,7 @@ def test_no_schedule_with_progress_is_ever_judged_hung(
                 world.enter(activity, rank)
             world.now = moment
             world.deliver()
-            world.launchers[place].unheard = dice.random() < deaf
+            world.launchers[place].outdated = dice.random() < deaf
             assert world.look(place) == ()
             looks[place] += dice.uniform(0.1, 0.2)
         for at, rank, activity in changes:

@@ -59,7 +59,7 @@ class Scene:
                 self.readings[rank] = replace(reading, beat=self.now)
         here = {rank: reading for rank, reading in self.readings.items() if rank not in self.left}
         sights = tuple(Sight(slot=100 + rank, rank=rank, reading=reading) for rank, reading in here.items())
-        strays = tuple(
+        absent = tuple(
             AbsentRank(slot=100 + rank, rank=rank, reading=self.readings[rank], left_at=at, awaited=self.awaited)
             for rank, at in self.left.items()
         )
@@ -67,7 +67,7 @@ class Scene:
             attempt_id=self.attempt_id,
             world_size=self.world_size,
             sights=sights,
-            strays=strays,
+            absent=absent,
             cpu_waits=self.cpu_waits,
         )
         return self.watchdog.judge(seen, self.now)

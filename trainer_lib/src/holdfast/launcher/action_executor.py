@@ -60,7 +60,7 @@ class ActionExecutor:
             case e.RequestCheckpoint(attempt_id=attempt_id, id=wish, reason=reason):
                 self._local.checkpoint(attempt_id, wish, reason)
             case e.KeepStacks(attempt_id=attempt_id, message=message):
-                self._hangs.witness(attempt_id, self._supervisor.ranks, message)
+                self._hangs.save_stacks(attempt_id, self._supervisor.ranks, message)
             case e.Note(phase=phase, message=text):
                 _log.info("%s", text, extra={"fields": {"phase": phase}})
             case e.Exit():

@@ -9,7 +9,7 @@ from pathlib import Path
 from holdfast.telemetry.activity_page import BOARD_DIR, PAGE_BYTES, STACKS_SUFFIX, Reading, read_page
 
 
-class Boards:
+class ActivityPages:
     """Reads the pages, without mmap: a rank that truncates its file must not end the launcher with SIGBUS."""
 
     def __init__(self, run_dir: Path) -> None:

@@ -13,11 +13,11 @@ from typing import Protocol
 from holdfast.core.attempt import AttemptId
 from holdfast.core.protocol import Cause
 from holdfast.launcher.hang import stack_dumps
-from holdfast.launcher.hang.activity_pages import Boards
+from holdfast.launcher.hang.activity_pages import ActivityPages
 from holdfast.launcher.hang.cpu_starvation import cpu_wait
 from holdfast.launcher.hang.detectors.observation import AbsentRank, HangSettings, HangVerdict, Observed, Sight
 from holdfast.launcher.hang.detectors.watchdog import Watchdog
-from holdfast.launcher.hang.stack_dumps import Source, Story
+from holdfast.launcher.hang.stack_dumps import Source, StackDump
 from holdfast.launcher.hang.stall_reports import NOBODY, Elsewhere, Stall
 from holdfast.launcher.host.run_dir import STACKS_DIR
 from holdfast.telemetry.activity import Activity
@@ -63,7 +63,7 @@ class Scene:
     attempt_id: AttemptId
     world_size: int
     ranks: Sequence[Watched]
-    strays: Sequence[tuple[Watched, float, bool]] = ()  # since when, and whether the attempt waits for it
+    absent: Sequence[tuple[Watched, float, bool]] = ()  # since when, and whether the attempt waits for it
     elsewhere: Elsewhere = NOBODY
 
 
@@ -74,7 +74,7 @@ class HangWatch:
     """
 
     def __init__(self, run_dir: Path, hung: Hung, found: Callable[[AttemptId, str], None]) -> None:
-        self.boards = Boards(run_dir)
+        self.activity_pages = ActivityPages(run_dir)
         self._kept = run_dir / STACKS_DIR
         self._hung = hung
         self._found = found
@@ -86,9 +86,9 @@ class HangWatch:
         """Apply these deadlines from now on."""
         self._watchdog.settings = settings
 
-    def keep_boards(self, slots: Iterable[int]) -> None:
+    def keep_activity_pages(self, slots: Iterable[int]) -> None:
         """Remove the pages of all other slots, whose processes have ended."""
-        self.boards.keep_only(slots)
+        self.activity_pages.keep_only(slots)
 
     @property
     def idle(self) -> bool:
@@ -99,8 +99,8 @@ class HangWatch:
         """Judge these ranks. Return the report for other launchers; None if it did not change."""
         if not self._finished():
             return None
-        ranks = [*scene.ranks, *(rank for rank, _, _ in scene.strays)]
-        readings = {rank.slot: reading for rank in ranks if (reading := self.boards.read(rank.slot))}
+        ranks = [*scene.ranks, *(rank for rank, _, _ in scene.absent)]
+        readings = {rank.slot: reading for rank in ranks if (reading := self.activity_pages.read(rank.slot))}
         seen, now = _observed(scene, readings), time.monotonic()
         verdicts = self._watchdog.judge(seen, now)
         if verdicts:
@@ -111,13 +111,13 @@ class HangWatch:
             )
         return self._watchdog.stalls(seen, now)
 
-    def witness(self, attempt_id: AttemptId, ranks: Iterable[Watched], message: str) -> None:
+    def save_stacks(self, attempt_id: AttemptId, ranks: Iterable[Watched], message: str) -> None:
         """Save the stacks of these ranks, and judge none meanwhile: another launcher ends one of its ranks."""
         if not self._finished():
             return  # a local hang, most likely the same one, is being saved
         self._watchdog.hung_elsewhere(attempt_id)
-        sources = [self._source(rank, self.boards.read(rank.slot)) for rank in ranks]
-        self._ending = asyncio.get_running_loop().create_task(self._bear_witness(sources, message, attempt_id))
+        sources = [self._source(rank, self.activity_pages.read(rank.slot)) for rank in ranks]
+        self._ending = asyncio.get_running_loop().create_task(self._save_stacks(sources, message, attempt_id))
 
     def _finished(self) -> bool:
         """Whether no stacks are being saved. A defect in the saving ends the launcher."""
@@ -126,7 +126,7 @@ class HangWatch:
             self._ending = None
         return self._ending is None
 
-    async def _bear_witness(self, sources: Sequence[Source], message: str, attempt_id: AttemptId) -> None:
+    async def _save_stacks(self, sources: Sequence[Source], message: str, attempt_id: AttemptId) -> None:
         self._keep(message, await stack_dumps.gather(sources), attempt_id, {"hang": message})
 
     def _source(self, rank: Watched, reading: Reading | None) -> Source:
@@ -135,7 +135,7 @@ class HangWatch:
             leader=rank.pid,
             pid=reading.pid if reading else 0,
             signal=reading.signal if reading else 0,
-            file=self.boards.stacks(rank.slot),
+            file=self.activity_pages.stacks(rank.slot),
         )
 
     async def _end(
@@ -146,33 +146,33 @@ class HangWatch:
         attempt_id: AttemptId,
     ) -> None:
         """End the ranks, even those that continued: the signal may have interrupted a call unexpectedly."""
-        stories = await stack_dumps.gather(sources)
+        dumps = await stack_dumps.gather(sources)
         elsewhere = {
             rank.slot for rank in ranks if rank.greeted and rank.attempt_id != attempt_id
         }  # in another attempt by now
         for verdict in verdicts:
             if verdict.slot in elsewhere:
-                self._tell(verdict, stories, attempt_id)
+                self._tell(verdict, dumps, attempt_id)
             elif not self._left(verdict):
-                self._tell(verdict, stories, attempt_id)
+                self._tell(verdict, dumps, attempt_id)
                 self._hung(verdict.slot, verdict.message, verdict.cause, kill=verdict.kills)
 
     def _left(self, verdict: HangVerdict) -> bool:
         """Whether its attempt ended meanwhile and the rank left."""
-        now = self.boards.read(verdict.slot)
+        now = self.activity_pages.read(verdict.slot)
         return now is not None and now.activity is Activity.PARKED and verdict.activity is not Activity.PARKED
 
-    def _tell(self, verdict: HangVerdict, stories: Sequence[Story], attempt_id: AttemptId) -> None:
-        story = next((story for story in stories if story.rank == verdict.rank), None)
-        fields = {"rank": verdict.rank, "kernel": story.kernel if story else "", "at": story.top if story else ()}
-        self._keep(verdict.message, stories, attempt_id, fields)
+    def _tell(self, verdict: HangVerdict, dumps: Sequence[StackDump], attempt_id: AttemptId) -> None:
+        dump = next((dump for dump in dumps if dump.rank == verdict.rank), None)
+        fields = {"rank": verdict.rank, "kernel": dump.kernel if dump else "", "at": dump.top if dump else ()}
+        self._keep(verdict.message, dumps, attempt_id, fields)
 
     def _keep(
-        self, message: str, stories: Sequence[Story], attempt_id: AttemptId, fields: Mapping[str, object]
+        self, message: str, dumps: Sequence[StackDump], attempt_id: AttemptId, fields: Mapping[str, object]
     ) -> None:
         self._count += 1
         try:
-            path = stack_dumps.keep(self._kept, f"{attempt_id}-{self._count}", message, stories)
+            path = stack_dumps.keep(self._kept, f"{attempt_id}-{self._count}", message, dumps)
             _log.warning("stacks of all local ranks are kept in %s", path, extra={"fields": fields})
         except OSError as error:
             _log.warning("stacks cannot be kept: %s", error, extra={"fields": fields})
@@ -187,11 +187,11 @@ def _observed(scene: Scene, readings: Mapping[int, Reading]) -> Observed:
             for rank in scene.ranks
             if rank.slot in readings
         ),
-        strays=tuple(
+        absent=tuple(
             AbsentRank(
                 slot=rank.slot, rank=rank.number, reading=readings[rank.slot], left_at=left_at, awaited=awaited
             )
-            for rank, left_at, awaited in scene.strays
+            for rank, left_at, awaited in scene.absent
             if rank.slot in readings
         ),
         elsewhere=scene.elsewhere,

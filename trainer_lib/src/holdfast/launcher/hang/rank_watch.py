@@ -36,14 +36,14 @@ class RankWatch:
         now = time.monotonic()
         trains = [rank for rank in self._supervisor.ranks if rank.greeted and rank.alive and not rank.parked]
         ranks = [rank for rank in trains if not rank.ends(now)]
-        strays = self._supervisor.strays
-        size = next((rank.place.world_size for rank in (*trains, *strays) if rank.place), 0)
-        self._hangs.keep_boards(self._supervisor.slots)
+        absent = self._supervisor.absent
+        size = next((rank.place.world_size for rank in (*trains, *absent) if rank.place), 0)
+        self._hangs.keep_activity_pages(self._supervisor.slots)
         scene = Scene(
             attempt_id=attempt_id,
             world_size=size,
             ranks=ranks,
-            strays=[(rank, rank.left_at or 0.0, not rank.parked) for rank in strays],
+            absent=[(rank, rank.left_at or 0.0, not rank.parked) for rank in absent],
             elsewhere=self._elsewhere(attempt_id),
         )
         stalls = self._hangs.look(scene)
@@ -59,5 +59,5 @@ class RankWatch:
         hellos = [peer.hello for uid in others if (peer := self._pump.state.peers.get(uid)) and peer.hello]
         return Elsewhere(
             stalls=tuple(stall for hello in hellos for stall in hello.stalls if stall.attempt_id == attempt_id),
-            unheard=not all(self._control.heard_lately(uid) for uid in others),
+            outdated=not all(self._control.heard_lately(uid) for uid in others),
         )

@@ -18,7 +18,7 @@ from typing import Final
 _WAIT_SECONDS: Final = 0.2
 _LOOK_SECONDS: Final = 0.01
 _MAX_BYTES: Final = 1 << 18
-_MAX_STORIES: Final = 20
+_MAX_DUMPS: Final = 20
 _TOP_LINES: Final = 8
 _MAX_LINE: Final = 200
 _NOTHING: Final = "(it wrote no stacks)"
@@ -36,7 +36,7 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Story:
+class StackDump:
     """The report on one rank."""
 
     rank: int
@@ -53,7 +53,7 @@ class Story:
         return f"== rank {self.rank}: {self.kernel}\n{self.text or _NOTHING}\n"
 
 
-async def gather(sources: Sequence[Source], *, seconds: float = _WAIT_SECONDS) -> list[Story]:
+async def gather(sources: Sequence[Source], *, seconds: float = _WAIT_SECONDS) -> list[StackDump]:
     """Signal all processes at once, and wait at most this long for those that can answer."""
     before = {source.file: _size(source.file) for source in sources}
     asked = [source for source in sources if _ask(source)]
@@ -63,15 +63,15 @@ async def gather(sources: Sequence[Source], *, seconds: float = _WAIT_SECONDS) -
         last, sizes = sizes, {source.file: _size(source.file) for source in sources}
         if all(before[s.file] < sizes[s.file] == last[s.file] or _stopped(s.pid) for s in asked):
             break
-    return [_story(source, before[source.file]) for source in sources]
+    return [_dump(source, before[source.file]) for source in sources]
 
 
-def keep(folder: Path, name: str, message: str, stories: Sequence[Story]) -> Path:
+def keep(folder: Path, name: str, message: str, dumps: Sequence[StackDump]) -> Path:
     """Write the reports of one hang to a new file, and delete old files."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.txt"
-    path.write_text("\n".join([message, "", *map(str, stories)]))
-    for old in sorted(folder.iterdir(), key=lambda old: old.stat().st_mtime)[:-_MAX_STORIES]:
+    path.write_text("\n".join([message, "", *map(str, dumps)]))
+    for old in sorted(folder.iterdir(), key=lambda old: old.stat().st_mtime)[:-_MAX_DUMPS]:
         old.unlink(missing_ok=True)
     return path
 
@@ -85,12 +85,14 @@ def _ask(source: Source) -> bool:
     return False
 
 
-def _story(source: Source, start: int) -> Story:
+def _dump(source: Source, start: int) -> StackDump:
     text = b""
     with contextlib.suppress(OSError), source.file.open("rb") as file:
         file.seek(start)
         text = file.read(_MAX_BYTES)
-    return Story(rank=source.rank, text=text.decode(errors="replace"), kernel=_kernel(source.pid or source.leader))
+    return StackDump(
+        rank=source.rank, text=text.decode(errors="replace"), kernel=_kernel(source.pid or source.leader)
+    )
 
 
 def _size(path: Path) -> int:

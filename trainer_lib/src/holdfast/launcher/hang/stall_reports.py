@@ -38,16 +38,16 @@ class Stall(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Elsewhere:
-    """The reports of the other launchers. `unheard`: one has stopped reporting, so its report may be outdated."""
+    """The reports of the other launchers. `outdated`: one has stopped reporting, so its report may be outdated."""
 
     stalls: tuple[Stall, ...] = ()
-    unheard: bool = False
+    outdated: bool = False
 
 
 NOBODY: Final = Elsewhere()
 
 
-class Hearsay:
+class ReportedSeconds:
     """The time since which each report of another launcher applies."""
 
     def __init__(self) -> None:

@@ -110,7 +110,7 @@ class Rank:
         return self.alive and not self.forgotten and self.parked and usable
 
     @property
-    def strays(self) -> bool:
+    def absent(self) -> bool:
         """Whether it left its attempt and is not in the next one yet."""
         awaited = not self.parked and not self.greeted and self.alive and not self.forgotten
         return self.left_at is not None and (self.kept or awaited)

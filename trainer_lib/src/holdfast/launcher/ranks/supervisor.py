@@ -116,9 +116,9 @@ class Supervisor:
         return sorted((rank for rank in here if not rank.forgotten), key=lambda rank: rank.local_rank)
 
     @property
-    def strays(self) -> Sequence[Rank]:
+    def absent(self) -> Sequence[Rank]:
         """Processes between two worlds."""
-        return [rank for rank in self._ranks.values() if rank.strays]
+        return [rank for rank in self._ranks.values() if rank.absent]
 
     @property
     def standbys(self) -> Sequence[Rank]:

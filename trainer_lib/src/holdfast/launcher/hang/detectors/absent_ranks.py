@@ -10,44 +10,46 @@ from holdfast.telemetry.activity import Activity
 
 def absent_ranks(ranks: RankDurations) -> tuple[HangVerdict, ...]:
     """Return verdicts on the local ranks that left an attempt and are late for the next one."""
-    spent = [(stray, *_spent(ranks, stray)) for stray in ranks.seen.strays if _must_come(stray)]
-    late = [(stray, seconds, limit) for stray, seconds, limit in spent if seconds > limit]
-    if not _state_is_kept(ranks, {stray.slot for stray, _, _ in late}):
+    spent = [
+        (absent_rank, *_spent(ranks, absent_rank)) for absent_rank in ranks.seen.absent if _must_come(absent_rank)
+    ]
+    late = [(absent_rank, seconds, limit) for absent_rank, seconds, limit in spent if seconds > limit]
+    if not _state_is_kept(ranks, {absent_rank.slot for absent_rank, _, _ in late}):
         # The remote ranks that left are unknown: they may be late as well.
-        patient = [(stray, took, ranks.patient(limit)) for stray, took, limit in late]
-        late = [(stray, seconds, limit) for stray, seconds, limit in patient if seconds > limit]
-    return tuple(_stray(ranks, stray, (seconds, limit)) for stray, seconds, limit in late)
+        patient = [(absent_rank, took, ranks.patient(limit)) for absent_rank, took, limit in late]
+        late = [(absent_rank, seconds, limit) for absent_rank, seconds, limit in patient if seconds > limit]
+    return tuple(_verdict(ranks, absent_rank, (seconds, limit)) for absent_rank, seconds, limit in late)
 
 
-def _must_come(stray: AbsentRank) -> bool:
-    activity = stray.reading.activity
-    return activity is not Activity.DONE and (activity is not Activity.PARKED or stray.awaited)
+def _must_come(absent_rank: AbsentRank) -> bool:
+    activity = absent_rank.reading.activity
+    return activity is not Activity.DONE and (activity is not Activity.PARKED or absent_rank.awaited)
 
 
-def _spent(ranks: RankDurations, stray: AbsentRank) -> tuple[float, float]:
+def _spent(ranks: RankDurations, absent_rank: AbsentRank) -> tuple[float, float]:
     """Return for how long the rank has kept others waiting, and its deadline, in seconds."""
-    sight, reading, by_beat = stray.sight, stray.reading, _by_beat(ranks, stray)
+    sight, reading, by_beat = absent_rank.sight, absent_rank.reading, _by_beat(ranks, absent_rank)
     forms = reading.activity is Activity.SYNC
     limit = ranks.settings.startup if forms and not by_beat else ranks.limit(sight)
-    return ranks.awake(reading, max(stray.left_at, reading.beat if by_beat else reading.since)), limit
+    return ranks.awake(reading, max(absent_rank.left_at, reading.beat if by_beat else reading.since)), limit
 
 
 def _state_is_kept(ranks: RankDurations, late: set[int]) -> bool:
     """Whether a local rank that has made steps and is not late waits for the others, with its state."""
-    here = (*ranks.seen.sights, *(stray.sight for stray in ranks.seen.strays))
+    here = (*ranks.seen.sights, *(absent_rank.sight for absent_rank in ranks.seen.absent))
     waiting = [sight for sight in here if sight.slot not in late and sight.reading.activity.waiting]
     return any(sight.reading.made > 0 and not ranks.silent(sight) for sight in waiting)
 
 
-def _by_beat(ranks: RankDurations, stray: AbsentRank) -> bool:
+def _by_beat(ranks: RankDurations, absent_rank: AbsentRank) -> bool:
     """Whether only signs of life count: a rank that forms groups or applies a step has a long deadline otherwise."""
-    activity = stray.reading.activity
-    silent = ranks.silent(stray.sight)
+    activity = absent_rank.reading.activity
+    silent = ranks.silent(absent_rank.sight)
     return activity is Activity.PARKED or (silent and activity in (Activity.SYNC, Activity.APPLY))
 
 
-def _stray(ranks: RankDurations, stray: AbsentRank, spent: tuple[float, float]) -> HangVerdict:
-    by_beat = _by_beat(ranks, stray)
+def _verdict(ranks: RankDurations, absent_rank: AbsentRank, spent: tuple[float, float]) -> HangVerdict:
+    by_beat = _by_beat(ranks, absent_rank)
     did = "has shown no sign of life" if by_beat else "left its attempt and has been busy"
-    waits = "the others wait for it to form the world" if stray.awaited else "the next world will wait for it"
-    return blame(ranks, stray.sight, spent, did, waits)
+    waits = "the others wait for it to form the world" if absent_rank.awaited else "the next world will wait for it"
+    return blame(ranks, absent_rank.sight, spent, did, waits)

@@ -17,23 +17,27 @@ def mismatched(ranks: RankDurations) -> tuple[HangVerdict, ...]:
     if not here or not all(wait.waits for wait in here) or ranks.seen.world_size == 1:
         return ()
     everyone = (*here, *_waits_elsewhere(ranks))
-    whole = not ranks.seen.elsewhere.unheard and {wait.rank for wait in everyone} == set(range(ranks.seen.world_size))
-    knotted = everyone if whole else here
+    whole = not ranks.seen.elsewhere.outdated and {wait.rank for wait in everyone} == set(
+        range(ranks.seen.world_size)
+    )
+    waiting = everyone if whole else here
     limit = max(wait.deadline for wait in everyone) if whole else ranks.settings.longest
-    seconds, odd = min(wait.seconds for wait in knotted), _odd(knotted)
+    seconds, odd = min(wait.seconds for wait in waiting), _odd(waiting)
     slot = next((sight.slot for sight in ranks.seen.sights if sight.rank == odd.rank), None)
-    knot = frozenset((wait.attempt_id, wait.rank, wait.activity, wait.step) for wait in knotted)
-    if slot is None or seconds <= limit or knot == ranks.mismatch:
+    mismatch = frozenset((wait.attempt_id, wait.rank, wait.activity, wait.step) for wait in waiting)
+    if slot is None or seconds <= limit or mismatch == ranks.mismatch:
         return ()
-    others = [(wait.rank, wait.activity) for wait in knotted if wait is not odd]
+    others = [(wait.rank, wait.activity) for wait in waiting if wait is not odd]
     text = f"{waits(others, known=whole)}: each waits for the other"
     place = (odd.rank, odd.activity, odd.step)
-    return (replace(verdict(ranks, place, (seconds, limit), "has waited", text, slot=slot), kills=False, waits=knot),)
+    return (
+        replace(verdict(ranks, place, (seconds, limit), "has waited", text, slot=slot), kills=False, waits=mismatch),
+    )
 
 
 def _waits_elsewhere(ranks: RankDurations) -> tuple[Stall, ...]:
     waits = [stall for stall in ranks.seen.elsewhere.stalls if stall.waits]
-    return tuple(replace(stall, seconds=ranks.heard_seconds(stall)) for stall in waits)
+    return tuple(replace(stall, seconds=ranks.reported_seconds(stall)) for stall in waits)
 
 
 def _odd(waits: Sequence[Stall]) -> Stall:

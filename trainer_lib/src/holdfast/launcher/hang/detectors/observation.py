@@ -89,7 +89,7 @@ class Observed:
     attempt_id: AttemptId
     world_size: int
     sights: tuple[Sight, ...]
-    strays: tuple[AbsentRank, ...] = ()
+    absent: tuple[AbsentRank, ...] = ()
     elsewhere: Elsewhere = NOBODY
     cpu_waits: Mapping[int, float] = field(default_factory=dict)
     """Seconds of CPU starvation since the start of each process, by process ID."""

@@ -13,7 +13,7 @@ def overdue(ranks: RankDurations) -> tuple[HangVerdict, ...]:
     """Return verdicts on the local ranks that are late; if some show no sign of life, only on those."""
     late = [(sight, limit) for sight, limit in ranks.limits() if ranks.age(sight) > limit]
     mute = [(sight, limit) for sight, limit in late if ranks.silent(sight)]
-    if not mute and (ranks.seen.elsewhere.unheard or _mute_elsewhere(ranks)):
+    if not mute and (ranks.seen.elsewhere.outdated or _mute_elsewhere(ranks)):
         return ()  # a report will arrive soon, or a remote rank is about to be ended
     late = mute or late
     if len(late) == len(ranks.seen.sights) and _all_elsewhere(ranks.seen, silent=bool(mute)):
@@ -26,7 +26,9 @@ def overdue(ranks: RankDurations) -> tuple[HangVerdict, ...]:
 
 def _mute_elsewhere(ranks: RankDurations) -> bool:
     """Whether another launcher is about to end one of its ranks that shows no sign of life."""
-    return any(stall.silent and ranks.heard_seconds(stall) > stall.deadline for stall in ranks.seen.elsewhere.stalls)
+    return any(
+        stall.silent and ranks.reported_seconds(stall) > stall.deadline for stall in ranks.seen.elsewhere.stalls
+    )
 
 
 def _all_elsewhere(seen: Observed, *, silent: bool) -> bool:

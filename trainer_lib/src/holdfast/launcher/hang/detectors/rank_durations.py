@@ -9,7 +9,7 @@ from typing import Final
 from holdfast.launcher.hang.cpu_starvation import Starvation
 from holdfast.launcher.hang.detectors.observation import HangSettings, Observed, Sight, Waits
 from holdfast.launcher.hang.detectors.pace import KNOWN_STEPS, Pace, Pauses
-from holdfast.launcher.hang.stall_reports import Hearsay, Stall, in_collective
+from holdfast.launcher.hang.stall_reports import ReportedSeconds, Stall, in_collective
 from holdfast.telemetry.activity import Activity
 from holdfast.telemetry.activity_page import Reading
 
@@ -40,7 +40,7 @@ class RankDurations:
     pauses: Pauses
     starvation: Starvation
     pace: Pace
-    hearsay: Hearsay
+    reported: ReportedSeconds
     repeats: int
     mismatch: Waits  # the last one found, which is not reported again
 
@@ -132,6 +132,6 @@ class RankDurations:
         """Return the longer deadline that applies if a verdict would leave no rank with its state."""
         return max(limit, min(limit * _NO_HURRY, self.settings.startup))
 
-    def heard_seconds(self, stall: Stall) -> float:
+    def reported_seconds(self, stall: Stall) -> float:
         """Return for how many seconds a remote rank has been at its activity."""
-        return self.hearsay.seconds(stall, self.pauses.awake, self.now)
+        return self.reported.seconds(stall, self.pauses.awake, self.now)

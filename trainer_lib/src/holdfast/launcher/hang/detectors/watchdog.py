@@ -12,7 +12,7 @@ from holdfast.launcher.hang.detectors.observation import HangSettings, HangVerdi
 from holdfast.launcher.hang.detectors.overdue import overdue
 from holdfast.launcher.hang.detectors.pace import Pace, Pauses
 from holdfast.launcher.hang.detectors.rank_durations import NEVER, RankDurations
-from holdfast.launcher.hang.stall_reports import Hearsay, Stall
+from holdfast.launcher.hang.stall_reports import ReportedSeconds, Stall
 from holdfast.telemetry.activity import Activity
 
 # Stalls are reported after this share of the deadline, so that all launchers have all reports when it ends.
@@ -29,7 +29,7 @@ class Watchdog:
         self._pauses = Pauses()
         self._starvation = Starvation()
         self._pace = Pace()
-        self._hearsay = Hearsay()
+        self._reported = ReportedSeconds()
         self._told: dict[tuple[int, Activity, float, bool], Stall] = {}
         self._step = -1
         self._hung_at = -1
@@ -42,8 +42,8 @@ class Watchdog:
         self._pauses.look(now)
         self._starvation.note(seen.cpu_waits, now)
         self._pace.note(seen, now)
-        self._hearsay.note(seen.elsewhere.stalls, now)
-        readings = [sight.reading for sight in seen.sights] + [stray.reading for stray in seen.strays]
+        self._reported.note(seen.elsewhere.stalls, now)
+        readings = [sight.reading for sight in seen.sights] + [absent_rank.reading for absent_rank in seen.absent]
         self._step = max((reading.step for reading in readings), default=-1)
         if self._step > self._hung_at:
             self._repeats = 0
@@ -65,7 +65,7 @@ class Watchdog:
             pauses=self._pauses,
             starvation=self._starvation,
             pace=self._pace,
-            hearsay=self._hearsay,
+            reported=self._reported,
             repeats=self._repeats,
             mismatch=self._mismatch,
         )
