@@ -97,7 +97,7 @@ def commits_arrive(copied: Copied) -> None:
     # Read together: the newest copy may be another one a moment later.
     watcher.wait("the newest copy in the metrics", lambda: told_step(copied) == copied.newest, timeout=30)
     said = checkpoints(copied, "verify", copied.url, "--newest")
-    assert "whole" in said
+    assert "complete" in said
     listed = json.loads(checkpoints(copied, "ls", copied.url, "--json"))
     assert {commit["state"] for commit in listed["commits"]} == {"readable"}
 

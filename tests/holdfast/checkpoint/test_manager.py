@@ -56,7 +56,7 @@ def test_store_answering_only_some_requests_ends_the_restore(
         return ()
 
     monkeypatch.setattr(FallbackStore, "_asked", leaves_out)
-    with pytest.raises(UnavailableError, match="nothing was moved or deleted"):
+    with pytest.raises(UnavailableError, match="Nothing was moved or deleted"):
         lost_volume.restore()
 
 

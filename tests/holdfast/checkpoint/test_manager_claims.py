@@ -179,7 +179,7 @@ def test_volume_without_folder_fsync_saves_unless_fsync_fails(
 def test_another_jobs_claim_stops_the_attempt_before_it_writes(tmp_path: Path) -> None:
     Run(tmp_path, 3, 1, job="other").commits(10)
     before = sorted(path.name for path in (tmp_path / "claims").iterdir())
-    with pytest.raises(ClaimError, match=r"3\.1 of job other.*give each job a folder of its own"):
+    with pytest.raises(ClaimError, match=r"3\.1 of job other.*Use a separate folder for each job"):
         Run(tmp_path, 1, 1)
     assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == before
 
@@ -224,5 +224,5 @@ def test_a_claim_that_cannot_be_read_is_not_overlooked(tmp_path: Path) -> None:
         json.dumps(replace(list_claims(tmp_path)[0], attempt_id=AttemptId(9, 9)).to_json()),
     ):
         path.write_text(text)
-        with pytest.raises(ClaimError, match="put the file back as it was"):
+        with pytest.raises(ClaimError, match="Restore the file"):
             Run(tmp_path, 1, 2)

@@ -37,7 +37,7 @@ def test_a_folder_is_no_url(
     take: Callable[[str], object], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"nothing was read or written: (expected a path|give the complete path)"):
+    with pytest.raises(UsageError, match=r"nothing was read or written: (expected a path|pass the complete path)"):
         take(where)
     assert list(tmp_path.iterdir()) == []
 

@@ -91,7 +91,7 @@ def test_rates_are_read_in_any_unit() -> None:
         (["--rate", "0/min"], ["--rate", "'0/min'"]),
         (["--rate", "1/min", "--faults", "kill,boo"], ["--faults", "kill, stop"]),
         (["--rate", "1/min", "--seed", "x"], ["--seed", "'x'"]),
-        (["--nproc-per-node", "2"], ["nothing to do", "--kill rank=1,step=50", "--rate 2/min"]),
+        (["--nproc-per-node", "2"], ["no faults to inject", "--kill rank=1,step=50", "--rate 2/min"]),
         (["--rate", "1/min", "--nnodes", "x"], ["--nnodes", "MIN:MAX"]),
         (["--rate", "1/min", "--frobnicate"], ["--frobnicate"]),
     ],

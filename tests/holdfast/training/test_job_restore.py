@@ -196,7 +196,7 @@ def test_a_restore_says_to_the_launcher_how_exact_it_is(solo: Make, tmp_path: Pa
         again = solo(tmp_path / str(steps), **deltas)
         again.job.manage(**parts())
         said += [told["inexact"] for told in again.launcher.of("restored")]
-    assert said == ["", "4 of 16 tensors are within 0.5 of what was saved, the others are exact"]
+    assert said == ["", "4 of 16 tensors are within 0.5 of the saved value, the others are exact"]
 
 
 SCALED = Elasticity(batch="scaled", learning_rate="linear", reference_world_size=2, warmup_steps=4)

@@ -99,7 +99,7 @@ def test_one_process_reads_all_pipeline_stages_or_a_part(saved: Path) -> None:
     checkpoint.load(saved / "stages", stage1=alone)
     assert torch.equal(alone.weight, nets["stage1"].weight)
     assert sorted(manifest_of(saved / "stages").objects) == ["optimizer0", "optimizer1", "stage0", "stage1"]
-    with pytest.raises(StateError, match=r"holds \['optimizer0', .*, and load\(\) was given \['stage7'\]"):
+    with pytest.raises(StateError, match=r"holds \['optimizer0', .*, but load\(\) received \['stage7'\]"):
         checkpoint.load(saved / "stages", stage7=alone)
 
 

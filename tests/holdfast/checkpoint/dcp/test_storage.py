@@ -80,7 +80,7 @@ def test_save_with_cached_plans_writes_current_values(saved: Path) -> None:
 
 def test_ranks_that_find_different_checkpoints_load_none(saved: Path) -> None:
     said = (saved / "told.txt").read_text()
-    assert "rank 0 found step-2.g0.a1, and rank 1 step-1.g0.a1. Nothing was loaded." in said
+    assert "rank 0 found step-2.g0.a1, and rank 1 found step-1.g0.a1. Nothing was loaded." in said
     assert said.count("a rank of a world of 3 looked for the newest checkpoint") == 3
     assert (said.count("untouched"), said.count("loaded\n")) == (6, 0)
 
@@ -177,7 +177,7 @@ def test_each_chunk_comes_from_a_copy_in_which_it_is_good(tmp_path: Path) -> Non
         dcp.load(into, storage_reader=StorageReader(stores), no_dist=True)
 
 
-@pytest.mark.parametrize(("name", "said"), [("__metadata__", "can have the name"), ("\ud800", "no Unicode text")])
+@pytest.mark.parametrize(("name", "said"), [("__metadata__", "cannot have the name"), ("\ud800", "not Unicode text")])
 def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises((StateError, CheckpointException), match=said):
         dcp.save({name: torch.ones(2)}, storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
@@ -194,7 +194,7 @@ def test_the_library_says_how_to_read_what_came_through_dcp(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("tensor", [TwoTensor(torch.ones(2), torch.ones(2)), torch.ones(2, dtype=torch.complex128)])
 def test_unsupported_tensor_is_refused_by_key_before_any_write(tmp_path: Path, tensor: torch.Tensor) -> None:
-    with pytest.raises((StateError, CheckpointException), match=r"layer\.w is"):
+    with pytest.raises((StateError, CheckpointException), match=r"layer\.w (is|has)"):
         dcp.save({"layer": {"w": tensor}}, storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -273,5 +273,5 @@ def test_the_checkpoint_id_says_the_step(tmp_path: Path) -> None:
     into = state()
     dcp.load(into, checkpoint_id=tmp_path / "step-4", storage_reader=StorageReader(tmp_path), no_dist=True)
     assert into["s"].item() == 4.0
-    with pytest.raises((CheckpointError, CheckpointException), match="no commit of step 5"):
+    with pytest.raises((CheckpointError, CheckpointException), match="no readable checkpoint of step 5"):
         dcp.load(into, storage_reader=StorageReader(tmp_path, step=5), no_dist=True)

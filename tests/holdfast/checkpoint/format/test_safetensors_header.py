@@ -51,22 +51,22 @@ def test_our_own_headers_pass() -> None:
     [
         (b"", "too few"),
         (b"\0" * 7, "too few"),
-        (raw({"a": A, "b": B}, length=10**9), "claims 1000000000 bytes"),
-        (raw({"a": A, "b": B}, length=2**64 - 1), "claims 18446744073709551615 bytes"),
-        (raw(b"[]"), "no JSON object"),
+        (raw({"a": A, "b": B}, length=10**9), "header has 1000000000 bytes"),
+        (raw({"a": A, "b": B}, length=2**64 - 1), "header has 18446744073709551615 bytes"),
+        (raw(b"[]"), "not a JSON object"),
         (raw(b"{"), "cannot be read"),
         (raw(b"\xff\xfe{}"), "cannot be read"),
         (raw(b'{"a": ' + b"[" * 100_000), "cannot be read"),
         (raw(b'{"a":1' + b"0" * 5000 + b"}"), "cannot be read"),
-        (raw(json.dumps({"a": A}).encode()[:-1] + b',"a":' + json.dumps(B).encode() + b"}"), "comes twice"),
+        (raw(json.dumps({"a": A}).encode()[:-1] + b',"a":' + json.dumps(B).encode() + b"}"), "occurs twice"),
         (raw({"a": A, "b": B, "__metadata__": [[]]}), "does not map text to text"),
         (raw({"a": A, "b": B, "__metadata__": {"format": {}}}), "does not map text to text"),
         (raw({"a": {**A, "dtype": "F64"}, "b": B}), "8 bytes for F64"),
         (raw({"a": {**A, "dtype": "PICKLE"}, "b": B}), "PICKLE"),
         (raw({"a": {**A, "dtype": ["F32"]}, "b": B}), "cannot be read"),
-        (raw({"a": {**A, "shape": [-2]}, "b": B}), "no such number"),
-        (raw({"a": {**A, "shape": [2.0]}, "b": B}), "no such number"),
-        (raw({"a": {**A, "shape": [True, 2]}, "b": B}), "no such number"),
+        (raw({"a": {**A, "shape": [-2]}, "b": B}), "not a valid number"),
+        (raw({"a": {**A, "shape": [2.0]}, "b": B}), "not a valid number"),
+        (raw({"a": {**A, "shape": [True, 2]}, "b": B}), "not a valid number"),
         (raw({"a": {**A, "shape": "22"}, "b": B}), "cannot be read"),
         (raw({"a": {**A, "shape": [2**40, 2**40, 0], "data_offsets": [0, 0]}}), "too large"),
         (raw({"a": {**A, "data_offsets": [8, 0]}, "b": B}), "-8 bytes"),
@@ -98,7 +98,7 @@ def test_a_claim_costs_no_memory() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
-    with pytest.raises(CorruptCheckpointError, match="claims"):
+    with pytest.raises(CorruptCheckpointError, match="its header has"):
         parse((LARGEST + 1).to_bytes(8, "little"), 10**12)
 
 
@@ -108,7 +108,7 @@ def test_large_header_without_tensors_is_refused_without_memory(junk: bytes) -> 
     table = b",".join([junk] * ((2 << 20) // len(junk)))
     content = raw(b'{"__metadata__":' + open_ + table + close + b',"a":' + json.dumps(A).encode() + b"}", data=8)
     tracemalloc.start()
-    with pytest.raises(CorruptCheckpointError, match="are no table of tensors"):
+    with pytest.raises(CorruptCheckpointError, match="are not a table of tensors"):
         read(content)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

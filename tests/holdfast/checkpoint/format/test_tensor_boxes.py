@@ -110,7 +110,7 @@ def test_empty_sharded_tensor_is_written_by_one_of_its_holders() -> None:
 
 
 def test_part_held_by_no_rank_is_reported_before_any_write() -> None:
-    with pytest.raises(StateError, match=r"the parts of w do not make up its shape \(4, 4\).*full_tensor"):
+    with pytest.raises(StateError, match=r"the parts of w do not cover its shape \(4, 4\).*full_tensor"):
         join(told({"w": ((4, 4), ((0, 0), (4, 2)))}, {"w": ((4, 4), ((0, 3), (4, 1)))}))
 
 
@@ -169,5 +169,5 @@ PATCH = Patch(file="rank-0.safetensors", places=4096, values=4096, count=1, star
     ],
 )
 def test_boxes_that_do_not_make_a_tensor_up_are_damage(lie: Manifest) -> None:
-    with pytest.raises(CorruptCheckpointError, match=r"do not make it up|share bytes"):
+    with pytest.raises(CorruptCheckpointError, match=r"do not cover it exactly|share bytes"):
         decode(encode(lie))

@@ -139,6 +139,6 @@ def test_damage_on_a_read_only_folder_is_passed_by_where_it_lies(small: Path, co
 def test_without_a_claim_there_is_an_error_that_says_the_mend(small: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", small], check=True)
     claim = Claim(attempt_id=AttemptId(1, 1), job_uid="job-1", publication="p1", from_step=0)
-    with pytest.raises(ClaimError, match="give a checkpoint folder that this process may write"):
+    with pytest.raises(ClaimError, match="Use a checkpoint folder that is writable"):
         write_claim(small, claim)
     assert list_claims(small) == ()

@@ -209,7 +209,7 @@ def test_unreadable_foreign_checkpoint_is_kept_and_reported_once(
     for step in (60, 70):
         assert engine.save(snapshot(step, stranger)).committed
     assert {name.step for name in catalog.list_commits(root)} == {50, 70}
-    assert caplog.text.count("retention leaves step-50.g9.a1 alone") == 1
+    assert caplog.text.count("retention does not delete step-50.g9.a1") == 1
 
 
 # Manual commands
@@ -246,7 +246,7 @@ def test_prune_deletes_nothing_after_an_attempt_has_claimed(root: Path, job: str
             attempt_id=AttemptId(1, 4), job_uid=job, publication="p1", from_step=30, from_attempt_id=AttemptId(1, 1)
         ),
     )
-    with pytest.raises(CheckpointError, match="has claimed meanwhile"):
+    with pytest.raises(CheckpointError, match="has written a claim meanwhile"):
         carry_out(FolderStore(root), pruning)
     assert commits(root) == before
 
@@ -258,8 +258,8 @@ def test_prune_keeps_checkpoints_above_the_last_known_attempt(root: Path, holdfa
     engine.enter(Attempt(attempt_id=AttemptId(1, 4), job_uid="job-2", publication="p1", run_id="run"), Alone())
     assert engine.save(snapshot(70, AttemptId(1, 4))).committed
     told = {line["commit"]: line["reason"] for line in holdfast.json("prune", root, "--keep-last", 1)["commits"]}
-    assert told["step-60.g2.a1"].startswith("of an attempt above 1.")
-    assert told["step-70.g1.a4"].startswith("of an attempt above 1.")
+    assert told["step-60.g2.a1"].startswith("from an attempt above 1.")
+    assert told["step-70.g1.a4"].startswith("from an attempt above 1.")
 
 
 def test_prune_of_a_claiming_attempt_takes_earlier_checkpoints(root: Path, holdfast: Commands) -> None:

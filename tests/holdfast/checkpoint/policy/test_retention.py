@@ -169,7 +169,7 @@ def test_possible_bases_of_an_unreadable_milestone_stay() -> None:
         entry(50, attempt_id=AttemptId(1, 2)),
     ]
     assert kept(entries, "every=20", claims=claims) == {
-        10: "step-20.g1.a1 may stand on it: its manifest cannot be read",
+        10: "step-20.g1.a1 may depend on it: its manifest cannot be read",
         20: "every=20",
         40: "every=20",
         50: "among the last 1",

@@ -233,7 +233,7 @@ def test_a_newer_format_stops_the_job_by_name_and_is_not_touched(root: Path) -> 
     manifest = root / NEWEST / "MANIFEST.json"
     manifest.write_bytes(b'{"format": "tape"}')
     before = tree(root)
-    with pytest.raises(UnknownFormatError, match=r"step-20\.g1\.a1: .*another program.*nothing was changed"):
+    with pytest.raises(UnknownFormatError, match=r"step-20\.g1\.a1: .*another program.*Nothing was changed"):
         found(root)
     assert tree(root) == before
 
@@ -254,7 +254,7 @@ def test_a_folder_that_may_not_be_read_is_no_damage(root: Path, monkeypatch: pyt
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(catalog, "read_regular", refused)  # root may read everything, so the system cannot refuse
-    with pytest.raises(CheckpointError, match="make it readable and start again"):
+    with pytest.raises(CheckpointError, match="Make it readable and start again"):
         found(root)
     monkeypatch.undo()
     assert found(root).step == 20

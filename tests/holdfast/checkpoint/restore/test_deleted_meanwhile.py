@@ -79,7 +79,7 @@ def test_job_deleting_faster_than_reads_is_reported(tmp_path: Path, commit: Comm
     commit(tmp_path, 10, {"a": b"old"})
     slow.extend(range(10, 1000, 10))
     with pytest.raises(
-        CheckpointError, match=r"deleted while they were read.* keep more of them \(keep_last"
+        CheckpointError, match=r"deleted while they were read.* Keep more checkpoints .*\(keep_last"
     ) as ended:
         read(tmp_path, Alone())
     assert "step-10.g1.a1" in str(ended.value)
@@ -101,6 +101,6 @@ def test_a_load_through_dcp_says_that_its_checkpoint_was_deleted(tmp_path: Path,
     dcp.save(state, storage_writer=StorageWriter(tmp_path, step=20), no_dist=True)
     slow.append(20)
     with pytest.raises(
-        CheckpointException, match=r"step-20\.g0\.a1 was deleted from .* while it was read, and is not"
+        CheckpointException, match=r"step-20\.g0\.a1 was deleted from .* while it was read. It is not"
     ):
         dcp.load(state, storage_reader=StorageReader(tmp_path), no_dist=True)

@@ -70,7 +70,7 @@ class Store(FolderStore):
     def manifest(self, name: CheckpointName) -> Manifest:
         if self._machine.flips > 0:
             self._machine.flips -= 1
-            raise CorruptCheckpointError("MANIFEST.json: its own digest differs")
+            raise CorruptCheckpointError("MANIFEST.json: its own digest does not match")
         return super().manifest(name)
 
     def open(self, name: CheckpointName, file: str) -> FolderSource:
@@ -157,7 +157,7 @@ def test_single_rank_with_bad_reads_is_named_with_its_host(
     assert len(told) == 1
     (message,) = told
     assert f"rank {bad} on host-{bad} " in message
-    assert "no commit was moved" in message
+    assert "no checkpoint was moved" in message
     assert everything(root) == before
 
 
@@ -289,4 +289,4 @@ def test_reader_of_a_foreign_folder_moves_nothing_unconfirmed(
     assert (found.step, [one.path for one in found.lost]) == (10, [newest])
     assert [one.path for one in found.quarantined] == ([] if jobs else [newest])
     assert (everything(tmp_path) == before) is jobs
-    assert ("it is a job's, and stays" in caplog.text) is jobs
+    assert ("it belongs to a job and is not moved" in caplog.text) is jobs

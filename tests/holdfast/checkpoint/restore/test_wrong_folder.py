@@ -30,7 +30,7 @@ def root(tmp_path: Path, commit: Callable[..., Any]) -> Path:
 def test_a_checkpoints_own_folder_is_refused_and_stays_as_it_was(root: Path, use: Callable[[Path], object]) -> None:
     own = root / "step-1.g1.a1"
     before = sorted(path.name for path in own.iterdir())
-    with pytest.raises(UsageError, match=r"step-1\.g1\.a1 is a checkpoint itself: give the folder that holds it"):
+    with pytest.raises(UsageError, match=r"step-1\.g1\.a1 is a single checkpoint: pass its parent folder"):
         use(own)
     assert sorted(path.name for path in own.iterdir()) == before
 
@@ -38,8 +38,10 @@ def test_a_checkpoints_own_folder_is_refused_and_stays_as_it_was(root: Path, use
 def test_why_nothing_was_found_is_told(root: Path) -> None:
     above = root.parent
     assert catalog.what_is_wrong(root) == ""
-    assert catalog.what_is_wrong(above) == f"{above} holds no checkpoints, but one in it: give that folder"
-    assert catalog.what_is_wrong(above / "two") == f"there is no folder {above / 'two'}"
+    assert (
+        catalog.what_is_wrong(above) == f"{above} holds no checkpoints, but its subfolders do: one. Pass one of them"
+    )
+    assert catalog.what_is_wrong(above / "two") == f"no such folder: {above / 'two'}"
     (above / "other" / "checkpoint-100").mkdir(parents=True)
     assert catalog.what_is_wrong(above / "other").endswith(
         "other holds no checkpoints of Holdfast, but checkpoint-100"

@@ -128,7 +128,7 @@ def test_share_with_most_parts_changed_is_written_in_full(tmp_path: Path, world:
 
 def test_a_chain_has_a_bound() -> None:
     for every in (0, 1, 101):
-        with pytest.raises(UsageError, match="a full commit every"):
+        with pytest.raises(UsageError, match="for full_every: expected 2 to"):
             Chain(every=every)
 
 

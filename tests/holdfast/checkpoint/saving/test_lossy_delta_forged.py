@@ -85,7 +85,7 @@ def test_positions_out_of_range_order_or_repeated_are_refused(
         content.tensor("weight")
     (damage,) = verify(FolderStore(root), CheckpointName(step=3, attempt_id=ONE)).damages
     assert damage.tensors == ("weight",)
-    refused(root, "names no elements of its rows in order")
+    refused(root, "does not name elements of its rows in order")
 
 
 def setter(**fields: Any) -> Callable[[Any, bytearray], None]:
@@ -116,30 +116,34 @@ def huge(document: Any, _: bytearray) -> None:
 
 
 HARM: list[tuple[str, Callable[[Any, bytearray], object], str]] = [
-    ("more elements than there are", setter(count=401), "lies in no file of the commit"),
-    ("fewer elements than there are", setter(count=399), "disagree about"),
+    ("more elements than there are", setter(count=401), "is in no file of the checkpoint"),
+    ("fewer elements than there are", setter(count=399), "differ for"),
     ("more elements than rows have", setter(count=300 * 512 + 1), "has 153601 elements"),
     ("10 GB of elements", setter(count=10 << 28), "has 2684354560 elements"),
-    ("no number of elements", setter(count=-1), "no such number"),
-    ("a fraction of elements", setter(count=0.5), "no such number"),
-    ("places behind the file", setter(places=1 << 40), "lies in no file of the commit"),
-    ("values behind the file", setter(values=1 << 40), "lies in no file of the commit"),
+    ("no number of elements", setter(count=-1), "not a valid number"),
+    ("a fraction of elements", setter(count=0.5), "not a valid number"),
+    ("places behind the file", setter(places=1 << 40), "is in no file of the checkpoint"),
+    ("values behind the file", setter(values=1 << 40), "is in no file of the checkpoint"),
     ("places and values in one place", setter(values=4096, places=4096), "share bytes"),
-    ("rows behind the tensor", setter(start=[1, 0]), "is of no rows of it"),
-    ("columns", setter(shape=[300, 5]), "is of no rows of it"),
-    ("another number of dimensions", setter(start=[0], shape=[300]), "is of no rows of it"),
-    ("no dimensions", setter(start=[], shape=[]), "is of no rows of it"),
-    ("the same rows twice", twice, "is of no rows of it"),
-    ("integers", of_integers, "is of no rows of it"),
-    ("a file of an earlier commit", setter(file="step-1.g1.a1/rank-0.safetensors"), "lies in no file of the commit"),
-    ("a file that is no commit's", setter(file="../../etc/passwd"), "lies in no file of the commit"),
-    ("a rank's own file", setter(file="rank-0.json"), "lies in no file of the commit"),
-    ("a bound of nothing", setter(bound=0.0), "bounds nothing"),
-    ("a bound below nothing", setter(bound=-1e-3), "bounds nothing"),
-    ("a bound above all", setter(bound=1e300), "bounds nothing"),
-    ("a bound in words", setter(bound="little"), "bounds nothing"),
-    ("the version of exact deltas", of_version(2), "says what version 3 is for"),
-    ("no patches", without, "says what version 2 is for"),
+    ("rows behind the tensor", setter(start=[1, 0]), "is outside its rows"),
+    ("columns", setter(shape=[300, 5]), "is outside its rows"),
+    ("another number of dimensions", setter(start=[0], shape=[300]), "is outside its rows"),
+    ("no dimensions", setter(start=[], shape=[]), "is outside its rows"),
+    ("the same rows twice", twice, "is outside its rows"),
+    ("integers", of_integers, "is outside its rows"),
+    (
+        "a file of an earlier commit",
+        setter(file="step-1.g1.a1/rank-0.safetensors"),
+        "is in no file of the checkpoint",
+    ),
+    ("a file that is no commit's", setter(file="../../etc/passwd"), "is in no file of the checkpoint"),
+    ("a rank's own file", setter(file="rank-0.json"), "is in no file of the checkpoint"),
+    ("a bound of nothing", setter(bound=0.0), "is not a valid bound"),
+    ("a bound below nothing", setter(bound=-1e-3), "is not a valid bound"),
+    ("a bound above all", setter(bound=1e300), "is not a valid bound"),
+    ("a bound in words", setter(bound="little"), "is not a valid bound"),
+    ("the version of exact deltas", of_version(2), "contains fields of version 3"),
+    ("no patches", without, "contains fields of version 2"),
     ("a file of 10 GB", huge, "bytes instead of 10737418240"),
 ]
 

@@ -185,7 +185,7 @@ def test_a_restore_and_show_say_that_a_state_is_not_exact(
     root, _ = lossy
     with caplog.at_level(logging.WARNING, "holdfast.checkpoint.reader"):
         restore(root, Alone())
-    said = "1 of 2 tensors are within 0.001 of what was saved, the others are exact"
+    said = "1 of 2 tensors are within 0.001 of the saved value, the others are exact"
     assert f"step-3.g1.a1 is not exact: {said}" in caplog.text
     assert main(["checkpoints", "show", str(root)]) == 0
     assert f"not exact  {said}" in capsys.readouterr().out
@@ -203,7 +203,7 @@ def test_where_all_may_be_inexact_nothing_is_said_of_others(tmp_path: Path) -> N
     for step in (1, 2):
         state = moved(state, 10, 1e-6)
         save(tmp_path, step, state, chain, forms=forms)
-    assert told(manifest(tmp_path, 2)) == "all tensors are within 0.1 of what was saved"
+    assert told(manifest(tmp_path, 2)) == "all tensors are within 0.1 of the saved value"
     assert told(manifest(tmp_path, 1)) == ""
 
 

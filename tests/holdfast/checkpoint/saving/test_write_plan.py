@@ -56,7 +56,7 @@ def test_rank_with_other_tensors_fails_the_save_by_its_number(
     tensors = [{"a": b"x" * 10, "b": b"y" * 10}, {"a": b"x" * 10, "c": b"y" * 10}]
     results = world(2, lambda exchange: commit_by(exchange, tmp_path, 5, tensors[exchange.rank]))
     assert {result.message for result in results} == {
-        "rank 0: rank 1 saves tensors of other names or shapes than rank 0 expects of it"
+        "rank 0: rank 1 saves tensors with other names or shapes than rank 0 expects"
     }
     assert list(tmp_path.iterdir()) == []
 

@@ -174,7 +174,7 @@ def stages(folder: Path, group: dist.ProcessGroup) -> None:
     checkpoint.load(folder / "stages", group=group, **{f"stage{1 - stage}": swapped})
 
     told = refusal(lambda: checkpoint.save(folder / "bad", step=1, group=group, model=net))
-    assert "model/weight is F32 of shape (5, 4) on rank 2, and F32 of shape (4, 4) on others" in told, told
+    assert "model/weight is F32 of shape (5, 4) on rank 2, and F32 of shape (4, 4) on other ranks" in told, told
     apart = net if stage else torch.nn.Sequential(net)
     told = refusal(lambda: checkpoint.save(folder / "bad", step=1, group=group, model=apart))
     assert "model has other tensors on rank 2 than on rank 0" in told, told

@@ -46,23 +46,23 @@ ENDLESS["self"] = [ENDLESS]
         ({"n": np.array([object()])}, r"box\.n is a NumPy array of dtype object"),
         ({"n": np.zeros(3, dtype=">f4")}, r"box\.n is a NumPy array of dtype >f4"),
         ({"n": np.ma.array([1, 2], mask=[0, 1])}, r"box\.n is a NumPy array with a mask, which would be lost"),
-        ({"n": np.longdouble(1)}, r"box\.n is of NumPy's type longdouble"),
-        ({"n": np.datetime64("2026-01-01", "ns")}, r"box\.n is of NumPy's type datetime64.*have str\(value\)"),
-        ({"n": np.timedelta64(1, "ns")}, r"box\.n is of NumPy's type timedelta64.*have str\(value\)"),
-        ({"n": np.zeros(1, "M8[ns]")}, r'box\.n is a NumPy array of dtype datetime64.*have array\.view\("int64"\)'),
-        ({"n": np.zeros(1, "c16")}, r'box\.n is a NumPy array of dtype complex128.*have array\.view\("float64"\)'),
-        ({"t": "\ud800"}, r"box\.t has '\\ud800', which is no Unicode text"),
-        ({"\ud800": torch.zeros(1)}, r"box has '\\ud800', which is no Unicode text"),
+        ({"n": np.longdouble(1)}, r"box\.n has NumPy's type longdouble"),
+        ({"n": np.datetime64("2026-01-01", "ns")}, r"box\.n has NumPy's type datetime64.*store str\(value\)"),
+        ({"n": np.timedelta64(1, "ns")}, r"box\.n has NumPy's type timedelta64.*store str\(value\)"),
+        ({"n": np.zeros(1, "M8[ns]")}, r'box\.n is a NumPy array of dtype datetime64.*store array\.view\("int64"\)'),
+        ({"n": np.zeros(1, "c16")}, r'box\.n is a NumPy array of dtype complex128.*store array\.view\("float64"\)'),
+        ({"t": "\ud800"}, r"box\.t has '\\ud800', which is not Unicode text"),
+        ({"\ud800": torch.zeros(1)}, r"box has '\\ud800', which is not Unicode text"),
         ({"i": 1 << 20_000}, r"box\.i is an integer of 20001 bits"),
-        (ENDLESS, r"box\.self\.0.* is more than 100 deep: does it hold itself"),
+        (ENDLESS, r"box\.self\.0.* is more than 100 levels deep: does it contain itself"),
         ({"t": torch.eye(3).to_sparse()}, r"box\.t is not a dense tensor"),
         ({"t": torch.empty(3, device="meta")}, r"box\.t is not a dense tensor"),
         ({"t": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])}, r"box\.t is not a dense tensor"),
         ({"t": torch.nn.UninitializedParameter()}, r"box\.t has no shape yet: run a batch through its module"),
-        ({"t": torch.zeros(3, dtype=torch.complex128)}, r"box\.t is of dtype torch.complex128.*torch\.view_as_real"),
+        ({"t": torch.zeros(3, dtype=torch.complex128)}, r"box\.t has dtype torch.complex128.*torch\.view_as_real"),
         (
             {"t": torch.ones(2).to(torch.float8_e8m0fnu)},
-            r"box\.t is of dtype torch.float8_e8m0.*view\(torch\.uint8\)",
+            r"box\.t has dtype torch.float8_e8m0.*view\(torch\.uint8\)",
         ),
         ({"t": TwoTensor(torch.ones(2), torch.ones(2))}, r"box\.t is a TwoTensor, which .* has no memory of its own"),
     ],
@@ -75,16 +75,16 @@ def test_what_cannot_be_saved_is_named_with_the_mend(state: Any, named: str) -> 
 
 def test_a_state_instead_of_its_object_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
-    with pytest.raises(StateError, match=r"'model' is of type OrderedDict, .*give the object itself"):
+    with pytest.raises(StateError, match=r"'model' is of type OrderedDict, .*pass the object itself"):
         checkpoint.save(tmp_path / "ckpt", step=1, model=model.state_dict())
     assert not (tmp_path / "ckpt").exists()
     checkpoint.save(tmp_path / "ckpt", step=1, model=model)
-    with pytest.raises(StateError, match=r"'model' is of type OrderedDict, .*give the object itself"):
+    with pytest.raises(StateError, match=r"'model' is of type OrderedDict, .*pass the object itself"):
         checkpoint.load(tmp_path / "ckpt", model=model.state_dict())
 
 
 def test_name_that_is_no_text_is_refused_before_any_write(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"the name '\\udcff' is no Unicode text"):
+    with pytest.raises(StateError, match=r"the name '\\udcff' is not Unicode text"):
         checkpoint.save(tmp_path / "ckpt", step=1, group=None, **{"\udcff": Box({"x": 1})})
     assert not (tmp_path / "ckpt").exists()
 
@@ -178,13 +178,13 @@ def test_tuple_and_dict_subclasses_are_restored_as_plain_ones(tmp_path: Path) ->
 
 def test_a_model_of_another_shape_is_refused_and_names_itself(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, step=1, model=torch.nn.Linear(3, 4))
-    with pytest.raises(StateError, match=r"(?s)nothing of it was loaded.*model: size mismatch"):
+    with pytest.raises(StateError, match=r"(?s)nothing was loaded from it.*model: size mismatch"):
         checkpoint.load(tmp_path, model=torch.nn.Linear(3, 5))
 
 
 @pytest.mark.parametrize("step", [1000.0, 1.5, -1, True, 10**18, "7", None])
 def test_invalid_step_is_refused_before_any_write(tmp_path: Path, step: Any) -> None:
-    with pytest.raises(UsageError, match=r"step is .*: give a whole number from 0"):
+    with pytest.raises(UsageError, match=r"invalid step .*: expected an integer from 0"):
         checkpoint.save(tmp_path / "ckpt", step=step, model=torch.nn.Linear(3, 4))
     assert not (tmp_path / "ckpt").exists()
 
@@ -203,13 +203,13 @@ def test_a_step_that_no_commit_can_have_is_not_looked_for(tmp_path: Path, step: 
         lambda: checkpoint.load(tmp_path, step=step, box=Box({})),
         lambda: StorageReader(tmp_path, step=step),
     ):
-        with pytest.raises(UsageError, match=r"step is .*: give a whole number from 0"):
+        with pytest.raises(UsageError, match=r"invalid step .*: expected an integer from 0"):
             look()
 
 
 def test_other_names_than_were_saved_are_refused(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, step=1, model=torch.nn.Linear(3, 4))
-    with pytest.raises(StateError, match=r"holds \['model'\], and load\(\) was given \['net'\]: give the names"):
+    with pytest.raises(StateError, match=r"holds \['model'\], but load\(\) received \['net'\]: pass the names"):
         checkpoint.load(tmp_path, net=torch.nn.Linear(3, 4))
 
 

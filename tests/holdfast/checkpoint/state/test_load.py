@@ -163,7 +163,7 @@ def test_two_saved_tensors_do_not_become_one_tied_tensor(tmp_path: Path) -> None
     apart.head.weight = torch.nn.Parameter(torch.ones(7, 3))
     checkpoint.save(tmp_path, step=1, model=apart)
     before = state_of({"model": live})
-    with pytest.raises(StateError, match=r"one tensor here, and several .* \(1\): embed\.weight and head\.weight"):
+    with pytest.raises(StateError, match=r"one tensor here, but several .* \(1\): embed\.weight and head\.weight"):
         checkpoint.load(tmp_path, model=live)
     assert same(state_of({"model": live}), before)
     apart.head.weight = torch.nn.Parameter(apart.embed.weight.detach().clone())
@@ -190,7 +190,7 @@ def test_tensor_left_on_meta_is_named_and_nothing_gets_memory(tmp_path: Path) ->
     checkpoint.save(tmp_path, step=1, model=Rotary())
     with torch.device("meta"):
         model = Rotary()
-    with pytest.raises(StateError, match=r"on the meta device, and not in the checkpoint \(1\): frequencies"):
+    with pytest.raises(StateError, match=r"on the meta device, but not in the checkpoint \(1\): frequencies"):
         checkpoint.load(tmp_path, model=model)
     assert model.out.weight.is_meta
 
@@ -227,7 +227,7 @@ def test_a_whole_commit_loads_into_shards(tmp_path: Path, second_of_two: None) -
         moments = its.state[part]["exp_avg"]
         assert moments.placements == part.placements  # type: ignore[attr-defined]
         assert torch.equal(moments.to_local(), optimizer.state[whole]["exp_avg"][4 if len(whole) > 1 else 1 :])
-    with pytest.raises(StateError, match=r"has parts on other ranks: give their group to save"):
+    with pytest.raises(StateError, match=r"has parts on other ranks: pass their group to save"):
         checkpoint.save(tmp_path, step=2, model=other)
 
 

@@ -38,7 +38,7 @@ def test_claims_are_exclusive(s3_store: ObjectStore) -> None:
 def test_a_claim_larger_than_any_is_refused_before_it_is_read(s3_settings: S3Settings) -> None:
     bucket = S3Bucket(s3_settings)
     bucket.put("team/job/claims/1.1.json", bytes((64 << 10) + 1))
-    with pytest.raises(CorruptCheckpointError, match="more than it can have"):
+    with pytest.raises(CorruptCheckpointError, match="more than the limit for this file"):
         ObjectStore(bucket, s3_settings.prefix).claims()
 
 
@@ -106,7 +106,7 @@ def test_a_missing_bucket_is_no_damage(s3_settings: S3Settings) -> None:
     store = ObjectStore(S3Bucket(replace(s3_settings, bucket="not-there")))
     name = CheckpointName(step=1, attempt_id=AttemptId(1, 1))
     for act in (store.commits, lambda: store.manifest(name), lambda: store.open(name, "rank-0.json")):
-        with pytest.raises(UnavailableError, match="create it, or mend the URL") as error:
+        with pytest.raises(UnavailableError, match="create it, or correct the URL") as error:
             act()
         assert error.value.cause == Kind.NO_BUCKET
 
@@ -167,12 +167,12 @@ def test_empty_segment_within_a_url_is_dropped_and_reported(
     upload(made, target)
     assert is_whole(target, made)
     assert target.url == f"s3://{s3_settings.bucket}/joined/run"
-    assert f"s3://{s3_settings.bucket}/joined/run is used. Move what was written" in caplog.text
+    assert f"s3://{s3_settings.bucket}/joined/run is used. Move objects that were written" in caplog.text
 
 
 @pytest.mark.parametrize("prefix", ["a/../b", "..", "a/./b"])
 def test_no_url_leads_out_of_its_prefix(prefix: str) -> None:
-    with pytest.raises(UsageError, match="some servers follow them: leave them out"):
+    with pytest.raises(UsageError, match="some servers resolve them: remove them"):
         open_store(f"s3://bucket/{prefix}")
 
 

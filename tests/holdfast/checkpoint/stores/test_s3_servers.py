@@ -84,13 +84,13 @@ def test_second_writer_is_refused_without_conditional_creation(
 
     with pytest.raises(ClaimError, match="another job"):
         through().keep_claim(replace(claim, job_uid="other"))
-    with pytest.raises(CheckpointError, match="somebody else writes"):
+    with pytest.raises(CheckpointError, match="another process is writing"):
         through().receive(made.name, "another")
 
     assert is_whole(s3_store, made)
     assert s3_store.claims() == (claim,)
     assert [key for key in S3Bucket(s3_settings).keys("") if ".trial-" in key] == []
-    assert sum("it does not honour If-None-Match" in line for line in caplog.messages) == 3, "once for each store"
+    assert sum("it does not support If-None-Match" in line for line in caplog.messages) == 3, "once for each store"
     if answer is not None:
         conditional = [request for request in proxy.seen if "if-none-match" in request.headers]
         assert len(conditional) <= 2 * 3, "each store tries it once, with either checksum, and no request again"

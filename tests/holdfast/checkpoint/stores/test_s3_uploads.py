@@ -85,7 +85,9 @@ def test_of_two_writers_of_one_checkpoint_one_succeeds(made: Made, s3_store: Obj
     another = replace(made.manifest, run_id="another")
     with pytest.raises(CheckpointError, match="another manifest"):
         s3_store.receive(made.name, digest(made.manifest)).publish(another)
-    with pytest.raises(CheckpointError, match=f"{made.name}/ is another {made.name}, which somebody else writes"):
+    with pytest.raises(
+        CheckpointError, match=f"{made.name}/ is another {made.name}, which another process is writing"
+    ):
         s3_store.receive(made.name, digest(another))
 
     assert is_whole(s3_store, made)
@@ -97,7 +99,7 @@ def test_second_writer_under_the_same_name_changes_nothing(made: Made, s3_store:
     first = s3_store.receive(made.name, digest(made.manifest))
     first.write("rank-0.json", [made.bytes["rank-0.json"]])
 
-    with pytest.raises(CheckpointError, match="give each job a prefix of its own, or delete that folder"):
+    with pytest.raises(CheckpointError, match="Use a separate prefix for each job, or delete that folder"):
         s3_store.receive(made.name, "another")
 
     first.write("rank-0.safetensors", [made.bytes["rank-0.safetensors"]])
@@ -116,7 +118,7 @@ def test_writer_does_not_publish_what_an_abandoned_twin_removed(made: Made, s3_s
 
     goes.discard()
 
-    with pytest.raises(CheckpointError, match="given up by another writer: try again"):
+    with pytest.raises(CheckpointError, match="abandoned by another writer: try again"):
         stays.publish(made.manifest)
     assert s3_store.commits() == ()
     upload(made, s3_store)
@@ -140,7 +142,7 @@ def test_writer_of_an_abandoned_checkpoint_removes_its_manifest(
 
     with monkeypatch.context() as patched:
         patched.setattr(S3Bucket, "create", marked_meanwhile)
-        with pytest.raises(CheckpointError, match="given up by another writer: try again"):
+        with pytest.raises(CheckpointError, match="abandoned by another writer: try again"):
             upload(made, s3_store)
     assert s3_store.commits() == ((made.name,) if published else ())
 

@@ -219,7 +219,7 @@ def test_larger_checkpoints_get_larger_slots_and_keep_held_one(tmp_path: Path) -
 
 def test_two_slots_beyond_the_limit_are_refused_with_the_need(tmp_path: Path) -> None:
     slot_set = SlotSet(tmp_path, "own-0", limit=7 << 20)
-    message = r"own-0 needs two slots of 4 MiB, 8 MiB in all.*raise checkpoint\.memory\.sizeLimit \(or --memory-tier"
+    message = r"own-0 needs two slots of 4 MiB, 8 MiB in all.*Raise checkpoint\.memory\.sizeLimit \(or --memory-tier"
     with pytest.raises(CheckpointError, match=message):
         slot_set.begin(named(1), 3 << 20, keep=())
     assert list(tmp_path.glob("*.slot-*")) == []

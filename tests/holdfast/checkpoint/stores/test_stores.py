@@ -104,9 +104,9 @@ def test_manifest_or_claim_beyond_the_maximum_is_not_read(tmp_path: Path) -> Non
             file.truncate(most + 1)  # holes
     for store in (FolderStore(tmp_path), fsspec_store(f"local://{tmp_path}")):
         tracemalloc.start()
-        with pytest.raises(CorruptCheckpointError, match="more than it can have"):
+        with pytest.raises(CorruptCheckpointError, match="more than the limit for this file"):
             store.manifest(name)
-        with pytest.raises(CheckpointError, match="more than it can have"):
+        with pytest.raises(CheckpointError, match="more than the limit for this file"):
             store.claims()
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()

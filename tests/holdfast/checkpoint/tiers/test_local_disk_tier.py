@@ -236,7 +236,7 @@ def test_rank_dying_during_a_save_leaves_the_previous_checkpoint(world: World, t
 
 def test_what_a_claim_cut_off_is_not_spared(tmp_path: Path) -> None:
     """Otherwise, a checkpoint beyond the claim would stay permanently, and the one that training resumed from
-    would go."""
+    would be deleted."""
     disks = Disks(tmp_path, "a")
     disks.saves(Alone(), snapshot_of(9, 0))
     claim = Claim(attempt_id=AttemptId(1, 2), job_uid="job", publication="p", from_step=3, from_attempt_id=FIRST)
@@ -296,7 +296,7 @@ def test_full_disk_fails_the_save_and_keeps_the_previous_one(tmp_path: Path, sma
     (second,) = disks.saves(Alone(), snapshot_of(2, 0))
     assert not second.committed
     assert "No space left" in second.message
-    assert "make room on the node's disk" in second.message
+    assert "free space on the node's disk" in second.message
     assert second.cause == "Full"
     assert not second.full, "there is one that is good: training goes on"
     found = disks.restored(Alone())

@@ -49,7 +49,7 @@ def test_bytes_changed_in_transit_make_no_copy(
     for good, bad in world(2, act):
         assert good.committed
         assert not bad.committed
-        assert "chunk 0 did not arrive as it was sent" in bad.message
+        assert "chunk 0 was corrupted in transfer" in bad.message
     assert read(made.stores("a"), CheckpointName(step=1, attempt_id=FIRST)) == tensors(1)
     assert made.stores("a")[0].commits() == (CheckpointName(step=1, attempt_id=AttemptId(1, 1)),)
 

@@ -152,5 +152,5 @@ def test_damage_on_the_shared_tier_is_told_and_does_not_arrive(
     outcome = uploader(source, target).upload(name(3))
 
     assert (outcome.cause, outcome.gone) == ("Damaged", False)
-    assert "not what was written" in outcome.message
+    assert "differs from what was written" in outcome.message
     assert target.commits() == ()

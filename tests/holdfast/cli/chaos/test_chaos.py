@@ -71,6 +71,6 @@ def test_a_rate_strikes_until_the_end(hurt: Hurt, tmp_path: Path) -> None:
     (tmp_path / "pace").write_text("0.1")
     ended = hurt("--rate", "10/min", "--faults", "kill,slow", "--seed", "1495", "--checkpoint-interval", "10")
     assert ended.returncode == 0, ended.stderr
-    assert "--seed 1495 does it again" in ended.stderr
+    assert "--seed 1495 repeats it" in ended.stderr
     assert "chaos: kill to rank" in ended.stderr
     assert audit(tmp_path)["ok"] is True

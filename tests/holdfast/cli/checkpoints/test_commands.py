@@ -120,7 +120,7 @@ def test_verify_tells_of_each_way_in_which_a_commit_is_not_whole(holdfast: Comma
 
     assert "instead of" in holdfast.out
     assert "rank-0.json is missing" in holdfast.out
-    assert "MANIFEST.json: its own digest differs" in holdfast.out
+    assert "MANIFEST.json: its own digest does not match" in holdfast.out
     assert "tensor model/a" in holdfast.out
 
 
@@ -173,7 +173,7 @@ def test_a_newer_version_is_not_judged_and_not_moved(holdfast: Commands, folder:
 
     assert holdfast("verify", folder, "--quarantine") == 3
     assert "version 9" in holdfast.out
-    assert "step-10.g1.a1: whole" in holdfast.out
+    assert "step-10.g1.a1: complete" in holdfast.out
     assert holdfast("show", folder) == 3
     assert "step-20.g1.a1" in holdfast.err
     assert tree(folder) == before

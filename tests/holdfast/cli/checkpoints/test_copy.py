@@ -92,7 +92,7 @@ def test_a_copy_that_is_there_already_is_read_back(holdfast: Commands, folder: P
 
     assert holdfast("copy", folder, tmp_path / "new") == 1
 
-    assert "already, and it is damaged" in holdfast.err
+    assert "already, and it is corrupt" in holdfast.err
     assert "--quarantine" in holdfast.err
     assert holdfast("verify", tmp_path / "new" / "step-20.g1.a1", "--quarantine") == 1
     assert holdfast("copy", folder, tmp_path / "new") == 0
@@ -116,7 +116,7 @@ def test_copy_replaces_no_other_checkpoint_and_reports_a_fence(
     before = tree(target)
 
     assert holdfast("copy", folder / "step-20.g1.a1", target) == 3
-    assert "another commit under the name" in holdfast.err
+    assert "another checkpoint named" in holdfast.err
     assert tree(target) == before
 
     write_claim(
@@ -149,7 +149,7 @@ def test_fenced_checkpoints_are_copied_with_claims_or_by_name(
     told = holdfast.json("copy", folder, tmp_path / "new")
 
     assert [one["commit"] for one in told["commits"]] == ["step-10.g1.a1", "step-20.g1.a1", "step-25.g2.a1"]
-    assert told["notCopied"] == {late: f"fenced by claim 2.1 from step 20; name {folder}/{late} to copy it"}
+    assert told["notCopied"] == {late: f"fenced by claim 2.1 from step 20; pass {folder}/{late} to copy it"}
     assert f"{late} was not copied: fenced by claim 2.1" in holdfast.err
     assert not (tmp_path / "new" / late).exists()
     assert holdfast("copy", folder, tmp_path / "of_step", "--step", "30") == 3

@@ -139,7 +139,7 @@ def test_export_replaces_nothing_and_leaves_nothing_if_corrupt(
     assert run("export", commit, tmp_path / "hf") == 0
     before = (tmp_path / "hf" / "model.safetensors").read_bytes()
     assert run("export", commit, tmp_path / "hf") == 3
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert (tmp_path / "hf" / "model.safetensors").read_bytes() == before
 
     shard = commit / "rank-0.safetensors"

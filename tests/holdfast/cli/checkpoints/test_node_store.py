@@ -127,12 +127,12 @@ def test_memory_with_copies_of_a_peer_is_handled_as_complete(
     ]
     assert holdfast.json("show", where, "--step", 3)["tensors"][0]["name"] == "model/a"
     assert holdfast("verify", where) == 0
-    assert f"{COMMIT}: whole, 1.3 MiB verified" in holdfast.out
+    assert f"{COMMIT}: complete, 1.3 MiB verified" in holdfast.out
     assert holdfast("export", f"{where}/{COMMIT}", tmp_path / "weights.safetensors") == 0
     assert DATA["model/b"] in (tmp_path / "weights.safetensors").read_bytes()
     assert holdfast("copy", where, tmp_path / "copies", "--step", 3) == 0
     assert holdfast("verify", tmp_path / "copies") == 0
-    assert bytes_in(folder) == before, "it is only looked at"
+    assert bytes_in(folder) == before, "is read-only here"
 
 
 def test_without_copies_own_part_is_verified_and_others_named(
@@ -144,8 +144,8 @@ def test_without_copies_own_part_is_verified_and_others_named(
     assert holdfast("show", where) == 0
     assert "2 of 4 files are here" in holdfast.out
     assert holdfast("verify", where) == 0
-    assert f"{COMMIT}: what is here is good, " in holdfast.out
-    assert "not known from here, as they lie on other nodes: rank-1.json, rank-1.safetensors" in holdfast.out
+    assert f"{COMMIT}: the files on this node are good, " in holdfast.out
+    assert "not verified, because they are on other nodes: rank-1.json, rank-1.safetensors" in holdfast.out
     assert holdfast("export", where, tmp_path / "weights.safetensors") == 3
     assert "is on the node of the rank that wrote it" in holdfast.err
     assert not (tmp_path / "weights.safetensors").exists()
@@ -158,7 +158,7 @@ def test_a_flipped_byte_in_memory_is_damage(holdfast: Commands, memory: Callable
     data[data.index(DATA["model/a"][:99])] ^= 1
     slot.write_bytes(data)
     assert holdfast("verify", f"memory:{folder}") == 1
-    assert f"{COMMIT}: DAMAGED; not known from here" in holdfast.out
+    assert f"{COMMIT}: CORRUPT; not verified" in holdfast.out
     assert "tensor model/a" in holdfast.out
 
 
@@ -241,14 +241,14 @@ def test_missing_file_that_must_accompany_another_one_is_lost(holdfast: Commands
     (own_of(disk) / COMMIT / file).unlink()
     (verdict,) = holdfast.json("verify", disk, code=1)["commits"]
     assert [one["file"] for one in verdict["damage"]] == [file]
-    assert "which was written beside it, is here" in verdict["damage"][0]["reason"]
+    assert "which was written with it, is here" in verdict["damage"][0]["reason"]
 
 
 def test_manifest_without_files_of_any_rank_has_lost_them(holdfast: Commands, disk: Path) -> None:
     for file in (own_of(disk) / COMMIT).glob("rank-*"):
         file.unlink()
     assert holdfast("verify", own_of(disk)) == 1
-    assert "no rank's files are beside it" in holdfast.out
+    assert "no rank's files are next to it" in holdfast.out
 
 
 @pytest.mark.parametrize(
@@ -263,17 +263,17 @@ def test_manifest_without_files_of_any_rank_has_lost_them(holdfast: Commands, di
 def test_nothing_is_changed_where_ranks_keep_order(holdfast: Commands, disk: Path, words: list[str]) -> None:
     before = bytes_in(disk)
     assert holdfast(*(f"local:{disk}" if word == "WHERE" else word for word in words)) == 2
-    assert "it is only looked at" in holdfast.err
+    assert "is read-only here" in holdfast.err
     assert bytes_in(disk) == before
 
 
 @pytest.mark.parametrize(
     ("where", "code", "says"),
     [
-        ("memory:relative", 2, "give memory:/PATH"),
+        ("memory:relative", 2, "expected memory:/PATH"),
         ("memory:/not-there", 3, "no such folder"),
-        ("memory:DISK", 2, "is of another tier: give local:"),
-        ("memory:EMPTY", 0, "has no commit"),
+        ("memory:DISK", 2, "belongs to another tier: pass local:"),
+        ("memory:EMPTY", 0, "has no checkpoint"),
     ],
 )
 def test_a_place_that_does_not_do_is_said_with_what_would(

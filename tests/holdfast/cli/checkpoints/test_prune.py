@@ -43,7 +43,7 @@ def test_prune_keeps_uploads_in_progress_to_an_object_store(holdfast: Commands, 
         told = holdfast.json("prune", folder, "--keep-last", 1)["commits"]
     assert [(line["goes"], line["reason"]) for line in told] == [
         (False, "among the last 1"),
-        (False, "on its way to the object store"),
+        (False, "being copied to the object store"),
     ]
 
 
@@ -69,7 +69,7 @@ def test_prune_removes_day_old_remains_of_killed_operations(holdfast: Commands, 
     assert (told["leftovers"], tree(folder)) == (["step-10.g1.a1", old], before)
     assert holdfast("prune", folder, "--keep-last", 1) == 0
 
-    assert f"{old}: deleted, left by a save" in holdfast.out
+    assert f"{old}: deleted, left by an interrupted save" in holdfast.out
     assert {path.name for path in folder.glob("step-*")} == {"step-20.g1.a1", paused, resumed}
 
 

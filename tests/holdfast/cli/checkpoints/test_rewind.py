@@ -144,8 +144,8 @@ def forget(root: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "step", "refusal"),
     [
-        (lambda root: None, "11", (2, "no commit of step 11 that the job would read; it has steps: 10, 20")),
-        (damage, "10", (1, "step-10.g1.a1 is not whole, so nothing was changed")),
+        (lambda root: None, "11", (2, "no checkpoint of step 11 that the job would read; it has steps: 10, 20")),
+        (damage, "10", (1, "step-10.g1.a1 is not complete")),
         (forget, "10", (2, "has no claims, so no job resumes from it")),
     ],
 )

@@ -111,7 +111,7 @@ def test_a_commit_that_failed_is_written_once_with_its_cause(run: Run) -> None:
 
 
 def test_a_restore_that_is_not_exact_says_how_near_it_is(run: Run) -> None:
-    near = "2 of 9 tensors are within 0.001 of what was saved, the others are exact"
+    near = "2 of 9 tensors are within 0.001 of the saved value, the others are exact"
     told = {"step": 4, "stores": ["/ckpt"], "lost": [], "inexact": near}
     run.chronicle.heard(31, "restored", told)
     (line,) = (line for line in run.lines if line["kind"] == "restore")

@@ -50,7 +50,7 @@ def test_wrong_credentials_are_the_jobs(ask: Ask, wrong: str) -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("s3://nowhere/runs", "there is no such bucket: create it, or mend the URL"),
+        ("s3://nowhere/runs", "the bucket does not exist: create it, or correct the URL"),
         ("moon://crater/runs", "moon://crater/runs: fsspec cannot open it"),
     ],
 )
@@ -68,7 +68,7 @@ def test_a_right_that_lacks_is_the_jobs(ask: Ask, s3: S3Server) -> None:
         proxy.plan = no_writing
         check = ask(AWS_ENDPOINT_URL_S3=proxy.url)
     assert (check.result, check.of_the_job) == (Result.FAILED, True)
-    assert "rights to list, read, write and delete" in check.message
+    assert "allow them to list, read, write and delete" in check.message
 
 
 def test_what_the_store_lacks_is_said_with_the_verdict(ask: Ask, s3: S3Server) -> None:
@@ -79,7 +79,7 @@ def test_what_the_store_lacks_is_said_with_the_verdict(ask: Ask, s3: S3Server) -
         proxy.plan = without_conditions
         check = ask(AWS_ENDPOINT_URL_S3=proxy.url)
     assert check.result == Result.PASSED
-    assert "can list, write, read and delete objects; it does not honour If-None-Match" in check.message
+    assert "can list, write, read and delete objects; it does not support If-None-Match" in check.message
 
 
 def test_store_creating_a_name_twice_is_unfit(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_a_store_out_of_reach_may_be_the_nodes_fault(ask: Ask) -> None:
         held.bind(("127.0.0.1", 0))
         check = ask(AWS_ENDPOINT_URL_S3=f"http://127.0.0.1:{held.getsockname()[1]}")
     assert (check.result, check.of_the_job) == (Result.FAILED, False)
-    assert "after 3 attempts: the store cannot be reached: look at the network" in check.message
+    assert "after 3 attempts: the store cannot be reached: check the network" in check.message
 
 
 def test_no_credentials_at_all_may_be_the_nodes_fault(ask: Ask) -> None:

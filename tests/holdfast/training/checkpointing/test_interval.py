@@ -103,7 +103,7 @@ def test_new_choice_is_logged_with_its_inputs_when_it_changes() -> None:
     cadence.took(stall=0.5, write=2.0)
     second = cadence.choose(DAY)
     assert (round(second.seconds), second.news) == (294, True)
-    assert second.reason == "a commit stops training for 0.500 s, a failure comes every 86400 s"
+    assert second.reason == "a checkpoint stops training for 0.500 s, a failure occurs every 86400 s"
     cadence.took(stall=0.51, write=2.0)
     assert cadence.choose(DAY).news is False
     assert cadence.choose(DAY / 24).news is True

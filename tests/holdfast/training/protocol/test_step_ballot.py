@@ -141,7 +141,7 @@ def test_a_limit_of_no_bytes_is_refused_by_name() -> None:
         ({"keep_last": 0}, "keep at least one"),
         ({"full_every": 0}, "full_every is 0"),
         ({"full_every": 101}, "to 100"),
-        ({"full_every": 4, "delta_threshold": -1e-3}, "a delta threshold of -0.001"),
+        ({"full_every": 4, "delta_threshold": -1e-3}, "invalid delta threshold -0.001"),
         ({"full_every": 4, "delta_threshold": 10}, "at most 1"),
         ({"delta_threshold": 1e-3}, "full_every 1"),
         ({"retention": "monthly=2"}, "retention rule 'monthly=2'"),

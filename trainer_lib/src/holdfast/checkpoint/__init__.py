@@ -74,7 +74,7 @@ def save(
     check_stateful(stateful)
     root, step, flat = local_path(folder), step_number(step), flatten(stateful)
     if group is None and flat.parts:
-        raise StateError(f"{min(flat.parts)} has parts on other ranks: give their group to save() on each of them")
+        raise StateError(f"{min(flat.parts)} has parts on other ranks: pass their group to save() on each of them")
     catalog.check_place(root)
     exchange: Exchange = Alone() if group is None else Together(group)
     every = joined(flat, exchange, sampled(stateful, flat))
@@ -95,8 +95,9 @@ def save(
     result = save_snapshot(root, snapshot, exchange)
     if result.existed:  # the number was free before, so another process wrote this checkpoint
         raise CheckpointError(
-            f"step {step} was not saved in {root}: another process saved it there in the same moment, as {name}: "
-            "give group= on every rank, or let one rank alone save, or give each process a folder of its own"
+            f"step {step} was not saved in {root}: another process saved it there at the same time, as "
+            f"{name}. Pass group= on every rank, or let only one rank save, or use a separate folder for "
+            "each process"
         )
     if not result.committed:
         raise CheckpointError(f"step {step} could not be saved in {root}: {result.message}")
@@ -105,7 +106,7 @@ def save(
 
 def _next_attempt(root: Path, step: int) -> int:
     if (root / CLAIMS).exists():
-        raise CheckpointError(f"{root} belongs to a job (it has claims): save into a folder of its own")
+        raise CheckpointError(f"{root} belongs to a job (it has claims): save to another folder")
     return 1 + max((name.attempt_id.attempt for name in catalog.list_commits(root) if name.step == step), default=0)
 
 
@@ -166,10 +167,10 @@ def _insist_on_one_rank() -> None:
 
     if ranks() > 1:
         raise UsageError(
-            f"load() was called without group= and step= in a world of {ranks()} ranks, and loaded "
-            "nothing: ranks that look for the newest checkpoint by themselves may load different ones, as a network "
-            "file system shows a new one late on some hosts. Give group= on every rank, or step= if one rank loads "
-            "alone"
+            f"load() was called without group= and step= in a world of {ranks()} ranks, and loaded nothing. "
+            "Ranks that look for the newest checkpoint separately may load different ones, because a "
+            "network file system can show a new one late on some hosts. Pass group= on every rank, or "
+            "step= if only one rank loads"
         )
 
 

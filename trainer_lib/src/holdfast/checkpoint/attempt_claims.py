@@ -105,8 +105,9 @@ class Fence:
             return
         if not exists(self._root, base):
             raise ClaimError(
-                f"{base} in {self._root} was deleted after this attempt read it: an attempt that this one replaces"
-                " still saves there; nothing else is lost, and the next attempt starts from what it saved"
+                f"{base} in {self._root} was deleted after this attempt read it, because an attempt that "
+                "this one replaces still saves there. Nothing else is lost. The next attempt resumes from "
+                "its newest checkpoint"
             )
 
     def _refuse_foreign(self, on_tier: Sequence[Claim]) -> None:
@@ -121,6 +122,7 @@ class Fence:
             self._on_foreign(found)
             named = ", ".join(f"{claim.attempt_id} of job {claim.job_uid}" for claim in found)
             raise ForeignClaimError(
-                f"{self._root} holds claims that this attempt does not know ({named}): another job or operator "
-                "uses the folder; give each job a folder of its own, or stop the other one and start again"
+                f"{self._root} holds claims that this attempt does not know ({named}): another job or "
+                "operator uses the folder. Use a separate folder for each job, or stop the other job and "
+                "start again"
             )

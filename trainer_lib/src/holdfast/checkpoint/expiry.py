@@ -47,7 +47,9 @@ class Expiry:
             on_tier = list_claims(self._root)
             fence = fencing.union(on_tier, claims)
             if any(claim.attempt_id > attempt.attempt_id for claim in on_tier):
-                _log.warning("a newer attempt than %s has claimed: no commit is deleted", attempt.attempt_id)
+                _log.warning(
+                    "a newer attempt than %s has written a claim: no checkpoint is deleted", attempt.attempt_id
+                )
                 return
             decided = retention.decide(
                 self._ages.look(),
@@ -62,4 +64,4 @@ class Expiry:
             )
             catalog.delete(self._root, retention.leaving(decided))
         except (OSError, CheckpointError) as error:
-            _log.warning("retention could not look through %s: %s", self._root, error)
+            _log.warning("retention could not list %s: %s", self._root, error)

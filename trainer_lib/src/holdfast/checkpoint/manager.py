@@ -201,7 +201,7 @@ class CheckpointManager:
             self._fence.look_everywhere()
             return self._newest_in(self._where)
         except UnavailableError as error:
-            _log.warning("whether copies hold a newer commit cannot be seen: %s", error)
+            _log.warning("copies cannot be checked for a newer checkpoint: %s", error)
             return None
 
     def restore(self, select: Select | None = None) -> Restored:
@@ -219,7 +219,8 @@ class CheckpointManager:
             raise NoCompleteCheckpointError(none_whole(found, [store.url for store in self._where]))
         if found.loaded is None and found.quarantined:
             _log.error(
-                "the first commit in %s is damaged: training starts from the beginning, and it stays in %s",
+                "the first checkpoint in %s is corrupt: training starts from the beginning, and the "
+                "checkpoint is kept in %s",
                 self._root,
                 self._root / "quarantine",
             )
@@ -239,8 +240,8 @@ class CheckpointManager:
             if not found.again:
                 return found
         raise UnavailableError(
-            "the object store answers only some of the requests of a restore; nothing was moved or deleted: try again"
-            " once it answers all of them",
+            "the object store answers only some of the requests of a restore. Nothing was moved or "
+            "deleted. Try again when it answers all of them",
             cause=FailureCause.NETWORK,
         )
 

@@ -28,8 +28,8 @@ class Together:
             group._get_backend(torch.device("cpu"))
         except RuntimeError:
             raise UsageError(
-                f"group= is of the backend {dist.get_backend(group)!r}, which has none for CPU tensors: "
-                'give one of torch.distributed.new_group(backend="gloo")'
+                f"group= has the backend {dist.get_backend(group)!r}, which does not support CPU tensors: "
+                'pass torch.distributed.new_group(backend="gloo")'
             ) from None
 
     def share(self, value: Any) -> Any:
@@ -42,8 +42,8 @@ class Together:
         except RuntimeError as error:
             first = next(iter(str(error).splitlines()), type(error).__name__)
             raise PeerLostError(
-                f"a rank of group= is gone, or did not answer in the time limit of its group ({first}): "
-                "start all ranks again; a commit is there whole or not at all"
+                f"a rank of group= is lost, or did not answer within the group's time limit ({first}). "
+                "Start all ranks again. No incomplete checkpoint is left behind"
             ) from error
 
     def _gather(self, value: Any) -> list[Any]:
@@ -83,10 +83,10 @@ def _box(name: str, part: Any) -> Box:
     """Return the box of a DTensor that this rank has."""
     mend = "save part.full_tensor() instead"
     if any(place.is_partial() for place in part.placements):
-        raise StateError(f"{name} is placed as {tuple(part.placements)}: a sum that is not made yet; {mend}")
+        raise StateError(f"{name} is placed as {tuple(part.placements)}, a sum that is not computed yet: {mend}")
     chunks = part.__create_chunk_list__()
     if len(chunks) > 1:
-        raise StateError(f"{name} lies here in {len(chunks)} pieces, and not in one box: {mend}")
+        raise StateError(f"{name} is in {len(chunks)} pieces on this rank, and not in one box: {mend}")
     if not chunks or 0 in chunks[0].sizes:
         return (0,) * part.dim(), (0,) * part.dim()
     return tuple(chunks[0].offsets), tuple(chunks[0].sizes)

@@ -26,7 +26,7 @@ def until_usable(action: Callable[[bool], Any], waits: Callable[[], None] | None
                 raise
             failed += 1
             pause = max(1.0, retry_after(failed))
-            _log.error("%s. Training waits with its state in memory; next try in %.0f s", error, pause)
+            _log.error("%s. Training waits with its state in memory; next attempt in %.0f s", error, pause)
         waits()
         until = time.monotonic() + pause
         while (left := until - time.monotonic()) > 0:

@@ -19,11 +19,11 @@ _UNUSED = {
     "--module": "write it after '--': python -m MODULE",
     "-m": "write it after '--': python -m MODULE",
     "--no-python": "Holdfast runs the command after '--' unchanged",
-    "--start-method": "each rank is a process of its own",
+    "--start-method": "each rank is a separate process",
 }
 CHAOS_HELP = "inject faults into a training run, and report what they cost"
 RESUME_CHECK_HELP = "check on a training script that a restart changes no bit of the result"
-DEMO_HELP = "train with three launchers on this host, inject faults, and print the story and a table"
+DEMO_HELP = "train with three launchers on this host, inject faults, and print the events and a table"
 _EXIT_CODES = """\
 exit codes of 'holdfast run':
   0        the job is complete
@@ -41,7 +41,7 @@ def parse(words: Sequence[str]) -> RunOptions:
     _refuse_unused(head)
     known = vars(parser().parse_args(head))
     if known.pop("verb") != "run":  # argparse has rejected anything else
-        raise UsageError("holdfast: give a command: holdfast run [options] -- python train.py")
+        raise UsageError("holdfast: no command: run 'holdfast run [options] -- python train.py'")
     command = [*known.pop("script", ()), *command]
     if not command:
         raise UsageError("holdfast run: no command to run; end with '-- python train.py'")
@@ -65,7 +65,9 @@ def _check_world(options: RunOptions) -> None:
     if high > 1 and options.endpoint is None:
         raise UsageError(f"holdfast run: --nnodes {low}:{high} needs --rdzv-endpoint HOST:PORT of the first host")
     if low % step or high % step:
-        raise UsageError(f"holdfast run: --nnodes {low}:{high} are not multiples of --replica-step {step}")
+        raise UsageError(
+            f"holdfast run: --nnodes {low}:{high} is not valid: expected multiples of --replica-step {step}"
+        )
 
 
 def _check_checkpoints(options: Environment) -> None:

@@ -187,7 +187,7 @@ class Environment:
     node_name: str = setting("", str, "name of the pod's node")
     job_name: str = setting("", str, "name of the job")
     job_key_file: Path | None = setting(None, Path, "file with the key of several hosts")
-    grace_seconds: float = setting(30.0, number, "time from SIGTERM to SIGKILL that the environment gives")
+    grace_seconds: float = setting(30.0, number, "time from SIGTERM to SIGKILL that the environment allows")
     control_port: int | None = setting(
         None,
         whole(),

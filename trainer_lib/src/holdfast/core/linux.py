@@ -20,8 +20,8 @@ def require(what: str, why: str) -> None:
     """Raise `UsageError` on other systems than Linux."""
     if sys.platform != "linux":
         raise UsageError(
-            f"{what} needs Linux, because it {why}, and this is {sys.platform}: "
-            "run it on a Linux host or in a Linux container"
+            f"{what} needs Linux, because it {why}, and this system is {sys.platform}: run it on a Linux "
+            "host or in a Linux container"
         )
 
 

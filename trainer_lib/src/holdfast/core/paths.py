@@ -23,7 +23,7 @@ def local_path(given: str | os.PathLike[str]) -> Path:
         )
     if path.partition("/")[0] == "~":
         raise UsageError(
-            f"{path!r} begins with ~, which only a shell expands, and nothing was read or written: give the complete "
-            "path, for example os.path.expanduser(...)"
+            f"{path!r} begins with ~, which only a shell expands, and nothing was read or written: pass the "
+            "complete path, for example os.path.expanduser(...)"
         )
     return Path(path)

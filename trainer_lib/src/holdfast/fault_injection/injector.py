@@ -104,7 +104,7 @@ class Injector:
             case Kind.STOP:
                 os.kill(os.getpid(), signal.SIGSTOP)
             case Kind.EXCEPTION:
-                raise ChaosError(f"holdfast chaos: an exception in rank {rank} on its way to step {self._step + 1}")
+                raise ChaosError(f"holdfast chaos: an exception in rank {rank} before step {self._step + 1}")
             case Kind.SLEEP:
                 time.sleep(fault.seconds or FOR_EVER)
             case Kind.SLOW:

@@ -112,7 +112,7 @@ def open_board(environment: Environment) -> Board | None:
     try:
         return Board(environment.agent_socket.parent / BOARD_DIR, environment.slot)
     except OSError as error:
-        _log.warning("no hang of this process will be seen: its board cannot be made: %s", error)
+        _log.warning("hangs of this process cannot be detected: its activity page cannot be created: %s", error)
         return None
 
 

@@ -16,5 +16,5 @@ CHECKPOINT_ID: Final = re.compile(r"(?:(?P<folder>.*)/)?step-(?P<step>\d{1,18})"
 def parse_checkpoint_id(checkpoint_id: str | os.PathLike[str]) -> tuple[Path | None, int]:
     match = CHECKPOINT_ID.fullmatch(os.fspath(checkpoint_id))
     if match is None:
-        raise CheckpointError(f"checkpoint_id is {checkpoint_id!r}: give <folder>/step-<number>")
+        raise CheckpointError(f"invalid checkpoint_id {checkpoint_id!r}: expected <folder>/step-<number>")
     return None if match["folder"] is None else local_path(match["folder"]), int(match["step"])

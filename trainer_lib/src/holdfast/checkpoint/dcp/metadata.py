@@ -31,12 +31,12 @@ def check_described(manifest: Manifest) -> None:
         used = {name for fqn, one in told["tensors"].items() for name in _used(fqn, one, manifest.tensors)}
         paths = all(isinstance(path, list) for path in told["planner"].values())
         if not paths or not isinstance(told["values"], dict):
-            raise TypeError("its keys are no paths, or its values no mapping")
+            raise TypeError("expected a list for each path, and a mapping of values")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptCheckpointError(f"MANIFEST.json: its state for DCP cannot be read: {error!r}") from error
     if unsaid := sorted(manifest.tensors.keys() - used):
         raise CorruptCheckpointError(
-            f"MANIFEST.json: its state for DCP says nothing of the tensor {unsaid[0][:80]!r}"
+            f"MANIFEST.json: its state for DCP does not describe the tensor {unsaid[0][:80]!r}"
         )
 
 

@@ -59,8 +59,8 @@ class StorageReader(storage.StorageReader):
         """Return the checkpoint's content. Raise `CorruptCheckpointError` if its record and its tensors differ."""
         found = newest(self._where, claims=(), job_uid="", step=self._step)
         if found is None:
-            which = "commit" if self._step is None else f"commit of step {self._step}"
-            raise CheckpointError(f"there is no {which} that can be read in {_urls(self._where)}")
+            which = "checkpoint" if self._step is None else f"checkpoint of step {self._step}"
+            raise CheckpointError(f"no readable {which} in {_urls(self._where)}")
         self._name, self._manifest = found
         check_described(self._manifest)
         told = self._manifest.state.get(KEY)
@@ -83,19 +83,19 @@ class StorageReader(storage.StorageReader):
         """Raise `CheckpointError` if ranks found different checkpoints. Nothing has been read at this point."""
         if len(plans) == 1 and self._step is None and ranks() > 1:
             raise CheckpointError(
-                f"a rank of a world of {ranks()} looked for the newest checkpoint in {_urls(self._where)} by itself, "
-                "and others may find another one. Nothing was loaded: leave no_dist=True out, or, if one rank loads "
-                "alone, name the step with StorageReader(…, step=…)"
+                f"a rank of a world of {ranks()} looked for the newest checkpoint in {_urls(self._where)} "
+                "separately, and other ranks may find another one. Nothing was loaded. Leave no_dist=True "
+                "out or, if only one rank loads, select the step with StorageReader(…, step=…)"
             )
         found = [plan.storage_data or {} for plan in plans]
         other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
         if other is not None:
             one, two = (found[rank].get("checkpoint", "nothing") for rank in (0, other))
             raise CheckpointError(
-                f"ranks found different checkpoints in {_urls(self._where)}: rank 0 found {one}, and rank {other} "
-                f"{'another one of the same name' if one == two else two}. Nothing was loaded. On some hosts, the "
-                "cache of a network file system shows a new checkpoint up to a minute late: load again, or name the "
-                "step with StorageReader(…, step=…)"
+                f"ranks found different checkpoints in {_urls(self._where)}: rank 0 found {one}, and rank "
+                f"{other} found {('another one of the same name' if one == two else two)}. Nothing was "
+                "loaded. On some hosts, the cache of a network file system shows a new checkpoint up to a "
+                "minute late. Load again, or select the step with StorageReader(…, step=…)"
             )
         return plans
 
@@ -116,8 +116,9 @@ class StorageReader(storage.StorageReader):
             if not all(is_gone(store, name) for store in as_stores(self._where)):
                 raise
             raise CheckpointError(
-                f"{name} was deleted from {_urls(self._where)} while it was read, and is not damaged: load again, "
-                "and let the job that commits there keep more (keep_last, checkpoint.retention.keepLast)"
+                f"{name} was deleted from {_urls(self._where)} while it was read. It is not corrupt. Load "
+                "again, and keep more checkpoints in the job that saves there (keep_last, "
+                "checkpoint.retention.keepLast)"
             ) from error
         for one in wanted:
             one.deliver(planner)
@@ -127,7 +128,7 @@ class StorageReader(storage.StorageReader):
 
     def _found(self) -> tuple[CheckpointName, Manifest]:
         if self._manifest is None or self._name is None:
-            raise CheckpointError("a plan was made, or read, before read_metadata()")
+            raise CheckpointError("a plan was created or read before read_metadata()")
         return self._name, self._manifest
 
     @classmethod
@@ -180,7 +181,7 @@ def _said(fqn: str, value: Any) -> Any:
 
 
 def _no_tensor(name: str) -> torch.Tensor:
-    raise CheckpointError(f"MANIFEST.json has the tensor {name} in a value")
+    raise CheckpointError(f"MANIFEST.json has the tensor {name} inside a value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +202,9 @@ class _Wanted:
         box = next(box for box in told["boxes"] if box["offsets"] == offsets)
         record = manifest.tensors[box["tensor"]]
         if record.patches:
-            raise CheckpointError(f"{index.fqn} is not exact, which no commit of torch.distributed.checkpoint is")
+            raise CheckpointError(
+                f"{index.fqn} is not exact, but checkpoints of torch.distributed.checkpoint always are"
+            )
         begin = tuple(offsets) if box["tensor"] == index.fqn else (0,) * len(offsets)
         chunk = next((chunk for chunk in record.chunks if chunk.start == begin), None)
         sizes, lengths = tuple(box["sizes"]), tuple(item.lengths)

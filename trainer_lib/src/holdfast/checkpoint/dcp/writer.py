@@ -81,11 +81,12 @@ class StorageWriter(storage.StorageWriter):
         if not kwargs.get("use_collectives", True):
             raise CheckpointError(
                 f"step {self._step} was not saved in {self._root}, and nothing was written: with "
-                "use_collectives=False each rank would publish a checkpoint that has its own part only. Leave "
-                "use_collectives out; to plan once only, give planner=DefaultSavePlanner(enable_plan_caching=True)"
+                "use_collectives=False each rank would publish a checkpoint with only its own part. Leave "
+                "use_collectives out. To plan only once, pass "
+                "planner=DefaultSavePlanner(enable_plan_caching=True)"
             )
         if is_coordinator and (self._root / CLAIMS).exists():
-            raise CheckpointError(f"{self._root} belongs to a job (it has claims): save into a folder of its own")
+            raise CheckpointError(f"{self._root} belongs to a job (it has claims): save to another folder")
         if self._staging:
             publish.discard(self._root, self._staging)
             self._staging = ""
@@ -170,11 +171,11 @@ def _value(item: plans.WriteItem, planner: plans.SavePlanner) -> WriteResult:
     lookup = getattr(planner, "lookup_object", None)
     if lookup is None:
         raise StateError(
-            f"{item.index.fqn}: {type(planner).__name__} gives it only as a pickle: use DefaultSavePlanner"
+            f"{item.index.fqn}: {type(planner).__name__} returns it only as a pickle: use DefaultSavePlanner"
         )
     flat = flatten_values({item.index.fqn: lookup(item.index)}, ordered=True)
     if flat.tensors:
-        raise StateError(f"{item.index.fqn} has arrays in what DCP takes for one value: make them tensors")
+        raise StateError(f"{item.index.fqn} contains arrays, and DCP treats it as one value: convert them to tensors")
     return WriteResult(index=item.index, size_in_bytes=0, storage_data={"value": flat.tree[item.index.fqn]})
 
 
@@ -216,21 +217,21 @@ def _write_tensors(
 def _resolved(item: plans.WriteItem, planner: plans.SavePlanner) -> torch.Tensor:
     value = planner.resolve_data(item)
     if not isinstance(value, torch.Tensor):
-        raise StateError(f"{item.index.fqn}: the planner gave no tensor")
+        raise StateError(f"{item.index.fqn}: the planner returned no tensor")
     check_tensor(value, (item.index.fqn,))
     return value.detach()
 
 
 def _box(item: plans.WriteItem) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if item.tensor_data is None:
-        raise StateError(f"{item.index.fqn}: the planner does not say which part of the tensor it is")
+        raise StateError(f"{item.index.fqn}: the planner does not specify the part of the tensor")
     return tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.chunk.sizes)
 
 
 def _item_key(item: plans.WriteItem, *, alone: bool) -> str:
     name = check_name(item.index.fqn)
     if name == METADATA:
-        raise StateError(f"no tensor of a safetensors file can have the name {name}: give it another one")
+        raise StateError(f"a tensor in a safetensors file cannot have the name {name}: rename it")
     return name if alone else boxed(name, _box(item)[0])
 
 

@@ -67,7 +67,7 @@ def list_commits(root: Path) -> tuple[CheckpointName, ...]:
 def check_place(root: Path) -> None:
     """Raise `UsageError` if `root` is itself a checkpoint: checkpoints inside it would be deleted with it."""
     if (root / MANIFEST).exists():
-        raise UsageError(f"{root} is a checkpoint itself: give the folder that holds it, {root.parent}")
+        raise UsageError(f"{root} is a single checkpoint: pass its parent folder, {root.parent}")
 
 
 def what_is_wrong(root: Path) -> str:
@@ -75,14 +75,14 @@ def what_is_wrong(root: Path) -> str:
     try:
         names = sorted(path.name for path in root.iterdir())
     except FileNotFoundError:
-        return f"there is no folder {root}"
+        return f"no such folder: {root}"
     except OSError as error:
         return f"{root} cannot be read: {error.strerror}"
     if any(map(parse_commit, names)):
         return ""
     below = [name for name in names if _holds_commits(root / name)]
     if below:
-        return f"{root} holds no checkpoints, but {_some(below)} in it: give that folder"
+        return f"{root} holds no checkpoints, but its subfolders do: {_some(below)}. Pass one of them"
     strange = [name for name in names if name not in _OWN_NAMES]
     return f"{root} holds no checkpoints of Holdfast, but {_some(strange)}" if strange else ""
 
@@ -121,7 +121,7 @@ class reading:  # noqa: N801  (named like a context manager)
             lost = "is missing" if error.errno == errno.ENOENT else f"cannot be read: {error.strerror}"
             raise CorruptCheckpointError(f"{self._path.name} {lost}") from error
         raise CheckpointError(
-            f"cannot read {self._path}: {error.strerror}; nothing was changed: make it readable and start again"
+            f"cannot read {self._path}: {error.strerror}. Nothing was changed. Make it readable and start again"
         ) from error
 
 
@@ -130,9 +130,9 @@ def quarantine(root: Path, name: CheckpointName, reason: str) -> bool:
     try:
         target = set_aside(root, name, reason)
     except OSError as error:
-        _log.error("%s is damaged (%s) and cannot be moved to quarantine: %s", name, reason, error.strerror)
+        _log.error("%s is corrupt (%s) and cannot be moved to quarantine: %s", name, reason, error.strerror)
         return False
-    _log.error("%s is damaged (%s): moved to %s", name, reason, target.relative_to(root))
+    _log.error("%s is corrupt (%s): moved to %s", name, reason, target.relative_to(root))
     return True
 
 
@@ -140,7 +140,7 @@ def set_aside(root: Path, name: CheckpointName, reason: str) -> Path:
     """Move a checkpoint to `quarantine/`, where retention deletes nothing, and return its new path."""
     target = root / QUARANTINE / f"{name}.{uuid4().hex[:8]}"
     if (root / QUARANTINE).is_symlink():
-        raise OSError(errno.ELOOP, f"{root / QUARANTINE} is a link, which may lead anywhere")
+        raise OSError(errno.ELOOP, f"{root / QUARANTINE} is a symbolic link, which may point anywhere")
     (root / QUARANTINE).mkdir(exist_ok=True)
     (root / str(name)).rename(target)
     note = {"path": str(name), "reason": reason, "time": datetime.now(UTC).isoformat()}
@@ -159,7 +159,7 @@ def delete(root: Path, names: Iterable[CheckpointName]) -> None:
             sync_folder(folder)
             _remove(folder, name)
         except (UnknownFormatError, CorruptCheckpointError) as error:
-            _log.warning("retention leaves %s alone: %s", name, error)
+            _log.warning("retention does not delete %s: %s", name, error)
         except (OSError, CheckpointError) as error:
             _log.warning("retention could not delete %s: %s", name, error)
 

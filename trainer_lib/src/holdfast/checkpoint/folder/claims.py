@@ -67,7 +67,7 @@ def _read(path: Path, attempt_id: AttemptId) -> Claim:
         raw = read_regular(path, LARGEST)
     except CorruptCheckpointError as error:
         raise ClaimError(
-            f"{path} is none: {error}; put the file back as it was, or move the whole folder away to start afresh"
+            f"{path} is not a valid claim: {error}. Restore the file, or move the whole folder away to start over"
         ) from error
     return parse_document(raw, attempt_id, str(path))
 
@@ -77,15 +77,15 @@ def parse_document(raw: bytes, attempt_id: AttemptId, path: str) -> Claim:
     try:
         document = json.loads(raw)
         if not isinstance(document, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         claim = Claim.from_json(document)
     except (ValueError, RecursionError, DocumentError) as error:
         raise ClaimError(
-            f"{path} is not a claim that this release can read ({error}): nothing was changed; "
-            "put the file back as it was, or move the whole folder away to start afresh"
+            f"this release cannot read the claim {path} ({error}). Nothing was changed. Restore the file, "
+            "or move the whole folder away to start over"
         ) from error
     if claim.attempt_id != attempt_id:
-        raise ClaimError(f"{path} claims {claim.attempt_id}: put the file back as it was; nothing was changed")
+        raise ClaimError(f"{path} claims {claim.attempt_id}. Nothing was changed. Restore the file")
     return claim
 
 
@@ -110,8 +110,8 @@ def write_claim(root: Path, claim: Claim, *, again: bool = False) -> None:
         ) from None
     except OSError as error:
         raise ClaimError(
-            f"cannot write {target}: {error.strerror}; without a claim nothing can be committed: "
-            "give a checkpoint folder that this process may write, with free space"
+            f"cannot write {target}: {error.strerror}. Without a claim, no checkpoint can be saved. Use a "
+            "checkpoint folder that is writable and has free space"
         ) from error
 
 

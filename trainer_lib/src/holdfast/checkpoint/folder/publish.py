@@ -92,8 +92,8 @@ def publish(root: Path, staging: str, manifest: Manifest) -> Path:
     folder, raw = root / staging, encode(manifest)
     if len(raw) > LARGEST:
         raise CheckpointError(
-            f"step {manifest.step} was not saved: {MANIFEST} would have {len(raw)} bytes, more than the {LARGEST} "
-            f"that are read. {_too_much(manifest)}"
+            f"step {manifest.step} was not saved: {MANIFEST} would have {len(raw)} bytes, more than the "
+            f"limit of {LARGEST}. {_too_much(manifest)}"
         )
     name = manifest.name
     unnamed = folder / f"{MANIFEST}.tmp"
@@ -113,8 +113,8 @@ def _too_much(manifest: Manifest) -> str:
     if sum(text_bytes(tree) for _, tree in trees) > LARGEST // 2:
         return too_much(trees)
     return (
-        f"Its table of {len(manifest.tensors)} tensors is large: make full commits more often "
-        "(checkpoint.fullEvery), or fewer and larger tensors"
+        f"Its table of {len(manifest.tensors)} tensors is large: save full checkpoints more often "
+        "(checkpoint.fullEvery), or use fewer and larger tensors"
     )
 
 

@@ -33,9 +33,11 @@ def check(manifest: Manifest) -> None:
     """
     for name, record in manifest.files.items():
         if not is_shard(name) and not _earlier(manifest, name):
-            raise CorruptCheckpointError(f"MANIFEST.json names a file that no commit has: {name!r}")
+            raise CorruptCheckpointError(f"MANIFEST.json names a file that cannot be part of a checkpoint: {name!r}")
         if is_shard(name) and shard_rank(name) >= manifest.world_size:
-            raise CorruptCheckpointError(f"MANIFEST.json: {name} is of no rank of a world of {manifest.world_size}")
+            raise CorruptCheckpointError(
+                f"MANIFEST.json: {name} belongs to no rank of a world of {manifest.world_size}"
+            )
         if len(record.chunks) != -(-record.nbytes // CHUNK_BYTES):
             raise CorruptCheckpointError(
                 f"MANIFEST.json: {name} has {record.nbytes} bytes and {len(record.chunks)} digests"
@@ -75,7 +77,7 @@ def _check_tensor(name: str, tensor: TensorRecord, files: Mapping[str, FileRecor
     if tensor.dtype not in ITEM_BYTES:
         raise CorruptCheckpointError(f"MANIFEST.json: tensor {name} has an unknown dtype {tensor.dtype!r}")
     if not (all(_fits(tensor.dtype, chunk, files) for chunk in tensor.chunks) and _made_up(tensor)):
-        raise CorruptCheckpointError(f"MANIFEST.json: the chunks of tensor {name} do not make it up")
+        raise CorruptCheckpointError(f"MANIFEST.json: the chunks of tensor {name} do not cover it exactly")
     _check_patches(name, tensor, files)
 
 
@@ -106,14 +108,14 @@ def _check_patches(name: str, tensor: TensorRecord, files: Mapping[str, FileReco
     row, free = math.prod(tensor.shape[1:]), 0
     for patch in sorted(tensor.patches, key=lambda patch: patch.start):
         if tensor.dtype not in FLOATS or not _is_rows(patch, tensor) or patch.start[0] < free:
-            raise CorruptCheckpointError(f"MANIFEST.json: a patch of tensor {name} is of no rows of it")
+            raise CorruptCheckpointError(f"MANIFEST.json: a patch of tensor {name} is outside its rows")
         free = patch.start[0] + patch.shape[0]
         if not patch.count <= patch.shape[0] * row <= MOST_PATCHED:
             raise CorruptCheckpointError(f"MANIFEST.json: a patch of tensor {name} has {patch.count} elements")
         ends = patch.places + patch.count * ITEM_BYTES[PLACE], patch.values + patch.count * ITEM_BYTES[tensor.dtype]
         here = is_shard(patch.file) and patch.file.endswith(".safetensors") and patch.file in files
         if not here or max(ends) > files[patch.file].nbytes:
-            raise CorruptCheckpointError(f"MANIFEST.json: a patch of tensor {name} lies in no file of the commit")
+            raise CorruptCheckpointError(f"MANIFEST.json: a patch of tensor {name} is in no file of the checkpoint")
 
 
 def _is_rows(patch: Patch, tensor: TensorRecord) -> bool:

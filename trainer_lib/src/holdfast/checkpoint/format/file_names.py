@@ -51,7 +51,7 @@ class CheckpointName:
     def from_json(cls, value: str) -> CheckpointName:
         name = parse_commit(value)
         if name is None:
-            raise ValueError(f"{value[:80]!r} is no commit's name")
+            raise ValueError(f"{value[:80]!r} is not the name of a checkpoint")
         return name
 
 
@@ -59,7 +59,7 @@ def step_number(value: object) -> int:
     """Return `value` as a step that a checkpoint's name can hold. Raise `UsageError` for anything else."""
     number = None if isinstance(value, bool) or not hasattr(value, "__index__") else operator.index(value)
     if number is None or not 0 <= number < _MOST:
-        raise UsageError(f"step is {value!r}: give a whole number from 0 to {_MOST - 1}")
+        raise UsageError(f"invalid step {value!r}: expected an integer from 0 to {_MOST - 1}")
     return number
 
 
@@ -123,5 +123,5 @@ def shard_rank(name: str) -> int:
     """Return the rank that wrote a file for which `is_shard` is true."""
     match = _SHARD.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name!r} is no rank's file")
+        raise ValueError(f"{name!r} is not the name of a rank's file")
     return int(match[1])

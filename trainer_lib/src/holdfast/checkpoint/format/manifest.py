@@ -145,7 +145,7 @@ def decode_as(raw: bytes, name: CheckpointName) -> Manifest:
     """Parse the manifest of the checkpoint `name`. Raise `CorruptCheckpointError` if it is another's."""
     manifest = decode(raw)
     if manifest.name != name:
-        raise CorruptCheckpointError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.attempt_id}")
+        raise CorruptCheckpointError(f"MANIFEST.json belongs to step {manifest.step}, attempt {manifest.attempt_id}")
     return manifest
 
 
@@ -163,20 +163,20 @@ def decode(raw: bytes) -> Manifest:
         raise UnknownFormatError("MANIFEST.json was written by another program")
     texts = _texts(document)
     if _sealed(texts) != raw:
-        raise CorruptCheckpointError("MANIFEST.json: its own digest differs")
+        raise CorruptCheckpointError("MANIFEST.json: its own digest does not match")
     version, digest = document.get("version"), document.get("digest")
     known = type(version) is int and version in _KNOWN
     if document.get("format") != FORMAT or not known or digest != _digest_in_use():
         raise UnknownFormatError(
-            f"MANIFEST.json is of format {document.get('format')!r}, version {version!r}, digest {digest!r}; "
-            f"this release reads {FORMAT!r}, versions {VERSION} to {BOXED_VERSION}, "
-            f"digest {_digest_in_use()!r}: use a newer holdfast"
+            f"MANIFEST.json has format {document.get('format')!r}, version {version!r}, digest {digest!r}; "
+            f"this release reads {FORMAT!r}, versions {VERSION} to {BOXED_VERSION}, digest "
+            f"{_digest_in_use()!r}: use a newer holdfast"
         )
     manifest = _read(document, texts)
     check(manifest)
     if manifest.version != version:
         raise CorruptCheckpointError(
-            f"MANIFEST.json is of version {version}, and says what version {manifest.version} is for"
+            f"MANIFEST.json has version {version}, but contains fields of version {manifest.version}"
         )
     return manifest
 
@@ -198,7 +198,7 @@ def _unsealed(raw: bytes) -> CorruptCheckpointError | UnknownFormatError:
     ours = raw.startswith(_BEGINNING) or FORMAT.encode() in raw or _SEAL.encode() in raw
     if not ours and raw[:1] == b"{" and raw[-64:].rstrip()[-1:] == b"}":
         return UnknownFormatError("MANIFEST.json was written by another program")
-    return CorruptCheckpointError("MANIFEST.json: its own digest differs")
+    return CorruptCheckpointError("MANIFEST.json: its own digest does not match")
 
 
 def _seal(digest: str) -> bytes:
@@ -218,7 +218,7 @@ def _texts(document: Mapping[str, Any]) -> dict[str, str]:
     try:
         return {name: canonical(value) for name, value in document.items()}
     except (ValueError, RecursionError) as error:
-        raise CorruptCheckpointError(f"MANIFEST.json holds what no manifest does: {error}") from error
+        raise CorruptCheckpointError(f"MANIFEST.json is not valid: {error}") from error
 
 
 def _parse(raw: bytes) -> dict[str, Any]:
@@ -259,12 +259,12 @@ def _read(document: Mapping[str, Any], texts: Mapping[str, str]) -> Manifest:
 
 def _with_objects(state: Any) -> Any:
     if not isinstance(state.get("objects", {}), dict):
-        raise TypeError("its objects are no JSON object")
+        raise TypeError("its objects are not a JSON object")
     return state
 
 
 def _commit(value: Any) -> str | None:
     name = None if value is None else parse_commit(string(value))
     if value is not None and (name is None or name.staging or str(name) != value):
-        raise ValueError("its parent is no commit's name")
+        raise ValueError("its parent is not the name of a checkpoint")
     return None if name is None else str(name)

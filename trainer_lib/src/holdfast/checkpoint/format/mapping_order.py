@@ -61,8 +61,8 @@ def too_much(trees: Iterable[tuple[str, Any]]) -> str:
     sizes = sorted(((text_bytes(tree), name) for name, tree in trees), reverse=True)
     told = ", ".join(f"{name} ({nbytes / 1e6:.3g} MB)" for nbytes, name in sizes[:_NAMED])
     return (
-        f"{len(sizes)} values that are no tensors are kept in it; the largest are {told}. Keep large values as "
-        "tensors: bytes as torch.frombuffer(bytearray(value), dtype=torch.uint8)"
+        f"{len(sizes)} values that are not tensors are kept in it; the largest are {told}. Keep large "
+        "values as tensors, for example bytes as torch.frombuffer(bytearray(value), dtype=torch.uint8)"
     )
 
 

@@ -27,7 +27,7 @@ VALUES: Final = "~values"
 def whole_number(value: Any) -> int:
     """Return a JSON number of bytes or similar unchanged. Raise `ValueError` for anything else."""
     if type(value) is not int or not 0 <= value <= _MOST:
-        raise ValueError(f"{str(value)[:40]!r} is no such number")
+        raise ValueError(f"{str(value)[:40]!r} is not a valid number")
     return value
 
 
@@ -50,7 +50,7 @@ def listed(value: Any) -> list[Any]:
 
 def _bound(value: Any) -> float:
     if type(value) is not float or not 0 < value <= LARGEST_THRESHOLD:
-        raise ValueError(f"{str(value)[:40]!r} bounds nothing")
+        raise ValueError(f"{str(value)[:40]!r} is not a valid bound")
     return value
 
 

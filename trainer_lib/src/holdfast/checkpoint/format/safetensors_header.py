@@ -59,7 +59,9 @@ def header_bytes(start: bytes | bytearray | memoryview, nbytes: int) -> int:
         raise CorruptCheckpointError(f"{nbytes} bytes are too few for a safetensors file")
     length = int.from_bytes(start[:LENGTH_BYTES], "little")
     if length > min(LARGEST, nbytes - LENGTH_BYTES):
-        raise CorruptCheckpointError(f"its header claims {length} bytes, in a file of {nbytes}")
+        raise CorruptCheckpointError(
+            f"its header has {length} bytes according to its length field, but the file has {nbytes}"
+        )
     return LENGTH_BYTES + length
 
 
@@ -70,13 +72,13 @@ def parse(start: bytes | bytearray | memoryview, nbytes: int) -> dict[str, Entry
     """
     begin = header_bytes(start, nbytes)
     if len(start) < begin:
-        raise CorruptCheckpointError("its header is not all there")
+        raise CorruptCheckpointError("its header is incomplete")
     try:
         raw = bytes(start[LENGTH_BYTES:begin])
         _check_shape(raw)
         table = json.loads(raw, object_pairs_hook=_unique)
         if not isinstance(table, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         _check_metadata(table.pop(METADATA, None))
         entries = {name: _entry(value, begin) for name, value in table.items()}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -97,7 +99,7 @@ def _check_shape(raw: bytes) -> None:
     for part in _outside_strings(raw):
         objects, lists = objects + part.count(b"{"), lists + part.count(b"[")
     if lists > 2 * objects or objects > 2 + len(raw) // _LEAST_ENTRY:
-        raise ValueError(f"{objects} objects and {lists} lists are no table of tensors")
+        raise ValueError(f"{objects} objects and {lists} lists are not a table of tensors")
 
 
 def _outside_strings(raw: bytes) -> Iterator[bytes]:
@@ -117,7 +119,7 @@ def _check_metadata(found: Any) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name comes twice")
+        raise ValueError("a name occurs twice")
     return found
 
 
@@ -137,7 +139,7 @@ def _check_cover(entries: Mapping[str, Entry], begin: int, nbytes: int) -> None:
             raise CorruptCheckpointError(f"its header leaves a gap or an overlap before {name[:80]!r}")
         position += entry.nbytes
     if position != nbytes:
-        raise CorruptCheckpointError(f"its header speaks of {position} bytes, and the file has {nbytes}")
+        raise CorruptCheckpointError(f"its header describes {position} bytes, and the file has {nbytes}")
 
 
 def check_header(file: str, start: bytes | bytearray | memoryview, manifest: Manifest) -> None:
@@ -160,7 +162,7 @@ def check_header(file: str, start: bytes | bytearray | memoryview, manifest: Man
         more = [name for name, entry in found - expected if entry.nbytes or name not in known]
         names = sorted(more + [name for name, _ in expected - found])
         if names:
-            raise CorruptCheckpointError(f"{file}: its header and MANIFEST.json disagree about {names[0][:80]!r}")
+            raise CorruptCheckpointError(f"{file}: its header and MANIFEST.json differ for {names[0][:80]!r}")
 
 
 def _entries(name: str, tensor: TensorRecord, file: str, *, stacked: bool) -> Iterator[tuple[str, Entry]]:

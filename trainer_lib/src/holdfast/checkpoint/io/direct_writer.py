@@ -164,7 +164,7 @@ class ImageWriter:
     def _leave(self) -> None:
         self.check()
         if self._stopped:
-            raise CheckpointError("the file was given up")
+            raise CheckpointError("the file was abandoned")
 
     def _write(self, begin: int) -> None:
         end = begin + aligned(self._filled(begin).nbytes)

@@ -201,7 +201,7 @@ def read_regular(path: Path, most: int) -> bytes:
     try:
         size = os.fstat(fd).st_size
         if size > most:
-            raise CorruptCheckpointError(f"{path.name}: {size} bytes are more than it can have")
+            raise CorruptCheckpointError(f"{path.name}: {size} bytes are more than the limit for this file")
         with open(fd, "rb", closefd=False) as file:
             return file.read(size)  # Python allocates as much memory as is requested
     finally:
@@ -214,7 +214,7 @@ def open_regular(path: Path) -> int:
     Raise `CorruptCheckpointError` if the file is a link, device or pipe, or if its folder is a link.
     """
     if path.parent.is_symlink():
-        raise CorruptCheckpointError(f"{path.parent.name} is a symbolic link, and no commit's folder is one")
+        raise CorruptCheckpointError(f"{path.parent.name} is a symbolic link, which a checkpoint's folder never is")
     return open_itself(path, os.O_RDONLY)
 
 
@@ -225,14 +225,14 @@ def open_itself(path: Path, access: int) -> int:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise CorruptCheckpointError(
-                f"{path.name} is a symbolic link or a pipe, and no commit has one"
+                f"{path.name} is a symbolic link or a pipe, which a checkpoint never contains"
             ) from error
         if error.errno == errno.EISDIR:
-            raise CorruptCheckpointError(f"{path.name} is no regular file") from error
+            raise CorruptCheckpointError(f"{path.name} is not a regular file") from error
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise CorruptCheckpointError(f"{path.name} is no regular file")
+        raise CorruptCheckpointError(f"{path.name} is not a regular file")
     return fd
 
 

@@ -71,7 +71,7 @@ class Arena:
         try:
             self._grow(nbytes)
         except (OSError, MemoryError) as error:
-            _log.warning("there is no memory for a checkpoint of %d bytes yet: %s", nbytes, error)
+            _log.warning("no memory is available yet for a checkpoint of %d bytes: %s", nbytes, error)
 
     def _grow(self, nbytes: int) -> None:
         self._memory = memoryview(b"")  # release the old memory first

@@ -155,11 +155,11 @@ class Cadence:
         Only one checkpoint is written at a time. Apart from that, the interval is at most `MOST_SECONDS`.
         """
         if not self._stalls:
-            return self._chosen(FIRST_SECONDS, "no commit has been measured yet")
+            return self._chosen(FIRST_SECONDS, "no checkpoint has been measured yet")
         stall, write = statistics.median(self._stalls), statistics.median(self._writes)
         best = optimum(stall, mtbf)
         seconds = max(LEAST_SECONDS, min(MOST_SECONDS, best), write)
-        why = f"a commit stops training for {stall:.3f} s, a failure comes every {mtbf:.0f} s"
+        why = f"a checkpoint stops training for {stall:.3f} s, a failure occurs every {mtbf:.0f} s"
         if not math.isclose(seconds, best):
             why += f"; the optimum of {best:.1f} s is out of bounds"
         return self._chosen(seconds, why)

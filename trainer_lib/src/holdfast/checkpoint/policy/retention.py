@@ -68,8 +68,8 @@ class Rules:
                 best.append(Best(metric=found[1], highest=found[2] == "max", count=int(found[3] or 1)))
             else:
                 raise UsageError(
-                    f"retention rule {part!r}: give hours=N, daily=N, weekly=N or every=STEPS, each once, "
-                    "or best=METRIC:min or best=METRIC:max:N"
+                    f"invalid retention rule {part!r}: expected hours=N, daily=N, weekly=N or every=STEPS, "
+                    "each once, or best=METRIC:min or best=METRIC:max:N"
                 )
         return cls(**counts, best=tuple(best))
 
@@ -151,15 +151,18 @@ def decide(
         if reason:
             kept[str(entry.name)] = reason
     if uploading is not None:
-        kept.setdefault(str(uploading), "on its way to the object store")
+        kept.setdefault(str(uploading), "being copied to the object store")
     for one in spared:
-        kept.setdefault(str(one), "fenced only lately")
+        kept.setdefault(str(one), "fenced only recently")
     for name, reason in _wanted(line, rules, now):
         kept.setdefault(name, reason)
     if not others:
         for entry in entries:
             if entry.commit.job_uid not in (None, job_uid) and entry.name not in readable:
-                kept.setdefault(str(entry.name), f"another job's ({entry.commit.job_uid}): its line is not this one")
+                kept.setdefault(
+                    str(entry.name),
+                    f"belongs to another job ({entry.commit.job_uid}), which this job does not continue",
+                )
     for name, reason in _perhaps_needed(entries, kept):
         kept.setdefault(name, reason)
     _keep_parents(entries, kept)
@@ -196,7 +199,7 @@ def _must_stay(
     if keep_last < 1 or len(good) < keep_last:
         return f"only {len(good)} of the last {keep_last} are verified"
     if commit.attempt_id > own:
-        return f"of an attempt above {own}"
+        return f"from an attempt above {own}"
     if commit.name in readable and commit.step >= good[-1].step:
         return f"among the last {keep_last}"
     return ""
@@ -248,7 +251,7 @@ def _perhaps_needed(entries: Sequence[Entry], kept: Mapping[str, str]) -> list[t
     """
     wanted = [entry for entry in entries if entry.unread and str(entry.name) in kept]
     return [
-        (str(entry.name), f"{above.name} may stand on it: its manifest cannot be read")
+        (str(entry.name), f"{above.name} may depend on it: its manifest cannot be read")
         for above in wanted
         for entry in entries
         if entry.commit.attempt_id == above.commit.attempt_id and entry.commit.step < above.commit.step
@@ -262,5 +265,5 @@ def _keep_parents(entries: Iterable[Entry], kept: dict[str, str]) -> None:
     while waiting:
         name = waiting.pop()
         for parent in sorted(below.get(name, set()) - kept.keys()):
-            kept[parent] = f"{name} stands on it"
+            kept[parent] = f"{name} depends on it"
             waiting.append(parent)

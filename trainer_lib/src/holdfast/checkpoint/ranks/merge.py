@@ -63,8 +63,9 @@ def _specs(told: Sequence[RankReport]) -> dict[str, TensorSpec]:
             known = found.setdefault(name, part.spec)
             if known != part.spec:
                 raise StateError(
-                    f"{name} is {part.spec.dtype} of shape {part.spec.shape} on rank {rank}, and {known.dtype} of "
-                    f"shape {known.shape} on others: give what is not the same another name"
+                    f"{name} is {part.spec.dtype} of shape {part.spec.shape} on rank {rank}, and "
+                    f"{known.dtype} of shape {known.shape} on other ranks: use separate names for different "
+                    "tensors"
                 )
     return dict(sorted(found.items()))
 
@@ -78,13 +79,13 @@ def _objects(told: Sequence[RankReport]) -> dict[str, Any]:
             apart = set(tensors_in(known)) ^ set(tensors_in(tree))
             if apart:
                 raise StateError(
-                    f"{name} has other tensors on rank {rank} than on rank {first} ({min(apart)}): give the stages "
-                    f"of a pipeline names of their own, as in save(…, **{{f'stage{{rank}}': module}})"
+                    f"{name} has other tensors on rank {rank} than on rank {first} ({min(apart)}): use a separate "
+                    f"name for each pipeline stage, for example save(…, **{{f'stage{{rank}}': module}})"
                 )
             if without_order(tree) != without_order(known) or one.samples.get(name) != told[first].samples.get(name):
                 raise StateError(
-                    f"{name} has another state on rank {rank} than on rank {first}, of which one would be lost: give "
-                    f"what is each rank's own a name of its own, as in save(…, **{{f'{name}{{rank}}': …}})"
+                    f"{name} has another state on rank {rank} than on rank {first}, and one would be lost: use "
+                    f"a separate name for the state of each rank, for example save(…, **{{f'{name}{{rank}}': …}})"
                 )
     return {name: tree for name, (_, tree) in found.items()}
 
@@ -120,8 +121,8 @@ def _share_out(specs: Mapping[str, TensorSpec], told: Sequence[RankReport]) -> S
             boxes += [(Piece(spec=spec, start=box[0], shape=box[1]), ranks) for box, ranks in holders.items()]
         else:
             raise StateError(
-                f"the parts of {name} do not make up its shape {spec.shape}: ranks have {sorted(holders)}; give all "
-                "ranks of the mesh that it is placed on, or save part.full_tensor() instead"
+                f"the parts of {name} do not cover its shape {spec.shape}: ranks have {sorted(holders)}. "
+                "Pass all ranks of its mesh, or save part.full_tensor() instead"
             )
     for piece, ranks in sorted(boxes, key=lambda one: (-one[0].nbytes, one[0].spec.name, one[0].start)):
         rank = min(ranks, key=lambda one: (loads[one], one))

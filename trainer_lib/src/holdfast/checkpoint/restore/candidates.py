@@ -197,7 +197,7 @@ class Candidates:
         foreign = next((view.foreign for view in views if view.foreign), "")
         if foreign:
             raise UnknownFormatError(
-                f"{foreign}; nothing was changed: move it out of the folder to go on from an older commit"
+                f"{foreign}. Nothing was changed. To resume from an older checkpoint, move this one out of the folder"
             )
         error = next((view.error for view in views if view.error), "")
         if error:
@@ -214,14 +214,14 @@ class Candidates:
         faulty = {fault.url: fault.reason for fault in reversed(faults)}
         damage = [one.damage or one.error for one in outcomes if one.damage or one.error]
         if damage and self.another:
-            _log.warning("%s is not whole in memory (%s): the durable one is read", name, damage[0])
+            _log.warning("%s is not complete in memory (%s): the durable copy is read", name, damage[0])
         elif damage:
             self._lose(name, damage[0])
         elif self.exchange.rank == 0:
             used = ", ".join(dict.fromkeys(url for one in outcomes for url in one.used))
             _log.info("%s was read from %s", name, used)
             for url, reason in faulty.items():
-                _log.error("%s in %s is damaged (%s); another copy was used", name, url, reason)
+                _log.error("%s in %s is corrupt (%s); another copy was used", name, url, reason)
         return dict(reversed(faulty.items()))
 
     def condemn(self, name: CheckpointName, own: Sequence[Fault], faulty: Mapping[str, str]) -> None:
@@ -242,7 +242,10 @@ class Candidates:
         for store, name, reason in self.aside:
             if theirs:
                 _log.error(
-                    "%s in %s is damaged, as read here (%s): it is a job's, and stays", name, store.url, reason
+                    "this rank read %s in %s as corrupt (%s): it belongs to a job and is not moved",
+                    name,
+                    store.url,
+                    reason,
                 )
             else:
                 store.quarantine(name, reason)
@@ -266,7 +269,7 @@ class Candidates:
             raise DeletedError(name)
         self.lost.append(catalog.Quarantined(path=str(name), reason=reason))
         if self.exchange.rank == 0:
-            _log.error("%s is lost: no store has a good copy of all of it (%s)", name, reason)
+            _log.error("%s is lost: no store has a complete and valid copy (%s)", name, reason)
 
 
 def is_gone(store: CheckpointStore, name: CheckpointName) -> bool:

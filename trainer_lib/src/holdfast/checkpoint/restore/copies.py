@@ -79,7 +79,7 @@ class Copies:
             failed.append(source)
         if len(failed) == 1:
             raise failed[0].error
-        reasons = "; ".join(dict.fromkeys(fault.reason for fault in failed)) or f"{file}: no store in reach has it"
+        reasons = "; ".join(dict.fromkeys(fault.reason for fault in failed)) or f"{file}: no reachable store has it"
         raise CorruptCheckpointError(reasons) if all(fault.lost for fault in failed) else CheckpointError(reasons)
 
     def require(self, file: str) -> None:
@@ -143,7 +143,7 @@ def _twice(source: Source, act: Look) -> None:
         if forget is not None:
             forget()
         act(source)
-        _log.warning("%s; read again it is right: it was flipped on its way here", error)
+        _log.warning("%s; the second read returned correct bytes: the first transfer corrupted them", error)
 
 
 def _fault(copy: int, file: str, error: CheckpointError, *, absent: bool = False) -> Fault:

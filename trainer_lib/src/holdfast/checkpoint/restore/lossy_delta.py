@@ -27,7 +27,7 @@ def told(manifest: Manifest) -> str:
     bounds = manifest.bounds
     if not bounds:
         return ""
-    within = f"within {max(bounds.values()):g} of what was saved"
+    within = f"within {max(bounds.values()):g} of the saved value"
     if len(bounds) == len(manifest.tensors):
         return f"all tensors are {within}"
     return f"{len(bounds)} of {len(manifest.tensors)} tensors are {within}, the others are exact"
@@ -95,7 +95,7 @@ def checked(one: Wanted) -> NDArray[Any]:
     places = np.frombuffer(one.places, "<u4") if one.places.nbytes else np.empty(0, "<u4")
     if len(places) and (np.any(places[1:] <= places[:-1]) or places[-1] >= math.prod(patch.shape)):
         raise CorruptCheckpointError(
-            f"{patch.file}: the patch at {patch.places} names no elements of its rows in order"
+            f"{patch.file}: the patch at {patch.places} does not name elements of its rows in order"
         )
     return places
 

@@ -73,7 +73,7 @@ class RankReader:
             self._error = str(trouble)
         out_of_reach = {fault.copy: fault.reason for fault in self._copies.faults if not fault.lost}
         for copy, reason in out_of_reach.items():
-            _log.warning("%s was passed over: %s", self._stores[copy].url, reason)
+            _log.warning("%s was skipped: %s", self._stores[copy].url, reason)
 
     @property
     def faults(self) -> tuple[Fault, ...]:

@@ -142,10 +142,11 @@ def _looked(begin: Callable[[], Candidates], look: Callable[[Candidates], _Found
         except DeletedError as deleted:
             gone.append(str(deleted))
             if search.exchange.rank == 0:
-                _log.info("%s was deleted while it was read: the newest commit is looked for again", deleted)
+                _log.info("%s was deleted while it was read: searching for the newest checkpoint again", deleted)
     raise CheckpointError(
-        f"{', '.join(gone)} were deleted while they were read, one after the other; nothing was changed: let the job "
-        "that commits there keep more of them (keep_last, checkpoint.retention.keepLast), or read a copy"
+        f"{', '.join(gone)} were deleted while they were read, one after the other. Nothing was changed. "
+        "Keep more checkpoints in the job that saves there (keep_last, checkpoint.retention.keepLast), or "
+        "read a copy"
     )
 
 
@@ -188,8 +189,9 @@ def none_whole(found: Restored, urls: Sequence[str]) -> str:
     more = f"; and {len(found.stuck) - _TOLD} more" if len(found.stuck) > _TOLD else ""
     aside = " and ".join(f"'holdfast checkpoints verify {url} --quarantine'" for url in urls)
     return (
-        f"no commit in {' or '.join(urls)} is whole: {bad}{more}. Nothing was moved or deleted, and nobody begins "
-        f"anew over them. Mend the storage, or move what is damaged into quarantine/ with {aside}, and start again"
+        f"no complete checkpoint in {' or '.join(urls)}: {bad}{more}. Nothing was moved or deleted, and "
+        "training will not start over. Repair the storage, or move the corrupt checkpoints into "
+        f"quarantine/ with {aside}, and start again"
     )
 
 
@@ -207,11 +209,15 @@ def _confirmed(name: CheckpointName, outcomes: list[Outcome], own: RankReader, e
     found = suspects(outcomes, cleared)
     if found:
         raise SuspectError(
-            f"{name}: {'; '.join(found)}: memory, network or page cache there are suspect, and no commit was moved; "
-            "keep the job off that machine, and start again"
+            f"{name}: {'; '.join(found)}. Memory, network or page cache of that machine are suspect, and no "
+            "checkpoint was moved. Keep the job off that machine, and start again"
         )
     if cleared and exchange.rank == 0:
-        _log.warning("%s: what others read well was read badly, and then had from other copies: %s", name, [*cleared])
+        _log.warning(
+            "%s: this rank read corrupt bytes that other ranks read correctly, and used other copies: %s",
+            name,
+            [*cleared],
+        )
     return [one.without(cleared) for one in outcomes]
 
 

@@ -39,7 +39,7 @@ def transfer(
         with store.open(name, file) as source:
             written = incoming.write(file, _verified(file, source, record, pace))
         if written != record:
-            raise CorruptCheckpointError(f"{file} did not arrive as it was sent")
+            raise CorruptCheckpointError(f"{file} was corrupted in transfer")
         slices = read_slices(partial(store.open, name), file)
         if decode(slices, record) is not None:
             incoming.write(slices_file(file), [slices])

@@ -100,7 +100,7 @@ class Saving:
         if self._outcome.error is not None:
             raise self._outcome.error
         if self._outcome.result is None:
-            raise AssertionError("the save is still on its way")
+            raise AssertionError("the save is still in progress")
         return self._outcome.result
 
 

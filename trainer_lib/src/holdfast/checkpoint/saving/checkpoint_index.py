@@ -56,7 +56,7 @@ class Ages:
         except (CorruptCheckpointError, UnknownFormatError) as error:
             if name not in self._told:
                 self._told.add(name)
-                _log.warning("retention leaves %s alone: %s", name, error)
+                _log.warning("retention does not delete %s: %s", name, error)
             return Entry(commit=Commit.named(name)), {}
         commit = Commit.named(name, manifest.job_uid, manifest.publication)
         entry = Entry(

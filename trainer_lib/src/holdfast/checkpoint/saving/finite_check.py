@@ -55,8 +55,8 @@ class Inspection:
             one = self._ranges[self._next]
             if not _is_finite(block[max(one.begin, begin) - begin : min(one.end, end) - begin], one.dtype):
                 raise NonFiniteWeightsError(
-                    f"{one.name} holds values that are not finite, so this checkpoint is not published, and those "
-                    "before it stay: look for what made them so, and lower the learning rate"
+                    f"{one.name} holds values that are not finite. This checkpoint is not published, and "
+                    "earlier ones are kept. Find the cause of these values, and lower the learning rate"
                 )
             if one.end > end:
                 return

@@ -228,7 +228,8 @@ class Chain:
     def __post_init__(self) -> None:
         if not 2 <= self.every <= MOST_FULL_EVERY:
             raise UsageError(
-                f"a full commit every {self.every}: give 2 to {MOST_FULL_EVERY}, or 1 for full ones only"
+                f"invalid value {self.every} for full_every: expected 2 to {MOST_FULL_EVERY}, or 1 for full "
+                "checkpoints only"
             )
         self._bases = lossy_delta.Bases(threshold=lossy_delta.threshold(self.threshold))
 

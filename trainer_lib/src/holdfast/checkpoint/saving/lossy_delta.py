@@ -33,8 +33,8 @@ def threshold(value: float) -> float:
     """Return the threshold as a float. Raise `UsageError` if it is not valid. 0 means that nothing is lost."""
     if not 0 <= value <= LARGEST_THRESHOLD:
         raise UsageError(
-            f"a delta threshold of {value}: give by how much a restored weight may differ from the saved one, "
-            f"at most {LARGEST_THRESHOLD:g}, or 0 for exact commits only"
+            f"invalid delta threshold {value}: expected the largest difference between a restored and a "
+            f"saved weight, at most {LARGEST_THRESHOLD:g}, or 0 for exact checkpoints only"
         )
     return float(value)
 

@@ -60,7 +60,7 @@ def commit(
             discard(root, own_begun.staging)
         raise
     if begun.exists:
-        return SaveResult(committed=True, message="this attempt has committed this step already", existed=True)
+        return SaveResult(committed=True, message="this attempt has saved this step already", existed=True)
     if begun.trouble:
         return SaveResult(committed=False, message=begun.trouble.error, cause=begun.trouble.cause)
     try:
@@ -131,7 +131,7 @@ def write_share(
             inspect=Inspection(own, snapshot.weights).update,
         )
     except MemoryError:
-        lacks = f"rank {rank}: no memory for what changed since {links and links.parent}"
+        lacks = f"rank {rank}: no memory for the changes since {links and links.parent}"
         return RankWritten(trouble=Trouble.no_memory(lacks))
     except (OSError, CheckpointError) as error:
         return RankWritten(trouble=Trouble.of(error, rank))
@@ -167,7 +167,7 @@ def manifest_by(staged: Staged, written: Sequence[RankWritten], parent: Checkpoi
         plans = [staged.layouts.plan(snapshot.name, rank) for rank in range(len(written))]
         for rank, (own, part) in enumerate(zip(plans, written, strict=True)):
             if part.layout != _layout(own):
-                raise CheckpointError(f"rank {rank} saves tensors of other names or shapes than rank 0 expects of it")
+                raise CheckpointError(f"rank {rank} saves tensors with other names or shapes than rank 0 expects")
         records = staged.layouts.records(own.header for own in plans)
     else:
         exact = records_of(snapshot.specs, [part.chunks for part in written])

@@ -151,8 +151,9 @@ def check_stateful(objects: Mapping[str, Any]) -> None:
     for name, thing in objects.items():
         if not isinstance(thing, Stateful):
             raise StateError(
-                f"{name!r} is of type {type(thing).__name__}, which has no state_dict() and load_state_dict(): give "
-                f"the object itself, as in {name}=model and not {name}=model.state_dict()"
+                f"{name!r} is of type {type(thing).__name__}, which has no state_dict() and "
+                f"load_state_dict(): pass the object itself, for example {name}=model and not "
+                f"{name}=model.state_dict()"
             )
 
 
@@ -207,7 +208,7 @@ def check_savable(objects: Mapping[str, Stateful]) -> None:
     flat = flatten(objects)
     if text_bytes(flat.tree) > LARGEST:
         raise StateError(
-            f"no checkpoint can hold this: MANIFEST.json would have more than {LARGEST} bytes. "
+            f"a checkpoint cannot hold this: MANIFEST.json would have more than {LARGEST} bytes. "
             f"{too_much(parts(flat.tree))} in its state_dict()"
         )
     for name, thing in objects.items():
@@ -233,7 +234,9 @@ class _Encoder:
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
         if len(path) > _DEEPEST:
-            raise StateError(f"{'.'.join(path[:5])}… is more than {_DEEPEST} deep: does it hold itself? {MEND}")
+            raise StateError(
+                f"{'.'.join(path[:5])}… is more than {_DEEPEST} levels deep: does it contain itself? {MEND}"
+            )
         if isinstance(value, torch.Tensor):
             return self._reference(value, path)
         if value is None or (isinstance(value, bool) and not isinstance(value, enum.Enum)):

@@ -30,7 +30,7 @@ SHOWN: Final = 10
 
 Tensors = Callable[[str], torch.Tensor]
 _EXTRA: Final = "_extra_state"
-_MEND: Final = "build the objects as they were when the checkpoint was made, or start in an empty checkpoint folder"
+_MEND: Final = "create the objects as they were when the checkpoint was saved, or use an empty checkpoint folder"
 
 
 def load_into(
@@ -83,8 +83,8 @@ def tell(other: Sequence[str]) -> None:
     """Log which settings of the script the checkpoint replaces."""
     if other:
         _log.warning(
-            "settings of the checkpoint replace those of the script; to train with the script's, set them after "
-            "load() or job.manage(): %s",
+            "settings of the checkpoint replace those of the script. To train with the script's settings, "
+            "set them after load() or job.manage(): %s",
             "; ".join(other),
         )
 
@@ -130,7 +130,7 @@ def _is_torchs(thing: Any) -> bool:
 
 
 def _misfit(name: str, error: Exception) -> StateError:
-    return StateError(f"the saved state of {name!r} does not fit the object that was given ({error!r}): {_MEND}")
+    return StateError(f"the saved state of {name!r} does not fit the object that was passed ({error!r}): {_MEND}")
 
 
 def _remember(thing: Stateful) -> Callable[[], None]:
@@ -153,7 +153,7 @@ def _remember(thing: Stateful) -> Callable[[], None]:
         try:
             thing.load_state_dict(before)
         except Exception as error:  # noqa: BLE001  (as above; the other objects must still be restored)
-            _log.warning("%s could not be given back the state that it had: %s", type(thing).__name__, error)
+            _log.warning("the earlier state of %s could not be restored: %s", type(thing).__name__, error)
 
     return back
 
@@ -165,18 +165,18 @@ def _check_objects(objects: Mapping[str, Stateful], tree: Mapping[str, Any], *, 
     missing = sorted(objects.keys() - tree.keys())
     if missing and not tree:
         raise StateError(
-            f"the checkpoint holds no objects, and {missing} were asked for, so nothing was loaded. If "
-            "torch.distributed.checkpoint made it, read it with dcp.load(state, storage_reader="
-            "holdfast.checkpoint.dcp.StorageReader(folder))"
+            f"the checkpoint holds no objects, and {missing} were requested, so nothing was loaded. If "
+            "torch.distributed.checkpoint saved it, read it with dcp.load(state, "
+            "storage_reader=holdfast.checkpoint.dcp.StorageReader(folder))"
         )
     if partly and missing:
         raise StateError(
-            f"the checkpoint holds {sorted(tree)}, and load() was given {missing}: give the names that were saved"
+            f"the checkpoint holds {sorted(tree)}, but load() received {missing}: pass the names that were saved"
         )
     if not partly and set(objects) != set(tree):
         raise StateError(
-            f"the checkpoint holds {sorted(tree)}, and manage() was given {sorted(objects)}: "
-            "give the same objects under the same names, or start in an empty checkpoint folder"
+            f"the checkpoint holds {sorted(tree)}, but manage() received {sorted(objects)}: pass the same "
+            "objects with the same names, or use an empty checkpoint folder"
         )
 
 
@@ -187,11 +187,11 @@ def _check_fit(objects: Mapping[str, Stateful], tree: Mapping[str, Any], tensor:
         if _is_torchs(thing):
             told += [f"{name}: {line}" for line in _misfits(name, thing, tree[name], blank, named)]
         if isinstance(thing, torch.nn.Module):
-            apart = _some("one tensor here, and several in the checkpoint", list(_apart(thing, tree[name], tensor)))
+            apart = _some("one tensor here, but several in the checkpoint", list(_apart(thing, tree[name], tensor)))
             told += [f"{name}: {line}" for line in apart]
     if told:
         lines = "\n  ".join(told)
-        raise StateError(f"the checkpoint does not fit, and nothing of it was loaded:\n  {lines}\n{_MEND}")
+        raise StateError(f"the checkpoint does not fit, and nothing was loaded from it:\n  {lines}\n{_MEND}")
 
 
 def _misfits(name: str, thing: Any, tree: Any, blank: Tensors, named: Mapping[int, str]) -> list[str]:
@@ -220,7 +220,7 @@ def _module_misfits(module: torch.nn.Module, saved: Mapping[str, Any]) -> Iterat
         yield from _some("unexpected in the checkpoint", [here[name] for name in here if name not in live])
         if not live.keys() <= known:
             yield from _prefixed(module, saved, live)
-    yield from _some("on the meta device, and not in the checkpoint", sorted(_unfilled(module, here)))
+    yield from _some("on the meta device, but not in the checkpoint", sorted(_unfilled(module, here)))
     pairs = [(name, saved[name], live[own[name]]) for name in saved if own[name] in live]
     pairs = [(name, one, other) for name, one, other in pairs if not name.endswith(_EXTRA)]
     both = [(name, one, other) for name, one, other in pairs if _tensors(one, other) == 2]
@@ -236,8 +236,9 @@ def _prefixed(module: torch.nn.Module, saved: Collection[str], live: Mapping[str
         bare = own_names(module, {name.removeprefix(prefix): None for name in saved})
         if live.keys() == {*bare.values()}:
             yield (
-                f"all names in the checkpoint begin with {prefix!r}, and without it they fit: if the checkpoint was "
-                f"converted from a file, convert that again with --strip-prefix {prefix}"
+                f"all names in the checkpoint begin with {prefix!r}, and without this prefix they fit: if "
+                "the checkpoint was converted from a file, convert the file again with --strip-prefix "
+                f"{prefix}"
             )
 
 
@@ -304,7 +305,7 @@ def _renames(module: torch.nn.Module) -> bool:
 def _optimizer_misfits(optimizer: torch.optim.Optimizer, saved: Any, named: Mapping[int, str]) -> Iterator[str]:
     if not optimizer_state.is_state(saved):
         if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
-            yield "no state that an optimizer has in the checkpoint"
+            yield "no optimizer state in the checkpoint"
         return  # the class has its own form of state
     here = [len(group["params"]) for group in optimizer.param_groups]
     there = [len(group["params"]) for group in saved["param_groups"]]
@@ -314,13 +315,13 @@ def _optimizer_misfits(optimizer: torch.optim.Optimizer, saved: Any, named: Mapp
     names = saved.get(optimizer_state.NAMES)
     if names is not None:
         moved = list(_moved(_flat(names), _flat(optimizer_state.names_in(optimizer, named))))
-        yield from _some("other parameters in the checkpoint, or in another order", moved)
+        yield from _some("other parameters in the checkpoint, or a different order", moved)
     kind, other = optimizer_state.kind(optimizer), saved.get(optimizer_state.KIND)
     if kind is not None and other is not None and kind != other:
-        yield f"of the kind {other} in the checkpoint, and of the kind {kind} here"
+        yield f"kind {other} in the checkpoint, and kind {kind} here"
         return
     unset = optimizer_state.unset(optimizer, saved["param_groups"])
-    yield from _some(f"of another kind than {type(optimizer).__name__}, as its groups lack settings", unset)
+    yield from _some(f"not a state of {type(optimizer).__name__}, because its groups lack settings", unset)
     places = [id(one) for group in optimizer.param_groups for one in group["params"]]
     differ = [
         f"{key} of {named.get(id(one), f'parameter {places.index(id(one))}')} {_shape(value)} in the checkpoint, "
@@ -340,7 +341,7 @@ def _moved(there: Sequence[str | None], here: Sequence[str | None]) -> Iterator[
     for one, other in zip(there, here, strict=True):
         told = (one is not None and other is not None) or one in both or other in both
         if one != other and told:
-            yield f"{one or 'one of no module'} where {other or 'one of no module'} is here"
+            yield f"{one or 'one of no module'} in the checkpoint, and {other or 'one of no module'} here"
 
 
 def _flat(names: Iterable[Iterable[str | None]]) -> list[str | None]:

@@ -53,7 +53,9 @@ def _cut(whole: torch.Tensor, live: Any) -> torch.Tensor:
 
     chunks = live.__create_chunk_list__()
     if len(chunks) != 1:
-        raise StateError(f"a tensor of shape {tuple(live.shape)} lies here in {len(chunks)} pieces, and not in one")
+        raise StateError(
+            f"a tensor of shape {tuple(live.shape)} is in {len(chunks)} pieces on this rank, and not in one"
+        )
     box = tuple(slice(begin, begin + size) for begin, size in zip(chunks[0].offsets, chunks[0].sizes, strict=True))
     part = whole[box].clone().to(live.device)
     return DTensor.from_local(

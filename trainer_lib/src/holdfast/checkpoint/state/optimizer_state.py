@@ -134,7 +134,7 @@ def unset(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> lis
         copied = _understudy(optimizer, {id(optimizer.state): defaultdict(dict)})
         copied.load_state_dict({"state": {}, "param_groups": groups})
     except Exception as error:  # noqa: BLE001  (as above)
-        _log.debug("whether %s takes the saved groups cannot be told: %s", type(optimizer).__name__, error)
+        _log.debug("whether %s accepts the saved groups cannot be determined: %s", type(optimizer).__name__, error)
         return []
     return sorted({key for group in copied.param_groups for key in wanted - group.keys()})
 

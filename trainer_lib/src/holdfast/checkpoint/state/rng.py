@@ -85,7 +85,7 @@ def read(captured: Any) -> States:
         torch.Generator().set_state(states.cpu)
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise StateError(
-            f"the saved states of the random generators are none ({error!r}): use an older commit"
+            f"the saved states of the random generators are not valid ({error!r}): use an older checkpoint"
         ) from error
     return states
 

@@ -23,7 +23,7 @@ def check_name(name: str) -> str:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise StateError(f"the name {name!r} is no Unicode text: give the object another one") from None
+        raise StateError(f"the name {name!r} is not Unicode text: rename the object") from None
     return name
 
 
@@ -42,8 +42,8 @@ def plain_number(value: np.generic, path: tuple[str, ...]) -> Any:
     plain = isinstance(value, (np.integer, np.floating, np.bool_, np.str_, np.bytes_))
     if not plain or isinstance(value, (np.timedelta64, np.longdouble)):
         raise StateError(
-            f"{'.'.join(path)} is of NumPy's type {type(value).__name__}, which cannot be saved without pickle: have "
-            "str(value) in its state_dict(), and make it from that in load_state_dict()"
+            f"{'.'.join(path)} has NumPy's type {type(value).__name__}, which cannot be saved without "
+            "pickle: store str(value) in its state_dict(), and convert it back in load_state_dict()"
         )
     return value.item()
 
@@ -54,7 +54,7 @@ def checked_text(value: str, path: tuple[str, ...]) -> str:
         value.encode()
     except UnicodeEncodeError:
         raise StateError(
-            f"{'.'.join(path)} has {value!r}, which is no Unicode text: have bytes in its state_dict()"
+            f"{'.'.join(path)} has {value!r}, which is not Unicode text: store bytes in its state_dict()"
         ) from None
     return str(value)
 
@@ -63,8 +63,8 @@ def checked_integer(value: int, path: tuple[str, ...]) -> int:
     """Return the integer. Raise `StateError` if JSON parsers cannot read it."""
     if value.bit_length() > _INTEGER_BITS:
         raise StateError(
-            f"{'.'.join(path)} is an integer of {value.bit_length()} bits, more than JSON is read with: "
-            "have bytes in its state_dict()"
+            f"{'.'.join(path)} is an integer of {value.bit_length()} bits, more than JSON can be read with: "
+            "store bytes in its state_dict()"
         )
     return int(value)
 
@@ -73,20 +73,22 @@ def check_tensor(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
     """Raise `StateError` for a tensor that cannot be saved as it is."""
     if is_lazy(tensor):
         raise StateError(
-            f"{'.'.join(path)} has no shape yet: run a batch through its module before its state_dict() is asked for"
+            f"{'.'.join(path)} has no shape yet: run a batch through its module before you call its state_dict()"
         )
     if not _has_memory(tensor):
         raise StateError(
-            f"{'.'.join(path)} is a {type(tensor).__name__}, which is made of other tensors and has no memory of its "
-            "own: have a plain tensor (such as its dequantize()), or the tensors that it is made of, in its "
-            "state_dict(), or leave its module out of what is saved"
+            f"{'.'.join(path)} is a {type(tensor).__name__}, which consists of other tensors and has no "
+            "memory of its own: store a plain tensor (such as its dequantize()), or the tensors that it "
+            "consists of, in its state_dict(), or do not save its module"
         )
     if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise StateError(f"{'.'.join(path)} is not a dense tensor in memory, and only those can be saved: {MEND}")
+        raise StateError(
+            f"{'.'.join(path)} is not a dense tensor in memory, and only dense tensors can be saved: {MEND}"
+        )
     if tensor.dtype not in DTYPES:
         raise StateError(
-            f"{'.'.join(path)} is of dtype {tensor.dtype}, which is none of those that are saved "
-            f"({', '.join(sorted(TORCH_DTYPES))}): keep {_view(tensor.dtype)} in its place, which is as exact, "
+            f"{'.'.join(path)} has dtype {tensor.dtype}, which cannot be saved (supported: "
+            f"{', '.join(sorted(TORCH_DTYPES))}): store {_view(tensor.dtype)} instead, which is as exact, "
             "in a module's buffer or in a state_dict()"
         )
 
@@ -112,8 +114,8 @@ def from_numpy(value: np.ndarray[Any, Any], path: tuple[str, ...]) -> torch.Tens
     """Return the array as a tensor. Raise `StateError` if it cannot be saved."""
     if isinstance(value, np.ma.MaskedArray):
         raise StateError(
-            f"{'.'.join(path)} is a NumPy array with a mask, which would be lost: have its data and its mask in the "
-            "state_dict(), an array each"
+            f"{'.'.join(path)} is a NumPy array with a mask, which would be lost: store its data and its "
+            "mask as separate arrays in the state_dict()"
         )
     try:
         tensor = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
@@ -121,8 +123,8 @@ def from_numpy(value: np.ndarray[Any, Any], path: tuple[str, ...]) -> torch.Tens
         tensor = None
     if tensor is None or tensor.dtype not in DTYPES:
         raise StateError(
-            f"{'.'.join(path)} is a NumPy array of dtype {value.dtype}, which is none of those that are saved "
-            f"({', '.join(sorted(TORCH_DTYPES))}): have {_numpy_view(value.dtype)} in its state_dict()"
+            f"{'.'.join(path)} is a NumPy array of dtype {value.dtype}, which cannot be saved (supported: "
+            f"{', '.join(sorted(TORCH_DTYPES))}): store {_numpy_view(value.dtype)} in its state_dict()"
         )
     return tensor
 
@@ -134,4 +136,4 @@ def _numpy_view(dtype: np.dtype[Any]) -> str:
     views = {"M": 'array.view("int64")', "m": 'array.view("int64")', "c": 'array.view("float64")'}
     if dtype.itemsize <= np.dtype(np.complex128).itemsize and dtype.kind in views:
         return f"{views[dtype.kind]}, and its dtype as a string,"
-    return "array.tolist(), of what can be saved,"
+    return "array.tolist(), if its items can be saved,"

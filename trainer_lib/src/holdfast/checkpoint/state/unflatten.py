@@ -59,7 +59,7 @@ def _unmark(mark: str, value: Any, tensor: Callable[[str], torch.Tensor], rows: 
             return float(value)
         case "$bytes":
             return base64.b64decode(value)
-    raise StateError(f"a checkpoint holds a value marked {mark!r}, which this release does not know")
+    raise StateError(f"the checkpoint holds a value marked {mark!r}, which this release does not know")
 
 
 def rows_in(tree: Any) -> Iterator[tuple[str, int]]:

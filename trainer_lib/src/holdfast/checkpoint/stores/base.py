@@ -163,4 +163,4 @@ def open_file(store: CheckpointStore, name: CheckpointName, file: str) -> Source
     except CorruptCheckpointError as error:
         if home == name:
             raise
-        raise CorruptCheckpointError(f"{home}, on which {name} stands: {error}") from error
+        raise CorruptCheckpointError(f"{home}, on which {name} depends: {error}") from error

@@ -79,5 +79,5 @@ class FallbackStore:
             if not self._first.commits():
                 raise
             self._left_out = True
-            _log.warning("%s is left out: %s", self.url, error)
+            _log.warning("%s is skipped: %s", self.url, error)
             return ()

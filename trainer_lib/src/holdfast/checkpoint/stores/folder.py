@@ -164,7 +164,7 @@ class FolderStore:
         """Move a corrupt checkpoint to `quarantine/`, unless another one needs its intact part."""
         needing = needed_by(self, name)
         if needing is not None:
-            _log.error("%s is damaged (%s), and left where it is: %s stands on it", name, reason, needing)
+            _log.error("%s is corrupt (%s) and is not moved: %s depends on it", name, reason, needing)
             return False
         return catalog.quarantine(self._root, name, reason)
 

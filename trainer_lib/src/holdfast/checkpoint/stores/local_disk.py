@@ -64,7 +64,7 @@ class LocalStore(NodeStore):
     def open(self, name: CheckpointName, file: str) -> FolderSource:
         """Open one of its files, if a rank of this node wrote it."""
         if file != Path(file).name:
-            raise CorruptCheckpointError(f"{file!r} is no file of a commit")
+            raise CorruptCheckpointError(f"{file!r} is not a file of a checkpoint")
         for folder in self._having(name):
             if (folder / str(name) / file).exists():
                 return FolderSource(folder / str(name) / file)

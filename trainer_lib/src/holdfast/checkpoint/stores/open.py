@@ -41,12 +41,12 @@ def parted(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError as error:
         scheme, _, rest = url.partition("://")
-        raise UsageError(f"{scheme}://{rest.rpartition('@')[2]} is no URL: {error}") from error
+        raise UsageError(f"{scheme}://{rest.rpartition('@')[2]} is not a URL: {error}") from error
 
 
 def _folder(path: str) -> FolderStore:
     if not path:
         raise UsageError(
-            "a checkpoint folder has no name: give a path, file:///PATH, s3://BUCKET/PREFIX or another URL"
+            "the checkpoint folder is empty: pass a path, file:///PATH, s3://BUCKET/PREFIX or another URL"
         )
     return FolderStore(local_path(path))

@@ -298,13 +298,13 @@ def _made(staged: Staged, written: Sequence[RankWritten]) -> Made:
     """Return the manifest of all ranks' files, or the reason why there is none."""
     trouble = Trouble.among(part.trouble for part in written)
     if any(part.trouble.cause == FailureCause.FULL for part in written):
-        mend = ": make room on the node's disk, or leave checkpoint.local (--local-tier) out"
+        mend = ": free space on the node's disk, or leave checkpoint.local (--local-tier) out"
         return Made(trouble=replace(trouble, error=trouble.error + mend), full=True)
     try:
         if not trouble:
             raw = encode(manifest_by(staged, written))
             if len(raw) > LARGEST:
-                raise CheckpointError(f"a manifest of {len(raw)} bytes is more than the {LARGEST} that are read")
+                raise CheckpointError(f"a manifest of {len(raw)} bytes is more than the limit of {LARGEST}")
             return Made(manifest=raw.decode())
     except CheckpointError as error:
         trouble = Trouble.of(error, 0)

@@ -111,8 +111,9 @@ class MemoryTier:
         self._own(f"own-{world.local_rank}")
         if settings.peer_interval is not None and self._target is None and world.exchange.rank == 0:
             _log.warning(
-                "all workers are on node %s: nobody keeps copies of the memory tier on another one, and the loss of "
-                "this node loses its commits (elasticity or placement.topologyKey spreads workers over nodes)",
+                "all workers are on node %s: the memory tier has no copies on another node, and the loss "
+                "of this node loses its checkpoints (elasticity or placement.topologyKey spreads workers "
+                "over nodes)",
                 settings.me.node,
             )
 
@@ -235,7 +236,7 @@ class MemoryTier:
 
     def _stage(self, part: RankFiles) -> tuple[SlotWriter, RankWritten]:
         if self._slots is None:
-            raise CheckpointError("no world has lined up yet")
+            raise CheckpointError("no world has formed yet")
         writer = self._begin(self._slots, part.snapshot, part.room)
         files = part.write(writer)
         writer.stage()
@@ -253,7 +254,7 @@ class MemoryTier:
             try:
                 promised = peers.make_room(launcher, name, keep)
             except CheckpointError as error:
-                _log.debug("the launcher makes no room: %s", error)
+                _log.debug("the launcher frees no memory: %s", error)
                 promised = 0
             finally:
                 launcher.close()

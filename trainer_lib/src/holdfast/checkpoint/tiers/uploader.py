@@ -178,7 +178,9 @@ class Uploader:
         except CorruptCheckpointError as error:
             if name in self.source.commits():
                 return Outcome(name=name, cause=FailureCause.DAMAGED, message=str(error))
-            return Outcome(name=name, cause=FailureCause.GONE, message="it was deleted before it was copied whole")
+            return Outcome(
+                name=name, cause=FailureCause.GONE, message="it was deleted before it was copied completely"
+            )
         except CheckpointError as error:
             unreadable = isinstance(error.__cause__, OSError) and not isinstance(error, UnavailableError)
             cause = FailureCause.SOURCE if unreadable else cause_of(error)
@@ -238,14 +240,16 @@ class Uploader:
             incoming.publish(manifest)
         except CorruptCheckpointError as error:  # an unreachable store keeps its parts for the next try
             self._begun.pop(name).discard()
-            raise CorruptCheckpointError(f"{name} on the shared tier is not what was written: {error}") from error
+            raise CorruptCheckpointError(
+                f"{name} on the shared tier differs from what was written: {error}"
+            ) from error
         except OSError:
             self._begun.pop(name).discard()
             raise
         del self._begun[name]
         if lacking := {str(one) for one in below} - {str(one) for one in self.target.commits()}:
             self.target.delete(name)
-            raise _ReplacedError(f"{', '.join(sorted(lacking))}, on which it stands, was deleted meanwhile")
+            raise _ReplacedError(f"{', '.join(sorted(lacking))}, on which it depends, was deleted meanwhile")
         there.add(name)
         return before + sum(record.nbytes for record in manifest.own.values())
 

@@ -31,7 +31,9 @@ def parse_chaos(words: Sequence[str]) -> tuple[Plan, list[str]]:
         raise UsageError("holdfast chaos: no command to run; end with '-- python train.py'")
     specs = [(kind, text) for kind in Kind for text in getattr(known, str(kind)) or ()]
     if not specs and not known.rate:
-        raise UsageError("holdfast chaos: nothing to do; give faults, such as --kill rank=1,step=50, or --rate 2/min")
+        raise UsageError(
+            "holdfast chaos: no faults to inject: pass faults, for example --kill rank=1,step=50, or --rate 2/min"
+        )
     parse(["run", *rest, "--", *command])
     seed = secrets.randbelow(1 << 31) if known.seed is None else known.seed
     plan = make_plan(seed=seed, specs=specs, per_second=known.rate, kinds=known.faults)

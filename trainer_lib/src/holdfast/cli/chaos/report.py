@@ -41,13 +41,13 @@ def summary(costs: Sequence[Cost], *, seed: int, speaks: bool) -> str:
     lost = (
         _number(sum(cost.lost for cost in costs), "step") + " lost"
         if speaks
-        else "steps unknown: the script makes none with job.step"
+        else "steps unknown: the script does not call job.step"
     )
     return "\n".join(
         [
             *(line.rstrip() for line in padded),
             "",
-            f"{_number(len(costs), 'fault')}, {lost}; --seed {seed} does it again",
+            f"{_number(len(costs), 'fault')}, {lost}; --seed {seed} repeats it",
         ]
     )
 

@@ -50,7 +50,7 @@ def left_out(place: CheckpointLocation, wanted: Sequence[CheckpointName]) -> lis
     claims = place.store.claims()
     reasons = {name: fenced(place.store, name, claims) for name in wanted}
     return [
-        Uncopied(name=name, reason=f"{reason}; name {place.store.url}/{name} to copy it", damaged=False, fine=True)
+        Uncopied(name=name, reason=f"{reason}; pass {place.store.url}/{name} to copy it", damaged=False, fine=True)
         for name, reason in reasons.items()
         if reason
     ]
@@ -75,7 +75,7 @@ def copy_all(
     for name, below in order.items():
         lost = next((one for one in below if one in bad), None)
         if lost is not None:
-            bad[name] = _uncopied(source, name, CorruptCheckpointError(f"it stands on {lost}, which was not copied"))
+            bad[name] = _uncopied(source, name, CorruptCheckpointError(f"it depends on {lost}, which was not copied"))
             yield bad[name]
             continue
         try:
@@ -110,12 +110,13 @@ def copy(source: CheckpointStore, name: CheckpointName, target: Target, shown: P
     total = nbytes(manifest)
     if name in target.commits():
         if target.manifest(name) != manifest:
-            raise CheckpointError(f"{target.url} has another commit under the name {name}: nothing was changed")
+            raise CheckpointError(f"{target.url} has another checkpoint named {name}. Nothing was changed")
         verdict = verify(target, name)
         if verdict.damaged:
             raise CorruptCheckpointError(
-                f"{target.url} has {name} already, and it is damaged ({verdict.reason}): move it aside by "
-                f"'holdfast checkpoints verify {target.url}/{name} --quarantine', and copy again"
+                f"{target.url} has {name} already, and it is corrupt ({verdict.reason}): move it to "
+                f"quarantine with 'holdfast checkpoints verify {target.url}/{name} --quarantine', and copy "
+                "again"
             )
         shown.add(total)
         return Copied(name=name, nbytes=total, fresh=False)

@@ -55,7 +55,7 @@ def _part_here(store: CheckpointStore, name: CheckpointName, manifest: Manifest)
 
 def table(lines: Sequence[Row]) -> str:
     """Return the table of `ls`."""
-    head = ("STEP", "COMMIT", "MADE", "RANKS", "TENSORS", "SIZE", "STATE")
+    head = ("STEP", "CHECKPOINT", "CREATED", "RANKS", "TENSORS", "SIZE", "STATE")
     return aligned([head, *map(_cells, lines)], right=(0, 3, 4, 5))
 
 
@@ -127,14 +127,14 @@ def page(commit: Row) -> str:
     world = commit["world"]
     mesh = ", ".join(f"{name} {count}" for name, count in world["mesh"].items())
     head = [
-        ("commit", commit["commit"]),
+        ("checkpoint", commit["commit"]),
         ("tier", commit["tier"]),
         ("step", str(commit["step"])),
-        ("made", f"{commit['created']} by generation {commit['generation']}, attempt {commit['attempt']}"),
+        ("created", f"{commit['created']} by generation {commit['generation']}, attempt {commit['attempt']}"),
         ("job", f"{commit['jobUID'] or 'none'}, run {commit['runID'] or 'none'}"),
         ("world", f"{world['size']} ranks" + (f" ({mesh})" if mesh else "")),
-        ("parent", commit["parent"] or "none: it stands alone"),
-        *([("stands on", ", ".join(commit["standsOn"]))] if commit["standsOn"] else []),
+        ("parent", commit["parent"] or "none (full checkpoint)"),
+        *([("depends on", ", ".join(commit["standsOn"]))] if commit["standsOn"] else []),
         *([("not exact", commit["inexact"])] if commit["inexact"] else []),
         ("size", f"{format_size(commit['bytes'])} in {len(commit['files'])} files"),
         ("objects", ", ".join(commit["objects"]) or "none"),

@@ -74,7 +74,9 @@ def _ls(known: argparse.Namespace) -> Exit:
     lines = list_show.listed(place.store, every(place))
     document = {"tier": place.store.url, "commits": lines}
     _print(
-        document, lambda: list_show.table(lines) if lines else f"{place.store.url} has no commit", as_json=known.json
+        document,
+        lambda: list_show.table(lines) if lines else f"{place.store.url} has no checkpoint",
+        as_json=known.json,
     )
     return Exit.FINE
 
@@ -103,7 +105,7 @@ def _verify(known: argparse.Namespace) -> Exit:
         commits = [{**verdict.to_json(), "quarantined": moved} for verdict, moved in verdicts]
         print(json.dumps({"tier": place.store.url, "commits": commits}, indent=2))
     elif not names:
-        print(f"{place.store.url} has no commit")
+        print(f"{place.store.url} has no checkpoint")
     if any(verdict.damaged for verdict, _ in verdicts):
         return Exit.BAD
     unread = not verdicts or any(verdict.unknown for verdict, _ in verdicts)
@@ -116,10 +118,13 @@ def _told(verdict: Verification, *, moved: bool) -> str:
     if verdict.gone:
         return f"{verdict.name}: deleted while it was read"
     if verdict.whole:
-        return f"{verdict.name}: whole, {format_size(verdict.nbytes)} verified"
+        return f"{verdict.name}: complete, {format_size(verdict.nbytes)} verified"
     if not verdict.damaged:
-        return f"{verdict.name}: what is here is good, {format_size(verdict.nbytes)} verified{_unseen(verdict)}"
-    lines = [f"{verdict.name}: DAMAGED" + (", moved to quarantine" if moved else "") + _unseen(verdict)]
+        return (
+            f"{verdict.name}: the files on this node are good, {format_size(verdict.nbytes)} "
+            f"verified{_unseen(verdict)}"
+        )
+    lines = [f"{verdict.name}: CORRUPT" + (", moved to quarantine" if moved else "") + _unseen(verdict)]
     for damage in verdict.damages:
         lines.append(f"  {damage.reason}")
         lines.extend(f"    tensor {tensor}" for tensor in damage.tensors)
@@ -129,7 +134,7 @@ def _told(verdict: Verification, *, moved: bool) -> str:
 def _unseen(verdict: Verification) -> str:
     if not verdict.elsewhere:
         return ""
-    return f"; not known from here, as they lie on other nodes: {', '.join(verdict.elsewhere)}"
+    return f"; not verified, because they are on other nodes: {', '.join(verdict.elsewhere)}"
 
 
 def _diff(known: argparse.Namespace) -> Exit:
@@ -143,7 +148,7 @@ def _diff(known: argparse.Namespace) -> Exit:
 
 
 def _differs(document: dict[str, Any], found: Difference) -> str:
-    lines = [f"{document['before']} -> {document['after']}: {found.same} tensors are the same"]
+    lines = [f"{document['before']} -> {document['after']}: {found.same} tensors are equal"]
     for word in ("added", "missing", "shape", "dtype", "changed", "state"):
         lines.extend(f"  {word:8}{name}" for name in document[word])
     return "\n".join(lines)
@@ -153,10 +158,10 @@ def _copy(known: argparse.Namespace) -> Exit:
     source, there = find(known.source), find(known.target, fresh=True)
     target = there.changeable
     if there.name is not None:
-        raise UsageError(f"{known.target} is a commit's name: give the folder that is to hold it")
+        raise UsageError(f"{known.target} is the name of a checkpoint: pass the folder to copy to")
     wanted = every(source, known.step)
     if not wanted:
-        raise UsageError(f"{source.store.url} has no commit to copy")
+        raise UsageError(f"{source.store.url} has no checkpoint to copy")
     copied: list[Copied] = []
     left = left_out(source, wanted)
     passed = {one.name for one in left}
@@ -185,7 +190,7 @@ def _copy(known: argparse.Namespace) -> Exit:
 
 def _arrived(copied: Copied, url: str) -> str:
     if not copied.fresh:
-        return f"{copied.name}: was there already, and is whole"
+        return f"{copied.name}: exists already, and is complete"
     return f"{copied.name}: {format_size(copied.nbytes)} copied to {url} and verified"
 
 
@@ -193,7 +198,9 @@ def _prune(known: argparse.Namespace) -> Exit:
     place = find(known.where)
     store = place.changeable
     if place.name is not None or known.keep_last < 1:
-        raise UsageError("holdfast checkpoints prune: give the folder of the commits, and --keep-last of at least 1")
+        raise UsageError(
+            "holdfast checkpoints prune: pass the folder of the checkpoints, and --keep-last of at least 1"
+        )
     rules, now = Rules.parse(",".join(known.rule)), datetime.now(UTC)
     pruning = plan(store, rules, known.keep_last, now=now, others=known.others)
     if not known.dry_run:
@@ -204,18 +211,20 @@ def _prune(known: argparse.Namespace) -> Exit:
 
 
 def _pruned(pruning: Pruning, *, dry: bool) -> str:
-    word = "would go" if dry else "deleted"
+    word = "would be deleted" if dry else "deleted"
     rows = [(str(name), word if goes else "stays", reason) for name, goes, reason in pruning.lines]
-    damaged = [f"{name}: DAMAGED, and does not count: see holdfast checkpoints verify" for name in pruning.damaged]
-    left = [f"{name}: {word}, left by a save or deletion that was broken off" for name in pruning.leftovers]
-    return "\n".join([*damaged, list_show.aligned(rows) if rows else "no commit", *left])
+    damaged = [f"{name}: CORRUPT, and not counted: run holdfast checkpoints verify" for name in pruning.damaged]
+    left = [f"{name}: {word}, left by an interrupted save or deletion" for name in pruning.leftovers]
+    return "\n".join([*damaged, list_show.aligned(rows) if rows else "no checkpoint", *left])
 
 
 def _rewind(known: argparse.Namespace) -> Exit:
     place = find(known.where)
     store = place.changeable
     if place.name is not None or not isinstance(store, FolderStore):
-        raise UsageError("holdfast checkpoints rewind: give the job's own folder of commits, not a URL or one commit")
+        raise UsageError(
+            "holdfast checkpoints rewind: pass the job's own checkpoint folder, not a URL or a single checkpoint"
+        )
     root = Path(store.url)
     release = asyncio.run(hold(root, "holdfast checkpoints rewind", patience=0))
     try:
@@ -231,7 +240,7 @@ def _rewind(known: argparse.Namespace) -> Exit:
 
 def _rewound(rewinding: Rewinding, *, dry: bool) -> str:
     word = "would be moved" if dry else "moved"
-    moved = [f"{name}: {word} to quarantine/" for name in rewinding.newer] or ["no commit is newer"]
+    moved = [f"{name}: {word} to quarantine/" for name in rewinding.newer] or ["no checkpoint is newer"]
     return "\n".join([*moved, f"the job resumes from {rewinding.base}"])
 
 
@@ -247,7 +256,7 @@ def _convert(known: argparse.Namespace) -> Exit:
     )
     name = import_weights.commit(target, values, step=known.step, made=datetime.now(UTC))
     document = {"commit": str(name), "target": target.url, "objects": sorted(values)}
-    _print(document, lambda: f"{name}: made in {target.url} of {', '.join(sorted(values))}", as_json=known.json)
+    _print(document, lambda: f"{name}: created in {target.url} from {', '.join(sorted(values))}", as_json=known.json)
     return Exit.FINE
 
 

@@ -105,5 +105,5 @@ def _one(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _step(text: str) -> int:
     if not text.isascii() or not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a step: expected a whole number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a step: expected an integer")
     return int(text)

@@ -118,7 +118,9 @@ def _highest(entries: Sequence[Entry], newest: Claim | None) -> AttemptId:
 def carry_out(store: Target, pruning: Pruning) -> None:
     """Delete, unless an attempt has written a claim meanwhile: it may depend on any checkpoint."""
     if store.claims() != pruning.claims:
-        raise CheckpointError(f"{store.url}: an attempt has claimed meanwhile; nothing was deleted: try again")
+        raise CheckpointError(
+            f"{store.url}: an attempt has written a claim meanwhile. Nothing was deleted. Try again"
+        )
     for name in leaving(pruning.decisions):
         store.delete(name)
     root = _folder(store)

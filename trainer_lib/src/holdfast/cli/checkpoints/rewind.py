@@ -46,7 +46,9 @@ def plan(store: FolderStore, step: int) -> Rewinding:
     """
     claims = store.claims()
     if not claims:
-        raise UsageError(f"{store.url} has no claims, so no job resumes from it: load one of its commits by its step")
+        raise UsageError(
+            f"{store.url} has no claims, so no job resumes from it: load one of its checkpoints by its step"
+        )
     top = max(claims, key=lambda claim: claim.attempt_id)
     commits = [entry.commit for entry in Ages(store).look()]
     line = fencing.order(commits, claims, job_uid=top.job_uid)
@@ -72,8 +74,9 @@ def carry_out(root: Path, rewinding: Rewinding) -> None:
             catalog.set_aside(root, name, f"the job went back to {rewinding.base}")
         except OSError as error:
             raise CheckpointError(
-                f"the job resumes from {rewinding.base}, but {name} cannot be moved to quarantine ({error.strerror}):"
-                " copy it before the job trains on, since retention deletes it in time"
+                f"the job resumes from {rewinding.base}, but {name} cannot be moved to quarantine "
+                f"({error.strerror}). Copy it before the job continues training, because retention deletes "
+                "it later"
             ) from error
 
 
@@ -81,10 +84,12 @@ def _base(store: FolderStore, line: Sequence[Commit], step: int) -> CheckpointNa
     found = next((commit.name for commit in line if commit.step == step), None)
     if found is None:
         there = ", ".join(str(commit.step) for commit in reversed(line)) or "none"
-        raise UsageError(f"{store.url} has no commit of step {step} that the job would read; it has steps: {there}")
+        raise UsageError(
+            f"{store.url} has no checkpoint of step {step} that the job would read; it has steps: {there}"
+        )
     verdict = verify(store, found)
     if not verdict.whole:
         raise CorruptCheckpointError(
-            f"{found} is not whole, so nothing was changed: {verdict.reason or verdict.unknown}"
+            f"{found} is not complete: {verdict.reason or verdict.unknown}. Nothing was changed"
         )
     return found

@@ -76,7 +76,7 @@ class _Demo:
         try:
             self._course()
         except DemoError as lost:
-            self._say("FAILED", f"{lost}; the launchers said last:")
+            self._say("FAILED", f"{lost}; the last output of the launchers:")
             for number in range(COUNT):
                 _print(self._launchers.log(number))
         finally:
@@ -87,24 +87,24 @@ class _Demo:
 
     def _course(self) -> None:
         self._pace(_SLOW_SECONDS)
-        self._say("demo", f"{COUNT} launchers on this host, one rank each; nothing but this host is used")
+        self._say("demo", f"{COUNT} launchers on this host, one rank each; only this host is used")
         self._launchers.start(0)  # the first owns the endpoint; its loss would end the run
-        self._wait(lambda: bool(self._launchers.status(0)), "the first launcher does not come up")
+        self._wait(lambda: bool(self._launchers.status(0)), "the first launcher does not start")
         for number in range(1, COUNT):
             self._launchers.start(number)
         self._calm(time.monotonic(), "training never began", patience=READY_PATIENCE)
-        self._say("demo", "the job trains; each launcher gets a warm process ready")
+        self._say("demo", "the job trains; each launcher prepares a warm process")
         ready = self._launchers.stands_by
-        self._wait(lambda: all(map(ready, range(COUNT))), "no warm process stands by", patience=READY_PATIENCE)
+        self._wait(lambda: all(map(ready, range(COUNT))), "no warm process is on standby", patience=READY_PATIENCE)
         self._pace(_PACE_SECONDS)
-        self._say("demo", "from here on it is hurt on purpose")
+        self._say("demo", "from now on the demo injects faults")
         for promise, hurt in _FAULTS:
             self._outcomes.append(self._suffer(promise, hurt))
             if self._outcomes[-1].next_step is None:
                 raise DemoError(f"no step within {PATIENCE:.0f} s after: {promise.fault}")
             if promise is not SHRUNK:  # the next one is its end
                 self._calm(time.monotonic(), "the world of three did not come back")
-        self._say("demo", f"enough; the rest of {MAX_STEPS} steps without a pause")
+        self._say("demo", f"all faults are injected; the rest of {MAX_STEPS} steps runs without pauses")
         self._pace(0.0)
         self._over = True
         self._wait(lambda: None not in self._launchers.exit_codes(), "the job did not end", patience=READY_PATIENCE)
@@ -155,7 +155,7 @@ class _Demo:
 
     def kill_launcher(self) -> None:
         """Kill a launcher and its rank, like the loss of a machine."""
-        self._say("FAULT", "SIGKILL to launcher 2: its rank is gone with it")
+        self._say("FAULT", "SIGKILL to launcher 2: its rank ends with it")
         self._launchers.kill(2)
 
     def start_launcher(self) -> None:
@@ -199,7 +199,7 @@ class _Demo:
         for mark in self._trace.read():
             if mark.size != self._size:
                 self._size = mark.size
-                self._say("training", f"a world of {mark.size} makes step {mark.step}, loss {mark.loss or 0:.2f}")
+                self._say("training", f"a world of {mark.size} completes step {mark.step}, loss {mark.loss or 0:.2f}")
             if mark.step >= MAX_STEPS - _SCARCE_STEPS and not self._scarce and not self._over:
                 self._scarce = True
                 self._pace(_SCARCE_SECONDS)
@@ -230,7 +230,7 @@ class _Demo:
             Check(what=f"the job is complete: {MAX_STEPS} steps", held=codes == [0] * COUNT),
             Check(what=f"every sample exactly once ({audit['samples']} samples)", held=bool(audit["ok"])),
             Check(
-                what="it learned: loss {:.2f} -> {:.2f}".format(*((losses[0], losses[-1]) if losses else (0.0, 0.0))),
+                what="loss decreased: {:.2f} -> {:.2f}".format(*((losses[0], losses[-1]) if losses else (0.0, 0.0))),
                 held=bool(losses) and losses[-1] < losses[0],
             ),
         ]

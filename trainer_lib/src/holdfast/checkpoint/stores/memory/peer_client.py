@@ -138,10 +138,10 @@ class Peer:
             answer = str(wire.receive(GREETING_SECONDS).get("mac", ""))
         except (KeyError, CheckpointError, OSError, ValueError) as error:
             wire.close()
-            raise ConnectionError(f"it does not answer as a launcher of this job does: {error}") from error
+            raise ConnectionError(f"it does not answer like a launcher of this job: {error}") from error
         if not is_proof(answer, self._key, "server", theirs, mine):
             wire.close()
-            raise ConnectionError("it does not hold this job's key")
+            raise ConnectionError("it does not have this job's key")
         wire.limit, wire.until = MAX_MESSAGE, float("inf")
         return wire
 
@@ -190,9 +190,9 @@ class PeerStore(NodeStore):
         try:
             told = self._peer.ask({"op": "list", "jobs": self._jobs}).get("commits")
             if not isinstance(told, list):
-                raise CheckpointError(f"{self.url} lists no commits")
+                raise CheckpointError(f"{self.url} lists no checkpoints")
         except CheckpointError as error:
-            _log.warning("no commits from a neighbour's %s tier: %s", self._tier, error)
+            _log.warning("no checkpoints from a neighbour's %s tier: %s", self._tier, error)
             return ()
         return names(told)
 
@@ -222,7 +222,7 @@ class Copy(JsonFields):
 
     def __post_init__(self) -> None:
         if not _OWNER.fullmatch(self.owner) or not all(map(is_shard, self.files)):
-            raise ValueError("not a copy of a rank's part of a commit")
+            raise ValueError("not a copy of a rank's part of a checkpoint")
 
 
 def send(peer: Peer, copy: Copy, places: Sequence[FileRange], *, per_second: int | None = None) -> None:
@@ -256,7 +256,7 @@ def _bytes_in(answer: Mapping[str, Any]) -> int:
     try:
         return whole_number(answer["bytes"])
     except (KeyError, ValueError) as error:
-        raise CheckpointError(f"a neighbour's answer lacks a number of bytes: {error}") from error
+        raise CheckpointError(f"a neighbour's answer lacks a byte count: {error}") from error
 
 
 def names(texts: Iterable[Any]) -> tuple[CheckpointName, ...]:

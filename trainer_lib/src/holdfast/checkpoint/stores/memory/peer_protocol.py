@@ -119,7 +119,7 @@ class Wire:
                 raise TimeoutError from None
             return self._send_some(fd, offset, most)
         if not sent:
-            raise ConnectionError("it was cut off while it was sent")
+            raise ConnectionError("the connection was closed during the transfer")
         return sent
 
     def _wait_until(self, moment: float) -> None:

@@ -147,7 +147,7 @@ class PeerServer:
                 connection, address = self._socket.accept()
             except OSError as error:
                 if not self._closed:
-                    _log.warning("a connection to this launcher's memory could not be taken: %s", error)
+                    _log.warning("a connection to this launcher's memory could not be accepted: %s", error)
                     time.sleep(SLICE_SECONDS)  # out of descriptors: connections close after a while
                 continue
             self._admit(connection, str(address[0]))
@@ -203,7 +203,9 @@ class PeerServer:
         answer = wire.receive(GREETING_SECONDS)
         theirs = str(answer["nonce"])
         if not is_proof(str(answer["mac"]), key, "client", mine, theirs):
-            _log.error("a connection to this launcher's memory was refused: it does not hold this job's key")
+            _log.error(
+                "a connection to this launcher's memory was refused: the other side does not have this job's key"
+            )
             return False
         wire.send({"mac": proof(key, "server", mine, theirs)})
         return True
@@ -282,7 +284,7 @@ class _Session:
             case "room":
                 return {"bytes": self._server.make_room(_named(request).attempt_id, names(request["keep"]))}
             case other:
-                return {"error": f"{other!r} is nothing that this release does"}
+                return {"error": f"{other!r} is not a request that this release supports"}
 
     def _store(self, request: Mapping[str, Any]) -> Served:
         jobs = request["jobs"]
@@ -334,7 +336,7 @@ class _Session:
             chunk = waste[:length] if target is None else target[begin : begin + length]
             self._wire.receive_into(chunk)
             if target is not None and xxhash.xxh3_128_hexdigest(chunk) != record.chunks[index]:
-                trouble = f"chunk {index} did not arrive as it was sent"
+                trouble = f"chunk {index} was corrupted in transfer"
         return trouble
 
     def _seal(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -358,5 +360,5 @@ def _held(path: Path) -> CheckpointName | None:
 def _named(request: Mapping[str, Any]) -> CheckpointName:
     name = parse_commit(str(request["name"]))
     if name is None:
-        raise CorruptCheckpointError(f"{request['name']!r} is not the name of a commit")
+        raise CorruptCheckpointError(f"{request['name']!r} is not the name of a checkpoint")
     return name

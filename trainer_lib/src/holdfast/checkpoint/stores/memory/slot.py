@@ -129,7 +129,7 @@ class Slot:
         try:
             self.capacity = os.fstat(self.fd).st_size
             if self.capacity < PAGE:
-                raise CorruptCheckpointError(f"{path.name} is no slot")
+                raise CorruptCheckpointError(f"{path.name} is not a slot")
             # Mapped at once: the first access to each page costs more than the copy into it.
             kind = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
             access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
@@ -223,7 +223,7 @@ class Slot:
     def _switch(self, content: Content, sequence: int) -> None:
         raw = json.dumps(content.to_json(), separators=(",", ":")).encode()
         if _WORD + _DIGEST + len(raw) > _TABLE:
-            raise CheckpointError(f"the table of {content.name} does not fit its slot")
+            raise CheckpointError(f"the table of {content.name} does not fit in its slot")
         at = _TABLES[sequence // 2 % 2]
         head = len(raw).to_bytes(_WORD, "little") + _seal(raw, sequence)
         self.view[at : at + len(head) + len(raw)] = head + raw
@@ -279,7 +279,9 @@ def manifest_of(slot: Slot, content: Content) -> Manifest | None:
     if content.manifest is None:
         return None
     if content.manifest.nbytes > LARGEST:
-        raise CorruptCheckpointError(f"{MANIFEST}: {content.manifest.nbytes} bytes are more than it can have")
+        raise CorruptCheckpointError(
+            f"{MANIFEST}: {content.manifest.nbytes} bytes are more than the limit for this file"
+        )
     raw = bytearray(content.manifest.nbytes)
     slot.read(content, content.manifest, 0, memoryview(raw))
     return decode_as(bytes(raw), content.name)

@@ -29,7 +29,7 @@ class SlotWriter:
         """Return the buffer of one file, to be filled before `stage`."""
         at = -(-self._content.end // PADDING) * PADDING
         if at + nbytes > self._slot.capacity:
-            raise CheckpointError(f"{file} ({nbytes} bytes) does not fit the slot of {self._content.name}")
+            raise CheckpointError(f"{file} ({nbytes} bytes) does not fit in the slot of {self._content.name}")
         self._content = replace(self._content, files={**self._content.files, file: Extent(offset=at, nbytes=nbytes)})
         return self._slot.view[at : at + nbytes]
 
@@ -42,7 +42,7 @@ class SlotWriter:
             filled += data.nbytes
             digester.follow(target, filled)
         if filled != nbytes:
-            raise CheckpointError(f"{filled} bytes came for a file of {nbytes}")
+            raise CheckpointError(f"{filled} bytes arrived for a file of {nbytes}")
         return digester.record()
 
     def place(self, file: str) -> FileRange:
@@ -62,7 +62,7 @@ class SlotWriter:
         raw = encode(manifest)
         at = -(-self._content.end // PADDING) * PADDING
         if at + len(raw) > self._slot.capacity:
-            raise CheckpointError(f"the manifest of {self._content.name} does not fit its slot")
+            raise CheckpointError(f"the manifest of {self._content.name} does not fit in its slot")
         self._slot.view[at : at + len(raw)] = raw
         self._content = replace(self._content, manifest=Extent(offset=at, nbytes=len(raw)), copied=copied)
         self._slot.amend(self._content)

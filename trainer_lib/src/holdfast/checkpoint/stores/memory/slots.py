@@ -117,10 +117,11 @@ class SlotSet:
     def _too_small(self, need: int, why: str) -> NoRoomError:
         count = _NUMBERS.get(self.count, str(self.count))
         return NoRoomError(
-            f"the memory tier is too small: {self._owner} needs {count} slots of {format_size(padded(need))}, "
-            f"{format_size(self.count * padded(need))} in all, and {why}: raise checkpoint.memory.sizeLimit (or "
-            "--memory-tier PATH:SIZE, or the volume) to two slots for each rank of a worker, two more with copies "
-            "for a peer, and one more where only some commits are copied"
+            f"the memory tier is too small: {self._owner} needs {count} slots of "
+            f"{format_size(padded(need))}, {format_size(self.count * padded(need))} in all, and {why}. "
+            "Raise checkpoint.memory.sizeLimit (or --memory-tier PATH:SIZE, or the volume) to two slots "
+            "for each rank of a worker, two more with copies for a peer, and one more if only some "
+            "checkpoints are copied"
         )
 
     def _open(self, index: int) -> Slot | None:
@@ -153,6 +154,6 @@ def _locked(path: Path) -> int:
             if time.monotonic() > deadline:
                 os.close(fd)
                 raise CheckpointError(
-                    f"another process writes the slots of {path.stem}: end it, or give this one another folder"
+                    f"another process writes the slots of {path.stem}: end it, or use another folder for this process"
                 ) from None
             time.sleep(0.01)

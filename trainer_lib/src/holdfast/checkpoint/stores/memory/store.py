@@ -111,7 +111,7 @@ class MemoryStore(NodeStore):
                         slot.amend(replace(content, void=True))
         except (OSError, CheckpointError):
             return False
-        _log.error("%s is damaged in memory (%s): it is not read again", name, reason)
+        _log.error("%s is corrupt in memory (%s) and is not read again", name, reason)
         return True
 
     @contextlib.contextmanager

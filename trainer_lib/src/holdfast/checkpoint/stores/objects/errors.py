@@ -38,14 +38,15 @@ class Lack(StrEnum):
     """A feature that a server lacks, and its replacement."""
 
     CONDITIONS = (
-        "it does not honour If-None-Match: an object is looked for, written and read back instead. Give each job a "
-        "prefix of its own, because two that write in the same moment could overwrite each other's checkpoints"
+        "it does not support If-None-Match: Holdfast checks for an object, writes it and reads it back "
+        "instead. Use a separate prefix for each job, because two jobs that write at the same time could "
+        "overwrite each other's checkpoints"
     )
-    CRC64NVME = "it refuses CRC64NVME checksums of whole objects: SHA-256 of each part is compared instead"
+    CRC64NVME = "it refuses CRC64NVME checksums of complete objects: SHA-256 of each part is compared instead"
     DELETIONS = "it refuses DeleteObjects: objects are deleted one by one"
     UPLOADS = (
-        "it refuses ListMultipartUploads: interrupted uploads start over, and their parts stay. Give the bucket a "
-        "lifecycle rule that aborts incomplete multipart uploads"
+        "it refuses ListMultipartUploads: interrupted uploads start over, and their parts stay. Set a "
+        "lifecycle rule in the bucket that aborts incomplete multipart uploads"
     )
 
 
@@ -67,15 +68,15 @@ RETRIED: Final = frozenset({Kind.NETWORK, Kind.SERVER, Kind.THROTTLED, Kind.CORR
 OF_THE_JOB: Final = frozenset({Kind.CREDENTIALS, Kind.DENIED, Kind.NO_BUCKET, Kind.FULL})
 
 ADVICE: Final[Mapping[Kind, str]] = {
-    Kind.NETWORK: "the store cannot be reached: look at the network and at AWS_ENDPOINT_URL_S3",
-    Kind.SERVER: "the store answers with its own error: try later, or look at the store",
-    Kind.THROTTLED: "the store asks for fewer requests: give a lower bandwidth limit or a longer interval",
-    Kind.CORRUPTED: "bytes change on their way to the store: look at the network and at proxies in between",
+    Kind.NETWORK: "the store cannot be reached: check the network and AWS_ENDPOINT_URL_S3",
+    Kind.SERVER: "the store reports an error of its own: try later, or check the store",
+    Kind.THROTTLED: "the store asks for fewer requests: set a lower bandwidth limit or a longer interval",
+    Kind.CORRUPTED: "bytes change in transfer to the store: check the network and its proxies",
     Kind.CREDENTIALS: "credentials are missing, wrong or expired: renew the secret",
-    Kind.DENIED: "the credentials may not do this: give them rights to list, read, write and delete below the prefix",
-    Kind.NO_BUCKET: "there is no such bucket: create it, or mend the URL",
-    Kind.FULL: "the bucket is full: make room, raise the quota, or keep fewer commits",
-    Kind.CLOCK: "this machine's clock differs from the store's: set it",
+    Kind.DENIED: "the credentials lack permissions: allow them to list, read, write and delete below the prefix",
+    Kind.NO_BUCKET: "the bucket does not exist: create it, or correct the URL",
+    Kind.FULL: "the bucket is full: free space, raise the quota, or keep fewer checkpoints",
+    Kind.CLOCK: "this machine's clock differs from the store's: synchronise it",
     Kind.REFUSED: "the store refuses the request",
 }
 

@@ -97,7 +97,7 @@ class FsspecBucket:
         stored = self.stat(key).nbytes
         if stored != nbytes:
             raise UnavailableError(
-                f"{self.url}/{key}: {nbytes} bytes were written and {stored} are there", cause=Kind.SERVER
+                f"{self.url}/{key}: {nbytes} bytes were written, but the store has {stored}", cause=Kind.SERVER
             )
 
     def copy(self, source: str, target: str) -> None:
@@ -139,7 +139,7 @@ class FsspecBucket:
             kind = _kind(error)
             said = f"{type(error).__name__}: {error}"
             raise UnavailableError(
-                f"{self.url}/{key}: {ADVICE[kind]} ({said}); nothing was concluded", cause=kind
+                f"{self.url}/{key}: {ADVICE[kind]} ({said}); the state of the store is unknown", cause=kind
             ) from error
 
 
@@ -165,5 +165,5 @@ def _file_system(url: str, shown: str) -> tuple[Any, str]:
     except (ImportError, ValueError) as error:
         raise UsageError(f"{shown}: fsspec cannot open it: {error}") from error
     except (TypeError, AttributeError) as error:  # the URL lacks arguments of this file system
-        raise UsageError(f"{shown} is not all that this file system of fsspec asks for: {error}") from error
+        raise UsageError(f"{shown} lacks what this file system of fsspec requires: {error}") from error
     return fs, str(root)

@@ -292,12 +292,14 @@ class S3Bucket:
         if trouble.kind is Kind.MISSING:
             return CorruptCheckpointError(f"{name} is missing")
         if trouble.kind is Kind.TAKEN:
-            return TakenError(f"{name} is another object than before")
+            return TakenError(f"{name} was replaced by another object")
         if trouble.kind is Kind.NO_UPLOAD:
-            return NoUploadError(f"{name}: its upload is not there")
+            return NoUploadError(f"{name}: its upload does not exist")
         tried = f" after {attempts} attempts" if attempts > 1 else ""
         error = RefusedError if trouble.kind is Kind.REFUSED else UnavailableError
-        return error(f"{self.url}/{key}{tried}: {trouble.advice}; nothing was concluded", cause=trouble.kind)
+        return error(
+            f"{self.url}/{key}{tried}: {trouble.advice}; the state of the store is unknown", cause=trouble.kind
+        )
 
     def _head(self, key: str, **arguments: Any) -> Any:
         try:
@@ -336,7 +338,7 @@ class S3Bucket:
         try:
             return str(self._client.generate_presigned_url("get_object", Params=named, ExpiresIn=SIGNED_SECONDS))
         except BotoCoreError as error:
-            _log.debug("%s cannot be given a signed address: %s", key, error)
+            _log.debug("no signed address can be created for %s: %s", key, error)
             return ""
 
     def _read_range(self, key: str, tag: str, offset: int, target: memoryview) -> None:
@@ -351,7 +353,7 @@ class S3Bucket:
             answer = self._send(client, "get_object", {"Key": key, "Range": span, "IfMatch": tag})
             with contextlib.closing(answer["Body"]) as body:
                 if answer.get("ContentLength") not in (None, target.nbytes - filled):
-                    raise ConnectionError("the answer is of another range")
+                    raise ConnectionError("the answer contains another range")
                 while filled < target.nbytes:
                     count = body.readinto(target[filled : filled + _READ_AT_ONCE])
                     if not count:

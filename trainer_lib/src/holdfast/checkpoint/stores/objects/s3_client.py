@@ -50,12 +50,12 @@ class S3Settings:
             )
         segments = list(filter(None, parts.path.split("/")))
         if not {".", ".."}.isdisjoint(segments):
-            raise UsageError(f"{url}: '.' and '..' are names in S3, and some servers follow them: leave them out")
+            raise UsageError(f"{url}: '.' and '..' are names in S3, and some servers resolve them: remove them")
         prefix = "/".join(segments)
         if prefix != parts.path.strip("/"):
             _log.warning(
-                "%s has an empty path segment, which some servers drop: s3://%s/%s is used. Move what was written "
-                "with the empty segment there",
+                "%s has an empty path segment, which some servers drop: s3://%s/%s is used. Move objects "
+                "that were written with the empty segment there",
                 *(url, parts.netloc, prefix),
             )
         return cls(bucket=parts.netloc, prefix=prefix)

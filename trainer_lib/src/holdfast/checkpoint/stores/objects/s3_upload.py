@@ -69,7 +69,7 @@ class MultipartUpload:
             return
         self._bucket.delete([self._key])
         raise CheckpointError(
-            f"{self._bucket.url}/{self._key} held other bytes, of no commit; it was removed: upload again"
+            f"{self._bucket.url}/{self._key} held bytes of no checkpoint, and was removed: upload again"
         )
 
     def _resume(self) -> tuple[str, dict[int, dict[str, Any]]]:
@@ -78,7 +78,7 @@ class MultipartUpload:
         for entry in sorted(waiting, key=lambda entry: entry["Initiated"], reverse=True):
             parts = self._parts(entry["UploadId"])
             if parts and all(self._checksum.field in part for part in parts.values()):
-                _log.info("going on with %s: the store has %d of its parts", self._key, len(parts))
+                _log.info("resuming the upload of %s: the store has %d of its parts", self._key, len(parts))
                 return entry["UploadId"], parts
             self._bucket.abort(self._key, entry["UploadId"])
         return self._bucket.checked(self._begin), {}

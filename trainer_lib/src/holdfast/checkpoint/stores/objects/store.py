@@ -120,7 +120,9 @@ class Bucket(Protocol):
 def check_small(key: str, nbytes: int, most: int) -> None:
     """Raise `CorruptCheckpointError` if an object is larger than anything that is written there."""
     if nbytes > most:
-        raise CorruptCheckpointError(f"{key.rpartition('/')[2]}: {nbytes} bytes are more than it can have")
+        raise CorruptCheckpointError(
+            f"{key.rpartition('/')[2]}: {nbytes} bytes are more than the limit for this file"
+        )
 
 
 def holds(bucket: Bucket, key: str, data: bytes) -> bool:
@@ -188,8 +190,9 @@ class ObjectIncoming:
         self._sums: dict[str, str] = {}
         if not bucket.create(self._folder + CONTENT, content.encode()):
             raise CheckpointError(
-                f"{bucket.url}/{self._folder} is another {name}, which somebody else writes or never finished; "
-                "nothing was changed: give each job a prefix of its own, or delete that folder if nobody writes it"
+                f"{bucket.url}/{self._folder} is another {name}, which another process is writing or never "
+                "finished. Nothing was changed. Use a separate prefix for each job, or delete that folder "
+                "if no process writes it"
             )
 
     def write(self, file: str, parts: Iterable[Buffer]) -> FileRecord:
@@ -220,7 +223,7 @@ class ObjectIncoming:
         ours = [] if _exists(self._bucket, key) else [key]
         if not self._bucket.create(key, encode(manifest)):
             raise CheckpointError(
-                f"{self._bucket.url}: {self._name} is there already, with another manifest; nothing was changed"
+                f"{self._bucket.url}: {self._name} exists already, with another manifest. Nothing was changed"
             )
         self._insist_on_files(otherwise=ours)
 
@@ -229,14 +232,14 @@ class ObjectIncoming:
         here = {key.removeprefix(self._folder) for key in self._bucket.keys(self._folder)}
         if GIVEN_UP in here or not here.issuperset(self._sums):
             self._bucket.delete(otherwise)
-            raise CheckpointError(f"{self._bucket.url}/{self._folder} was given up by another writer: try again")
+            raise CheckpointError(f"{self._bucket.url}/{self._folder} was abandoned by another writer: try again")
 
     def discard(self) -> None:
         """Remove what was written, unless it is a checkpoint."""
         try:
             _give_up(self._bucket, self._folder)
         except CheckpointError as error:
-            _log.warning("what was uploaded of %s stays where it is: %s", self._name, error)
+            _log.warning("the uploaded part of %s is kept: %s", self._name, error)
 
 
 def _give_up(bucket: Bucket, folder: str) -> None:
@@ -310,8 +313,8 @@ class ObjectStore:
         key = f"{self._prefix}{CLAIMS}/{claim_file(claim.attempt_id)}"
         if not self._bucket.create(key, encode_json(claim.to_json())):
             raise ClaimError(
-                f"{self._bucket.url}/{key} exists: another job has claimed attempt {claim.attempt_id} here; "
-                "give each job a prefix of its own"
+                f"{self._bucket.url}/{key} exists: another job has claimed attempt {claim.attempt_id} here. Use a "
+                "separate prefix for each job"
             )
 
     def manifest(self, name: CheckpointName) -> Manifest:
@@ -335,7 +338,7 @@ class ObjectStore:
         try:
             needing = needed_by(self, name)
             if needing is not None:
-                _log.error("%s is damaged (%s), and left where it is: %s stands on it", name, reason, needing)
+                _log.error("%s is corrupt (%s) and is not moved: %s depends on it", name, reason, needing)
                 return False
             keys = self._bucket.keys(folder)
             for key in keys:
@@ -343,9 +346,9 @@ class ObjectStore:
             self._bucket.put(f"{target}.reason.json", encode_json(note))
             self._remove(keys)
         except CheckpointError as error:
-            _log.error("%s is damaged (%s) and cannot be moved to quarantine: %s", name, reason, error)
+            _log.error("%s is corrupt (%s) and cannot be moved to quarantine: %s", name, reason, error)
             return False
-        _log.error("%s is damaged (%s): moved to %s", name, reason, target)
+        _log.error("%s is corrupt (%s): moved to %s", name, reason, target)
         return True
 
     def delete(self, name: CheckpointName) -> None:
@@ -354,7 +357,7 @@ class ObjectStore:
             self.manifest(name)
             self._remove(self._bucket.keys(f"{self._prefix}{name}/"))
         except (UnknownFormatError, CorruptCheckpointError) as error:
-            _log.warning("retention leaves %s alone: %s", name, error)
+            _log.warning("retention does not delete %s: %s", name, error)
         except CheckpointError as error:
             _log.warning("%s could not be deleted: %s", name, error)
 
@@ -366,7 +369,7 @@ class ObjectStore:
             if name is None or name in committed or (name.attempt_id, name.step) >= (below.attempt_id, below.step):
                 continue
             _give_up(self._bucket, f"{self._prefix}{name}/")
-            _log.info("removed what was never finished of %s", name)
+            _log.info("removed the unfinished upload of %s", name)
 
     def _key(self, name: CheckpointName, file: str) -> str:
         return f"{self._prefix}{name}/{file}"

@@ -62,37 +62,40 @@ def _near(root: str) -> NearStore | None:
     if path.startswith("//") and not (path.startswith("///") and Path(path).is_dir()):
         return None
     if not path.startswith("/"):
-        raise UsageError(f"holdfast checkpoints: {root}: give {tier}:/PATH, the absolute path of that tier's folder")
+        raise UsageError(
+            f"holdfast checkpoints: invalid value {root}: expected {tier}:/PATH with the absolute path of that "
+            "tier's folder"
+        )
     folder = Path(unquote(path))
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder")
     found = near_store(folder) or NearStore(f"{tier}:{folder}", [])
     if not found.url.startswith(f"{tier}:"):
-        raise UsageError(f"holdfast checkpoints: {folder} is of another tier: give {found.url}")
+        raise UsageError(f"holdfast checkpoints: {folder} belongs to another tier: pass {found.url}")
     return found
 
 
 def _parted(where: str) -> tuple[str, CheckpointName | None]:
     if not where:
-        raise UsageError("holdfast checkpoints: an empty path: give the folder that holds the commits")
+        raise UsageError("holdfast checkpoints: empty path: pass the folder of the checkpoints")
     head, _, last = where.rstrip("/").rpartition("/")
     name = parse_commit(last)
     if name is None:
         return where, None
     if name.staging:
-        raise CheckpointError(f"{where} is what a save left unfinished, not a commit: nothing in it counts")
+        raise CheckpointError(f"{where} is an unfinished save, not a checkpoint, and is never read")
     return head or ("/" if where.startswith("/") else "."), name
 
 
 def _check_folder(path: Path, where: str, name: CheckpointName | None, *, fresh: bool) -> None:
     if path.exists() and not path.is_dir():
-        raise CheckpointError(f"{path} is a file: give the folder that holds the commits")
+        raise CheckpointError(f"{path} is a file: pass the folder of the checkpoints")
     if not fresh and not path.exists():
         raise CheckpointError(f"{path}: no such folder")
     if name is None and (path / MANIFEST).exists():
         raise CheckpointError(
-            f"{where} holds a {MANIFEST} but has not the name of a commit (step-<step>.g<generation>.a<attempt>): "
-            "give it back the name it had"
+            f"{where} holds a {MANIFEST} but does not have the name of a checkpoint "
+            "(step-<step>.g<generation>.a<attempt>): restore its name"
         )
 
 
@@ -100,13 +103,15 @@ def choose(place: CheckpointLocation, step: int | None) -> CheckpointName:
     """Return the named checkpoint, that of `step`, or the newest one that may be read."""
     if place.name is not None:
         if step is not None and step != place.name.step:
-            raise UsageError(f"holdfast checkpoints: {place.name} is not of step {step}: leave --step out")
+            raise UsageError(
+                f"holdfast checkpoints: {place.name} is not a checkpoint of step {step}: leave --step out"
+            )
         if place.name not in place.store.commits():
-            raise CheckpointError(f"{place.store.url} has no commit {place.name}")
+            raise CheckpointError(f"{place.store.url} has no checkpoint {place.name}")
         return place.name
     names = [name for name in place.store.commits() if step in (None, name.step)]
     if not names:
-        what = "commit" if step is None else f"commit of step {step}"
+        what = "checkpoint" if step is None else f"checkpoint of step {step}"
         raise CheckpointError(f"{place.store.url} has no {what}")
     claims = place.store.claims()
     free = [name for name in names if not fenced(place.store, name, claims)]

@@ -77,9 +77,9 @@ class NearStore(NodeStore):
             ranks = {shard_rank(file): file for file in there}
             for file in sorted(set(files) - set(there)):
                 if (beside := ranks.get(shard_rank(file))) is not None:
-                    found[file] = f"{file} is missing, and {beside}, which was written beside it, is here"
+                    found[file] = f"{file} is missing, and {beside}, which was written with it, is here"
             if not there:
-                found[MANIFEST] = f"{MANIFEST} is in {shelf.store.url}, and no rank's files are beside it"
+                found[MANIFEST] = f"{MANIFEST} is in {shelf.store.url}, and no rank's files are next to it"
         return found
 
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
@@ -89,8 +89,8 @@ class NearStore(NodeStore):
     def refusal(self) -> UsageError:
         """Return the error that explains why this store is read-only."""
         return UsageError(
-            f"holdfast checkpoints: {self.url} is its launcher's and its ranks' alone, which clean it up themselves: "
-            "it is only looked at (ls, show, verify, diff, export, and copy from there)"
+            f"holdfast checkpoints: {self.url} is read-only here, because its launcher and its ranks clean "
+            "it up: use ls, show, verify, diff, export, or copy from it"
         )
 
     def _having(self, name: CheckpointName) -> list[Shelf]:

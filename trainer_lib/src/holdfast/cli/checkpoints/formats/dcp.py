@@ -89,14 +89,14 @@ def read_dcp(folder: Path) -> dict[Any, Any]:
         try:
             return _read(folder, metadata)
         except (Exception, CheckpointException) as error:
-            raise CorruptCheckpointError(f"{folder} cannot be read whole: {error}") from error
+            raise CorruptCheckpointError(f"{folder} cannot be read completely: {error}") from error
 
 
 def _read(folder: Path, metadata: Metadata) -> dict[Any, Any]:
     records = metadata.state_dict_metadata
     left_out = sorted(name for name, record in records.items() if not isinstance(record, TensorStorageMetadata))
     if left_out:
-        _log.warning("%s: %d values are no tensors and are left out: %s", folder, len(left_out), ", ".join(left_out))
+        _log.warning("%s: %d values are not tensors and are left out: %s", folder, len(left_out), ", ".join(left_out))
     tensors = {
         name: torch.empty(record.size, dtype=record.properties.dtype, device="cpu")
         for name, record in records.items()
@@ -117,15 +117,17 @@ def _metadata(folder: Path) -> Metadata:
     except CheckpointError:
         raise
     except Exception as error:  # records with unexpected content raise any exception
-        raise CorruptCheckpointError(f"{folder}/.metadata is damaged: {error!r}") from error
+        raise CorruptCheckpointError(f"{folder}/.metadata is corrupt: {error!r}") from error
 
 
 def _checked(folder: Path, metadata: Any) -> Metadata:
     if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
-        raise UnknownFormatError(".metadata is not that of a checkpoint of DCP in files")
+        raise UnknownFormatError(".metadata is not that of a DCP checkpoint in files")
     for info in metadata.storage_data.values():
         if type(info.relative_path) is not str or PurePath(info.relative_path).name != info.relative_path:
-            raise CorruptCheckpointError(f"{folder}/.metadata leads out of its folder: {info.relative_path!r}")
+            raise CorruptCheckpointError(
+                f"{folder}/.metadata names a file outside its folder: {info.relative_path!r}"
+            )
     _check_tensors(folder, metadata)
     metadata.storage_meta = StorageMeta()
     return metadata
@@ -145,12 +147,12 @@ def _check_tensors(folder: Path, metadata: Metadata) -> None:
         boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in record.chunks]
         if 0 not in record.size and not tiles(record.size, [box for box in boxes if 0 not in box[1]]):
             raise CorruptCheckpointError(
-                f"{folder}/.metadata: the parts of {name} do not make up its shape {list(record.size)}"
+                f"{folder}/.metadata: the parts of {name} do not cover its shape {list(record.size)}"
             )
         claimed += math.prod(record.size) * record.properties.dtype.itemsize
     if claimed > held:
         raise CorruptCheckpointError(
-            f"{folder}/.metadata speaks of {claimed} bytes of tensors, and its files have {held}"
+            f"{folder}/.metadata describes {claimed} bytes of tensors, but its files have {held}"
         )
 
 

@@ -21,7 +21,9 @@ _IN_FOLDERS: Final = (
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
 )
-_KNOWN: Final = "give a .safetensors, .pt, .pth, .bin or .ckpt file, an .index.json, or a folder with those or of DCP"
+_KNOWN: Final = (
+    "pass a .safetensors, .pt, .pth, .bin or .ckpt file, an .index.json, or a folder with those or a DCP checkpoint"
+)
 
 
 def read_source(path: Path) -> Any:
@@ -40,7 +42,7 @@ def _read_file(path: Path) -> Any:
         return read_safetensors(path)
     if path.suffix in _PICKLED:
         return read_pickled(path)
-    raise UnknownFormatError(f"{path}: the name says of no known format: {_KNOWN}")
+    raise UnknownFormatError(f"{path}: the name does not indicate a known format: {_KNOWN}")
 
 
 def _read_folder(path: Path) -> Any:
@@ -61,9 +63,9 @@ def _read_indexed(path: Path) -> dict[str, Any]:
         files = sorted(set(table.values()))
         good = all(isinstance(file, str) and Path(file).name == file for file in files)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptCheckpointError(f"{path} has no weight_map that can be read") from error
+        raise CorruptCheckpointError(f"{path} has no readable weight_map") from error
     if not good:
-        raise CorruptCheckpointError(f"{path} leads out of its folder")
+        raise CorruptCheckpointError(f"{path} names a file outside its folder")
     parts = {file: _read_part(path.parent / file) for file in files}
     missing = sorted(name for name, file in table.items() if name not in parts[file])
     if missing:

@@ -47,11 +47,13 @@ def weights(manifest: Manifest, name: str) -> Weights:
         chosen = _chosen(manifest, name)
         "".join((*chosen.tensors, *chosen.tied)).encode()
     except (KeyError, TypeError, AttributeError, IndexError, UnicodeEncodeError, RecursionError) as error:
-        raise CorruptCheckpointError(f"MANIFEST.json: object {name!r} is no state of tensors: {error!r}") from error
+        raise CorruptCheckpointError(
+            f"MANIFEST.json: object {name!r} is not a state of tensors: {error!r}"
+        ) from error
     missing = sorted(set(chosen.tensors.values()) - manifest.tensors.keys())
     if missing:
         raise CorruptCheckpointError(
-            f"MANIFEST.json: object {name!r} names a tensor that the commit has not: {missing[0]!r}"
+            f"MANIFEST.json: object {name!r} names a tensor that the checkpoint does not have: {missing[0]!r}"
         )
     return chosen
 
@@ -62,7 +64,7 @@ def _chosen(manifest: Manifest, name: str) -> Weights:
     objects = manifest.state.get("objects") if isinstance(manifest.state, dict) else None
     if not isinstance(objects, dict) or name not in objects:
         known = ", ".join(sorted(objects)) if isinstance(objects, dict) else "none"
-        raise UsageError(f"the commit has no object {name!r}: give --object with one of {known}")
+        raise UsageError(f"the checkpoint has no object {name!r}: set --object to one of {known}")
     tensors: dict[str, str] = {}
     tied: dict[str, str] = {}
     first: dict[str, str] = {}
@@ -88,11 +90,13 @@ def _of_dcp(told: Mapping[str, Any], name: str) -> Weights:
     """Return the weights of a checkpoint that DCP wrote: its keys below `name`, or all if it has only a model."""
     below = [key for key in told["tensors"] if key.startswith(f"{name}.")]
     if not below and name != WHOLE:
-        raise UsageError(f"the commit was made through DCP and has no key below {name!r}: see 'show'")
+        raise UsageError(
+            f"the checkpoint was created through DCP and has no key below {name!r}: run 'holdfast checkpoints show'"
+        )
     tensors = {}
     for key in below or told["tensors"]:
         if any(box["tensor"] != key for box in told["tensors"][key]["boxes"]):
-            raise CheckpointError(f"{key} is there in boxes of their own: load it with dcp.load, and save that")
+            raise CheckpointError(f"{key} is stored in separate boxes: load it with dcp.load, and save the result")
         tensors[key.removeprefix(f"{name}.")] = key
     return Weights(tensors=tensors, tied={}, left_out=tuple(sorted(told["values"])))
 
@@ -147,7 +151,7 @@ def export(content: Content, chosen: Weights, target: Path, *, most: int, shown:
 def _refuse_taken(files: Sequence[Path]) -> None:
     for file in files:
         if file.exists():
-            raise CheckpointError(f"{file} is there already: give another place; nothing was changed")
+            raise CheckpointError(f"{file} exists already: choose another path. Nothing was changed")
 
 
 def _publish(staging: Path, files: Sequence[Path]) -> None:

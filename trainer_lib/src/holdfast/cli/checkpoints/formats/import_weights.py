@@ -28,7 +28,7 @@ def pick(found: Any, key: str) -> Any:
     for part in filter(None, key.split(".")):
         if not isinstance(found, Mapping) or part not in found:
             names = ", ".join(map(str, found)) if isinstance(found, Mapping) else f"a {type(found).__name__}"
-            raise UsageError(f"--key {key}: there is no {part!r}; there is {names}")
+            raise UsageError(f"--key {key}: no part {part!r}; expected one of {names}")
         found = found[part]
     return found
 
@@ -36,12 +36,12 @@ def pick(found: Any, key: str) -> Any:
 def objects(found: Any, *, name: str, split: bool) -> dict[str, Any]:
     """Return the state of each object: everything under one name, or each part under its own name."""
     if not isinstance(found, Mapping):
-        raise UnknownFormatError(f"what was read is a {type(found).__name__} and no state dict")
+        raise UnknownFormatError(f"expected a state dict, but the content is a {type(found).__name__}")
     if not split:
         return {name: found}
     parts = {str(key): value for key, value in found.items()}
     if len(parts) != len(found):
-        raise UsageError("--split: two keys are the same as text, as 1 and '1' are: rename one of them")
+        raise UsageError("--split: two keys have the same text, as 1 and '1' do: rename one of them")
     return parts
 
 
@@ -53,8 +53,8 @@ def stripped(states: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     if not wrapped:
         first = next((key for state in states.values() if isinstance(state, Mapping) for key in state), "nothing")
         raise UsageError(
-            f"--strip-prefix {prefix}: there is no state dict of which every name begins with it (the first name is "
-            f"{first!r}): give the part that is meant with --key, or leave the option out"
+            f"--strip-prefix {prefix}: in no state dict do all names begin with it (the first name is "
+            f"{first!r}): select the part with --key, or leave the option out"
         )
     return {
         name: {key.removeprefix(prefix): value for key, value in state.items()} if name in wrapped else state
@@ -69,7 +69,7 @@ def _all_begin(state: Mapping[Any, Any], prefix: str) -> bool:
 def commit(store: Target, values: Mapping[str, Any], *, step: int, made: datetime) -> CheckpointName:
     """Create a checkpoint of these states, in the format that `holdfast.checkpoint.load` reads."""
     if store.claims():
-        raise CheckpointError(f"{store.url} belongs to a job (it has claims): convert into a folder of its own")
+        raise CheckpointError(f"{store.url} belongs to a job (it has claims): convert to another folder")
     step = step_number(step)
     older = [name.attempt_id.attempt for name in store.commits() if name.step == step]
     name = CheckpointName(step=step, attempt_id=AttemptId(0, 1 + max(older, default=0)))

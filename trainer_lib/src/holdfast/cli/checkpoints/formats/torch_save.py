@@ -32,15 +32,16 @@ def read_pickled(path: Path) -> Any:
         named = _GLOBAL.search(str(error))
         if named is None:
             raise CorruptCheckpointError(
-                f"{path} is not a file of torch.save with weights alone, or is damaged"
+                f"{path} is not a file of torch.save with weights only, or is corrupt"
             ) from error
         raise UnknownFormatError(
-            f"{path} holds more than weights ({named[1]}): load it where you trust it and save its state_dict() alone"
+            f"{path} holds more than weights ({named[1]}): load it in a trusted environment, and save only "
+            "its state_dict()"
         ) from error
     except Exception as error:  # torch's reader raises any exception on unexpected content
         if isinstance(error, CorruptCheckpointError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
             raise  # EINVAL: a position before the beginning of the file
-        raise CorruptCheckpointError(f"{path} is not a file of torch.save, or is damaged: {error!r}") from error
+        raise CorruptCheckpointError(f"{path} is not a file of torch.save, or is corrupt: {error!r}") from error
     _check_sizes(path, found)
     return found
 
@@ -56,7 +57,7 @@ def _check(path: Path) -> None:
     with zipfile.ZipFile(path) as opened:
         parts = opened.infolist()
         if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
-            raise CorruptCheckpointError(f"{path} holds compressed parts, and torch.save writes none")
+            raise CorruptCheckpointError(f"{path} holds compressed parts, which torch.save never writes")
         nbytes = sum(part.file_size for part in parts)
         if nbytes > path.stat().st_size:
             raise CorruptCheckpointError(f"{path} is smaller than its parts")
@@ -72,7 +73,9 @@ def _read_whole(opened: zipfile.ZipFile, part: zipfile.ZipInfo, path: Path, show
                 shown.add(len(block))
     except zipfile.BadZipFile as error:
         name = part.filename
-        raise CorruptCheckpointError(f"{path}: {name} is not what torch.save wrote: its checksum differs") from error
+        raise CorruptCheckpointError(
+            f"{path}: {name} was changed after torch.save wrote it: its checksum does not match"
+        ) from error
 
 
 def _check_sizes(path: Path, found: Any) -> None:
@@ -82,7 +85,7 @@ def _check_sizes(path: Path, found: Any) -> None:
         nbytes = tensor.numel() * tensor.element_size()
         if tensor.layout == torch.strided and nbytes > held:
             raise CorruptCheckpointError(
-                f"{path} has {held} bytes, and a tensor of shape {list(tensor.shape)} in it {nbytes}"
+                f"{path} has {held} bytes, but a tensor of shape {list(tensor.shape)} in it has {nbytes}"
             )
 
 
@@ -93,7 +96,7 @@ def _tensors(path: Path, found: Any, most: int) -> Iterator[torch.Tensor]:
         one, met = waiting.pop(), met + 1
         if met > most:
             raise CorruptCheckpointError(
-                f"{path} names parts of itself so often that they are more than {most} values"
+                f"{path} refers to its own parts so often that they are more than {most} values"
             )
         if isinstance(one, torch.Tensor):
             yield one
