@@ -79,7 +79,17 @@ def start(folder: Path, name: str, options: Sequence[str], slow: Sequence[str] =
         "SLOW": ",".join(slow),
         "DELAY": str(delay),
     }
-    command = [sys.executable, "-m", "holdfast", "run", "--checkpoint-interval", "5", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "holdfast",
+        "run",
+        "--checkpoint-interval",
+        "5",
+        "--hang-min-timeout",
+        "1",
+        *options,
+    ]
     with (run_dir / "log").open("wb") as log:
         return subprocess.Popen(
             [*command, "--", sys.executable, str(SCRIPT)], env=environment, stdout=log, stderr=log

@@ -197,7 +197,8 @@ class OneLauncher(Job):
 
     def _launcher(self, name: str, *options: str, **environ: str) -> subprocess.Popen[bytes]:
         script = str(self.script)
-        command = ["run", "--max-restarts", "1000", "--checkpoint-interval", "100", *options]
+        tight = ("--hang-min-timeout", "1")
+        command = ["run", "--max-restarts", "1000", "--checkpoint-interval", "100", *tight, *options]
         return self.launch(
             name,
             *(sys.executable, "-m", "holdfast", *command, "--", sys.executable, script),

@@ -158,6 +158,7 @@ class Cluster:
             "deadAfterSeconds": 6.0,  # on a busy machine, launchers are delayed by seconds
             "firstAttemptWaitSeconds": DEADLINE,
             "startupDeadlineSeconds": 300.0,
+            "hangDetection": {"minStepTimeoutSeconds": 1.0},
             "checkpoint": {"interval": "50", "keepLast": 3, "resume": "Always", "deadlineSeconds": DEADLINE},
             "budgets": [{"cause": "Application", "maxRestarts": 1, "windowSeconds": 21600.0}],
             "backoff": {"initialSeconds": 0.1, "maxSeconds": 1.0},

@@ -223,11 +223,16 @@ def test_hang_detection_has_defaults_where_it_is_given(given: Any, hang: HangSpe
     assert parse_spec(SMALLEST).hang is None
 
 
+def test_tight_hang_deadlines_are_asked_for() -> None:
+    assert parse_spec({**SMALLEST, "hangDetection": {"minStepTimeoutSeconds": 2}}).hang == HangSpec(min_step=2)
+
+
 @pytest.mark.parametrize(
     "given",
     [
         {"stepTimeoutSeconds": "soon"},
         {"stepTimeoutSeconds": 0},
+        {"minStepTimeoutSeconds": 0},
         {"mode": "Off"},
         {"dataTimeoutSeconds": 0},
         {"action": "Ignore"},

@@ -288,6 +288,8 @@ def test_hang_detection_is_a_setting_only_where_it_was_asked_for(observed: Obser
     assert settings(asked)["hangDetection"] == {"mode": "Enabled", "stepTimeoutSeconds": 60, **limits}
     off = replace(spec, hang=HangSpec(enabled=False))
     assert settings(off)["hangDetection"] == {"mode": "Disabled", **limits}
+    tight = replace(spec, hang=HangSpec(min_step=1))
+    assert settings(tight)["hangDetection"] == {"mode": "Enabled", "minStepTimeoutSeconds": 1, **limits}
 
 
 def test_a_digest_names_a_content() -> None:

@@ -37,6 +37,7 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("startup deadline too long", [("spec.startupDeadlineSeconds", 86401)], "less than or equal to 86400"),
     ("step timeout as a word", [("spec.hangDetection", {"stepTimeoutSeconds": "Auto"})], "must be of type integer"),
     ("no time for a step", [("spec.hangDetection", {"stepTimeoutSeconds": 0})], "greater than or equal to 1"),
+    ("no least time", [("spec.hangDetection", {"minStepTimeoutSeconds": 0})], "greater than or equal to 1"),
     ("unknown mode", [("spec.hangDetection", {"mode": "Off"})], 'supported values: "Enabled", "Disabled"'),
     ("no time for a batch", [("spec.hangDetection", {"dataTimeoutSeconds": 0})], "greater than or equal to 1"),
     (
@@ -211,6 +212,7 @@ GOOD: list[tuple[str, list[tuple[str, Any]]]] = [
     ("longest name", [("metadata.name", "g" * 50)]),
     ("a number of processes", [("spec.workers.processesPerWorker", 8)]),
     ("no hang detection", [("spec.hangDetection", {"mode": "Disabled"})]),
+    ("tight hang detection", [("spec.hangDetection", {"minStepTimeoutSeconds": 1})]),
     ("a queue", [("spec.scheduling.queue", "team-a")]),
     ("steps that fit", [("spec.workers.replicas", 4), ("spec.elasticity", {"replicaStep": 2, "minReplicas": 2})]),
     ("restartPolicy spelled out", [(f"{POD}.restartPolicy", "Never")]),

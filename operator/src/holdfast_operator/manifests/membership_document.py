@@ -93,6 +93,7 @@ def _hang(hang: HangSpec) -> Manifest:
     return {
         "mode": "Enabled" if hang.enabled else "Disabled",
         **({} if hang.step is None else {"stepTimeoutSeconds": hang.step}),
+        **({} if hang.min_step is None else {"minStepTimeoutSeconds": hang.min_step}),
         "dataTimeoutSeconds": float(hang.data),
         "checkpointTimeoutSeconds": float(hang.checkpoint),
         "evaluationTimeoutSeconds": float(hang.evaluation),

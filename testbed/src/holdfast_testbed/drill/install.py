@@ -73,10 +73,12 @@ def put_drill_script(cluster: Cluster, namespace: str) -> None:
 
 
 def job_with_script(cluster: Cluster, namespace: str, name: str, script: Path, *arguments: str) -> dict[str, Any]:
-    """Return the example job with another script, which is in the folder of the job's checkpoints."""
+    """Return the example job with another script, which is in the folder of the job's checkpoints, and with tight
+    deadlines for hangs."""
     put_script(cluster, namespace, name, script)
     body: dict[str, Any] = yaml.safe_load(example_job())
     body["metadata"]["name"] = name
+    body["spec"]["hangDetection"] = {"minStepTimeoutSeconds": 1}
     trainer = body["spec"]["workers"]["template"]["spec"]["containers"][0]
     command = ["python", f"/var/lib/holdfast/checkpoints/{script.name}", *arguments]
     trainer["command"] = ["holdfast", "run", "--", *command]

@@ -68,7 +68,7 @@ def test_no_hurry_if_all_left_and_no_rank_here_keeps_the_state(scene: Scene) -> 
 
 def test_rank_that_left_alone_may_hold_the_last_state(scene: Scene) -> None:
     """A new process alongside it has no state."""
-    scene.watchdog.settings = HangSettings(startup=4)
+    scene.watchdog.settings = HangSettings(startup=4, min_step=1)
     scene.left[1] = scene.now
     scene.begin(0, step=20)
     del scene.readings[2]

@@ -19,6 +19,7 @@ from holdfast.core.attempt import AttemptId
 from holdfast.core.protocol import Cause
 from holdfast.launcher.hang import stack_dumps
 from holdfast.launcher.hang.activity_pages import ActivityPages
+from holdfast.launcher.hang.detectors.observation import HangSettings
 from holdfast.launcher.hang.monitor import HangWatch, Scene
 from holdfast.launcher.host.run_dir import STACKS_DIR
 from holdfast.telemetry.activity import Activity
@@ -62,6 +63,7 @@ class World:
         self.watch = HangWatch(
             self.run_dir, self.hung, lambda attempt_id, message: self.found.append((attempt_id, message))
         )
+        self.watch.configure(HangSettings(min_step=1))
         for rank, fault in enumerate(faults):
             words = [sys.executable, str(SCRIPT), str(self.run_dir / BOARD_DIR), str(10 + rank), str(self.seconds)]
             popen = subprocess.Popen([*words, fault], process_group=0)

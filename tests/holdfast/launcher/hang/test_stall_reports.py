@@ -32,7 +32,7 @@ class Launcher:
 
     ranks: tuple[int, ...]
     clock: float
-    watchdog: Watchdog = field(default_factory=Watchdog)
+    watchdog: Watchdog = field(default_factory=lambda: Watchdog(HangSettings(min_step=1.0)))
     said: tuple[Stall, ...] = ()
     heard: dict[int, tuple[Stall, ...]] = field(default_factory=dict)
     outdated: bool = False
@@ -185,7 +185,7 @@ def test_launcher_without_stall_reports_is_unknown_for_a_while(world: World) -> 
     """After the longest deadline, its ranks count as stalled."""
     world.launchers[2].watchdog.settings = HangSettings(enabled=False)
     for launcher in world.launchers[:2]:
-        launcher.watchdog.settings = HangSettings(startup=60, data=60, checkpoint=60, evaluation=60)
+        launcher.watchdog.settings = HangSettings(startup=60, data=60, checkpoint=60, evaluation=60, min_step=1)
     world.enter(A.AVERAGE)
     assert world.wait(60) == []
     assert all(not verdict.kills for _, verdict in world.wait(5))

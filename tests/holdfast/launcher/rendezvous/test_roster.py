@@ -125,7 +125,7 @@ def test_sharded_model_gets_shards_of_killed_ranks_back_exactly(start: Start) ->
 @pytest.mark.thorough
 def test_in_a_sharded_model_the_rank_asleep_in_forward_hangs(start: Start) -> None:
     """The other rank of its shard group waits."""
-    words = ("--nproc-per-node", "4", "--warm-processes", "none", "--", sys.executable)
+    words = ("--nproc-per-node", "4", "--warm-processes", "none", "--hang-min-timeout", "1", "--", sys.executable)
     host = start(*words, str(JOB_SCRIPTS / "sharded.py"), "--steps", "14", "--faults", "asleep:1:8")
     assert host.process.wait(DEADLINE) == 0, host.log.read_text()
     lines = [json.loads(line) for line in host.log.read_text().splitlines() if line.startswith('{"ts"')]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from holdfast.core.attempt import AttemptId
-from holdfast.launcher.hang.detectors.observation import AbsentRank, HangVerdict, Observed, Sight
+from holdfast.launcher.hang.detectors.observation import AbsentRank, HangSettings, HangVerdict, Observed, Sight
 from holdfast.launcher.hang.detectors.watchdog import Watchdog
 from holdfast.telemetry.activity import Activity
 from holdfast.telemetry.activity_page import Reading
@@ -14,6 +14,8 @@ TICK = 0.1
 
 
 A = Activity
+TIGHT = HangSettings(min_step=1.0)
+CALM = HangSettings()
 
 
 @dataclass
@@ -30,8 +32,11 @@ class Scene:
     left: dict[int, float] = field(default_factory=dict)  # ranks that left their attempt, and when
     awaited: bool = True
     cpu_waits: dict[int, float] = field(default_factory=dict)
+    cpu_runs: dict[int, float] = field(default_factory=dict)
+    runs: set[int] = field(default_factory=set)  # ranks whose main thread uses the CPU
 
     def __post_init__(self) -> None:
+        self.watchdog.settings = TIGHT
         for rank in range(self.ranks):
             self.begin(rank)
 
@@ -57,6 +62,7 @@ class Scene:
         for rank, reading in self.readings.items():
             if rank not in self.stopped:
                 self.readings[rank] = replace(reading, beat=self.now)
+            self.cpu_runs[rank] = self.cpu_runs.get(rank, 0.0) + (seconds if rank in self.runs else 0.0)
         here = {rank: reading for rank, reading in self.readings.items() if rank not in self.left}
         sights = tuple(Sight(slot=100 + rank, rank=rank, reading=reading) for rank, reading in here.items())
         absent = tuple(
@@ -69,6 +75,7 @@ class Scene:
             sights=sights,
             absent=absent,
             cpu_waits=self.cpu_waits,
+            cpu_runs=self.cpu_runs,
         )
         return self.watchdog.judge(seen, self.now)
 

@@ -103,8 +103,16 @@ class RunOptions:
         "Auto",
         _hang_timeout,
         "how long the other ranks wait for a rank in a step before it counts as a hang: seconds (an integer), `Auto` "
-        "(5 × the median step, at least 1 s), or `Off` ([hang detection](../explanation/hang-detection.md))",
+        "(5 × the median step, at least 60 s, and longer for a rank that uses its CPU), or `Off` "
+        "([hang detection](../explanation/hang-detection.md))",
         flag="--hang-timeout SECONDS",
+    )
+    hang_min_timeout: int | None = setting(
+        None,
+        whole(1),
+        "opt in to tight deadlines: `Auto` is 5 × the median step and at least these seconds (an integer), also for a "
+        "rank that uses its CPU",
+        flag="--hang-min-timeout SECONDS",
     )
     warm_processes: int | None = setting(
         1,

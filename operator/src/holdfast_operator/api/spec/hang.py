@@ -18,6 +18,7 @@ class HangSpec:
 
     enabled: bool = True
     step: int | None = None  # None: the launchers measure the steps
+    min_step: int | None = None  # None: calm deadlines
     data: int = 900
     checkpoint: int = 900
     evaluation: int = 3600
@@ -31,6 +32,7 @@ def parse_hang(spec: Json) -> HangSpec | None:
     return HangSpec(
         enabled=choice(value, "mode", _PATH, ("Enabled", "Disabled"), "Enabled") == "Enabled",
         step=optional_integer(value, "stepTimeoutSeconds", _PATH, minimum=1),
+        min_step=optional_integer(value, "minStepTimeoutSeconds", _PATH, minimum=1),
         data=integer(value, "dataTimeoutSeconds", _PATH, 900, minimum=1),
         checkpoint=integer(value, "checkpointTimeoutSeconds", _PATH, 900, minimum=1),
         evaluation=integer(value, "evaluationTimeoutSeconds", _PATH, 3600, minimum=1),

@@ -44,6 +44,7 @@ class Launchers:
             "TMPDIR": str(self._root),  # torch leaves folders in there
         }
         options = ["--nnodes", f"2:{COUNT}", "--rdzv-endpoint", self._endpoint, "--checkpoint-interval", "100"]
+        options += ["--hang-min-timeout", "1"]
         script = [sys.executable, "-m", "holdfast.cli.demo.train", str(self._root), str(self._max_steps)]
         self._processes[number] = child_process.start(
             own_program("holdfast", "run", *options, "--", *script),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,13 +11,28 @@ from pathlib import Path
 _REMEMBERED = 1024
 
 
-def cpu_wait(pid: int) -> float:
-    """Return the seconds since its start that the main thread of a process was runnable but not scheduled.
+def cpu_times(pid: int) -> tuple[float, float]:
+    """Return the seconds that the main thread of a process has run, and was runnable but not scheduled.
 
-    This is the second number of `/proc/PID/schedstat`; 0.0 if the kernel does not count it or the process ended.
+    These are the first numbers of `/proc/PID/schedstat`; 0.0 if the kernel does not count them or the process ended.
     """
     try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+        ran, waited, *_ = Path(f"/proc/{pid}/schedstat").read_text().split()
+        return int(ran) / 1e9, int(waited) / 1e9
+    except (OSError, ValueError):
+        return _ticks(pid), 0.0
+
+
+def cpu_wait(pid: int) -> float:
+    """Return the seconds since its start that the main thread of a process was runnable but not scheduled."""
+    return cpu_times(pid)[1]
+
+
+def _ticks(pid: int) -> float:
+    """Return the seconds that the main thread has run, from a file that every kernel has; 0.0 without it."""
+    try:
+        fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return 0.0
 
@@ -38,9 +54,5 @@ class Starvation:
         known = self._known.get(pid)
         if not known:
             return 0.0
-        begin = known[0][1]
-        for at, wait in known:
-            if at > since:
-                break
-            begin = wait
+        begin = next((wait for at, wait in reversed(known) if at <= since), known[0][1])
         return max(0.0, known[-1][1] - begin)

@@ -14,7 +14,7 @@ from holdfast.core.attempt import AttemptId
 from holdfast.core.protocol import Cause
 from holdfast.launcher.hang import stack_dumps
 from holdfast.launcher.hang.activity_pages import ActivityPages
-from holdfast.launcher.hang.cpu_starvation import cpu_wait
+from holdfast.launcher.hang.cpu_starvation import cpu_times
 from holdfast.launcher.hang.detectors.observation import AbsentRank, HangSettings, HangVerdict, Observed, Sight
 from holdfast.launcher.hang.detectors.watchdog import Watchdog
 from holdfast.launcher.hang.stack_dumps import Source, StackDump
@@ -103,6 +103,8 @@ class HangWatch:
         readings = {rank.slot: reading for rank in ranks if (reading := self.activity_pages.read(rank.slot))}
         seen, now = _observed(scene, readings), time.monotonic()
         verdicts = self._watchdog.judge(seen, now)
+        for text in self._watchdog.warnings:
+            _log.warning("%s", text, extra={"fields": {"attempt": str(scene.attempt_id)}})
         if verdicts:
             self._found(scene.attempt_id, verdicts[0].message)
             sources = [self._source(rank, readings.get(rank.slot)) for rank in ranks]
@@ -179,6 +181,7 @@ class HangWatch:
 
 
 def _observed(scene: Scene, readings: Mapping[int, Reading]) -> Observed:
+    times = {reading.pid: cpu_times(reading.pid) for reading in readings.values()}
     return Observed(
         attempt_id=scene.attempt_id,
         world_size=scene.world_size,
@@ -195,5 +198,6 @@ def _observed(scene: Scene, readings: Mapping[int, Reading]) -> Observed:
             if rank.slot in readings
         ),
         elsewhere=scene.elsewhere,
-        cpu_waits={reading.pid: cpu_wait(reading.pid) for reading in readings.values()},
+        cpu_waits={pid: waited for pid, (_, waited) in times.items()},
+        cpu_runs={pid: ran for pid, (ran, _) in times.items()},
     )

@@ -20,6 +20,7 @@ class Stall(JsonFields):
     """A rank whose activity has taken most of its deadline, or that shows no sign of life.
 
     It is reported once and applies until it is withdrawn. `seconds` is the duration at the time of the report.
+    `progresses`: the rank computes for long, but uses its CPU, so other ranks may wait for it.
     """
 
     attempt_id: AttemptId
@@ -29,6 +30,7 @@ class Stall(JsonFields):
     silent: bool
     seconds: float
     deadline: float
+    progresses: bool = False
 
     @property
     def waits(self) -> bool:

@@ -25,11 +25,13 @@ LAST_CALL_SECONDS = 30.0
 LAUNCHED_INTERVAL = "50"
 
 
-def _hang_detection(timeout: str) -> dict[str, Any]:
-    """Return `--hang-timeout` as settings of a membership."""
-    if timeout == "Off":
+def _hang_detection(options: RunOptions) -> dict[str, Any]:
+    """Return `--hang-timeout` and `--hang-min-timeout` as settings of a membership."""
+    if options.hang_timeout == "Off":
         return {"mode": "Disabled"}
-    return {"mode": "Enabled"} if timeout == "Auto" else {"mode": "Enabled", "stepTimeoutSeconds": int(timeout)}
+    step = {} if options.hang_timeout == "Auto" else {"stepTimeoutSeconds": int(options.hang_timeout)}
+    least = {} if options.hang_min_timeout is None else {"minStepTimeoutSeconds": options.hang_min_timeout}
+    return {"mode": "Enabled", **step, **least}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ class RunRequest:
             "deadAfterSeconds": 1.0,
             "firstAttemptWaitSeconds": 30.0,
             "startupDeadlineSeconds": 300.0,
-            "hangDetection": {**_hang_detection(options.hang_timeout), "startupTimeoutSeconds": 1200.0},
+            "hangDetection": {**_hang_detection(options), "startupTimeoutSeconds": 1200.0},
             "checkpoint": {**{key: value for key, value in checkpoint.items() if value}, "deadlineSeconds": 25.0},
             "budgets": [
                 {"cause": cause, "maxRestarts": options.max_restarts, "windowSeconds": 21600.0}

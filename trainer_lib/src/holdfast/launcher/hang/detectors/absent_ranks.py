@@ -13,7 +13,11 @@ def absent_ranks(ranks: RankDurations) -> tuple[HangVerdict, ...]:
     spent = [
         (absent_rank, *_spent(ranks, absent_rank)) for absent_rank in ranks.seen.absent if _must_come(absent_rank)
     ]
-    late = [(absent_rank, seconds, limit) for absent_rank, seconds, limit in spent if seconds > limit]
+    late = [
+        (absent_rank, seconds, limit)
+        for absent_rank, seconds, limit in spent
+        if seconds > limit and not _may_wait(ranks, absent_rank)
+    ]
     if not _state_is_kept(ranks, {absent_rank.slot for absent_rank, _, _ in late}):
         # The remote ranks that left are unknown: they may be late as well.
         patient = [(absent_rank, took, ranks.patient(limit)) for absent_rank, took, limit in late]
@@ -26,12 +30,16 @@ def _must_come(absent_rank: AbsentRank) -> bool:
     return activity is not Activity.DONE and (activity is not Activity.PARKED or absent_rank.awaited)
 
 
+def _may_wait(ranks: RankDurations, absent_rank: AbsentRank) -> bool:
+    return not ranks.silent(absent_rank.sight) and ranks.awaits_busy(absent_rank.sight)
+
+
 def _spent(ranks: RankDurations, absent_rank: AbsentRank) -> tuple[float, float]:
     """Return for how long the rank has kept others waiting, and its deadline, in seconds."""
     sight, reading, by_beat = absent_rank.sight, absent_rank.reading, _by_beat(ranks, absent_rank)
     forms = reading.activity is Activity.SYNC
     limit = ranks.settings.startup if forms and not by_beat else ranks.limit(sight)
-    return ranks.awake(reading, max(absent_rank.left_at, reading.beat if by_beat else reading.since)), limit
+    return ranks.awake(reading, max(absent_rank.left_at, reading.beat if by_beat else ranks.began(reading))), limit
 
 
 def _state_is_kept(ranks: RankDurations, late: set[int]) -> bool:

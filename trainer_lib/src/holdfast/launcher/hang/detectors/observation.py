@@ -15,6 +15,8 @@ from holdfast.telemetry.activity_page import Reading
 
 # After this many repetitions at one step, a hang is attributed to the script and counts in its budget.
 _SCRIPTS_OWN: Final = 3
+# A healthy script may evaluate or recompile for this long between two steps.
+_CALM_SECONDS: Final = 60.0
 
 Waits = frozenset[tuple[AttemptId, int, Activity, int]]
 """Ranks that wait for each other: attempt, rank, activity and step of each."""
@@ -22,10 +24,14 @@ Waits = frozenset[tuple[AttemptId, int, Activity, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class HangSettings:
-    """Deadlines in seconds. If `step` is None, the deadline of a step follows from measured steps."""
+    """Deadlines in seconds. If `step` is None, the deadline of a step follows from measured steps.
+
+    If neither `step` nor `min_step` is set, the deadlines are `calm`.
+    """
 
     enabled: bool = True
     step: float | None = None
+    min_step: float | None = None
     startup: float = 1200.0
     data: float = 900.0
     checkpoint: float = 900.0
@@ -39,10 +45,12 @@ class HangSettings:
         mode, step = given.get("mode", "Enabled"), given.get("stepTimeoutSeconds")
         if mode not in ("Enabled", "Disabled"):
             raise DocumentError(f"invalid hangDetection.mode {mode!r}: expected Enabled or Disabled")
+        least = given.get("minStepTimeoutSeconds")
         try:
             return cls(
                 enabled=mode == "Enabled",
                 step=None if step is None else float(step),
+                min_step=None if least is None else float(least),
                 startup=float(given.get("startupTimeoutSeconds", startup)),
                 data=float(given.get("dataTimeoutSeconds", cls.data)),
                 checkpoint=float(given.get("checkpointTimeoutSeconds", cls.checkpoint)),
@@ -50,6 +58,16 @@ class HangSettings:
             )
         except (TypeError, ValueError) as error:
             raise DocumentError(f"hangDetection cannot be read: {error}") from error
+
+    @property
+    def calm(self) -> bool:
+        """Whether a rank that computes gets more time: if it uses its CPU, and at the first offence of the run."""
+        return self.step is None and self.min_step is None
+
+    @property
+    def floor(self) -> float:
+        """The shortest deadline that follows from measured steps."""
+        return _CALM_SECONDS if self.calm else self.min_step or 1.0
 
     @property
     def longest(self) -> float:
@@ -93,6 +111,8 @@ class Observed:
     elsewhere: Elsewhere = NOBODY
     cpu_waits: Mapping[int, float] = field(default_factory=dict)
     """Seconds of CPU starvation since the start of each process, by process ID."""
+    cpu_runs: Mapping[int, float] = field(default_factory=dict)
+    """Seconds for which the main thread of each process has run, by process ID."""
 
 
 @dataclass(frozen=True, kw_only=True)

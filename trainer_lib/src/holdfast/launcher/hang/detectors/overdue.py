@@ -15,7 +15,7 @@ def overdue(ranks: RankDurations) -> tuple[HangVerdict, ...]:
     mute = [(sight, limit) for sight, limit in late if ranks.silent(sight)]
     if not mute and (ranks.seen.elsewhere.outdated or _mute_elsewhere(ranks)):
         return ()  # a report will arrive soon, or a remote rank is about to be ended
-    late = mute or late
+    late = mute or [(sight, limit) for sight, limit in late if not ranks.awaits_busy(sight)]
     if len(late) == len(ranks.seen.sights) and _all_elsewhere(ranks.seen, silent=bool(mute)):
         patient = [(sight, ranks.patient(limit)) for sight, limit in late]
         late = [(sight, limit) for sight, limit in patient if ranks.age(sight) > limit]

@@ -76,11 +76,11 @@ class Pace:
             return known[world_size]
         return max((value * max(1.0, size / world_size) for size, value in known.items()), default=None)
 
-    def first(self, startup: float) -> float:
+    def first(self, startup: float, floor: float) -> float:
         """Return the deadline of a first step in seconds."""
         if self._first is None:
             return startup
-        return min(startup, max(_FIRST_SECONDS, _FIRST_FACTOR * self._first))
+        return min(startup, max(_FIRST_SECONDS, floor, _FIRST_FACTOR * self._first))
 
     def _note_first(self, seen: Observed, now: float) -> None:
         starting: dict[int, float] = {}

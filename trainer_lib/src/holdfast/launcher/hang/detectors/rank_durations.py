@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from holdfast.launcher.hang.cpu_progress import CpuProgress
 from holdfast.launcher.hang.cpu_starvation import Starvation
 from holdfast.launcher.hang.detectors.observation import HangSettings, Observed, Sight, Waits
 from holdfast.launcher.hang.detectors.pace import KNOWN_STEPS, Pace, Pauses
@@ -13,9 +14,10 @@ from holdfast.launcher.hang.stall_reports import ReportedSeconds, Stall, in_coll
 from holdfast.telemetry.activity import Activity
 from holdfast.telemetry.activity_page import Reading
 
-# The documented deadline is max(1 s, 5 × the median step). The constants are lower by the interval between looks and
-# their cost.
+# The documented deadline is max(floor, 5 × the median step). The constants are lower by the interval between looks
+# and their cost.
 STEP_FACTOR: Final = 4.5
+_LOOK_SECONDS: Final = 0.15
 LEAST_SECONDS: Final = 0.85
 # Deadline of a waiting rank without a sign of life: before steps are known, and while groups form and state is moved.
 _SILENT_SECONDS: Final = 30.0
@@ -26,6 +28,12 @@ _GROWTH: Final = 4.0
 _MOST_GROWTH: Final = 6
 # The deadline counts from the first rank that waits. The others start to wait up to a step later.
 _WAIT_SHARE: Final = 0.8
+_LEAST_STEP: Final = 0.2
+# Calm deadlines: stalls are reported after this share of the deadline, so that all launchers have all reports when it
+# ends. The first offence of a run has a longer deadline.
+TOLD_SHARE: Final = 0.6
+_PROGRESS_SHARE: Final = 0.5
+_FIRST_OFFENCE: Final = 2.0
 NEVER: Final = frozenset({Activity.PARKED, Activity.DONE})
 _BETWEEN_WORLDS: Final = frozenset({Activity.SYNC, Activity.PARKED})
 
@@ -39,10 +47,12 @@ class RankDurations:
     settings: HangSettings
     pauses: Pauses
     starvation: Starvation
+    progress: CpuProgress
     pace: Pace
     reported: ReportedSeconds
     repeats: int
     mismatch: Waits  # the last one found, which is not reported again
+    pause: float | None  # the longest time without CPU progress after which a rank continued; None before the first
 
     def stall(self, sight: Sight) -> Stall:
         """Return the activity of a local rank in the form in which launchers report it to each other."""
@@ -59,7 +69,13 @@ class RankDurations:
             silent=silent,
             seconds=round(seconds, 3),
             deadline=round(limit, 3),
+            progresses=self.busy(sight),
         )
+
+    def worth_telling(self, sight: Sight) -> bool:
+        """Whether other launchers must know the activity of a local rank."""
+        stall = self.stall(sight)
+        return stall.silent or stall.progresses or stall.seconds >= TOLD_SHARE * stall.deadline
 
     def limits(self) -> Iterator[tuple[Sight, float]]:
         """Yield each local rank with a deadline, and the deadline."""
@@ -82,17 +98,34 @@ class RankDurations:
             return fixed[reading.activity]
         if reading.activity is Activity.APPLY and not self.silent(sight):
             return settings.data
-        step = self._step_limit(reading)
         if reading.activity is Activity.COMPUTE:
-            return self.pace.first(settings.startup) if step is None else step
+            return self._compute_limit(sight)
+        step = self._step_limit(reading)
         if step is None:
-            return _SILENT_SECONDS
+            return max(_SILENT_SECONDS, settings.floor)
         return max(step, _SILENT_SYNC_SECONDS) if reading.activity in _BETWEEN_WORLDS else step
 
     def _wait_limit(self, reading: Reading) -> float:
         """Return how many seconds a rank may wait while all others wait too."""
         step = None if reading.activity is Activity.SYNC else self._step_limit(reading)
-        return self.settings.startup if step is None else _WAIT_SHARE * step
+        if step is None:
+            return self.settings.startup
+        return max(_WAIT_SHARE * step, step - max(_LEAST_STEP, self.pace.median(self.seen.world_size) or 0.0))
+
+    def _compute_limit(self, sight: Sight) -> float:
+        base = self.base(sight.reading)
+        if not self.settings.calm:
+            return base
+        if self.progresses(sight.reading):
+            return max(base, self.settings.evaluation)
+        if self.pause is not None:
+            return max(base, _FIRST_OFFENCE * self.pause)
+        return base if self.silent(sight) else max(base, min(_FIRST_OFFENCE * base, self.settings.startup))
+
+    def base(self, reading: Reading) -> float:
+        """Return how many seconds a step may take, by its measured duration."""
+        step = self._step_limit(reading)
+        return self.pace.first(self.settings.startup, self.settings.floor) if step is None else step
 
     def _step_limit(self, reading: Reading) -> float | None:
         """Return the deadline of a step in seconds; None if not enough steps are known."""
@@ -103,12 +136,44 @@ class RankDurations:
         known = self.pace.median(self.seen.world_size)
         if known is None:
             return None
-        return max(LEAST_SECONDS, STEP_FACTOR * known) * _GROWTH ** min(self.repeats, _MOST_GROWTH)
+        return max(self.settings.floor - _LOOK_SECONDS, STEP_FACTOR * known) * _GROWTH ** min(
+            self.repeats, _MOST_GROWTH
+        )
 
     def age(self, sight: Sight) -> float:
         """Return for how many seconds a rank has kept others waiting; for a waiting rank, the time without a beat."""
         reading = sight.reading
-        return self.awake(reading, reading.beat if self.by_beat(sight) else reading.since)
+        return self.awake(reading, reading.beat if self.by_beat(sight) else self.began(reading))
+
+    def began(self, reading: Reading) -> float:
+        """Return the time from which the deadline counts: its start, or the last progress of a rank that stopped."""
+        calm = self.calm(reading) and not self.progresses(reading)
+        return max(reading.since, self.progress.last(reading.pid)) if calm else reading.since
+
+    def calm(self, reading: Reading) -> bool:
+        """Whether the rank computes, and has calm deadlines."""
+        return self.settings.calm and reading.activity is Activity.COMPUTE
+
+    def quiet(self, reading: Reading) -> float:
+        """Return for how many seconds the main thread has made no progress in this activity."""
+        return self.awake(reading, max(reading.since, self.progress.last(reading.pid)))
+
+    def progresses(self, reading: Reading) -> bool:
+        """Whether the rank computes and its main thread uses the CPU. It may evaluate or compile, or loop forever."""
+        return self.calm(reading) and self.quiet(reading) < _PROGRESS_SHARE * self.base(reading)
+
+    def busy(self, sight: Sight) -> bool:
+        """Whether the rank progresses, but takes longer than a step. Other ranks may wait for it, as in a barrier."""
+        reading = sight.reading
+        taken = self.awake(reading, reading.since)
+        return self.progresses(reading) and taken >= TOLD_SHARE * self.base(reading)
+
+    def awaits_busy(self, sight: Sight) -> bool:
+        """Whether the rank may wait for a busy rank in a collective of the script, and does not use its CPU."""
+        if not self.calm(sight.reading) or self.busy(sight):
+            return False
+        here = (*self.seen.sights, *(stray.sight for stray in self.seen.strays))
+        return any(map(self.busy, here)) or any(stall.progresses for stall in self.seen.elsewhere.stalls)
 
     def awake(self, reading: Reading, since: float) -> float:
         """Return the seconds that count for a rank. Starvation of the launcher and of the rank is subtracted once."""

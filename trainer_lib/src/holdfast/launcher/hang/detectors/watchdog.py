@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.core.attempt import AttemptId
+from holdfast.launcher.hang.cpu_progress import CpuProgress
 from holdfast.launcher.hang.cpu_starvation import Starvation
 from holdfast.launcher.hang.detectors.absent_ranks import absent_ranks
+from holdfast.launcher.hang.detectors.first_offences import FirstOffences
 from holdfast.launcher.hang.detectors.mismatched import mismatched
 from holdfast.launcher.hang.detectors.observation import HangSettings, HangVerdict, Observed, Sight, Waits
 from holdfast.launcher.hang.detectors.overdue import overdue
@@ -15,8 +17,6 @@ from holdfast.launcher.hang.detectors.rank_durations import NEVER, RankDurations
 from holdfast.launcher.hang.stall_reports import ReportedSeconds, Stall
 from holdfast.telemetry.activity import Activity
 
-# Stalls are reported after this share of the deadline, so that all launchers have all reports when it ends.
-_TOLD_SHARE: Final = 0.6
 # Only the first detector with a result reports: a rank that left explains why others are late or wait.
 _DETECTORS: Final = (absent_ranks, overdue, mismatched)
 
@@ -24,13 +24,16 @@ _DETECTORS: Final = (absent_ranks, overdue, mismatched)
 class Watchdog:
     """Keeps the inputs of the deadlines. Each look judges all ranks."""
 
-    def __init__(self) -> None:
-        self.settings = HangSettings()
+    def __init__(self, settings: HangSettings = HangSettings()) -> None:  # noqa: B008 - immutable
+        self.settings = settings
         self._pauses = Pauses()
         self._starvation = Starvation()
+        self._progress = CpuProgress()
         self._pace = Pace()
+        self._offences = FirstOffences()
+        self.warnings: tuple[str, ...] = ()  # of the last look
         self._reported = ReportedSeconds()
-        self._told: dict[tuple[int, Activity, float, bool], Stall] = {}
+        self._told: dict[tuple[int, Activity, float, bool, bool], Stall] = {}
         self._step = -1
         self._hung_at = -1
         self._hung_in: AttemptId | None = None
@@ -41,6 +44,7 @@ class Watchdog:
         """Return verdicts on the processes that hang."""
         self._pauses.look(now)
         self._starvation.note(seen.cpu_waits, now)
+        self._progress.note(seen.cpu_runs, now)
         self._pace.note(seen, now)
         self._reported.note(seen.elsewhere.stalls, now)
         readings = [sight.reading for sight in seen.sights] + [absent_rank.reading for absent_rank in seen.absent]
@@ -50,6 +54,7 @@ class Watchdog:
         if not self.settings.enabled:
             return ()
         ranks = self._look(seen, now)
+        self.warnings = self._offences.note(ranks)
         for detect in _DETECTORS:
             if verdicts := detect(ranks):
                 self._count(seen.attempt_id)
@@ -64,10 +69,12 @@ class Watchdog:
             settings=self.settings,
             pauses=self._pauses,
             starvation=self._starvation,
+            progress=self._progress,
             pace=self._pace,
             reported=self._reported,
             repeats=self._repeats,
             mismatch=self._mismatch,
+            pause=self._offences.pause,
         )
 
     def hung_elsewhere(self, attempt_id: AttemptId) -> None:
@@ -80,16 +87,17 @@ class Watchdog:
             self._count(attempt_id)
 
     def _count(self, attempt_id: AttemptId) -> None:
+        self._offences.ended()
         self._hung_in = attempt_id
         self._repeats, self._hung_at = self._repeats + 1, max(self._step, self._hung_at)
 
     def stalls(self, seen: Observed, now: float) -> tuple[Stall, ...]:
         """Return the long activities of local ranks for other launchers; unchanged while the activities last."""
-        told: dict[tuple[int, Activity, float, bool], Stall] = {}
+        told: dict[tuple[int, Activity, float, bool, bool], Stall] = {}
         ranks = self._look(seen, now)
         for sight in seen.sights if self.settings.enabled else ():
             reading = sight.reading
-            key = (sight.slot, reading.activity, reading.since, ranks.stopped(reading))
+            key = (sight.slot, reading.activity, reading.since, ranks.stopped(reading), ranks.busy(sight))
             known = self._told.get(key)
             stall = known if known and known.attempt_id == seen.attempt_id else _worth_telling(ranks, sight)
             if stall is not None:
@@ -101,5 +109,4 @@ class Watchdog:
 def _worth_telling(ranks: RankDurations, sight: Sight) -> Stall | None:
     if sight.reading.activity in NEVER:
         return None
-    stall = ranks.stall(sight)
-    return stall if stall.silent or stall.seconds >= _TOLD_SHARE * stall.deadline else None
+    return ranks.stall(sight) if ranks.worth_telling(sight) else None
