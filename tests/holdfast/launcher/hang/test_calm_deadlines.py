@@ -130,13 +130,24 @@ def test_ranks_of_other_launchers_wait_for_the_busy_rank(calm: Scene) -> None:
     calm.readings = {rank: reading for rank, reading in calm.readings.items() if rank == 0}
     calm.step()
     busy = Stall(
-        pair=calm.pair, rank=1, activity=A.COMPUTE, step=21, silent=False, seconds=36, deadline=3600, progresses=True
+        attempt_id=calm.attempt_id,
+        rank=1,
+        activity=A.COMPUTE,
+        step=21,
+        silent=False,
+        seconds=36,
+        deadline=3600,
+        progresses=True,
     )
     for _ in range(6000):
         calm.now += 0.1
         sight = Sight(slot=100, rank=0, reading=calm.readings[0])
         seen = Observed(
-            pair=calm.pair, world_size=3, sights=(sight,), elsewhere=Elsewhere(stalls=(busy,)), cpu_runs={0: 0.0}
+            attempt_id=calm.attempt_id,
+            world_size=3,
+            sights=(sight,),
+            elsewhere=Elsewhere(stalls=(busy,)),
+            cpu_runs={0: 0.0},
         )
         calm.readings[0] = replace(sight.reading, beat=calm.now)
         assert calm.watchdog.judge(seen, calm.now) == ()
@@ -146,7 +157,7 @@ def test_a_busy_rank_is_reported_to_other_launchers_before_the_floor(calm: Scene
     calm.runs.add(1)
     calm.wait(40)
     seen = Observed(
-        pair=calm.pair,
+        attempt_id=calm.attempt_id,
         world_size=3,
         sights=tuple(Sight(slot=100 + rank, rank=rank, reading=reading) for rank, reading in calm.readings.items()),
     )
