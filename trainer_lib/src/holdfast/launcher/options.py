@@ -110,7 +110,7 @@ class RunOptions:
     hang_min_timeout: int | None = setting(
         None,
         whole(1),
-        "opt in to tight deadlines: `Auto` is 5 × the median step and at least these seconds (an integer), also for a "
+        "opt in to tight deadlines: `Auto` is 5 × the median step and at least this number of seconds, also for a "
         "rank that uses its CPU",
         flag="--hang-min-timeout SECONDS",
     )

@@ -172,7 +172,7 @@ class RankDurations:
         """Whether the rank may wait for a busy rank in a collective of the script, and does not use its CPU."""
         if not self.calm(sight.reading) or self.busy(sight):
             return False
-        here = (*self.seen.sights, *(stray.sight for stray in self.seen.strays))
+        here = (*self.seen.sights, *(absent_rank.sight for absent_rank in self.seen.absent))
         return any(map(self.busy, here)) or any(stall.progresses for stall in self.seen.elsewhere.stalls)
 
     def awake(self, reading: Reading, since: float) -> float:
