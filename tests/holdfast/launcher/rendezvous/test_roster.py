@@ -261,3 +261,16 @@ def test_a_run_takes_over_the_folder_of_one_that_was_killed(
     first.process.kill()
     (memory / "finish").touch()
     assert second.process.wait(DEADLINE) == 0, second.log.read_text()
+
+
+@pytest.mark.thorough
+def test_a_ported_script_is_not_disturbed_by_hang_detection(start: Start) -> None:
+    """The script evaluates for 90 s in its loop body, writes to a slow disk, and compiles again for a late shape."""
+    words = ("--nproc-per-node", "2", "--warm-processes", "none", "--", sys.executable, str(SCRIPTS / "nanogpt.py"))
+    host = start(*words, EVALUATES="90", SAVES="70")
+    assert host.process.wait(500) == 0, host.log.read_text()
+    log = host.log.read_text()
+    assert "done at 80 in attempt 1 traced 2" in log
+    assert host.status["incidents"] == []
+    assert log.count("uses its CPU: no step has taken this long") == 1
+    assert log.count("has stopped using its CPU: no step has taken this long") == 1
