@@ -17,7 +17,7 @@ def test_everything_imports_and_linux_only_parts_fail_clearly(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if "needs Linux" in line]
     assert said == [
-        f"holdfast {verb} needs Linux, because it supervises processes with prctl and pidfd, and this is darwin: "
-        "run it on a Linux host or in a Linux container"
+        f"holdfast {verb} needs Linux, because it supervises processes with prctl and pidfd, and this system is "
+        "darwin: run it on a Linux host or in a Linux container"
         for verb in ("run", "demo", "chaos", "resume-check")
     ]

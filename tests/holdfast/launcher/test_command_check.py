@@ -35,7 +35,7 @@ def test_nested_launcher_is_refused_with_the_command_to_use(words: str, launcher
     with pytest.raises(UsageError) as caught:
         check(words.split(), nested=False)
     assert f"({launcher})" in str(caught.value)
-    assert f"{instead}; nothing was started" in str(caught.value)
+    assert f"{instead} (--allow-nested-launcher" in str(caught.value)
 
 
 def test_intended_launcher_and_own_scripts_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

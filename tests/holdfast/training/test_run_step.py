@@ -137,7 +137,7 @@ def test_without_a_batch_fn_is_not_called(solo: Make, monkeypatch: pytest.Monkey
     batches = run.job.batches(Numbers(), **SIZES)
     next(batches)
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointScheduler, "commit", lose_a_peer)
+        patch.setattr(CheckpointScheduler, "save", lose_a_peer)
         assert not run.job.save()
     assert run.launcher.places == 2
     assert run.job.run_step(lambda: pytest.fail("peers are not in fn")).reason == "Retried"

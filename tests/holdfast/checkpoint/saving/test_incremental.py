@@ -197,7 +197,9 @@ def test_damage_where_no_byte_of_a_delta_lies_costs_it_nothing(tmp_path: Path) -
 def test_a_delta_of_an_unknown_parent_is_refused_by_its_name(chained: tuple[Path, Tensors]) -> None:
     root, _ = chained
     shutil.rmtree(root / "step-2.g1.a1")
-    assert lost(root) == {"step-3.g1.a1": "step-2.g1.a1, on which step-3.g1.a1 stands: rank-0.safetensors is missing"}
+    assert lost(root) == {
+        "step-3.g1.a1": "step-2.g1.a1, on which step-3.g1.a1 depends: rank-0.safetensors is missing"
+    }
     assert read(root).name.step == 1
 
 

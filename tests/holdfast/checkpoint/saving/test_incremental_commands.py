@@ -102,7 +102,7 @@ def test_show_and_ls_print_the_base_and_size_of_a_delta(
     assert (shown["parent"], shown["standsOn"]) == ("step-2.g1.a1", ["step-1.g1.a1", "step-2.g1.a1"])
     assert shown["bytes"] == sum(shown["files"].values()) < 200_000
     assert main(["checkpoints", "show", str(root)]) == 0
-    assert "stands on  step-1.g1.a1, step-2.g1.a1" in capsys.readouterr().out
+    assert "depends on  step-1.g1.a1, step-2.g1.a1" in capsys.readouterr().out
 
 
 def test_export_writes_a_delta_whole(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_missing_base_costs_its_patches_and_restores_older_one(tmp_path: Path) -
     assert [manifest(tmp_path, step).version for step in states] == [1, 3, 1, 3]
     shutil.rmtree(tmp_path / "step-3.g1.a1")
     assert lost(tmp_path) == {
-        "step-4.g1.a1": "step-3.g1.a1, on which step-4.g1.a1 stands: rank-0.safetensors is missing"
+        "step-4.g1.a1": "step-3.g1.a1, on which step-4.g1.a1 depends: rank-0.safetensors is missing"
     }
     assert_within(read(tmp_path, 2), states[2], WEIGHT, 1e-3, {"weight"})
     assert read(tmp_path, 1)["weight"].tobytes() == states[1]["weight"].tobytes()
@@ -188,7 +188,7 @@ def test_a_restore_and_show_say_that_a_state_is_not_exact(
     said = "1 of 2 tensors are within 0.001 of the saved value, the others are exact"
     assert f"step-3.g1.a1 is not exact: {said}" in caplog.text
     assert main(["checkpoints", "show", str(root)]) == 0
-    assert f"not exact  {said}" in capsys.readouterr().out
+    assert f"not exact   {said}" in capsys.readouterr().out
     assert main(["checkpoints", "show", str(root), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["inexact"] == said

@@ -74,7 +74,7 @@ def test_a_rule_that_says_so_ends_the_job_without_another_try(cluster: Any) -> N
     (pod,) = cluster.start("a", script=str(script))
     cluster.publish(1, "a")
     assert pod.wait() == 3
-    assert pod.ending["message"].endswith("rule bug says FailJob")
+    assert pod.ending["message"].endswith("rule bug has the action FailJob")
     assert pod.ending["final"]
     (incident,) = pod.status["incidents"]
     assert (incident["action"], incident["exitCode"]) == ("FailJob", 3)
