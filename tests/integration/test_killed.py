@@ -18,7 +18,7 @@ from stage import Stage
 from waiting import wait_until
 
 from holdfast_testbed.fakes.api_faults import api_faults
-from holdfast_testbed.fakes.operator_process import OperatorProcess
+from holdfast_testbed.fakes.operator_process import MODULE, OperatorProcess
 
 UNCOUNTED = ("/leases", "/events", "/tokenreviews", "/subjectaccessreviews", "/selfsubject")
 VERSIONS = ("resourceVersion", "managedFields")
@@ -74,7 +74,8 @@ def operator(rights: Path, cluster: Any, tmp_path_factory: pytest.TempPathFactor
     """One that is started again whenever it died."""
     folder = tmp_path_factory.mktemp("mortal")
     with api_faults(cluster.state.server, cluster.state.pki.certificate_file) as proxy:
-        process = Operator(proxy.kubeconfig(rights, folder / "kubeconfig"), folder)
+        # With the usual waits: each process lives for one write, and its start takes as long as the short ones.
+        process = Operator(proxy.kubeconfig(rights, folder / "kubeconfig"), folder, MODULE)
         mortal = Mortal(process)
         proxy.on_answer = mortal.answered
         over = threading.Event()
