@@ -63,7 +63,7 @@ def test_script_without_a_seed_is_not_blamed_on_the_restart(checked: Checked) ->
 @pytest.mark.parametrize(
     ("kind", "max_steps", "says"),
     [
-        ("exact", 3, "the script ended after step 3, before step 4. Give a smaller --steps"),
+        ("exact", 3, "the script ended after step 3, before step 4. Set a smaller --steps"),
         ("no-step", 3, "the script ended without a checkpoint. Train with holdfast.init()"),
         ("fails", 9, "the script failed with exit code 1 after step 1"),
     ],

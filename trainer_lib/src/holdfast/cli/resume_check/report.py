@@ -26,8 +26,8 @@ the script is not deterministic: two runs without a restart differ. Check, in th
 the restart is not exact: runs without a restart agree, and the restarted run differs. Check, in this order:
   1. state that is not in job.manage(): a moving average, a GradScaler, a counter, a buffer with persistent=False
   2. state that the script changes after job.step(), such as scheduler.step(): the checkpoint of a step is made in
-     job.step(). Give the scheduler to job.manage(scheduler=…), which calls it
-  3. the position in the data: use job.batches(), or give an object with state_dict() to job.manage()
+     job.step(). Pass the scheduler to job.manage(scheduler=…), which calls it
+  3. the position in the data: use job.batches(), or pass an object with state_dict() to job.manage()
   4. random generators of your own (numpy.random.Generator, torch.Generator): Holdfast restores only the global ones
      of Python, NumPy and torch
   5. code that runs at each start and changes managed state"""

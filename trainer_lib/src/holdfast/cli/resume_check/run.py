@@ -120,7 +120,7 @@ class _Run:
             if time.monotonic() - moved > self._todo.patience:
                 raise CheckError(
                     f"no checkpoint for {self._todo.patience} s after step {last}; step {step} is needed. Train with "
-                    "job.manage() and job.step(), or give a larger --patience" + self._tail()
+                    "job.manage() and job.step(), or set a larger --patience" + self._tail()
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -134,7 +134,7 @@ class _Run:
                 + self._tail()
             )
         return (
-            f"the script ended after step {newest}, before step {step}. Give a smaller --steps, or make the script "
+            f"the script ended after step {newest}, before step {step}. Set a smaller --steps, or make the script "
             "train longer"
         )
 

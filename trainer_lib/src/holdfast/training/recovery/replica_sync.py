@@ -37,7 +37,10 @@ class ReplicaSync:
         self._stepper = stepper
 
     def verify(self, team: Team) -> ReplicaReport:
-        """Compare the weights and the optimizer state of all replicas. A difference is reported to the launcher."""
+        """Compare the weights and the optimizer state of all replicas.
+
+        Log a difference, and send it to the launcher, which does not use it yet.
+        """
         own = tensor_digests(self._state.objects, self._state.flat())
         digests = team.group.gather(combined(own))
         shards = [0] * team.group.size if team.assignment is None else list(team.assignment.shards)
